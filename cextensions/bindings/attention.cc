@@ -34,7 +34,7 @@ using moeinf::Rows;
 using moeinf::Vector;
 using OptionalVector = std::optional<Vector>;
 using Ends = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ChosenRows = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ChosenRows = nb::ndarray<const std::int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // Everything that a layer has in memory, by name; it keeps the arrays alive.
 struct AttentionTensors {
@@ -187,18 +187,26 @@ class AttentionLayer {
 
  private:
   // Each of the last tokens attends to itself or what is before it.
-  static moeinf::ChosenPositions checked(const ChosenRows& chosen, std::int64_t tokens, std::int64_t length) {
+  moeinf::ChosenPositions checked(const ChosenRows& chosen, std::int64_t tokens, std::int64_t length) const {
     const auto count = static_cast<std::int64_t>(chosen.shape(0)),
-               each = static_cast<std::int64_t>(chosen.shape(1));
+               groups = static_cast<std::int64_t>(chosen.shape(1)),
+               each = static_cast<std::int64_t>(chosen.shape(2));
     require(count <= tokens && each > 0, "there are more choices than tokens");
+    require(groups == 1 || groups == shape_.num_kv_heads, "there is one choice, or one for each key head");
     for (std::int64_t t = 0; t < count; ++t) {
-      const std::int64_t* const of_token = chosen.data() + t * each;
+      const std::int64_t* const of_token = chosen.data() + t * groups * each;
       const std::int64_t own = length + tokens - count + t;
       require(of_token[0] >= 0, "no position is chosen");
-      for (std::int64_t i = 0; i < each && of_token[i] >= 0; ++i)
-        require(of_token[i] <= own, "a position is chosen that the token does not see");
+      for (std::int64_t group = 0; group < groups; ++group) {
+        for (std::int64_t i = 0; i < each; ++i) {
+          const std::int64_t position = of_token[group * each + i];
+          require((position < 0) == (of_token[i] < 0), "groups of heads choose as many positions");
+          if (position < 0) break;
+          require(position <= own, "a position is chosen that the token does not see");
+        }
+      }
     }
-    return {chosen.data(), count, each};
+    return {chosen.data(), count, each, groups};
   }
 
   nb::object kernels_object_;

@@ -597,8 +597,9 @@ class AttentionLayer:
 
         keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, rotary_dim / 2]. ends [tokens]:
         the position behind the last one that each token sees, from its own one's to length + tokens; None: no token
-        sees one behind its own. chosen [n, m]: the positions that the last n tokens attend to, of each m or fewer, with
-        -1 behind them; not where there are ends.
+        sees one behind its own. chosen [n, groups, m]: the positions that the last n tokens attend to, of each m or
+        fewer, with -1 behind them; of one group for all heads, or of one for each key/value head, which choose as many.
+        Not where there are ends.
         """
 
 class LatentLayer:

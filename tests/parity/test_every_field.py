@@ -252,6 +252,7 @@ KNOWN_AS = {
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "step3p7": "step3p5",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen4_exp": "qwen4_exp_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",

@@ -48,7 +48,6 @@ REFUSED: Final = {
     "jetmoe": "experts that are heads of attention",
     "lara_mini": "layers with windows beside gated DeltaNet, whose projections are in one matrix",
     "minimax": "linear attention with a decay for each head (lightning attention)",
-    "minimax_m3_vl": f"{_INDEXER}, {_OF_IMAGES}",
     "minimax_m3_vl_text": _part_of("minimax_m3_vl"),
     "mistral_large4": f"{_INDEXER}, {_OF_IMAGES}",
     "mistral_large4_text": _part_of("mistral_large4"),

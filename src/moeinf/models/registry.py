@@ -406,6 +406,13 @@ FAMILIES = (
         "sixth layer; layers that predict further tokens are kept, and not run",
     ),
     FamilyEntry(
+        "minimax_m3_vl",
+        "glm",
+        ("MiniMax-M3",),
+        "the language model of checkpoints that also see images: sigmoid routing with a correction bias, a shared "
+        "expert, gpt-oss's SwiGLU; each key/value head attends to blocks of tokens that an indexer chooses",
+    ),
+    FamilyEntry(
         "longcat_flash",
         "deepseek",
         ("LongCat-Flash-Chat", "LongCat-Flash-Thinking"),

@@ -44,13 +44,14 @@ void attend_chosen(Kernels& kernels, const AttentionShape& s, const float* sinks
   all.window = 0;
   const std::int64_t queries = s.num_heads * s.head_dim;
   for (std::int64_t t = 0; t < chosen.tokens; ++t) {
-    const std::int64_t* const positions = chosen.positions + t * chosen.each;
+    const std::int64_t* const positions = chosen.positions + t * chosen.groups * chosen.each;
     const std::int64_t count =
         std::find_if(positions, positions + chosen.each, [](std::int64_t p) { return p < 0; }) - positions;
     const std::int64_t tasks = (count + kRowsOfTask - 1) / kRowsOfTask;
     kernels.pool().run(s.num_kv_heads * tasks, [&](std::int64_t task, int) {
-      const std::int64_t first = task % tasks * kRowsOfTask;
-      copy_rows(s, kv, picked, positions, task / tasks, first, std::min(count, first + kRowsOfTask));
+      const std::int64_t first = task % tasks * kRowsOfTask, head = task / tasks;
+      const std::int64_t* const of_head = positions + (chosen.groups > 1 ? head * chosen.each : 0);
+      copy_rows(s, kv, picked, of_head, head, first, std::min(count, first + kRowsOfTask));
     });
     attend_few(kernels, all, sinks, picked, count - 1, query + t * queries, mixed + t * queries, 1);
   }

@@ -215,9 +215,10 @@ void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w
     for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
       const std::int64_t part = std::min(kMostTokens, tokens - start);
       const std::int64_t choosing = std::clamp<std::int64_t>(start + part - first, 0, part);
-      ChosenPositions of_part{nullptr, choosing, chosen.each};
+      ChosenPositions of_part{nullptr, choosing, chosen.each, chosen.groups};
       if (choosing > 0)
-        of_part.positions = chosen.positions + (start + part - choosing - first) * chosen.each;
+        of_part.positions =
+            chosen.positions + (start + part - choosing - first) * chosen.groups * chosen.each;
       pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
            x + start * s.hidden, part, ends == nullptr ? nullptr : ends + start, of_part, steps);
     }

@@ -73,7 +73,8 @@ class NativeBlockSparse(NativeAttention):
         if first < tokens:
             self._make_blocks(state, start + tokens, cache.capacity)
             queries = self._query_norm(projected[first:, :width].reshape(tokens - first, index.num_heads, -1))
-            chosen = self._chosen(turned_in_front(queries, *(t[first:] for t in positions)), state, start + first)
+            turned = turned_in_front(queries, *(t[first:] for t in positions))
+            chosen = self._chosen(turned, state, start + first)[:, None]
         self._run(x, cache, positions, chosen)
 
     def _make_blocks(self, state: BlockKVState, length: int, room: int) -> None:

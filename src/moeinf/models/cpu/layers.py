@@ -12,6 +12,7 @@ from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.block_sparse import NativeBlockSparse
 from moeinf.models.cpu.compressed import NativeCompressedCore
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
+from moeinf.models.cpu.group_sparse import NativeGroupSparse
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2
@@ -23,6 +24,7 @@ from moeinf.models.layers.attention_config import (
     AttentionSite,
     BlockIndex,
     CompressedHeads,
+    GroupIndex,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -108,6 +110,9 @@ class NativeLayers:
 
     def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> NativeBlockSparse:
         return NativeBlockSparse(self.weights, self._kept, config, site, index)
+
+    def group_sparse(self, config: AttentionConfig, site: AttentionSite, index: GroupIndex) -> NativeGroupSparse:
+        return NativeGroupSparse(self.weights, self._kept, config, site, index)
 
     def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> SoftmaxRouter:
         return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)

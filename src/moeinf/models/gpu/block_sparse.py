@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeinf.gpu.vector_ops import AttentionForm, KeyValues
+from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
 from moeinf.models.gpu.attention import DeviceAttention, DeviceKVState
 from moeinf.models.gpu.indexed import turned_in_front
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
@@ -89,13 +89,7 @@ class DeviceBlockSparse(DeviceAttention):
             return
         state: DeviceBlockKVState = cache.states[self._layer]
         chosen = self._chosen(state, positions, dense, tokens - dense)
-        for i, token in enumerate(range(dense, tokens)):
-            seen = chosen[i] <= positions.position + token
-            rows = torch.where(seen, chosen[i], 0)
-            picked = KeyValues(state.keys.index_select(1, rows), state.values.index_select(1, rows))
-            last = (seen.sum(0, keepdim=True) - 1).to(torch.int32)
-            vectors = self._weights.ops.vectors
-            vectors.attend(q[token : token + 1], picked, last, index.most - 1, form, out[token : token + 1])
+        attend_chosen(self._weights.ops.vectors, state, q, chosen[:, None], positions, form, out)
 
     def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
         """The positions of each of the tokens in their order, [tokens, most]; behind them some that it does not see."""
@@ -122,6 +116,31 @@ class DeviceBlockSparse(DeviceAttention):
             return keys[:, 0]
         cos, sin = (table[: count * size : size, None] for table in (positions.cos, positions.sin))
         return turned_in_front(keys, cos, sin)[:, 0]
+
+
+def attend_chosen(
+    vectors: VectorOps,
+    state: DeviceKVState,
+    q: Tensor,
+    chosen: Tensor,
+    positions: DevicePositions,
+    form: AttentionForm,
+    out: Tensor,
+) -> None:
+    """The last tokens of q attend to chosen [tokens, groups, most], of which what they do not see comes last.
+
+    There is one group for all key/value heads, or one for each, which see as many."""
+    groups, most = chosen.shape[1:]
+    for i, token in enumerate(range(len(q) - len(chosen), len(q))):
+        seen = chosen[i] <= positions.position + token
+        rows = torch.where(seen, chosen[i], 0)
+        kept = (state.keys, state.values)
+        if groups == 1:
+            picked = [each.index_select(1, rows[0]) for each in kept]
+        else:
+            picked = [each.gather(1, rows[..., None].expand(-1, -1, each.shape[2])) for each in kept]
+        last = (seen[0].sum(0, keepdim=True) - 1).to(torch.int32)
+        vectors.attend(q[token : token + 1], KeyValues(*picked), last, most - 1, form, out[token : token + 1])
 
 
 def best_blocks(scores: Tensor, where: Tensor, count: int, block: int, capacity: int) -> Tensor:

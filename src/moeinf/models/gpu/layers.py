@@ -14,6 +14,7 @@ from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
 from moeinf.models.gpu.block_sparse import DeviceBlockSparse
 from moeinf.models.gpu.compressed import DeviceCompressedCore
+from moeinf.models.gpu.group_sparse import DeviceGroupSparse
 from moeinf.models.gpu.indexed import DeviceIndexedCore
 from moeinf.models.gpu.latent import DeviceLatentCore
 from moeinf.models.gpu.pooled import DevicePooledCore
@@ -26,6 +27,7 @@ from moeinf.models.layers.attention_config import (
     AttentionSite,
     BlockIndex,
     CompressedHeads,
+    GroupIndex,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -127,6 +129,9 @@ class DeviceLayers:
 
     def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> DeviceBlockSparse:
         return DeviceBlockSparse(self.weights, self._dtype, config, site, index)
+
+    def group_sparse(self, config: AttentionConfig, site: AttentionSite, index: GroupIndex) -> DeviceGroupSparse:
+        return DeviceGroupSparse(self.weights, self._dtype, config, site, index)
 
     def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)

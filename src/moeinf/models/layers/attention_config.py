@@ -200,6 +200,20 @@ class BlockIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupIndex(BlockIndex):
+    """The same where each key/value head has a choice of its own (group_sparse.py)."""
+
+    local: int = 1  # of the blocks that a token attends to: its own one, and those in front of it
+
+    @property
+    def most(self) -> int:
+        return self.num_blocks * self.block
+
+    def seeing_all(self, start: int, tokens: int) -> int:
+        return min(max(self.most - start, 0), tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """The heads of an encoder-decoder's attention, and what the family calls its projections."""
 

@@ -51,6 +51,7 @@ class DeepseekMoe:
     num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
     names: BlockNames = BlockNames()
     shared_limit: float = 0.0  # of what their activation is given, and that of dense MLPs; 0: there is none
+    shared_oai: bool = False  # they compute what gpt-oss's experts do
     shared_limits: Mapping[int, float] = field(default_factory=dict)  # by decoder layer: of silu(gate) and up instead
     shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
@@ -157,15 +158,15 @@ class DeepseekMoe:
         if behind is None and not decoder.replaces and not self.shared_limit:
             return layers.gated_mlp(block, norm, self.names.dense)
         weights = layers.weights
-        mlp = SharedExpert(weights, block, names=self.names.dense, limit=self.shared_limit)
+        mlp = SharedExpert(weights, block, names=self.names.dense, limit=self.shared_limit, oai=self.shared_oai)
         return DenseBlock(weights.norm(norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
 
     def _shared(self, weights: Weights, block: str, layer: int) -> SharedExpert | None:
         if not self.num_shared_experts:
             return None
-        prefix = block + self.names.shared
-        limit, after = self.shared_limit, self.shared_limits.get(layer, 0.0)
-        return SharedExpert(weights, prefix, names=self.names.in_shared, limit=after or limit, clamps_silu=after > 0)
+        prefix, names = block + self.names.shared, self.names.in_shared
+        limit, after, oai = self.shared_limit, self.shared_limits.get(layer, 0.0), self.shared_oai
+        return SharedExpert(weights, prefix, names=names, limit=after or limit, clamps_silu=after > 0, oai=oai)
 
     def _behind(self, layer: int) -> str | None:
         return self.names.behind if layer in self.moe_layers else self.names.behind_dense

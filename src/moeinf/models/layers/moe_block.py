@@ -80,6 +80,7 @@ class MoeBlock:
 class SharedExpert:
     """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own.
 
+    With `oai` it is down((up(x) + 1) * gate(x) * sigmoid(1.702 gate(x))), which is gpt-oss's.
     With a limit, gate(x) is at most that, or with clamps_silu silu(gate(x)), and up(x) between it and its negative. Its
     weights lie with the dense ones, and never move.
     """
@@ -92,9 +93,10 @@ class SharedExpert:
         names: tuple[str, str, str] = MLP_NAMES,
         limit: float = 0.0,
         clamps_silu: bool = False,
+        oai: bool = False,
     ) -> None:
         """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
-        self._math, self._limit, self._clamps_silu = weights.math, limit, clamps_silu
+        self._math, self._limit, self._clamps_silu, self._oai = weights.math, limit, clamps_silu, oai
         self._gate, self._up, self._down = (weights.linear(f"{prefix}{name}.weight") for name in names)
         self._own_gate = None if own_gate is None else weights.linear(own_gate)
 
@@ -105,10 +107,10 @@ class SharedExpert:
             up = math.clip(up, -limit, limit)
         if limit and not self._clamps_silu:
             gate = math.clip(gate, -float("inf"), limit)
-        gate = math.silu(gate)
+        gate = gate * math.sigmoid(gate * 1.702) if self._oai else math.silu(gate)
         if self._clamps_silu:
             gate = math.clip(gate, -float("inf"), limit)
-        out = self._down(gate * up)
+        out = self._down(gate * (up + 1 if self._oai else up))
         return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
 
 

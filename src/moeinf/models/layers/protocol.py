@@ -16,6 +16,7 @@ from moeinf.models.layers.attention_config import (
     AttentionSite,
     BlockIndex,
     CompressedHeads,
+    GroupIndex,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -320,6 +321,10 @@ class LayersOf(Protocol[A, P, R_co]):
 
     def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> AttentionOf[A, P]:
         """Attention as of `attention`, to the blocks of tokens that an indexer chooses (block_sparse.py)."""
+        ...
+
+    def group_sparse(self, config: AttentionConfig, site: AttentionSite, index: GroupIndex) -> AttentionOf[A, P]:
+        """The same where each key/value head has a choice of its own (group_sparse.py)."""
         ...
 
     def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:

@@ -65,10 +65,12 @@ struct KVView {
 };
 
 // The positions that the last tokens of a call attend to, and no others: of each of them `each` numbers, of
-// which the first that is negative ends the list. The tokens in front of these attend to all.
+// which the first that is negative ends the list. The tokens in front of these attend to all. There is one
+// list for all heads (groups 1), or one for each key/value head (groups num_kv_heads), which are of one
+// length.
 struct ChosenPositions {
-  const std::int64_t* positions = nullptr;  // [tokens, each]
-  std::int64_t tokens = 0, each = 0;
+  const std::int64_t* positions = nullptr;  // [tokens, groups, each]
+  std::int64_t tokens = 0, each = 0, groups = 1;
 };
 
 // x [num_tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache,
