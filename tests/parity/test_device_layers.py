@@ -25,6 +25,7 @@ from moeinf.models.layers.attention_config import (
     Sharpening,
     attention_shapes,
 )
+from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
 from tests.oracles.torch_matrix import TorchMatrixOps
@@ -34,28 +35,38 @@ from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits
 from tests.support.pairs.experts import stored
 from tests.support.pairs.on_device import on_device
 
+TOKENS = 24  # with the prompt's further than any window, block or pool of the configs
+OF_FAMILIES = {config["model_type"]: name for name, config in reversed(CONFIGS.items())}  # the first of each
+
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
 
 
+@pytest.fixture(scope="module")
+def of_prompt(pair: Pair) -> tuple[Decoder, Tensor]:
+    """The model of a pair on the device, and the logits of the CPU."""
+    with torch.inference_mode():
+        return on_device(pair)[0], logits(pair.ours, [PROMPT])
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("size", [1, 2, 5, 17])
-def test_logits_are_those_of_the_cpu(pair: Pair, size: int) -> None:
-    ours, _ = on_device(pair)
+def test_logits_are_those_of_the_cpu(of_prompt: tuple[Decoder, Tensor], size: int) -> None:
+    ours, wanted = of_prompt
     chunks = [PROMPT[at : at + size] for at in range(0, len(PROMPT), size)]
-    assert (logits(ours, chunks) - logits(pair.ours, [PROMPT])).abs().max() < 1e-4
+    assert (logits(ours, chunks) - wanted).abs().max() < 1e-4
 
 
 @torch.inference_mode()
-def test_64_greedy_tokens_from_a_captured_program_are_those_of_the_cpu(pair: Pair) -> None:
+def test_greedy_tokens_from_a_captured_program_are_those_of_the_cpu(pair: Pair) -> None:
     ours, device = on_device(pair)
     caches = [model.new_cache(256) for model in (ours, pair.ours)]
     answers: list[list[int]] = []
     for model, cache in zip((ours, pair.ours), caches, strict=True):
         answer = [int(model.forward(PROMPT, cache)[-1].argmax())]
-        for _ in range(63):
+        for _ in range(TOKENS - 1):
             answer.append(int(model.forward(answer[-1:], cache)[-1].argmax()))
         answers.append(answer)
     assert answers[0] == answers[1]
@@ -130,6 +141,7 @@ def test_norms_of_every_kind_are_those_of_the_cpu(kind: NormKind) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("pair", OF_FAMILIES.values(), indirect=True, ids=OF_FAMILIES)
 def test_a_second_cache_has_its_own_program(pair: Pair) -> None:
     ours, _ = on_device(pair)
     caches = [ours.new_cache(256), ours.new_cache(256)]

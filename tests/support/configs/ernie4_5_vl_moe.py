@@ -38,7 +38,8 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     from transformers import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeForConditionalGeneration
 
     values = {key: value for key, value in config.items() if key != "model_type"}
-    whole: Any = Ernie4_5_VLMoeForConditionalGeneration(Ernie4_5_VLMoeConfig(**values)).float().eval()
+    whole: Any = Ernie4_5_VLMoeForConditionalGeneration(Ernie4_5_VLMoeConfig(**values))
+    whole.float().eval()
     del whole.model.vision_tower, whole.model.resampler_model
     kept = [p for name, p in whole.named_parameters() if ".vision_moe." not in name or name.endswith("_bias")]
     whole.parameters = lambda: iter(kept)
