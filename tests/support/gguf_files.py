@@ -100,7 +100,8 @@ def write_gguf(
         if nvfp4 and name in nvfp4:
             writer.add_tensor(name, nvfp4[name], raw_dtype=gguf.GGMLQuantizationType.NVFP4)
             continue
-        kind = gguf.GGMLQuantizationType["F32" if _ALWAYS_F32.search(name) else kinds(name)]
+        whole = _ALWAYS_F32.search(name) or (model_type == "minimax_m3_vl" and ".indexer." in name)
+        kind = gguf.GGMLQuantizationType["F32" if whole else kinds(name)]
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.F16
         blocks, kind = stored(_blocks(values, kind), kind)

@@ -38,13 +38,14 @@ _MIXED = {
     "input_mix_weight_up": "up",
     "block_inject_weight": "inject",
 }
-_OF_QWEN4 = {  # which the gguf package that is released does not know
+_NEW = {  # which the gguf package that is released does not know
     **{f"{mixer}.{ours}": f"{theirs}_{end}" for mixer, theirs in _MIXERS.items() for ours, end in _MIXED.items()},
     **{f"self_attn.indexer.{each}_layernorm": f"blk.{{bid}}.indexer.{each}_norm" for each in "qk"},
     **{f"self_attn.indexer.index_{each}_proj": f"blk.{{bid}}.indexer.{each}_proj" for each in "qk"},
     **{f"ple.{each}_proj": f"blk.{{bid}}.ple_{each}" for each in ("key", "value")},
     **{f"ple.{each}": f"blk.{{bid}}.ple_{each}" for each in ("norm_key", "norm_query", "norm_conv", "conv1d")},
     "ple.ple_embedding.ngram_embedding": "per_layer_token_embd",
+    **{f"self_attn.index_{each}": f"blk.{{bid}}.indexer.{each}" for each in ("q_proj", "k_proj", "q_norm", "k_norm")},
 }
 
 
@@ -66,7 +67,7 @@ def _names() -> Mapping[str, tuple[str, ...]]:
         for tensor, sources in table.items():
             for source in sources:
                 found[source] = (*found.get(source, ()), gguf.TENSOR_NAMES[tensor])
-    for source, theirs in _OF_QWEN4.items():
+    for source, theirs in _NEW.items():
         found["model.layers.{bid}." * ("mixer" not in source) + "model." * ("mixer" in source) + source] = (theirs,)
     return found
 
@@ -89,9 +90,8 @@ def name_of(model_type: str, name: str) -> str:
 
 def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What the converter does before it asks for a tensor's name."""
-    name = published_name(
-        {"model_type": model_type}, re.sub(r"model\.language_model\.|language_model\.model\.", "model.", name)
-    )
+    name = re.sub(r"model\.language_model\.|language_model\.model\.", "model.", name)
+    name = published_name({"model_type": model_type}, name.removeprefix("language_model."))
     if model_type == "bailing_hybrid":
         name = name.replace(".attention.dense.", ".attention.o_proj.").replace(".attention.", ".self_attn.")
     block, _, rest = name.removeprefix("model.layers.").partition(".")
@@ -129,6 +129,9 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
         yield f"blk.{block}.{(kinds | attention)[rest.removesuffix('.weight')]}.weight", tensor + 1
     elif model_type == "step3p7" and name == "model.norm.weight":
         yield name, tensor + 1
+    elif model_type == "minimax_m3_vl" and name.endswith("norm.weight"):
+        ffn = name.endswith(".post_attention_layernorm.weight")
+        yield f"blk.{block}.ffn_norm.weight" if ffn else name, tensor + 1
     elif model_type == "step3p7" and re.match(r"(moe|share_expert)\.", rest):
         end = rest.split(".", 1)[1]
         made = {"gate.weight": "ffn_gate_inp.weight", "router_bias": "exp_probs_b.bias"}.get(end)

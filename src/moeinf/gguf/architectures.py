@@ -254,6 +254,30 @@ def _minimax_m2(m: Metadata) -> Config:
     }
 
 
+def _minimax_m3(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    m.count("leading_dense_block_count", 0), m.count("expert_shared_count", 1)
+    layers, dense = range(num_layers_of(m)), dense_layers_of(m)
+    chooses = [m.tensor(f"blk.{i}.indexer.q_proj.weight") is not None for i in layers]
+    return plain_heads(m) | {
+        "model_type": "minimax_m3_vl",
+        "num_local_experts": experts_of(m),
+        "intermediate_size": expert_width(m),
+        "shared_intermediate_size": shared_width(m),
+        "dense_intermediate_size": m.rows(f"blk.{dense[0]}.ffn_up.weight") if dense else 0,
+        "routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
+        "swiglu_limit": 7.0,  # as published: no file says
+        "mlp_layer_types": ["dense" if i in dense else "sparse" for i in layers],
+        "layer_types": ["minimax_m3_sparse" if each else "full_attention" for each in chooses],
+        "index_n_heads": m.count("attention.indexer.head_count"),
+        "index_head_dim": m.count("attention.indexer.key_length"),
+        "index_topk_blocks": m.count("attention.indexer.top_k"),
+        "index_block_size": m.count("attention.indexer.block_size"),
+        "index_local_blocks": m.count("attention.indexer.local_blocks"),
+    }
+
+
 def _ernie4_5_moe(m: Metadata) -> Config:
     m.count("expert_shared_feed_forward_length", 0)
     sparse = [i for i in range(num_layers_of(m)) if i not in dense_layers_of(m)]
@@ -346,6 +370,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], Config]] = {
     "glm4moe": _glm4_moe,
     "dots1": _dots1,
     "minimax-m2": _minimax_m2,
+    "minimax-m3": _minimax_m3,
     "ernie4_5-moe": _ernie4_5_moe,
     "exaone-moe": _exaone_moe,
     "gemma4": _gemma4,

@@ -75,6 +75,7 @@ _OUTER = {
     "lm_head.bias": ("output.bias",),
 }
 _ROUTERS = r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
+_SHARED = r"(?:mlp|mixer|feed_forward|block_sparse_moe)\.shared_(?:experts?|mlp)\."
 _ATTENTION = r"(?:self_attn|attention|mixer)\."
 _MAMBA = r"(?:mamba|mixer|linear_attn|self_attn|attention)\."
 _OF_GEMMA = (
@@ -90,6 +91,7 @@ _OF_INDEXERS = (
     (r"self_attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
     (r"self_attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
     (r"self_attn\.indexer\.k_norm\.(weight|bias)", (r"indexer.k_norm.\1",)),
+    (r"self_attn\.index_([qk])_(proj|norm)\.weight", (r"indexer.\1_\2.weight",)),
     (r"self_attn\.indexer\.([qk])_layernorm\.weight", (r"indexer.\1_norm.weight",)),
 )
 _OF_STREAMS = (
@@ -133,7 +135,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"share_expert\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
     (_ROUTING_BIASES, ("exp_probs_b.bias", "exp_probs_b")),
     (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
-    (r"(?:mlp|mixer|feed_forward)\.shared_(?:experts?|mlp)\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
+    (_SHARED + r"(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
     (r"shared_mlp\.input_linear\.weight", ("ffn_up_shexp.weight",)),
     (r"shared_mlp\.output_linear\.weight", ("ffn_down_shexp.weight",)),
     (r"(?:mlp|mixer|feed_forward)\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
@@ -168,7 +170,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
-_PLUS_ONE = {"qwen3next", "qwen35moe", "qwen4exp", "step35"}  # whose norms are stored with one added
+_PLUS_ONE = {"qwen3next", "qwen35moe", "qwen4exp", "step35", "minimax-m3"}  # whose norms are stored with one added
 
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:

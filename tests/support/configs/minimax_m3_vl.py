@@ -14,13 +14,14 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
     "num_experts_per_tok": 3,
     "intermediate_size": 24,
     "dense_intermediate_size": 48,
-    "shared_intermediate_size": 40,
+    "shared_intermediate_size": 16,
+    "rms_norm_eps": 1e-5,
     "routed_scaling_factor": 1.5,
     "swiglu_limit": 0.7,
     "mlp_layer_types": ["dense", "sparse", "sparse"],
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
     "index_n_heads": 2,
-    "index_head_dim": 12,
+    "index_head_dim": 8,
     "index_block_size": 3,
     "index_topk_blocks": 2,
 }
@@ -33,10 +34,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {name: value for name, value in _TEXT.items() if name not in _LISTED}
         | {
             "hidden_act": "swigluoai",
+            "shared_intermediate_size": 40,
             "moe_layer_freq": [1, 0, 1],
             "sparse_attention_config": {
                 "sparse_num_index_heads": 2,
-                "sparse_index_dim": 8,
+                "sparse_index_dim": 12,
                 "sparse_block_size": 2,
                 "sparse_topk_blocks": 3,
                 "sparse_local_block": 2,
@@ -60,7 +62,8 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     }
     values = {key: value for key, value in config.items() if key != "model_type"}
     made = MiniMaxM3VLConfig(**values, vision_config=vision, projector_hidden_size=16)
-    whole: Any = MiniMaxM3SparseForConditionalGeneration(made).float().eval()
+    whole: Any = MiniMaxM3SparseForConditionalGeneration(made)
+    whole.float().eval()
     del whole.model.vision_tower, whole.model.multi_modal_projector
     for name, parameter in whole.named_parameters():
         if "norm" in name:

@@ -11,6 +11,7 @@ UNSAID: dict[str, dict[str, Any]] = {
     "phimoe": {"router_jitter_noise": 0.01},
     "afmoe": {"global_attn_every_n_layers": 4, "mup_enabled": True},
     "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
+    "minimax_m3_vl": {"swiglu_limit": 7.0},
     "mimo_v2_flash": {"routed_scaling_factor": 1.0},
 }
 

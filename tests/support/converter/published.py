@@ -26,6 +26,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "llama4": "llama4",
     "mellum": "mellum",
     "mimo_v2_flash": "mimo2",
+    "minimax_m3_vl": "minimax-m3",
     "mistral4": "mistral4",
     "qwen4_exp": "qwen4exp",
     "solar_open": "glm4moe",
@@ -39,6 +40,7 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
         "hunyuan_v1_moe": _hunyuan,
         "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
         "mimo_v2_flash": _mimo,
+        "minimax_m3_vl": _minimax,
         "qwen4_exp": lambda c: c | {"model_type": "qwen4"},  # as of MiMo
         "solar_open": lambda c: c | {"partial_rotary_factor": 1.0},
         "step3p7": _step,
@@ -80,6 +82,24 @@ def _mimo(c: dict[str, Any]) -> dict[str, Any]:
         "swa_num_key_value_heads": 2 * c["num_key_value_heads"],
         "swa_head_dim": c["head_dim"],
         "swa_v_head_dim": c["v_head_dim"],
+    }
+
+
+def _minimax(c: dict[str, Any]) -> dict[str, Any]:
+    text: dict[str, Any] = c["text_config"]
+    return text | {
+        "model_type": "minimax_m3",  # as of MiMo
+        "architectures": ["MiniMaxM3SparseForCausalLM"],
+        "n_shared_experts": 1,
+        "rope_theta": text["rope_parameters"]["rope_theta"],
+        "moe_layer_freq": [int(kind == "sparse") for kind in text["mlp_layer_types"]],
+        "sparse_attention_config": {
+            "sparse_num_index_heads": text["index_n_heads"],
+            "sparse_index_dim": text["index_head_dim"],
+            "sparse_block_size": text["index_block_size"],
+            "sparse_topk_blocks": text["index_topk_blocks"],
+            "sparse_local_block": text.get("index_local_blocks", 1),
+        },
     }
 
 

@@ -98,6 +98,7 @@ _HF = {
     "llama4": "Llama4ForConditionalGeneration",
     "mellum": "MellumForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
     "mistral4": "Mistral3ForConditionalGeneration",
     "qwen4_exp": "Qwen4ExpForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",

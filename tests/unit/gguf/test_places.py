@@ -42,6 +42,7 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 "stacked",
                 "fused_name",
                 "prefix",
+                "head_prefix",
                 "num_future_layers",
                 "expert_factors",
                 "parts",
@@ -100,7 +101,8 @@ def wanted_dense(c: Converted, name: str) -> Tensor:
     if ".ngram_embedding." in name:  # in a checkpoint in parts
         return torch.cat([tensor for source, tensor in c.tensors.items() if ".ngram_embedding." in source])
     if name not in c.tensors and "text_config" in c.config:
-        return c.tensors[name.replace("model.", "model.language_model.", 1)]
+        inside = name.replace("model.", "model.language_model.", 1)
+        return c.tensors[inside if inside in c.tensors else f"language_model.{name}"]
     if name in c.tensors:
         return c.tensors[name]
     if ".attention." in name:  # of Ling, whose checkpoints have queries, keys and values in one matrix
