@@ -186,7 +186,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "minimax_m2",
-        "glm",
+        "minimax",
         ("MiniMax-M2", "MiniMax-M2.1"),
         "sigmoid routing with a correction bias in every layer, nothing shared; norms over whole queries and keys, "
         "half of each head rotated",
@@ -200,7 +200,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "ernie4_5_moe",
-        "glm",
+        "ernie",
         ("ERNIE-4.5-21B-A3B", "ERNIE-4.5-300B-A47B"),
         "softmax routing with a correction bias, shared experts, rotary pairs side by side; layers that predict "
         "further tokens are kept, and not run",
@@ -407,7 +407,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "minimax_m3_vl",
-        "glm",
+        "minimax",
         ("MiniMax-M3",),
         "the language model of checkpoints that also see images: sigmoid routing with a correction bias, a shared "
         "expert, gpt-oss's SwiGLU; each key/value head attends to blocks of tokens that an indexer chooses",
@@ -421,19 +421,19 @@ FAMILIES = (
     ),
     FamilyEntry(
         "ernie4_5_vl_moe",
-        "glm",
+        "ernie",
         ("ERNIE-4.5-VL-28B-A3B", "ERNIE-4.5-VL-424B-A47B"),
         "the language model of checkpoints that also see images: ERNIE 4.5's; experts for images, which no text is "
         "routed to, are left out",
     ),
     FamilyEntry(
         "sarvam_moe",
-        "glm",
+        "sarvam",
         ("sarvam-30b",),
         "Ling's second generation with whole heads turned: queries, keys and values in one matrix, sigmoid routing "
         "with a correction bias",
     ),
-    FamilyEntry("sarvam_mla", "deepseek", ("sarvam-105b",), "DeepSeek-V3, whose queries are not compressed"),
+    FamilyEntry("sarvam_mla", "sarvam", ("sarvam-105b",), "DeepSeek-V3, whose queries are not compressed"),
     FamilyEntry(
         "dbrx",
         "mixtral",

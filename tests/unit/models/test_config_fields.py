@@ -164,7 +164,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "kimi_k9": {"text_config": {"n_routed_experts": 384}},
     "ernie5_moe": {"moe_num_experts": 64},
     "ernie4_5_moe_vl": {"moe_num_experts": [64, 64]},
-    "dbrx": {"ffn_config": {"moe_num_experts": 16}},
+    "dbrx_2": {"ffn_config": {"moe_num_experts": 16}},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "enable_moe_block": True}},
     "skywork": {"num_experts": [16]},
     "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}},

@@ -1,4 +1,4 @@
-"""Attention to blocks of tokens (layers/block_sparse.py) on the CPU."""
+"""Attention to blocks of tokens (layers/sparse/block_sparse.py) on the CPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from moeinf.models.cpu.attention import Angles, KVState, NativeAttention
 from moeinf.models.cpu.indexed import positions_of_best, turned_in_front
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex
-from moeinf.models.layers.block_sparse import index_names, index_norms
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.sparse.block_sparse import index_names, index_norms
 from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat
 
 

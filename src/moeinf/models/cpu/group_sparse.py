@@ -1,4 +1,4 @@
-"""Attention to blocks of tokens that each key/value head chooses (layers/group_sparse.py) on the CPU."""
+"""Attention to blocks of tokens that each key/value head chooses (layers/sparse/group_sparse.py) on the CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from moeinf.models.cpu.block_sparse import BlockKVState
 from moeinf.models.cpu.indexed import best, turned_in_front
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, GroupIndex
-from moeinf.models.layers.group_sparse import group_index_matrices, group_index_norms
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.sparse.group_sparse import group_index_matrices, group_index_norms
 from moeinf.types import Float32Array, IntArray, KVFormat
 
 

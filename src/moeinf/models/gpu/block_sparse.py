@@ -1,4 +1,4 @@
-"""Attention to blocks of tokens (layers/block_sparse.py) on a GPU."""
+"""Attention to blocks of tokens (layers/sparse/block_sparse.py) on a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex
-from moeinf.models.layers.block_sparse import index_names, index_norms
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.sparse.block_sparse import index_names, index_norms
 from moeinf.types import ByteArray
 
 _NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB

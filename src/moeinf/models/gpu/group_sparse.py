@@ -1,4 +1,4 @@
-"""Attention to blocks of tokens that each key/value head chooses (layers/group_sparse.py) on a GPU."""
+"""Attention to blocks of tokens that each key/value head chooses (layers/sparse/group_sparse.py) on a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moeinf.models.gpu.indexed import turned_in_front
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, GroupIndex
-from moeinf.models.layers.group_sparse import group_index_matrices, group_index_norms
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.sparse.group_sparse import group_index_matrices, group_index_norms
 
 _NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
 

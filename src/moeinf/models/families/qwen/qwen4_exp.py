@@ -15,11 +15,16 @@ from moeinf.models.families.qwen.qwen3_next import MTP
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import BlockIndex, Shapes, attention_shapes, attention_workspace
-from moeinf.models.layers.block_sparse import block_index_shapes, block_index_workspace, index_token_bytes, parse_index
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.protocol import Attention, Experts, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
+from moeinf.models.layers.sparse.block_sparse import (
+    block_index_shapes,
+    block_index_workspace,
+    index_token_bytes,
+    parse_index,
+)
 from moeinf.models.layers.streams.gated_residual import (
     GatedResidual,
     StreamsConfig,

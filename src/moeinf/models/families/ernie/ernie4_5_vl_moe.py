@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.families.glm import ernie4_5_moe
-from moeinf.models.families.glm.ernie4_5_moe import SoftmaxRouter, parse_with
+from moeinf.models.families.ernie import ernie4_5_moe
+from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter, parse_with
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden

@@ -13,13 +13,13 @@ from moeinf.errors import CheckpointError
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.attention_config import GroupIndex, Shapes
-from moeinf.models.layers.block_sparse import block_index_workspace, index_token_bytes
 from moeinf.models.layers.decoder import Decoder, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
-from moeinf.models.layers.group_sparse import group_index_shapes, parse_groups
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.rope import partial_rotary
+from moeinf.models.layers.sparse.block_sparse import block_index_workspace, index_token_bytes
+from moeinf.models.layers.sparse.group_sparse import group_index_shapes, parse_groups
 from moeinf.models.text_part import text_part, tied_as_said_outside
 from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
 

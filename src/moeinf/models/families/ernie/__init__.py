@@ -1,0 +1,1 @@
+"""Softmax routing with a correction bias, rotary pairs side by side."""

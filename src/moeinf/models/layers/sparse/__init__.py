@@ -1,0 +1,1 @@
+"""Attention to blocks of tokens that an indexer chooses."""
