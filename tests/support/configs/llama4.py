@@ -64,4 +64,5 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     whole: Any = Llama4ForConditionalGeneration(Llama4Config(**values, vision_config=vision))
     whole.float().eval()
     del whole.vision_model, whole.multi_modal_projector
+    whole.forward = whole.language_model.forward  # as of 5.24 the whole model cannot be given text alone
     return whole

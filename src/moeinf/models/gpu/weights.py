@@ -52,11 +52,12 @@ class DeviceWeights:
 
     def stacked(self, names: Sequence[str]) -> DeviceMatrix:
         """Matrices of one format as one, row below row."""
-        return self._matrix([self._tensors[name] for name in names])
+        return self._matrix(names[0], [self._tensors[name] for name in names])
 
-    def _matrix(self, tensors: Sequence[TensorBytes]) -> DeviceMatrix:
+    def _matrix(self, name: str, tensors: Sequence[TensorBytes]) -> DeviceMatrix:
+        """name: of one of them, which says where they are."""
         assert all(tensor.format in DEVICE_FORMATS for tensor in tensors), "others are converted on their way here"
-        elsewhere = self._elsewhere(names[0])
+        elsewhere = self._elsewhere(name)
         kind = _NOWHERE if elsewhere else self.device.kind
         data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=kind)
         at = 0
@@ -84,7 +85,7 @@ class DeviceWeights:
         return lambda x: self.product(x.contiguous(), matrix, added)
 
     def transposed(self, name: str) -> Callable[[Tensor], Tensor]:
-        return partial(self._times, self._matrix([transposed(in_memory(self._tensors[name]))]))
+        return partial(self._times, self._matrix(name, [transposed(in_memory(self._tensors[name]))]))
 
     def linears(self, name: str, rows: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
         whole, found, at = self.matrix(name), list[Callable[[Tensor], Tensor]](), 0
