@@ -65,6 +65,12 @@ std::int64_t check_scales(const std::string& format, const Bytes& data, std::int
   return moeinf::first_bad_scale(matrix);
 }
 
+bool narrow_in_place(const Room& weights) {
+  if (weights.shape(0) % sizeof(float) != 0) throw std::invalid_argument("float32 takes 4 bytes a weight");
+  const nb::gil_scoped_release released;
+  return moeinf::narrow_in_place(weights.data(), weights.shape(0) / sizeof(float));
+}
+
 void repack_mxfp4(const Bytes& blocks, const Bytes& scales, const Room& out) {
   const auto num_blocks = static_cast<std::int64_t>(scales.shape(0));
   if (blocks.shape(0) != scales.shape(0) * 16 ||
@@ -85,6 +91,7 @@ void moeinf::bind_formats(nb::module_& m) {
         nb::arg("cols"), nb::arg("out").noconvert());
   m.def("check_scales", &::check_scales, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
         nb::arg("cols"));
+  m.def("narrow_in_place", &::narrow_in_place, nb::arg("weights").noconvert());
   m.def("repack_mxfp4", &::repack_mxfp4, nb::arg("blocks").noconvert(), nb::arg("scales").noconvert(),
         nb::arg("out").noconvert());
 }

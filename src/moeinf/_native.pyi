@@ -503,6 +503,12 @@ def dequantise(format: str, data: _Bytes, rows: int, cols: int, out: npt.NDArray
 def check_scales(format: str, data: _Bytes, rows: int, cols: int) -> int:
     """Index of the first block whose scale (or minimum) is NaN or infinite, -1 if there is none."""
 
+def narrow_in_place(weights: _Bytes) -> bool:
+    """Makes narrow_f32, the upper halves alone, of float32 in the first half of its bytes, if nothing is lost by it.
+
+    Returns whether it did: then every weight is one of bf16 too. ValueError for bytes that are no whole numbers.
+    """
+
 def repack_mxfp4(blocks: _Bytes, scales: _Bytes, out: _Bytes) -> None:
     """Blocks as gpt-oss publishes them (16 bytes a block, its scale apart) to MXFP4 blocks of 17 bytes, lossless."""
 

@@ -7,8 +7,16 @@
 namespace moeinf {
 
 ActivationKind activation_of(Format format) {
-  if (format == Format::kF32 || format == Format::kF16) return ActivationKind::kF32;
-  return format == Format::kBF16 ? ActivationKind::kBF16 : ActivationKind::kInt8;
+  switch (format) {
+    case Format::kF32:
+    case Format::kF16:
+    case Format::kNarrowF32:
+      return ActivationKind::kF32;
+    case Format::kBF16:
+      return ActivationKind::kBF16;
+    default:
+      return ActivationKind::kInt8;
+  }
 }
 
 std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {

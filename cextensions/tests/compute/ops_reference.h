@@ -102,7 +102,7 @@ struct TestMatrix {
     for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
     const std::vector<float> values = random_floats(random, block_weights(format) == 1 ? rows * cols : 0);
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const std::uint16_t half = format == Format::kBF16
+      const std::uint16_t half = format == Format::kBF16 || format == Format::kNarrowF32
                                      ? bf16_of(values[i])
                                      : static_cast<std::uint16_t>(random() % 0x3c00 + (i % 2 << 15));
       if (format == Format::kF32)

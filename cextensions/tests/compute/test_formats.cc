@@ -218,6 +218,23 @@ TEST(sources_of_16_bits_give_the_blocks_of_their_values) {
   }
 }
 
+TEST(f32_weights_become_narrow_where_their_lower_halves_are_zeros_and_else_stay_as_they_are) {
+  std::vector<float> weights = normal_weights(513);
+  for (float& weight : weights) {
+    weight = moeinf::float_of_bfloat16(static_cast<std::uint16_t>(moeinf::bits_of_float(weight) >> 16));
+  }
+  weights[7] = HUGE_VALF;
+  Bytes data(bytes_of(weights), bytes_of(weights) + 4 * weights.size());
+  CHECK(moeinf::narrow_in_place(data.data(), weights.size()));
+  data.resize(2 * weights.size());
+  CHECK(dequantised(Format::kNarrowF32, data) == weights);
+  weights[512] = moeinf::float_of_bits(moeinf::bits_of_float(weights[512]) | 1);
+  const Bytes before(bytes_of(weights), bytes_of(weights) + 4 * weights.size());
+  Bytes after = before;
+  CHECK(!moeinf::narrow_in_place(after.data(), weights.size()));
+  CHECK(after == before);
+}
+
 TEST(weights_that_no_block_can_hold_are_refused) {
   for (const Format format : kQuantised) {
     for (const float bad : {std::nanf(""), HUGE_VALF, -HUGE_VALF, 65505.0f, -1e30f}) {

@@ -90,6 +90,25 @@ TEST(a_product_of_many_depends_neither_on_the_other_activations_nor_on_the_split
   for (const std::int64_t num_x : {5, 11, 66}) check_independence(true, num_x);
 }
 
+// At any length, so that vectors end within a row.
+TEST(f32_weights_that_are_held_narrow_give_the_same_bits) {
+  std::mt19937 random(4);
+  for (const std::int64_t cols : column_counts(Format::kF32)) {
+    const TestMatrix narrow(random, Format::kNarrowF32, 37, cols);
+    const std::vector<float> weights = narrow.dequantised();
+    const Matrix wide = {reinterpret_cast<const unsigned char*>(weights.data()), Format::kF32, 37, cols};
+    for (const std::int64_t num_x : {1, 3, 8, 19}) {
+      const std::vector<float> x = random_floats(random, num_x * cols);
+      for (const std::string& isa : available_isas()) {
+        for (const bool many : {false, true}) {
+          if (!many && num_x > kMaxDotRows) continue;
+          CHECK(product(ops_for(isa), narrow.view, x, many) == product(ops_for(isa), wide, x, many));
+        }
+      }
+    }
+  }
+}
+
 TEST(a_row_range_writes_its_own_results_only) {
   std::mt19937 random(3);
   const TestMatrix w(random, Format::kQ8_0, 9, 64);

@@ -21,7 +21,7 @@ from moeinf.engine.placed.experts import (
 from moeinf.engine.ranks.star import RankReaders, join, shared
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
-from moeinf.models.layers.weights import StoredTensor, with_scales
+from moeinf.models.layers.weights import StoredTensor, narrowed, with_scales
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
@@ -125,7 +125,7 @@ class CpuRunner:
         )
         whole = streamed if self._joining is None else shared(streamed, self._joining, host.config)
         experts = whole if context.recorded is None else ReplayedExperts(whole, context.recorded)
-        tensors = with_scales(tensors, weights.manifest.scales.dense)
+        tensors = with_scales(narrowed(tensors), weights.manifest.scales.dense)
         layers = NativeLayers(host.kernels, tensors, kept_format(weights.manifest.info, host.config))
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)

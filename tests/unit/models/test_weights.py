@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf._native import dequantise
-from moeinf.models.layers.weights import Embedding, StoredTensor, vector
+from moeinf._native import Kernels, dequantise
+from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.weights import Embedding, StoredTensor, narrowed, vector
 from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
 from tests.support.blocks import even_blocks
 
@@ -38,3 +39,44 @@ def test_rows_of_an_embedding_are_looked_up_in_any_order_and_format(format: Form
 def test_a_vector_is_read_whole_in_any_format(format: Format) -> None:
     tensor, weights = stored(format)
     assert np.array_equal(vector(StoredTensor(tensor.data, format, (weights.size,))), weights.reshape(-1))
+
+
+def of_floats(weights: Float32Array) -> StoredTensor:
+    return StoredTensor(weights.copy().reshape(-1).view(np.uint8), "f32", weights.shape)
+
+
+def rounded_to_bf16(weights: Float32Array) -> Float32Array:
+    found: Float32Array = (weights.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return found
+
+
+def test_float32_that_was_bfloat16_is_held_in_half_the_bytes_and_means_the_same() -> None:
+    rng, kernels = np.random.default_rng(2), Kernels(2)
+    weights = rounded_to_bf16(rng.standard_normal((12, 70), np.float32))
+    for tokens in (1, 30):
+        x = rng.standard_normal((tokens, 70), np.float32)
+        narrow = narrowed({"router": of_floats(weights)})
+        expected = NativeWeights(kernels, {"router": of_floats(weights)}).linear("router")(x)
+        assert narrow["router"].num_bytes == 2 * weights.size
+        assert np.array_equal(NativeWeights(kernels, narrow).linear("router")(x), expected)
+        assert np.array_equal(Embedding(narrow["router"])([3, 0]), weights[[3, 0]])
+        assert np.array_equal(vector(narrow["router"]), weights.reshape(-1))
+
+
+def test_what_cannot_become_narrow_stays_as_it_is() -> None:
+    weights = rounded_to_bf16(np.random.default_rng(3).standard_normal((4, 8), np.float32))
+    exact = weights.copy()
+    exact[3, 7] = 1 + 2**-20
+    shared, mapped = of_floats(weights), of_floats(weights)
+    mapped.data.flags.writeable = False
+    tensors = {
+        "exact": of_floats(exact),
+        "one": shared,
+        "two": StoredTensor(shared.data, "f32", shared.shape),
+        "mapped": mapped,
+        "norm": of_floats(weights.reshape(-1)),
+        "halves": StoredTensor(shared.data[:64].copy(), "bf16", (4, 8)),
+    }
+    before = {name: bytes(each.data) for name, each in tensors.items()}
+    assert narrowed(tensors) == tensors
+    assert {name: bytes(each.data) for name, each in tensors.items()} == before

@@ -31,7 +31,7 @@ enum class Activation : int {
 
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
 
-// f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
+// f32, narrow f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
 ActivationKind activation_of(Format format);
 // Bytes of one prepared activation of `cols` elements, a multiple of 64. Rows of prepared activations lie
 // that far apart.

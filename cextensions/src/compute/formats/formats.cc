@@ -123,6 +123,7 @@ constexpr FormatTraits kTraits[] = {
     {Format::kTQ1_0, "tq1_0", 256, 54, expand_tq1_0, has_bad_half<52>},
     {Format::kTQ2_0, "tq2_0", 256, 66, expand_tq2_0, has_bad_half<64>},
     {Format::kNVFP4, "nvfp4", 64, 36, expand_nvfp4, nullptr},
+    {Format::kNarrowF32, "narrow_f32", 1, 2, widen_at<std::uint16_t, float_of_bfloat16>, nullptr},
 };
 static_assert(sizeof kTraits / sizeof kTraits[0] == kNumFormats, "a format lacks its traits");
 
@@ -186,6 +187,17 @@ std::int64_t first_bad_scale(const Matrix& matrix) {
     if (format.is_bad(matrix.data + static_cast<std::size_t>(b) * format.block_bytes)) return b;
   }
   return -1;
+}
+
+bool narrow_in_place(unsigned char* weights, std::size_t count) {
+  std::uint32_t lower = 0;
+  for (std::size_t i = 0; i < count; ++i) lower |= block_at<std::uint32_t>(weights + 4 * i) & 0xffffu;
+  if (lower != 0) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto upper = static_cast<std::uint16_t>(block_at<std::uint32_t>(weights + 4 * i) >> 16);
+    std::memcpy(weights + 2 * i, &upper, sizeof upper);
+  }
+  return true;
 }
 
 void repack_mxfp4(const unsigned char* nibbles, const unsigned char* scales, std::int64_t num_blocks,

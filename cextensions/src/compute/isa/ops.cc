@@ -46,6 +46,8 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
   switch (w.format) {
     case Format::kF32:
       return dot<FloatRows<F32Lanes>>(call, first, last, num_x);
+    case Format::kNarrowF32:
+      return dot<FloatRows<WidenedBf16Lanes>>(call, first, last, num_x);
     case Format::kF16:
       return dot<FloatRows<F16Lanes>>(call, first, last, num_x);
     case Format::kBF16:
@@ -100,6 +102,8 @@ void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const v
   switch (w.format) {
     case Format::kF32:
       return multiply_floats<F32Lanes>(w, first, last, call);
+    case Format::kNarrowF32:
+      return multiply_floats<WidenedBf16Lanes>(w, first, last, call);
     case Format::kF16:
       return multiply_floats<F16Lanes>(w, first, last, call);
     case Format::kBF16:

@@ -46,7 +46,7 @@ class NativeLatentCore:
         self._sharpening = heads.sharpening
         value_dim = rows // heads.num_heads - nope_dim
         self._num_values = heads.num_heads * value_dim
-        matrix = _native.Matrix(tensor.data, tensor.format, rows, rank)
+        matrix = _native.Matrix(tensor.data, tensor.held_as, rows, rank)
         self._native = _native.LatentLayer(
             weights.kernels,
             matrix,

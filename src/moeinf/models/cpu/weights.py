@@ -72,7 +72,7 @@ class Linear:
     def __init__(self, kernels: _native.Kernels, tensor: StoredTensor, bias: Float32Array | None = None) -> None:
         rows, cols = tensor.shape
         self._bias = bias
-        self.native = _native.Matrix(tensor.data, tensor.format, rows, cols, tensor.scale)
+        self.native = _native.Matrix(tensor.data, tensor.held_as, rows, cols, tensor.scale)
         self._kernels = kernels
         self._rows = rows
 

@@ -34,8 +34,9 @@ enum class Format : int {
   kTQ1_0,
   kTQ2_0,
   kNVFP4,
+  kNarrowF32,  // f32 of which only the upper halves are held, as those of bf16: see narrow_in_place
 };
-constexpr int kNumFormats = static_cast<int>(Format::kNVFP4) + 1;
+constexpr int kNumFormats = static_cast<int>(Format::kNarrowF32) + 1;
 
 struct BlockQ8_0 {  // 32 weights: d * q
   std::uint16_t d;  // float16
@@ -79,6 +80,10 @@ std::size_t block_bytes(Format format);
 inline std::size_t row_bytes(Format format, std::int64_t cols) {
   return static_cast<std::size_t>(cols / block_weights(format)) * block_bytes(format);
 }
+
+// Makes kNarrowF32 of `count` f32 weights, in the first half of their memory, where that loses nothing: their
+// lower halves are zeros, as of what was bf16 once. Returns whether it did; else they stay as they are.
+bool narrow_in_place(unsigned char* weights, std::size_t count);
 
 // A weight matrix in memory that somebody else owns: rows one behind the other, each row_bytes(format, cols)
 // long, with no alignment beyond that of the first byte.

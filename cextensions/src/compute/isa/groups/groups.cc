@@ -70,6 +70,7 @@ void with_format(Format format, const Call& call) {
     case Format::kNVFP4:
       return call(NVFP4{});
     case Format::kF32:
+    case Format::kNarrowF32:
     case Format::kF16:
     case Format::kBF16:
     case Format::kQ8_0:
