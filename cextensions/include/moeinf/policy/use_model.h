@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "moeinf/compute/buffer.h"
+
 namespace moeinf {
 
 // Two logistic regressions of every expert of a layer, whose formulas are in docs/policies.md: whether the
@@ -27,7 +29,7 @@ class UseModel {
   std::int64_t num_experts() const { return num_experts_; }
   std::int64_t top_k() const { return top_k_; }
 
-  // What a model of these sizes keeps in memory, but for a few KB.
+  // What a model of these sizes keeps in memory, but for a few KB and the rest of a huge page.
   static std::size_t num_bytes(std::int64_t num_layers, std::int64_t num_experts);
 
  private:
@@ -43,31 +45,31 @@ class UseModel {
   };
 
   struct Layer {
-    std::vector<double> frequency;                 // [kHalfLives, num_experts]
-    std::vector<float> next_pairs, horizon_pairs;  // weights [kSources, num_experts, num_experts]
-    std::array<Evidence, kHorizon> evidence;       // a ring
-    std::int64_t num_evidence = 0;                 // written to it since a pass of many tokens
-    std::vector<std::int64_t> last, before;        // ids of the last two tokens; empty before there were any
-    std::vector<std::int64_t> last_use;            // [num_experts]: number of a token, or less than any
-    std::int64_t num_tokens = kHorizon;            // that came, and this many more
+    std::vector<double> frequency;            // [kHalfLives, num_experts]
+    float *next_pairs, *horizon_pairs;        // weights [kSources, num_experts, 2, num_experts]
+    std::array<Evidence, kHorizon> evidence;  // a ring
+    std::int64_t num_evidence = 0;            // written to it since a pass of many tokens
+    std::vector<std::int64_t> last, before;   // ids of the last two tokens; empty before there were any
+    std::vector<std::int64_t> last_use;       // [num_experts]: number of a token, or less than any
+    std::int64_t num_tokens = kHorizon;       // that came, and this many more
   };
 
   void count(Layer& at, const std::int64_t* ids);
   void learn(Layer& at, const double* no_use);
   template <std::size_t N>
-  void step(std::array<double, N>& weights, std::vector<float>& pairs, double pair_rate,
-            const Evidence& seen);
+  void step(std::array<double, N>& weights, float* pairs, double pair_rate, const Evidence& seen);
   std::vector<std::int64_t> rows_of(std::int64_t layer) const;
   void gather(const Layer& at, Evidence& out);
   template <std::size_t N>
   void weigh(const std::array<double, N>& weights, const std::vector<double>& features);
   void predict(const Layer& at, const Evidence& seen, double* no_use, double* wait);
-  void add_pairs(const std::vector<float>& pairs, const std::vector<std::int64_t>& rows);
+  void add_pairs(const float* pairs, const std::vector<std::int64_t>& rows);
 
   std::int64_t num_experts_, top_k_;
   // Where learning starts: near where it ends for two recorded models. The last weight is of no feature.
   std::array<double, kFeatures> next_weights_{0.5, 0.4, 0.7, 0.5};
   std::array<double, kFeatures + 1> horizon_weights_{0.4, 0.6, 0.3, 0.25, 1.3};
+  Buffer pairs_;
   std::vector<Layer> layers_;
   std::vector<double> no_use_, wait_;
   std::vector<double> errors_;  // [num_experts]: what was predicted less what came
