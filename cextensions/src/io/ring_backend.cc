@@ -5,7 +5,10 @@
 #include "ring.h"
 
 #ifdef MOEINF_HAS_IO_URING
+#include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -38,7 +41,11 @@ class RingBackend final : public Backend {
     for (std::size_t slot = 0; slot < reads_.size(); ++slot) free_.push_back(slot);
     const SignalBlock block;
     try {
-      thread_ = std::thread([this] { run(); });
+      thread_ = std::thread([this] {
+        id_.store(static_cast<pid_t>(::syscall(SYS_gettid)));
+        run();
+        id_.store(0);
+      });
     } catch (const std::system_error& refused) {
       throw SystemFailure(refused.code().value(),
                           std::string("cannot start the io_uring thread: ") + refused.what());
@@ -50,6 +57,7 @@ class RingBackend final : public Backend {
 
   void wake() override {
     if (signalled_.exchange(true)) return;  // the thread has not looked since the last time
+    leave_core_of_caller();
     const std::uint64_t one = 1;
     while (::write(wake_descriptor_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
     }
@@ -60,6 +68,19 @@ class RingBackend final : public Backend {
   }
 
  private:
+  // To submit takes longer than all else that a caller does between two kernels, while the core of another
+  // computing thread does nothing; but where each of these spins, the kernel would wake our thread on the
+  // core of whoever wakes it. Only a hint.
+  void leave_core_of_caller() {
+    const int core = ::sched_getcpu();
+    const pid_t id = id_.load();
+    if (core < 0 || id == 0 || left_core_.exchange(core) == core) return;
+    cpu_set_t others;
+    if (::sched_getaffinity(0, sizeof(others), &others) != 0) return;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) > 0) (void)::sched_setaffinity(id, sizeof(others), &others);
+  }
+
   void run() {
     for (;;) {
       const bool closed = scheduler_.is_closed();
@@ -117,6 +138,8 @@ class RingBackend final : public Backend {
   Ring ring_;
   Descriptor wake_descriptor_;
   std::atomic<bool> signalled_{false};
+  std::atomic<int> left_core_{-1};
+  std::atomic<pid_t> id_{0};  // of the thread while it runs
   std::thread thread_;
 
   // Of the thread alone.
