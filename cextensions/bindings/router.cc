@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "arrays.h"
@@ -66,6 +68,11 @@ void norm_rows(Kernels& kernels, ConstRows x, Vector weight, double eps, Rows ou
                    static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)), out.data());
 }
 
+bool all_finite(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& numbers) {
+  return std::all_of(numbers.data(), numbers.data() + numbers.size(),
+                     [](float number) { return std::isfinite(number); });
+}
+
 void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, double eps, Rows out) {
   require(weight.shape(0) == x.shape(1) && bias.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) &&
               out.shape(1) == x.shape(1),
@@ -90,6 +97,7 @@ void moeinf::bind_router(nb::module_& m) {
                   nb::arg("shape"));
   m.def("rms_norm", &norm_rows, nb::arg("kernels"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
         nb::arg("eps"), nb::arg("out").noconvert());
+  m.def("all_finite", &all_finite, nb::arg("numbers"));
   m.def("layer_norm", &layer_norm_rows, nb::arg("kernels"), nb::arg("x").noconvert(),
         nb::arg("weight").noconvert(), nb::arg("bias").noconvert(), nb::arg("eps"),
         nb::arg("out").noconvert());

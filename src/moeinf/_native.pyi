@@ -798,6 +798,9 @@ class RouterLayer:
     def workspace_bytes(hidden: int, num_experts: int, shape: PassShape) -> int:
         """As of AttentionLayer."""
 
+def all_finite(numbers: npt.NDArray[np.float32]) -> bool:
+    """Whether none of them is infinite or NaN."""
+
 def rms_norm(
     kernels: Kernels,
     x: npt.NDArray[np.float32],

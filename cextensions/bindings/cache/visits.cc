@@ -56,7 +56,7 @@ struct VisitParts {
   nb::object explain;   // makes the error that a user sees of a ReadFailure
 };
 
-// A visit as moeinf.runtime.cache.visit.Visit; its own iterator of arrivals.
+// A visit as moeinf.runtime.cache.visit.Visit.
 class BoundTokenVisit {
  public:
   BoundTokenVisit(VisitParts& parts, std::int64_t layer, const KeyArray& experts)
@@ -66,12 +66,13 @@ class BoundTokenVisit {
 
   moeinf::TokenVisit& core() { return visit_; }
 
-  nb::tuple next() {
+  // The next arrival, or None behind the last.
+  nb::object arrive() {
     while (true) {
       const Keys& batch = visit_.next_batch();
       parts_.cache.flush();
       if (!batch.empty()) return arrived(batch);
-      if (visit_.has_ended()) throw nb::stop_iteration();
+      if (visit_.has_ended()) return nb::none();
       wait();
     }
   }
@@ -162,9 +163,12 @@ void bind_visit(nb::module_& m) {
       .def_prop_ro("num_absent", [](BoundTokenVisit& visit) { return visit.core().num_absent(); })
       .def_prop_ro("all_have_slots", [](BoundTokenVisit& visit) { return visit.core().all_have_slots(); })
       .def_prop_ro("any_ready", [](BoundTokenVisit& visit) { return visit.core().any_ready(); })
-      .def("arrivals", [](nb::handle self) { return self; })
-      .def("__iter__", [](nb::handle self) { return self; })
-      .def("__next__", &BoundTokenVisit::next)
+      .def("_arrive", &BoundTokenVisit::arrive)
+      // Its end costs no exception of C++, which takes 10 us where the caches hold other things.
+      .def("arrivals",
+           [](nb::handle self) {
+             return nb::steal<nb::iterator>(PyCallIter_New(self.attr("_arrive").ptr(), Py_None));
+           })
       .def("close", [](BoundTokenVisit& visit) { visit.core().close(); })
       .def("__enter__", [](nb::handle self) { return self; })
       .def("__exit__", [](BoundTokenVisit& visit, const nb::args&) { visit.core().close(); });

@@ -149,7 +149,7 @@ class GatedMLP:
 
 
 class SoftmaxRouter:
-    """See Layers.softmax_router."""
+    """See Layers.softmax_router. What it returns of a single token holds until it is called again."""
 
     def __init__(
         self, weights: NativeWeights, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool
@@ -160,10 +160,14 @@ class SoftmaxRouter:
         norm_weight = None if norm is None else weights.norm_vectors(norm.name, norm.kind)[0]
         matrix, eps = weights.linear(gate).native, 0.0 if norm is None else norm.eps
         self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, eps, top_k, normalise)
-        self._top_k = top_k
+        self._cols, self._top_k = weights.tensors[gate].shape[1], top_k
+        self._of_token = self._room(1)  # new arrays take as long as the norm and the choice together
 
     def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:
-        hidden = np.empty_like(x)
-        routing = Routing(np.empty((len(x), self._top_k), np.int64), np.empty((len(x), self._top_k), np.float32))
+        hidden, routing = self._of_token if len(x) == 1 else self._room(len(x))
         self._native.run(x, hidden, routing.ids, routing.weights)
         return hidden, routing
+
+    def _room(self, tokens: int) -> tuple[Float32Array, Routing]:
+        ids, weights = np.empty((tokens, self._top_k), np.int64), np.empty((tokens, self._top_k), np.float32)
+        return np.empty((tokens, self._cols), np.float32), Routing(ids, weights)
