@@ -117,7 +117,9 @@ def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
         floats(name, lambda: np.ones(size, np.float32), size)
 
     def router() -> npt.NDArray[np.float32]:
+        """Of numbers of bfloat16, as converters leave it of nearly every checkpoint."""
         drawn: npt.NDArray[np.float32] = rng.standard_normal((experts, hidden), np.float32) * np.float32(hidden**-0.5)
+        drawn.view(np.uint32)[...] &= np.uint32(0xFFFF0000)
         return drawn
 
     matrix("token_embd", config["vocab_size"], hidden)
