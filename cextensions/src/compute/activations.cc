@@ -33,4 +33,11 @@ std::size_t matmul_scratch_bytes(std::int64_t cols) {
                                   kPanelGroupBytes);
 }
 
+std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank) {
+  const std::int64_t of_queries = kMaxSharing * (2 * width + 4 * rank),  // themselves and sums
+      of_rows = kSharedRows * 2 * (width + 64),                          // themselves and 64 columns of pairs
+      of_both = kMaxSharing * kSharedRows * 8;                           // scores and weights
+  return static_cast<std::size_t>(of_queries + of_rows + of_both + 4 * width);
+}
+
 }  // namespace moeinf

@@ -3,6 +3,10 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -38,11 +42,28 @@ bool cpu_has_avx512() {
 }
 
 bool cpu_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && cpu_has_avx512(); }
+
+// The bits of leaf 7.0 for tiles and for their products of bf16. A process uses tiles once Linux has granted
+// it their state, for all of its threads.
+bool cpu_has_amx() {
+#ifdef __linux__
+  constexpr unsigned kBits = 1u << 24 | 1u << 22;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  static const bool has = cpu_has_avx512bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
+                          (edx & kBits) == kBits &&
+                          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return has;
+#else
+  return false;
+#endif
+}
 #else
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avxvnni() { return false; }
 bool cpu_has_avx512() { return false; }
 bool cpu_has_avx512bf16() { return false; }
+bool cpu_has_amx() { return false; }
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -90,6 +111,11 @@ constexpr const Ops* kAvx512Bf16 = &isa::avx512bf16;
 #else
 constexpr const Ops* kAvx512Bf16 = nullptr;
 #endif
+#ifdef MOEINF_HAS_AMX
+constexpr const Ops* kAmx = &isa::amx;
+#else
+constexpr const Ops* kAmx = nullptr;
+#endif
 #ifdef MOEINF_HAS_NEON
 constexpr const Ops* kNeon = &isa::neon;
 #else
@@ -108,6 +134,7 @@ constexpr const Ops* kNeonI8mm = nullptr;
 
 const Isa kIsas[] = {
     // best first
+    {"amx", kAmx, cpu_has_amx},
     {"avx512bf16", kAvx512Bf16, cpu_has_avx512bf16},
     {"avx512", kAvx512, cpu_has_avx512},
     {"avxvnni", kAvxVnni, cpu_has_avxvnni},

@@ -6,7 +6,7 @@
 namespace moeinf {
 namespace isa {
 
-extern const Ops generic, avx2, avxvnni, avx512, avx512bf16, neon, neon_dotprod, neon_i8mm;
+extern const Ops generic, avx2, avxvnni, avx512, avx512bf16, amx, neon, neon_dotprod, neon_i8mm;
 
 // What the operations do with weights of formats whose blocks are taken 256 weights at a time.
 struct GroupOps {

@@ -83,16 +83,17 @@ struct Layer {
   }
 
   // [tokens, heads * value_dim], by passes of the given sizes.
-  Floats attended(Kernels& kernels, const std::vector<std::int64_t>& passes) const {
+  Floats attended(Kernels& kernels, const std::vector<std::int64_t>& passes,
+                  Format kept = Format::kF32) const {
     const std::int64_t tokens = std::int64_t(rows.size()) / shape.width();
     const Lines cache(rows.size() * sizeof(float));
     Floats out(std::size_t(tokens * shape.num_heads * shape.value_dim));
     std::int64_t length = 0;
     for (const std::int64_t count : passes) {
       const std::int64_t angles = length * shape.rotary_pairs;
-      store_latents(kernels, shape, {cache.memory, Format::kF32}, length,
-                    rows.data() + length * shape.width(), cos.data() + angles, sin.data() + angles, count);
-      attend_latents(kernels, shape, matrix(), {cache.memory, Format::kF32}, length,
+      store_latents(kernels, shape, {cache.memory, kept}, length, rows.data() + length * shape.width(),
+                    cos.data() + angles, sin.data() + angles, count);
+      attend_latents(kernels, shape, matrix(), {cache.memory, kept}, length,
                      queries.data() + length * shape.num_heads * shape.query_dim(), cos.data() + angles,
                      sin.data() + angles, out.data() + length * shape.num_heads * shape.value_dim, count);
       length += count;
@@ -125,6 +126,66 @@ void compare(const LatentShape& shape, const std::vector<std::int64_t>& passes) 
   }
 }
 
+// Queries that share rows, of which the fourth sees none and the others fewer and fewer.
+struct SharedRowsCase {
+  static constexpr std::int64_t kWidth = 96, kRank = 64, kRows = 300;
+
+  SharedRowsCase(std::mt19937& random, Format format) : matrix(random, format, kRows, kWidth) {
+    rows = matrix.dequantised();
+    float largest = 0;
+    for (float& number : rows) largest = std::fmax(largest, std::fabs(number = rounded_to_bf16(number)));
+    asked = random_floats(random, kMaxSharing * kWidth);
+    for (float& number : asked) number = rounded_to_bf16(number / largest);
+    for (std::int64_t q = 0; q < kMaxSharing; ++q) seen.push_back(q == 3 ? 0 : kRows - 9 * q);
+  }
+
+  // Of `count` queries from `first` on: sums [count, rank], each followed by its state.
+  Floats attended(const Ops& ops, int first, int count) const {
+    const std::size_t query_bytes = activation_bytes(ActivationKind::kBF16, kWidth);
+    const Lines scratch(shared_rows_bytes(kWidth, kRank)), queries(std::size_t(count) * query_bytes);
+    for (int q = 0; q < count; ++q)
+      ops.prepare(ActivationKind::kBF16, asked.data() + (first + q) * kWidth, kWidth,
+                  queries.memory + std::size_t(q) * query_bytes);
+    const SharedRowsTask task = {queries.memory,
+                                 std::int64_t(query_bytes),
+                                 count,
+                                 matrix.view.data,
+                                 matrix.view.format,
+                                 kRows,
+                                 kWidth,
+                                 kRank,
+                                 seen.data() + first,
+                                 scratch.memory};
+    std::vector<SoftmaxState> states(std::size_t(count), {0.25f, 1.0f});  // a sink
+    Floats sums(std::size_t(count * kRank)), out;
+    ops.attend_shared(task, states.data(), sums.data());
+    for (std::int64_t q = 0; q < count; ++q) {
+      out.insert(out.end(), sums.begin() + q * kRank, sums.begin() + (q + 1) * kRank);
+      out.insert(out.end(), {states[std::size_t(q)].largest, states[std::size_t(q)].total});
+    }
+    return out;
+  }
+
+  std::vector<double> expected(std::int64_t q) const {
+    std::vector<double> out(std::size_t(kRank), 0.0);
+    double total = std::exp(0.25);
+    for (std::int64_t r = 0; r < seen[std::size_t(q)]; ++r) {
+      double score = 0;
+      for (std::int64_t c = 0; c < kWidth; ++c)
+        score += double(asked[std::size_t(q * kWidth + c)]) * double(rows[std::size_t(r * kWidth + c)]);
+      total += std::exp(score);
+      for (std::int64_t c = 0; c < kRank; ++c)
+        out[std::size_t(c)] += std::exp(score) * double(rows[std::size_t(r * kWidth + c)]);
+    }
+    for (double& number : out) number /= total;
+    return out;
+  }
+
+  TestMatrix matrix;
+  Floats rows, asked;
+  std::vector<std::int64_t> seen;
+};
+
 }  // namespace
 
 TEST(latent_attention_is_that_of_its_double_precision_twin) {
@@ -143,6 +204,42 @@ TEST(latent_attention_is_the_same_for_every_number_of_threads) {
   Kernels one(1, ""), three(3, "");
   const std::vector<std::int64_t> passes = {150, 140, 9, 1};
   CHECK(layer.attended(one, passes) == layer.attended(three, passes));
+}
+
+TEST(attention_to_shared_rows_is_that_of_its_double_precision_twin_and_of_each_query_alone) {
+  std::mt19937 random(8);
+  for (const Format format : {Format::kBF16, Format::kQ8_0}) {
+    const SharedRowsCase with(random, format);
+    double largest = 0;
+    for (const float number : with.rows) largest = std::fmax(largest, std::fabs(double(number)));
+    for (const std::string& isa : available_isas()) {
+      const Ops& ops = ops_for(isa);
+      if (ops.attend_shared == nullptr) continue;
+      const Floats together = with.attended(ops, 0, kMaxSharing);
+      for (int q = 0; q < kMaxSharing; ++q) {
+        const auto from = together.begin() + q * (with.kRank + 2);
+        CHECK(with.attended(ops, q, 1) == Floats(from, from + with.kRank + 2));
+        const std::vector<double> expected = with.expected(q);
+        for (std::int64_t c = 0; c < with.kRank; ++c)
+          CHECK(std::fabs(double(from[c] / from[with.kRank + 1]) - expected[std::size_t(c)]) <=
+                kTolerance * largest);
+      }
+    }
+  }
+}
+
+TEST(latent_attention_of_bf16_rows_is_the_same_for_every_instruction_set_and_number_of_threads) {
+  std::mt19937 random(9);
+  const Layer layer({20, 64, 8, 4, 16, true, 0.05f}, 300, random);
+  const std::vector<std::int64_t> passes = {150, 140, 9, 1};
+  Kernels generic(2, "generic");
+  const Floats expected = layer.attended(generic, passes, Format::kBF16);
+  for (const std::string& isa : available_isas()) {
+    Kernels one(1, isa), three(3, isa);
+    const Floats found = layer.attended(one, passes, Format::kBF16);
+    CHECK(found == layer.attended(three, passes, Format::kBF16));
+    for (std::size_t i = 0; i < found.size(); ++i) CHECK(std::fabs(found[i] - expected[i]) < 1e-2f);
+  }
 }
 
 TEST(sums_of_rows_equal_a_float64_reference_and_depend_on_nothing_else) {

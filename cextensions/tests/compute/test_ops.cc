@@ -295,7 +295,7 @@ TEST(the_best_instruction_set_is_taken_and_others_are_refused_by_name) {
   for (const std::string& isa : isas) CHECK(ops_for(isa).name == isa);
   CHECK(throws<std::invalid_argument>([] { ops_for("sse9"); }));
   for (const std::string isa :
-       {"avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neon_dotprod", "neon_i8mm"}) {
+       {"avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neon_dotprod", "neon_i8mm"}) {
     bool available = false;
     for (const std::string& name : isas) available = available || name == isa;
     CHECK(available != throws<std::invalid_argument>([&] { ops_for(isa); }));

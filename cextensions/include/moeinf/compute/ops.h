@@ -57,6 +57,19 @@ struct SoftmaxState {
   float total;    // of e^(score - largest)
 };
 
+// Queries that attend to the same rows, whose first `rank` numbers are their values too (latent attention).
+struct SharedRowsTask {
+  const unsigned char* queries;  // [num_queries <= kMaxSharing, width] bf16, query_bytes apart, scaled
+  std::int64_t query_bytes;
+  int num_queries;
+  const unsigned char* rows;  // [num_rows, width] in `format`: bf16 or q8_0
+  Format format;
+  std::int64_t num_rows, width, rank;  // width a multiple of 32, rank one of 64
+  const std::int64_t* seen;            // [num_queries]: how many of the rows, from the first on
+  void* scratch;                       // shared_rows_bytes(width, rank), 64-byte aligned
+};
+constexpr int kMaxSharing = 32;
+
 // The tokens of one value head of gated DeltaNet. Of a token with decay a and rate b:
 // S = a S + b k (v - (a S)^T k)^T, then out = S^T q.
 struct DeltaTask {
@@ -86,8 +99,8 @@ struct ScanTask {
 constexpr int kScoreFloors = 4;  // that one pass over scores takes at once
 
 struct Ops {
-  const char*
-      name;  // "generic", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neon_dotprod", "neon_i8mm"
+  const char* name;  // "generic", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neon_dotprod",
+                     // "neon_i8mm"
 
   // out (64-byte aligned, activation_bytes long) from x [cols]. For kInt8 cols is a multiple of 32.
   void (*prepare)(ActivationKind kind, const float* x, std::int64_t cols, void* out);
@@ -142,6 +155,9 @@ struct Ops {
   // states [num_queries] of the softmax over the task's positions (and sinks), and sums [num_queries,
   // head_dim] of the values, each weighed by e^(score - largest): an output is the sums divided by the total.
   void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);
+  // Brings states [num_queries] up to date with the rows, and writes sums [num_queries, rank] as attend does.
+  // Null where such attention is made of matmul_rows, online_softmax and weighted_sum.
+  void (*attend_shared)(const SharedRowsTask& task, SoftmaxState* states, float* sums);
   void (*run_delta)(const DeltaTask& task);
   void (*run_scan)(const ScanTask& task);
 
@@ -158,6 +174,8 @@ struct Ops {
 };
 
 std::size_t matmul_scratch_bytes(std::int64_t cols);
+// Of attend_shared, whatever instruction set it is for.
+std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank);
 
 // The instruction sets that this build has and this CPU can run, best first; the last is "generic".
 std::vector<std::string> available_isas();

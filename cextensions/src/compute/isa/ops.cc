@@ -35,6 +35,9 @@ namespace {
 #include "attend.inc"
 #include "delta_loops.inc"
 #include "vocabulary.inc"
+#ifdef MOEINF_AMX
+#include "latent_tiles.inc"
+#endif
 // clang-format on
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
@@ -131,30 +134,15 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 
 namespace isa {
 
-const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
-                        prepare,
-                        dot_rows,
-                        matmul_rows,
-                        weighted_sum,
-                        activate,
-                        add_stored,
-                        add_scaled,
-                        add_product,
-                        sigmoid_mul,
-                        rms_norm,
-                        layer_norm,
-                        rotate,
-                        store_kv,
-                        widen_kv,
-                        softmax,
-                        online_softmax,
-                        attend,
-                        run_delta,
-                        run_scan,
-                        largest_score,
-                        weigh_scores,
-                        sum_from,
-                        scores_between};
+#define MOEINF_OPS(name, attend_shared)                                                              \
+  {name,          prepare,      dot_rows,       matmul_rows,   weighted_sum,  activate,  add_stored, \
+   add_scaled,    add_product,  sigmoid_mul,    rms_norm,      layer_norm,    rotate,    store_kv,   \
+   widen_kv,      softmax,      online_softmax, attend,        attend_shared, run_delta, run_scan,   \
+   largest_score, weigh_scores, sum_from,       scores_between}
+const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr);
+#ifdef MOEINF_AMX
+const Ops amx = MOEINF_OPS("amx", attend_shared);
+#endif
 
 }  // namespace isa
 }  // namespace moeinf

@@ -10,10 +10,10 @@
 namespace moeinf {
 namespace {
 
-constexpr std::int64_t kQueriesAtOnce = 2048;  // bounds the memory of the vectors below
-constexpr std::int64_t kTokensAtOnce = 128;    // likewise, of a thread
-constexpr std::int64_t kBlockQueries = 32;     // that attend together: rows are read once for all of them
-constexpr std::int64_t kBlockRows = 128;       // attended to at once: the second-level cache holds them
+constexpr std::int64_t kQueriesAtOnce = 2048;        // bounds the memory of the vectors below
+constexpr std::int64_t kTokensAtOnce = 128;          // likewise, of a thread
+constexpr std::int64_t kBlockQueries = kMaxSharing;  // that attend together: rows are read once for all
+constexpr std::int64_t kBlockRows = 128;             // attended to at once: the second-level cache holds them
 
 std::size_t float_bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
 
@@ -43,20 +43,32 @@ Vectors take_vectors(Workspace::Frame& memory, const LatentShape& s, const Sizes
   return v;
 }
 
-// What a thread holds: first a head's queries in the latents' space, later scores, and where runs are folded
-// one by one a run's sums.
-std::int64_t floats_of_thread(const LatentShape& s, std::int64_t tokens, bool folds) {
-  const std::int64_t attending = kBlockQueries * (kBlockRows + (folds ? s.rank : 0));
-  return round_up(std::max(tokens * s.width(), attending), 16);
-}
-
-// Behind that, room for the rows of a block where these are kept quantised: as floats one by one, and as they
-// are multiplied.
+// Room for the rows of a block where these are kept quantised: as floats one by one, and as they are
+// multiplied.
 std::int64_t widened_floats(const LatentShape& s, Format kept) {
   const Format multiplied = multiplied_format(kept);
   if (kept == multiplied) return 0;
   return round_up(s.width(), 16) +
          static_cast<std::int64_t>(row_bytes(multiplied, kBlockRows * s.width()) / 4);
+}
+
+// Whether an instruction set that has loops of its own for shared rows takes these.
+bool fits_shared(const LatentShape& s, Format kept) {
+  return multiplied_format(kept) == Format::kBF16 && s.width() % 32 == 0 && s.rank % 64 == 0;
+}
+
+// What a thread attends in: scores and widened rows, or the scratch memory of those loops.
+std::int64_t attending_floats(const LatentShape& s, Format kept) {
+  const auto shared = static_cast<std::int64_t>(shared_rows_bytes(s.width(), s.rank) / sizeof(float));
+  const std::int64_t apart = kBlockQueries * kBlockRows + widened_floats(s, kept);
+  return round_up(fits_shared(s, kept) ? std::max(apart, shared) : apart, 16);
+}
+
+// What a thread holds: first a head's queries in the latents' space, later what it attends in, and behind
+// that a run's sums where runs are folded one by one.
+std::int64_t floats_of_thread(const LatentShape& s, Format kept, std::int64_t tokens, bool folds) {
+  const std::int64_t attending = attending_floats(s, kept) + (folds ? kBlockQueries * s.rank : 0);
+  return round_up(std::max(tokens * s.width(), attending), 16);
 }
 
 // Some heads of some tokens whose runs are equally long. The query of a token and a head has the number
@@ -88,9 +100,7 @@ class HeadsOfTokens {
         mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)),
         memory_(kernels.workspace()) {
     sizes_ = {num_queries_, num_queries_ * kept_runs_, query_bytes_, mixture_bytes_,
-              floats_of_thread(shape, tokens, kept_runs_ < num_runs_)};
-    widened_at_ = sizes_.thread_floats;
-    sizes_.thread_floats += round_up(widened_floats(shape, cache.format), 16);
+              floats_of_thread(shape, cache.format, tokens, kept_runs_ < num_runs_)};
     v_ = take_vectors(memory_, shape, sizes_, kernels.pool().num_threads());
     kernels.reserve_thread_scratch(std::max(s_.width(), s_.rank));
   }
@@ -153,17 +163,37 @@ class HeadsOfTokens {
                       ? SoftmaxState{s_.sinks[first_head_ + (first + p) / tokens_], 1.0f}
                       : SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f};
     }
-    std::fill(sums, sums + queries * s_.rank, 0.0f);
     end = std::min(end, (run + 1) * run_rows_);
+    if (kernels_.ops().attend_shared != nullptr && fits_shared(s_, cache_.format))
+      return attend_shared(first, queries, run * run_rows_, end, states, sums, thread);
+    std::fill(sums, sums + queries * s_.rank, 0.0f);
     for (std::int64_t start = run * run_rows_; start < end; start += kBlockRows) {
       attend_rows(first, queries, start, std::min(kBlockRows, end - start), states, sums, thread);
     }
   }
 
+  void attend_shared(std::int64_t first, std::int64_t queries, std::int64_t start, std::int64_t end,
+                     SoftmaxState* states, float* sums, int thread) {
+    std::int64_t seen[kBlockQueries];
+    for (std::int64_t p = 0; p < queries; ++p) seen[p] = rows_seen(first + p) - start;
+    SharedRowsTask task;
+    task.queries = v_.queries + static_cast<std::size_t>(first) * query_bytes_;
+    task.query_bytes = static_cast<std::int64_t>(query_bytes_);
+    task.num_queries = static_cast<int>(queries);
+    task.rows = cache_.data + static_cast<std::size_t>(start) * row_bytes(cache_.format, s_.width());
+    task.format = cache_.format;
+    task.num_rows = std::max<std::int64_t>(0, end - start);
+    task.width = s_.width();
+    task.rank = s_.rank;
+    task.seen = seen;
+    task.scratch = of_thread(thread);
+    kernels_.ops().attend_shared(task, states, sums);
+  }
+
   // The runs of a block behind its first, one after the other.
   void attend_further(std::int64_t block, int thread) {
     SoftmaxState states[kBlockQueries];
-    float* const sums = of_thread(thread) + kBlockQueries * kBlockRows;
+    float* const sums = of_thread(thread) + attending_floats(s_, cache_.format);
     for (std::int64_t run = 1; run < num_runs_; ++run) {
       attend_run(block, run, states, sums, thread);
       for (std::int64_t p = 0; p < queries_of(block); ++p) {
@@ -179,7 +209,7 @@ class HeadsOfTokens {
     const std::size_t bytes = row_bytes(cache_.format, s_.width());
     const unsigned char* const kept = cache_.data + static_cast<std::size_t>(start) * bytes;
     if (format_ == cache_.format) return kept;
-    float* const floats = of_thread(thread) + widened_at_;
+    float* const floats = of_thread(thread) + kBlockQueries * kBlockRows;
     auto* const out = reinterpret_cast<unsigned char*>(floats + round_up(s_.width(), 16));
     for (std::int64_t r = 0; r < count; ++r) {
       ops.widen_kv(cache_.format, kept + static_cast<std::size_t>(r) * bytes, s_.width(), floats);
@@ -228,7 +258,6 @@ class HeadsOfTokens {
   std::int64_t length_, tokens_, first_head_, num_heads_, num_queries_, num_blocks_;
   std::int64_t run_rows_, num_runs_, kept_runs_;  // kept: whose sums exist side by side
   Format format_;                                 // of rows, as they are multiplied
-  std::int64_t widened_at_;                       // of a thread's floats
   ActivationKind query_kind_, mixture_kind_;
   std::size_t query_bytes_, mixture_bytes_;
   Sizes sizes_;
@@ -278,8 +307,7 @@ std::size_t latent_workspace_bytes(const LatentShape& s, const PassShape& pass) 
   const Sizes sizes = {queries,
                        std::min(kQueriesAtOnce, queries * std::clamp<std::int64_t>(runs, 1, kMostRuns)),
                        activation_bytes(activation_of(multiplied_format(pass.kept)), s.width()),
-                       prepared_bytes(pass, 1, s.rank),
-                       floats_of_thread(s, tokens, true) + round_up(widened_floats(s, pass.kept), 16)};
+                       prepared_bytes(pass, 1, s.rank), floats_of_thread(s, pass.kept, tokens, true)};
   Workspace::Frame memory;
   take_vectors(memory, s, sizes, pass.num_threads);
   return memory.num_bytes();
