@@ -4,7 +4,8 @@
 
 The projections of the layers are cut to a width of 256, so that next to nothing but attention is timed. The share is
 that of the machine's memory rate, measured in the same process, that reading the keys and values reaches. --prompt
-times so many tokens of a prompt instead, and gives the rate of products.
+times so many tokens of a prompt instead, and gives the rate of products. Recurrent layers, whose cache is one state,
+take in so many tokens before they are timed; --kinds delta chooses the kinds whose name has this in it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from moeinf import _native
 from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
 
-HIDDEN, REPEATS = 256, 7
+HIDDEN, REPEATS, CHUNK = 256, 7, 2048
 
 
 class Timed(NamedTuple):
@@ -74,9 +75,9 @@ def heads(kernels: _native.Kernels, kept: KVFormat, positions: int, tokens: int,
     )
 
 
-def latent(kernels: _native.Kernels, kept: KVFormat, positions: int, tokens: int) -> Timed:
-    """DeepSeek-V2-Lite's: 16 heads that share rows of 512 + 64 numbers."""
-    num_heads, rank, plain, value, rotary = 16, 512, 128, 128, 64
+def latent(kernels: _native.Kernels, kept: KVFormat, positions: int, tokens: int, num_heads: int) -> Timed:
+    """DeepSeek's: heads that share rows of 512 + 64 numbers."""
+    rank, plain, value, rotary = 512, 128, 128, 64
     matrix = zeros(num_heads * (plain + value), rank)
     layer = _native.LatentLayer(
         kernels,
@@ -99,11 +100,66 @@ def latent(kernels: _native.Kernels, kept: KVFormat, positions: int, tokens: int
     )
 
 
+def some(*shape: int) -> Float32Array:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def delta_net(kernels: _native.Kernels, _: KVFormat, positions: int, tokens: int) -> Timed:
+    """Qwen3-Next's: 32 heads of 128, of which two share queries and keys."""
+    key_heads, num_heads, dim, kernel = 16, 32, 128, 4
+    channels = (2 * key_heads + num_heads) * dim
+
+    def projection(rows: int) -> _native.Matrix:
+        bits = (some(rows, HIDDEN) / HIDDEN**0.5).view(np.uint32) >> 16
+        return _native.Matrix(bits.astype(np.uint16).view(np.uint8).ravel(), "bf16", rows, HIDDEN)
+
+    layer = _native.DeltaLayer(
+        kernels,
+        [projection(rows) for rows in (channels, num_heads * dim, num_heads, num_heads)],
+        zeros(HIDDEN, num_heads * dim),
+        norm=np.ones(HIDDEN, np.float32),
+        taps=some(kernel, channels),
+        decay=-np.ones(num_heads, np.float32),
+        bias=np.full(num_heads, -3, np.float32),
+        q_norm=np.full(dim, 1 / dim, np.float32),
+        k_norm=np.full(dim, dim**-0.5, np.float32),
+        head_norm=np.ones(dim, np.float32),
+        num_key_heads=key_heads,
+        norm_eps=1e-6,
+        unit_eps=1e-6,
+    )
+    conv, state = np.zeros((kernel - 1, channels), np.float32), np.zeros((num_heads, dim, dim), np.float32)
+    for start in range(0, positions, CHUNK):
+        layer.run(some(min(CHUNK, positions - start), HIDDEN), conv, state, conv, state)
+    x = some(tokens, HIDDEN)
+    return Timed(lambda: layer.run(x, conv, state, conv, state), state.nbytes, 6 * tokens * state.size)
+
+
+def channel_delta(kernels: _native.Kernels, _: KVFormat, positions: int, tokens: int) -> Timed:
+    """Kimi Linear's: 32 heads of 128, whose channels have decays of their own."""
+    num_heads, dim = 32, 128
+    state = np.zeros((num_heads, dim, dim), np.float32)
+
+    def run(count: int) -> Callable[[], None]:
+        vectors = some(3, count, num_heads, dim) / np.float32(dim**0.5)
+        decay = np.full((count, num_heads, dim), 0.95, np.float32)
+        rate = np.full((count, num_heads), 0.5, np.float32)
+        out = np.empty((num_heads, count, dim), np.float32)
+        return lambda: _native.channel_delta(kernels, *vectors, decay, rate, state, state, out)
+
+    for start in range(0, positions, CHUNK):
+        run(min(CHUNK, positions - start))()
+    return Timed(run(tokens), state.nbytes, 6 * tokens * state.size)
+
+
 KINDS: dict[str, Callable[[_native.Kernels, KVFormat, int, int], Timed]] = {
     "Qwen3-30B-A3B, 32 heads of 128 at 4": lambda *given: heads(*given, 32, 4, 128, 0),
     "one key/value head, 8 of 128": lambda *given: heads(*given, 8, 1, 128, 0),
     "gpt-oss, 64 heads of 64 at 8, window of 128, sinks": lambda *given: heads(*given, 64, 8, 64, 128),
-    "DeepSeek-V2-Lite, 16 heads of one latent of 576": latent,
+    "DeepSeek-V2-Lite, 16 heads of one latent of 576": lambda *given: latent(*given, 16),
+    "DeepSeek-V3, 128 heads of one latent of 576": lambda *given: latent(*given, 128),
+    "Qwen3-Next, gated DeltaNet, 32 heads of 128": delta_net,
+    "Kimi Linear, KDA, 32 heads of 128": channel_delta,
 }
 
 
@@ -121,6 +177,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--positions", default="512,8000,32768,100000")
     parser.add_argument("--formats", default="bf16,q8_0")
+    parser.add_argument("--kinds", default="")
     parser.add_argument("--isa", default="")
     parser.add_argument("--prompt", type=int, default=1)
     given = parser.parse_args()
@@ -131,7 +188,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     kernels.begin_pass(given.prompt)
     for name, kind in KINDS.items():
-        for kept in given.formats.split(","):
+        if given.kinds.lower() not in name.lower():
+            continue
+        for kept in ["f32"] if kind in (delta_net, channel_delta) else given.formats.split(","):
             for positions in map(int, given.positions.split(",")):
                 timed = kind(kernels, kept, positions, given.prompt)
                 seconds = best_seconds(timed)
