@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -156,8 +157,8 @@ KINDS: dict[str, Callable[[_native.Kernels, KVFormat, int, int], Timed]] = {
     "Qwen3-30B-A3B, 32 heads of 128 at 4": lambda *given: heads(*given, 32, 4, 128, 0),
     "one key/value head, 8 of 128": lambda *given: heads(*given, 8, 1, 128, 0),
     "gpt-oss, 64 heads of 64 at 8, window of 128, sinks": lambda *given: heads(*given, 64, 8, 64, 128),
-    "DeepSeek-V2-Lite, 16 heads of one latent of 576": lambda *given: latent(*given, 16),
-    "DeepSeek-V3, 128 heads of one latent of 576": lambda *given: latent(*given, 128),
+    "DeepSeek-V2-Lite, 16 heads of one latent of 576": partial(latent, num_heads=16),
+    "DeepSeek-V3, 128 heads of one latent of 576": partial(latent, num_heads=128),
     "Qwen3-Next, gated DeltaNet, 32 heads of 128": delta_net,
     "Kimi Linear, KDA, 32 heads of 128": channel_delta,
 }
@@ -190,7 +191,9 @@ def main() -> None:
     for name, kind in KINDS.items():
         if given.kinds.lower() not in name.lower():
             continue
-        for kept in ["f32"] if kind in (delta_net, channel_delta) else given.formats.split(","):
+        recurrent = kind in (delta_net, channel_delta)
+        formats: list[KVFormat] = ["f32"] if recurrent else given.formats.split(",")
+        for kept in formats:
             for positions in map(int, given.positions.split(",")):
                 timed = kind(kernels, kept, positions, given.prompt)
                 seconds = best_seconds(timed)

@@ -19,6 +19,7 @@ import numpy as np
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.models.cpu.attention import KVState
+from moeinf.models.cpu.latent import LatentState
 from moeinf.terminal.opening import ensure_stored
 from moeinf.types import ByteArray
 
@@ -69,6 +70,8 @@ def main() -> None:
             if isinstance(state, KVState):
                 fill(state.keys, state.format)
                 fill(state.values, state.format)
+            elif isinstance(state, LatentState):
+                fill(state.data, state.format)
         print(f"{given.threads} threads, {model.runner.arithmetic}, keys and values: {given.kv_cache}\n")
         print("| depth | prefill 512, tokens/s | decode, tokens/s |\n|---|---|---|")
         timed(model, ids, 0)  # warms up

@@ -21,7 +21,7 @@ class LatentState:
     planes = 1
 
     def __init__(self, width: int, capacity: int, kept: KVFormat) -> None:
-        self.row_bytes = format_bytes(kept, (width,))
+        self.format, self.row_bytes = kept, format_bytes(kept, (width,))
         self.data: ByteArray = np.empty(capacity * self.row_bytes, np.uint8)
 
     def truncate(self, length: int) -> None:
