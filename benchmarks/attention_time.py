@@ -142,11 +142,11 @@ def channel_delta(kernels: _native.Kernels, _: KVFormat, positions: int, tokens:
     state = np.zeros((num_heads, dim, dim), np.float32)
 
     def run(count: int) -> Callable[[], None]:
-        vectors = some(3, count, num_heads, dim) / np.float32(dim**0.5)
+        q, k, v = some(3, count, num_heads, dim) / np.float32(dim**0.5)
         decay = np.full((count, num_heads, dim), 0.95, np.float32)
         rate = np.full((count, num_heads), 0.5, np.float32)
         out = np.empty((num_heads, count, dim), np.float32)
-        return lambda: _native.channel_delta(kernels, *vectors, decay, rate, state, state, out)
+        return lambda: _native.channel_delta(kernels, q, k, v, decay, rate, state, state, out)
 
     for start in range(0, positions, CHUNK):
         run(min(CHUNK, positions - start))()
