@@ -10,6 +10,7 @@
 # resident    30 GB          Qwen3-30B-A3B geometry, 12 layers, bf16: all and half of the experts on the GPU, beside
 #                            transformers and transformers + accelerate
 # 12gb        17 GB          Qwen3-30B-A3B geometry, 48 layers, q4_k, --vram 12GB
+# cards       17 GB          the same on one card and on two, 8 GB of each; CARDS names two (cuda:0,cuda:1)
 # 24gb        27 GB          Mixtral-8x7B geometry, 32 layers, q4_k, --vram 24GB
 # 24gb-bf16   32 GB          DeepSeek-V2-Lite geometry, 27 layers, bf16, --vram 24GB
 # host-time   as resident    where the host's time of a token goes: all, and half of the experts on the GPU
@@ -22,6 +23,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 gpu=${DEVICE:-cuda:0}
+cards=${CARDS:-cuda:0,cuda:1}
 
 install() {
     "$python" -m pip install -q --no-index --no-build-isolation --no-deps "$here/.."
@@ -41,7 +43,7 @@ prepare() {
                 "$work/qwen12" --layers 12 --device "$gpu"
             "$python" -m moeinf pull "$work/qwen12" --name qwen12:bf16 -q
             ;;
-        12gb) store "$configs/qwen3-30b-a3b/config.json" qwen48:q4_k --layers 48 --quant q4_k ;;
+        12gb | cards) store "$configs/qwen3-30b-a3b/config.json" qwen48:q4_k --layers 48 --quant q4_k ;;
         24gb) store "$configs/mixtral-8x7b/config.json" mixtral32:q4_k --layers 32 --quant q4_k ;;
         24gb-bf16) store "$configs/deepseek-v2-lite/config.json" deepseek27:bf16 --layers 27 ;;
         *) unknown "$row" ;;
@@ -62,6 +64,10 @@ measure() {
                 --cache 50% --rounds 2 --passages 3 --prompt 512 --decode 64 --json "$work/results/resident.json"
             ;;
         12gb) bench 12gb qwen48:q4_k --vram 12GB ;;
+        cards)
+            bench one-card qwen48:q4_k --vram 8GB
+            (gpu=$cards && bench two-cards qwen48:q4_k --vram 8GB)
+            ;;
         24gb) bench 24gb mixtral32:q4_k --vram 24GB ;;
         24gb-bf16) bench 24gb-bf16 deepseek27:bf16 --vram 24GB ;;
         host-time)
@@ -90,7 +96,7 @@ clean() {
             rm -rf "${work:?}/qwen12"
             "$python" -m moeinf rm qwen12:bf16
             ;;
-        12gb) "$python" -m moeinf rm qwen48:q4_k ;;
+        12gb | cards) "$python" -m moeinf rm qwen48:q4_k ;;
         24gb) "$python" -m moeinf rm mixtral32:q4_k ;;
         24gb-bf16) "$python" -m moeinf rm deepseek27:bf16 ;;
         *) unknown "$row" ;;
@@ -99,7 +105,7 @@ clean() {
 }
 
 unknown() {
-    echo "$0: no row $1; known: resident, 12gb, 24gb, 24gb-bf16, host-time" >&2
+    echo "$0: no row $1; known: resident, 12gb, cards, 24gb, 24gb-bf16, host-time" >&2
     exit 2
 }
 

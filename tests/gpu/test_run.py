@@ -59,6 +59,13 @@ def test_tokens_are_the_same_for_every_number_of_slots(quant: str, tmp_path: Any
         assert tokens(stored, expert_cache=slots, ram=host_room(stored, 60), prefetch=False) == whole
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device, or none")
+def test_two_cards_give_the_tokens_of_one(demo: StoredModel) -> None:
+    whole = tokens(demo, expert_cache="100%")
+    for slots in ("8%", "40%", "100%"):
+        assert tokens(demo, device="cuda:0,cuda:1", expert_cache=slots) == whole
+
+
 def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) -> None:
     results = []
     for device in ("cuda", "cpu"):
