@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -45,12 +47,40 @@ class DeviceBlockKVState(DeviceKVState):
         bytes_of_host(rows[:, :, self._kept_bytes :].copy(), self.index_keys[None, start : start + tokens])
 
 
-class DeviceBlockSparse(DeviceAttention):
-    """See Layers.block_sparse.
+class DeviceChosenBlocks(DeviceAttention, ABC):
+    """Attention to blocks that each token chooses by index keys, but for tokens that see no more than they may choose.
 
-    A single token, which is captured, chooses among all blocks of the cache, of which those that are not whole yet
+    A single token, which is captured, chooses among all blocks of the cache, of which those that it may not choose
     count as the worst; and it attends to as many positions as any token may, of which what it does not see comes last.
     """
+
+    _index: BlockIndex
+
+    def new_state(self, capacity: int) -> DeviceBlockKVState:
+        c = self._config
+        shape = (c.num_kv_heads, capacity, c.head_dim)
+        return DeviceBlockKVState(self._weights.device.kind, shape, self._dtype, self._index)
+
+    def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
+        index, tokens, capacity = self._index, len(q), cache.capacity
+        dense = 0 if tokens == 1 else index.seeing_all(positions.start, tokens)
+        if index.seeing_all(0, capacity) == capacity:
+            dense = tokens
+        if dense:
+            super().attend(q[:dense], cache, positions, form, out[:dense])
+        if dense == tokens:
+            return
+        state: DeviceBlockKVState = cache.states[self._layer]
+        chosen = self._chosen(state, positions, dense, tokens - dense)
+        attend_chosen(self._weights.ops.vectors, state, q, chosen, positions, form, out)
+
+    @abstractmethod
+    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+        """The positions of each of the tokens in their order, [tokens, groups, most], as attend_chosen takes them."""
+
+
+class DeviceBlockSparse(DeviceChosenBlocks):
+    """See Layers.block_sparse. Blocks that are not whole yet are not chosen."""
 
     def __init__(
         self,
@@ -65,11 +95,6 @@ class DeviceBlockSparse(DeviceAttention):
         self._index, self._project = index, weights.linear(index_names(site)[0])
         self._index_norms = [weights.norm(norm) for norm in index_norms(site, index)]
 
-    def new_state(self, capacity: int) -> DeviceBlockKVState:
-        c = self._config
-        shape = (c.num_kv_heads, capacity, c.head_dim)
-        return DeviceBlockKVState(self._weights.device.kind, shape, self._dtype, self._index)
-
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: DeviceBlockKVState = cache.states[self._layer]
         projected, width = self._project(x), self._index.num_heads * self._index.head_dim
@@ -78,21 +103,7 @@ class DeviceBlockSparse(DeviceAttention):
         self._queries = projected[:, :width].reshape(len(x), self._index.num_heads, -1)
         super().add_to(x, cache, positions)
 
-    def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
-        index, tokens, capacity = self._index, len(q), cache.capacity
-        dense = 0 if tokens == 1 else index.seeing_all(positions.start, tokens)
-        if index.seeing_all(0, capacity) == capacity:
-            dense = tokens
-        if dense:
-            super().attend(q[:dense], cache, positions, form, out[:dense])
-        if dense == tokens:
-            return
-        state: DeviceBlockKVState = cache.states[self._layer]
-        chosen = self._chosen(state, positions, dense, tokens - dense)
-        attend_chosen(self._weights.ops.vectors, state, q, chosen[:, None], positions, form, out)
-
     def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
-        """The positions of each of the tokens in their order, [tokens, most]; behind them some that it does not see."""
         index, capacity = self._index, len(state.index_keys)
         where = positions_of(positions, first, tokens)
         queries = self._index_norms[0](self._queries[first:])
@@ -105,7 +116,7 @@ class DeviceBlockSparse(DeviceAttention):
         for i in range(0, tokens, size):
             scores = torch.relu(queries[i : i + size] @ blocks.T).sum(1)
             best.append(best_blocks(scores, where[i : i + size], index.num_blocks, index.block, capacity))
-        return positions_of_blocks(torch.cat(best), where, index.block)
+        return positions_of_blocks(torch.cat(best), where, index.block)[:, None]
 
     def _blocks(self, state: DeviceBlockKVState, positions: DevicePositions) -> Tensor:
         """The keys of all blocks of the cache, [blocks, head_dim]; those that are not whole yet have no meaning."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeinf.gpu.vector_ops import AttentionForm
-from moeinf.models.gpu.attention import DeviceAttention
-from moeinf.models.gpu.block_sparse import DeviceBlockKVState, attend_chosen
+from moeinf.models.gpu.block_sparse import DeviceBlockKVState, DeviceChosenBlocks
 from moeinf.models.gpu.indexed import turned_in_front
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceWeights
@@ -18,12 +16,10 @@ from moeinf.models.layers.sparse.group_sparse import group_index_matrices, group
 _NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
 
 
-class DeviceGroupSparse(DeviceAttention):
-    """See Layers.group_sparse.
+class DeviceGroupSparse(DeviceChosenBlocks):
+    """See Layers.group_sparse. Blocks behind a token's own are not chosen."""
 
-    A single token, which is captured, chooses among all blocks of the cache, of which those behind its own count as the
-    worst; and it attends to as many positions as any token may, of which what it does not see comes last.
-    """
+    _index: GroupIndex
 
     def __init__(
         self,
@@ -39,11 +35,6 @@ class DeviceGroupSparse(DeviceAttention):
         self._index_queries, self._index_keys = (weights.linear(name) for name in group_index_matrices(site))
         self._input, self._query_norm, self._key_norm = (weights.norm(n) for n in group_index_norms(site, config))
 
-    def new_state(self, capacity: int) -> DeviceBlockKVState:
-        c = self._config
-        shape = (c.num_kv_heads, capacity, c.head_dim)
-        return DeviceBlockKVState(self._weights.device.kind, shape, self._dtype, self._index)
-
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: DeviceBlockKVState = cache.states[self._layer]
         hidden, where = self._input(x), positions_of(positions, 0, len(x))
@@ -54,25 +45,16 @@ class DeviceGroupSparse(DeviceAttention):
         self._queries = turned_in_front(self._query_norm(queries), cos, sin)
         super().add_to(x, cache, positions)
 
-    def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
-        index, tokens, capacity = self._index, len(q), cache.capacity
-        dense = 0 if tokens == 1 else index.seeing_all(positions.start, tokens)
-        if index.seeing_all(0, capacity) == capacity:
-            dense = tokens
-        if dense:
-            super().attend(q[:dense], cache, positions, form, out[:dense])
-        if dense == tokens:
-            return
-        state: DeviceBlockKVState = cache.states[self._layer]
-        where = positions_of(positions, dense, tokens - dense)
-        size = max(1, _NUMBERS // (index.num_heads * capacity))
+    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+        where = positions_of(positions, first, tokens)
+        size = max(1, _NUMBERS // (self._index.num_heads * len(state.index_keys)))
         chosen = [
-            self._chosen(self._queries[dense + i : dense + i + size], state.index_keys, where[i : i + size])
-            for i in range(0, tokens - dense, size)
+            self._best(self._queries[first + i : first + i + size], state.index_keys, where[i : i + size])
+            for i in range(0, tokens, size)
         ]
-        attend_chosen(self._weights.ops.vectors, state, q, torch.cat(chosen), positions, form, out)
+        return torch.cat(chosen)
 
-    def _chosen(self, queries: Tensor, keys: Tensor, where: Tensor) -> Tensor:
+    def _best(self, queries: Tensor, keys: Tensor, where: Tensor) -> Tensor:
         """queries [tokens, heads, head_dim] -> positions in their order, [tokens, heads, most]; behind them some that a
         token does not see."""
         index, capacity = self._index, len(keys)
