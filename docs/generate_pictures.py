@@ -113,7 +113,7 @@ def tiers() -> Picture:
     p.box(Box(470, 78, 110, 44), "plain", ["KV cache"])
     p.box(Box(594, 78, 110, 44), "plain", ["activations"])
     p.slots(Box(346, 146, 362, 30), 6)
-    p.text(525, 138, "expert cache: equal slots", size=12)
+    p.text(525, 138, "expert cache: slots", size=12)
     kernels = p.box(Box(790, 94, 110, 50), "plain", ["kernels", "of the CPU"])
     p.arrow(disk.side("right", 42), (344, 161))
     p.text(268, 132, "demand first,", size=12)
