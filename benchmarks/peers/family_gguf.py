@@ -33,6 +33,7 @@ from to_gguf import add_vocabulary
 from moeinf.models.family import family_of
 from tests.support.converter.record import converter_of
 
+TYPES = gguf.GGMLQuantizationType
 LISTED = ("layers_block_type", "layer_types", "mlp_layer_types", "moe_layers", "hybrid_override_pattern")
 
 
@@ -52,7 +53,8 @@ def cut(config: dict[str, Any], layers: int, vocab: int) -> dict[str, Any]:
 def write_hole(config: dict[str, Any], folder: Path) -> None:
     """A checkpoint of zeros in bf16 that takes no place on the disk."""
     plan = family_of(config).tensors
-    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()}
+    plain = next(layout for layout in plan.experts if not any(name.endswith("_blocks") for name in layout))
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plain.items()}
     header, end = {}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + 2 * math.prod(shape)]}
@@ -71,8 +73,8 @@ class Replaced:
         self._blocks, self._rng = Blocks(seed), np.random.default_rng(seed + 1)
 
     def add(self, name: str, data: Any, raw_shape: Any = None, raw_dtype: Any = None) -> None:
-        kind = gguf.GGMLQuantizationType.F32 if raw_dtype is None else raw_dtype
-        if kind == gguf.GGMLQuantizationType.F32:
+        kind = TYPES.F32 if raw_dtype is None else raw_dtype
+        if kind == TYPES.F32:
             self._add(name, self._floats(name, data))
             return
         *rest, row_bytes = data.shape
@@ -88,14 +90,15 @@ class Replaced:
     def _matrix(self, name: str, rest: list[int], cols: int) -> None:
         parts = name.split(".")
         layer, base = (int(parts[1]), parts[2]) if parts[0] == "blk" else (-1, parts[0])
-        kind = type_of(base, layer, self._recipe) if cols % 256 == 0 else "Q8_0" if cols % 32 == 0 else "BF16"
+        wanted = type_of(base, layer, self._recipe)
+        kind = next((each for each in (wanted, "Q8_0") if cols % gguf.GGML_QUANT_SIZES[TYPES[each]][0] == 0), "BF16")
         if kind == "BF16":
             wide = self._rng.standard_normal((*rest, cols), np.float32) * cols**-0.5
             drawn = (wide.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         else:
             drawn = self._blocks.draw(kind, math.prod(rest), cols)
         shape = (*rest, drawn.shape[-1])
-        self._add(name, drawn.reshape(shape), raw_dtype=gguf.GGMLQuantizationType[kind])
+        self._add(name, drawn.reshape(shape), raw_dtype=TYPES[kind])
 
 
 def convert(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
@@ -125,6 +128,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     config = cut(json.loads(given.config.read_text()), given.layers, given.vocab)
+    config.pop("quantization_config", None)
     convert(config, given.out, given.recipe, given.seed)
     print(f"{given.out}: {given.out.stat().st_size / 1e9:.3f} GB")
 

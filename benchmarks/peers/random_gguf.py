@@ -81,6 +81,8 @@ def type_of(name: str, layer: int, recipe: str) -> str:
     if recipe == "BY_LAYER" and name.endswith("_exps"):
         inner, down = (("Q4_K", "Q6_K"), ("Q3_K", "Q4_K"), ("Q2_K", "Q3_K"))[min(layer, 2)]
         return down if name == "ffn_down_exps" else inner
+    if recipe == "MXFP4":  # as gpt-oss is published
+        return "MXFP4" if name.endswith("_exps") else "Q8_0"
     if recipe not in ("Q4_K_M", "BY_LAYER"):
         return "Q6_K" if name in ("attn_v", "output") else recipe
     mixed = name in ("attn_v", "ffn_down_exps") and layer % 2 == 0
