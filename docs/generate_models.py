@@ -25,15 +25,25 @@ from moeinf.types import Format, TensorPlan, format_bytes
 HEAD = """\
 # Models
 
-Made by `python docs/generate_models.py` from the table of families (`src/moeinf/models/registry.py`) and from the
-config.json of each checkpoint as published (`tests/support/published`). Do not edit it.
-[adding-a-model.md](adding-a-model.md) tells how a family is added.
+Made by `python docs/generate_models.py` from the table of families (`src/moeinf/models/registry.py`), from the
+config.json of each checkpoint as published (`tests/support/published`), and from what `python -m
+tests.support.pairs.record` has recorded (`parity.json`). Do not edit it. [adding-a-model.md](adding-a-model.md) tells
+how a family is added.
 
 `demo` comes with moeinf: a qwen3_moe of 5.6 million weights, trained on stories, which goes on with a text in words
 that make little sense. `demo:chat` is the same weights with a chat template: the answer is a story that goes on from
 what the user said. System texts and tools are told to it, and change the story, but it obeys no instructions, and
 calls a tool only where the request demands it. The weights of both lie on the disk once.
 
+## All families
+
+Each is compared with its reference on tiny random checkpoints that switch on every feature it has: in float32 the
+logits of a prompt, whose largest difference stands beside the standard deviation of the reference's, and 64 greedy
+tokens of each checkpoint, all of which are the same. "GGUF": files of llama.cpp's converter are read in place.
+"Pictures": the model sees them. "MTP": layers that predict further tokens are kept in the store, and not run.
+
+| family | for example | GGUF | pictures | MTP | checkpoints | logits differ by | deviation | equal tokens |
+|---|---|---|---|---|---|---|---|---|
 """
 SIZES = """\
 ## Sizes
@@ -52,18 +62,33 @@ Every other type of transformers that names experts in its configuration is refu
 | model_type | needs |
 |---|---|
 """
+PARITY = Path(__file__).parent / "parity.json"
 PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
 DENSE_FORMAT: Format = "q4_k"
 HEAD_FORMAT: Format = "q8_0"
 
 
 def render(configs: Path) -> str:
-    lines = [HEAD]
+    parity = json.loads(PARITY.read_text(encoding="utf-8"))
+    lines = [HEAD + "".join(_compared(family, parity[family.model_type]) for family in FAMILIES)]
     for family in FAMILIES:
         lines.append(_section(family))
     lines.append(NOT_RUN + "".join(f"| {name} | {needs} |\n" for name, needs in sorted(REFUSED.items())))
     lines.append(SIZES + "".join(_sizes(path) for path in sorted(configs.glob("*/config.json"))))
     return "\n".join(lines)
+
+
+def _compared(family: FamilyEntry, parity: dict[str, Any]) -> str:
+    cells = [
+        f"[{family.model_type}](#{family.model_type.lower()})",
+        family.checkpoints[0],
+        *("yes" if parity[name] else "" for name in ("gguf", "pictures", "ahead")),
+        str(parity["configs"]),
+        f"{parity['difference']:.1e}",
+        f"{parity['spread']:.2g}",
+        str(parity["tokens"]),
+    ]
+    return "| " + " | ".join(cells) + " |\n"
 
 
 def _section(family: FamilyEntry) -> str:

@@ -69,7 +69,7 @@ def _ratio(own: float, other: float) -> str:
 def compared(bench: str, file: Path, third: bool) -> list[str]:
     file.read_bytes()  # into the page cache
     first = tried(file, "moeinf", lambda: ours(file, 512, 32))
-    ways = ([], ["--repack", "0"])
+    ways: tuple[list[str], ...] = ([], ["--repack", "0"])
     peers = [tried(file, f"llama-bench {' '.join(way)}", lambda w=way: theirs(bench, file, 512, 32, w)) for way in ways]
     second = tried(file, "moeinf again", lambda: ours(file, 512, 32))
     mean = (statistics.fmean((first[0], second[0])), statistics.fmean((first[1], second[1])))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moeinf.models.registry import SUPPORTED
-from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits
+from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits, our_tokens, their_logits, their_tokens
 from tests.support.pairs.experts import layout_in
 from tests.support.tiny_models import all_configs
 
@@ -18,7 +18,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @torch.inference_mode()
 def test_logits_are_those_of_the_reference(pair: Pair) -> None:
-    theirs = pair.theirs(torch.tensor([PROMPT])).logits[0]
+    theirs = their_logits(pair)
     assert theirs.std() > 0.1, "the comparison means something"
     assert (logits(pair.ours, [PROMPT]) - theirs).abs().max() < 1e-4
 
@@ -33,14 +33,7 @@ def test_prefill_in_chunks_equals_prefill_at_once(pair: Pair, size: int) -> None
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
-    theirs = pair.theirs.generate(
-        torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    cache = pair.ours.new_cache(256)
-    ours = [int(pair.ours.forward(PROMPT, cache)[-1].argmax())]
-    for _ in range(63):
-        ours.append(int(pair.ours.forward(ours[-1:], cache)[-1].argmax()))
-    assert ours == theirs[0, len(PROMPT) :].tolist()
+    assert our_tokens(pair) == their_tokens(pair)
 
 
 def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) -> None:

@@ -15,7 +15,17 @@ from moeinf.models.family import EncoderDecoderFamily, family_of
 from moeinf.sampling.beam_search import BeamSearch
 from moeinf.types import Profiler
 from tests.support.pairs.experts import resident_experts, stored
-from tests.support.pairs.translators import ANSWER, CONFIGS, SOURCE, Pair, logits, searched
+from tests.support.pairs.translators import (
+    ANSWER,
+    CONFIGS,
+    SOURCE,
+    Pair,
+    logits,
+    our_tokens,
+    searched,
+    their_logits,
+    their_tokens,
+)
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
@@ -25,15 +35,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @torch.inference_mode()
 def test_logits_are_those_of_the_reference_token_by_token(pair: Pair) -> None:
-    """As it generates: a pass of several tokens would count them against the experts' capacity."""
-    source, past, rows = pair.theirs.get_encoder()(torch.tensor([SOURCE])), None, []
-    for token in ANSWER:
-        out = pair.theirs(
-            encoder_outputs=source, decoder_input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True
-        )
-        past = out.past_key_values
-        rows.append(out.logits[0])
-    theirs = torch.cat(rows)
+    theirs = their_logits(pair)
     assert theirs.std() > 0.05, "the comparison means something"
     assert (logits(pair.ours, [[token] for token in ANSWER]) - theirs).abs().max() < 1e-4
 
@@ -46,16 +48,9 @@ def test_an_answer_in_chunks_equals_the_answer_token_by_token(pair: Pair, size: 
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
-    theirs = pair.theirs.generate(
-        torch.tensor([SOURCE]), max_new_tokens=64, do_sample=False, eos_token_id=None, num_beams=1
-    )[0, 1:].tolist()
-    cache = pair.ours.new_cache(80)
-    pair.ours.encode(SOURCE, cache)
-    ours = [int(pair.ours.forward([pair.config["decoder_start_token_id"]], cache)[-1].argmax())]
-    for _ in range(63):
-        ours.append(int(pair.ours.forward(ours[-1:], cache)[-1].argmax()))
+    ours = our_tokens(pair)
     assert len(set(ours)) > 3, "the comparison means something"
-    assert ours == theirs
+    assert ours == their_tokens(pair)
 
 
 def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) -> None:

@@ -49,6 +49,29 @@ class Pair:
 PROMPT = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7]
 
 
+def their_logits(pair: Pair) -> Tensor:
+    """Of the prompt: [tokens, vocabulary]."""
+    found: Tensor = pair.theirs(torch.tensor([PROMPT])).logits[0]
+    return found
+
+
+def their_tokens(pair: Pair) -> list[int]:
+    """64 greedy ones behind the prompt."""
+    made = pair.theirs.generate(
+        torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return list(made[0, len(PROMPT) :].tolist())
+
+
+def our_tokens(pair: Pair) -> list[int]:
+    cache, tokens = pair.ours.new_cache(256), list(PROMPT)
+    made: list[int] = []
+    while len(made) < 64:
+        made.append(int(pair.ours.forward(tokens, cache)[-1].argmax()))
+        tokens = made[-1:]
+    return made
+
+
 def logits(model: Decoder, chunks: list[list[int]]) -> Tensor:
     cache, whole = model.new_cache(256), sum(map(len, chunks))
     return torch.cat(

@@ -79,6 +79,35 @@ class Pair:
         self.ours = family.build(weights, self.experts, Profiler())
 
 
+def their_logits(pair: Pair) -> Tensor:
+    """Token by token, as it generates: a pass of several would count them against the experts' capacity."""
+    source, past, rows = pair.theirs.get_encoder()(torch.tensor([SOURCE])), None, []
+    for token in ANSWER:
+        out = pair.theirs(
+            encoder_outputs=source, decoder_input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True
+        )
+        past = out.past_key_values
+        rows.append(out.logits[0])
+    return torch.cat(rows)
+
+
+def their_tokens(pair: Pair) -> list[int]:
+    """64 greedy ones."""
+    made = pair.theirs.generate(
+        torch.tensor([SOURCE]), max_new_tokens=64, do_sample=False, eos_token_id=None, num_beams=1
+    )
+    return list(made[0, 1:].tolist())
+
+
+def our_tokens(pair: Pair) -> list[int]:
+    cache = pair.ours.new_cache(80)
+    pair.ours.encode(SOURCE, cache)
+    made = [int(pair.config["decoder_start_token_id"])]
+    while len(made) < 65:
+        made.append(int(pair.ours.forward(made[-1:], cache)[-1].argmax()))
+    return made[1:]
+
+
 def logits(model: EncoderDecoder, chunks: list[list[int]]) -> Tensor:
     cache = model.new_cache(64)
     model.encode(SOURCE, cache)
