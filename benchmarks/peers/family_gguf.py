@@ -34,6 +34,7 @@ from moeinf.models.family import family_of
 from tests.support.converter.record import converter_of
 
 TYPES = gguf.GGMLQuantizationType
+COUNTS = ("num_hidden_layers", "n_layers")
 LISTED = ("layers_block_type", "layer_types", "mlp_layer_types", "moe_layers", "hybrid_override_pattern")
 
 
@@ -41,13 +42,19 @@ def cut(config: dict[str, Any], layers: int, vocab: int) -> dict[str, Any]:
     """The config with its first layers only, in every list that has one entry a layer."""
     if "text_config" in config:
         return config | {"text_config": cut(config["text_config"], layers, vocab), "tie_word_embeddings": False}
-    whole = config.get("num_hidden_layers") or len(config["layers_block_type"])
-    short = {
-        name: value[:layers]
-        for name, value in config.items()
-        if name in LISTED or (isinstance(value, list) and len(value) == whole)
-    }
-    return config | short | {"num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": False}
+    count = next(name for name in (*COUNTS, LISTED[0]) if config.get(name))
+    whole = len(config[count]) if count == LISTED[0] else config[count]
+    said = {name: layers for name in COUNTS if name in config} or {COUNTS[0]: layers}
+    return _first(config, whole, layers) | said | {"vocab_size": vocab, "tie_word_embeddings": False}
+
+
+def _first(config: dict[str, Any], whole: int, layers: int) -> dict[str, Any]:
+    def of(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return _first(value, whole, layers)
+        return value[:layers] if name in LISTED or (isinstance(value, list) and len(value) == whole) else value
+
+    return {name: of(name, value) for name, value in config.items()}
 
 
 def write_hole(config: dict[str, Any], folder: Path) -> None:
@@ -104,9 +111,10 @@ class Replaced:
 def convert(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
     hf = config["architectures"][0]
     vocab = (config.get("text_config") or config)["vocab_size"]
+    tokenizer = {"added_tokens": [], "model": {"vocab": {str(number): number for number in range(vocab)}}}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        (Path(folder) / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": {}}}))
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(tokenizer))
         write_hole(config, Path(folder))
         kind = converter_of(hf)
         kind.set_vocab = lambda self: add_vocabulary(self.gguf_writer, vocab)
