@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.names import ATTENTION, MAMBA, ROUTING_BIASES, layer_names, of_layer, outer_names
 from moeinf.gguf.undo import (
     Columns,
     JoinLatentHeads,
@@ -58,116 +59,6 @@ class Placement:
     experts: tuple[Mapping[str, ExpertSource], ...]  # of each MoE layer, by the plan's parts
 
 
-# What the plans call them -> what GGUF files do. Of a layer both begin with its number.
-_OUTER = {
-    "embed_tokens.weight": ("token_embd.weight",),
-    "norm.weight": ("output_norm.weight",),
-    "norm.bias": ("output_norm.bias",),
-    "word_embeddings.weight": ("token_embd.weight",),
-    "embeddings.weight": ("token_embd.weight",),
-    "norm_f.weight": ("output_norm.weight",),
-    "final_layernorm.weight": ("output_norm.weight",),
-    "embedding_norm.weight": ("token_embd_norm.weight", "output_norm.weight"),
-    "hyper_connection_mixer.hc_norm.weight": ("output_hc_norm.weight",),
-    "hyper_connection_mixer.input_mix_weight_down.weight": ("output_hc_down.weight",),
-    "hyper_connection_mixer.input_mix_weight_up.weight": ("output_hc_up.weight",),
-    "lm_head.weight": ("output.weight",),
-    "lm_head.bias": ("output.bias",),
-}
-_ROUTERS = r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
-_SHARED = r"(?:mlp|mixer|feed_forward|block_sparse_moe)\.shared_(?:experts?|mlp)\."
-_ATTENTION = r"(?:self_attn|attention|mixer)\."
-_MAMBA = r"(?:mamba|mixer|linear_attn|self_attn|attention)\."
-_OF_GEMMA = (
-    (r"(pre|post)_feedforward_layernorm_([12])\.weight", (r"\1_ffw_norm_\2.weight",)),
-    (r"pre_feedforward_layernorm\.weight", ("ffn_norm.weight",)),
-    (r"post_feedforward_layernorm\.weight", ("post_ffw_norm.weight",)),
-    (r"router\.proj\.weight", ("ffn_gate_inp.weight",)),
-    (r"router\.scale", ("ffn_gate_inp.scale",)),
-    (r"layer_scalar", ("layer_output_scale.weight",)),
-)
-_OF_INDEXERS = (
-    (r"self_attn\.indexer\.wk\.weight", ("indexer.attn_k.weight",)),
-    (r"self_attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
-    (r"self_attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
-    (r"self_attn\.indexer\.k_norm\.(weight|bias)", (r"indexer.k_norm.\1",)),
-    (r"self_attn\.index_([qk])_(proj|norm)\.weight", (r"indexer.\1_\2.weight",)),
-    (r"self_attn\.indexer\.([qk])_layernorm\.weight", (r"indexer.\1_norm.weight",)),
-)
-_OF_STREAMS = (
-    (r"attn_hyper_connection\.hc_norm\.weight", ("hc_attn_norm.weight",)),
-    (r"attn_hyper_connection\.input_mix_weight_(down|up)\.weight", (r"hc_attn_\1.weight",)),
-    (r"attn_hyper_connection\.block_inject_weight\.weight", ("hc_attn_inject.weight",)),
-    (r"mlp_hyper_connection\.hc_norm\.weight", ("hc_ffn_norm.weight",)),
-    (r"mlp_hyper_connection\.input_mix_weight_(down|up)\.weight", (r"hc_ffn_\1.weight",)),
-    (r"mlp_hyper_connection\.block_inject_weight\.weight", ("hc_ffn_inject.weight",)),
-    (r"ple\.(key|value)_proj\.weight", (r"ple_\1.weight",)),
-    (r"ple\.(norm_key|norm_query|norm_conv|conv1d)\.weight", (r"ple_\1.weight",)),
-)
-_OF_KDA = (
-    (_ATTENTION + r"([qkv])_conv1d\.weight", (r"ssm_conv1d_\1.weight",)),
-    (_ATTENTION + r"([fg]_[ab])_proj\.weight", (r"ssm_\1.weight",)),
-    (r"attention\.([fg])_proj\.weight", (r"ssm_\1_a.weight", "attn_gate.weight")),
-    (_ATTENTION + r"b_proj\.weight", ("ssm_beta.weight",)),
-    (_ATTENTION + r"o_norm\.weight", ("ssm_norm.weight",)),
-)
-_ROUTING_BIASES = (
-    r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate\.|moe_statics\.|experts\.)?(e_score_correction|expert)_bias"
-)
-_OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"(?:input_layernorm|operator_norm|norm)\.(weight|bias)", (r"attn_norm.\1",)),
-    (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
-    (r"post_attention_layernorm\.(weight|bias)", (r"ffn_norm_exps.\1", r"post_attention_norm.\1", r"ffn_norm.\1")),
-    (r"(?:pre_ff_layernorm|pre_mlp_layernorm|ffn_norm)\.weight", ("ffn_norm.weight",)),
-    (r"post_mlp_layernorm\.weight", ("post_ffw_norm.weight",)),
-    (_ATTENTION + r"([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
-    (_ATTENTION + r"query_key_value\.weight", ("attn_qkv.weight",)),
-    (r"(?:(?:self_attn|mixer)\.o_proj|self_attn\.out_proj|attention\.dense)\.(weight|bias)", (r"attn_output.\1",)),
-    (r"self_attn\.(?:gate_proj|g_proj)\.weight", ("attn_gate.weight",)),
-    (r"self_attn\.([qk])_(?:norm|layernorm)\.weight", (r"attn_\1_norm.weight",)),
-    (_ATTENTION + r"([qk])(?:uery|ey)_layernorm\.weight", (r"attn_\1_norm.weight",)),
-    (r"self_attn\.(?:sinks|attention_sink_bias)", ("attn_sinks.weight",)),
-    (_ATTENTION + r"(q_a|q_b|kv_b)_proj\.(weight|bias)", (r"attn_\1.\2",)),
-    (_ATTENTION + r"kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
-    (_ATTENTION + r"(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
-    (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
-    (r"moe\.router_bias", ("exp_probs_b.bias",)),
-    (r"share_expert\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
-    (_ROUTING_BIASES, ("exp_probs_b.bias", "exp_probs_b")),
-    (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
-    (_SHARED + r"(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
-    (r"shared_mlp\.input_linear\.weight", ("ffn_up_shexp.weight",)),
-    (r"shared_mlp\.output_linear\.weight", ("ffn_down_shexp.weight",)),
-    (r"(?:mlp|mixer|feed_forward)\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
-    (r"mixer\.fc1_latent_proj\.weight", ("ffn_latent_down.weight",)),
-    (r"mixer\.fc2_latent_proj\.weight", ("ffn_latent_up.weight",)),
-    (r"conv\.conv\.(weight|bias)", (r"shortconv.conv.\1",)),
-    (r"conv\.(in|out)_proj\.(weight|bias)", (r"shortconv.\1_proj.\2",)),
-    (r"(?:residual_mlp|feed_forward)\.w1\.weight", ("ffn_gate.weight",)),
-    (r"(?:residual_mlp|feed_forward)\.w3\.weight", ("ffn_up.weight",)),
-    (r"(?:residual_mlp|feed_forward)\.w2\.weight", ("ffn_down.weight",)),
-    (r"linear_attn\.in_proj_qkvz\.weight", ("ssm_in.weight",)),
-    (r"linear_attn\.in_proj_qkv\.weight", ("attn_qkv.weight",)),
-    (r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",)),
-    (r"linear_attn\.in_proj_ba\.weight", ("ssm_ba.weight",)),
-    (r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight", "ssm_ba.weight")),
-    (r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight", "ssm_ba.weight")),
-    (_MAMBA + r"A_log", ("ssm_a",)),
-    (_MAMBA + r"D", ("ssm_d",)),
-    (_MAMBA + r"dt_bias", ("ssm_dt.bias",)),
-    (_MAMBA + r"conv1d\.(weight|bias)", (r"ssm_conv1d.\1",)),
-    (_MAMBA + r"norm\.weight", ("ssm_norm.weight",)),
-    (_MAMBA + r"in_proj\.weight", ("ssm_in.weight",)),
-    (_MAMBA + r"out_proj\.weight", ("ssm_out.weight",)),
-    (r"mamba\.x_proj\.weight", ("ssm_x.weight",)),
-    (r"mamba\.dt_proj\.(weight|bias)", (r"ssm_dt.\1",)),
-    (r"mamba\.(dt|b|c)_layernorm\.weight", (r"ssm_\1_norm.weight",)),
-    *_OF_INDEXERS,
-    *_OF_KDA,
-    *_OF_STREAMS,
-    *_OF_GEMMA,
-)
-_LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
 _PLUS_ONE = {"qwen3next", "qwen35moe", "qwen4exp", "step35", "minimax-m3"}  # whose norms are stored with one added
@@ -204,10 +95,10 @@ def _scale(gguf: Gguf, tensor: GgufTensor, count: int) -> GgufTensor | None:
 def _experts(gguf: Gguf, plan: TensorPlan) -> tuple[Mapping[str, ExpertSource], ...]:
     numbers: dict[int, int] = {}  # of MoE layers: the decoder layer
     for name, (_, pieces) in plan.experts[0].items():
-        found = _LAYER.fullmatch(name)
+        found = of_layer(name)
         assert found is not None, f"{name} is of no layer"
         for piece in pieces:
-            numbers[piece.layer] = int(found[1])
+            numbers[piece.layer] = found[0]
     return tuple(
         {
             part: _expert(gguf, numbers[layer], part, shape, plan.moe.experts_of(layer))
@@ -250,11 +141,10 @@ class _Dense:
         return {name: self._place(name, shape) for name, shape in self._plan.dense.items()}
 
     def _place(self, name: str, shape: tuple[int, ...]) -> DenseSource:
-        layer = _LAYER.fullmatch(name)
+        layer = of_layer(name)
         if layer is None:
-            names = _OUTER[re.sub(r"^(?:model\.(?:language_model\.)?|backbone\.)", "", name)]
-            return self._checked(name, (_find(self._gguf, list(names)),), shape, self._norm(name))
-        number, rest = layer[1], layer[2]
+            return self._checked(name, (_find(self._gguf, outer_names(name)),), shape, self._norm(name))
+        number, rest = layer
         if rest.endswith(".kv_b_proj.weight") and f"blk.{number}.attn_k_b.weight" in self._gguf.tensors:
             halves = tuple(_find(self._gguf, [f"blk.{number}.attn_{half}_b.weight"]) for half in "kv")
             return self._checked(name, halves, shape, (JoinLatentHeads(),))
@@ -266,12 +156,8 @@ class _Dense:
             return self._checked(name, halves, shape, (Stack(),))
         if rest.startswith("ple.ple_embedding."):  # of which there is one, as it lies
             return self._checked(name, (_find(self._gguf, ["per_layer_token_embd.weight"]),), shape, ())
-        for pattern, templates in _OF_LAYERS:
-            found = re.fullmatch(pattern, rest)
-            if found is not None:
-                tensor = _find(self._gguf, [f"blk.{number}.{found.expand(each)}" for each in templates])
-                return self._checked(name, (tensor,), shape, self._undo(rest, tensor, shape))
-        raise AssertionError(f"no GGUF file has a tensor for {name}")  # of a family without a config in config.py
+        tensor = _find(self._gguf, layer_names(number, rest))
+        return self._checked(name, (tensor,), shape, self._undo(rest, tensor, shape))
 
     def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:
         """Widened or as it lies, what comes out has to be what the plan wants."""
@@ -301,18 +187,18 @@ class _Dense:
             return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
         if rest.endswith(".A_log"):
             return (Log() if self._architecture == "bailingmoe3" else LogOfNegative(), Reshape(shape))
-        if re.fullmatch(_MAMBA + r"(D|norm\.weight|[qkv]?_?conv1d\.weight)|(conv\.conv|ple\.conv1d)\.weight", rest):
+        if re.fullmatch(MAMBA + r"(D|norm\.weight|[qkv]?_?conv1d\.weight)|(conv\.conv|ple\.conv1d)\.weight", rest):
             return (Reshape(shape),)
-        if re.fullmatch(_ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
+        if re.fullmatch(ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
             return self._halves(rest, tensor)
-        one_row = rest == "mlp.shared_expert_gate.weight" or re.fullmatch(_ROUTING_BIASES, rest) is not None
+        one_row = rest == "mlp.shared_expert_gate.weight" or re.fullmatch(ROUTING_BIASES, rest) is not None
         if one_row and tensor.shape != shape:
             return (Reshape(shape),)
         return self._norm(rest)
 
     def _halves(self, rest: str, tensor: GgufTensor) -> Undo:
         heads = self._number("attention.head_count")
-        if re.match(_ATTENTION + "k_", rest):
+        if re.match(ATTENTION + "k_", rest):
             heads = self._number("attention.head_count_kv", heads)
         half = tensor.shape[0] // heads // 2
         return (Rows(0, (heads, half, 2), (0, 2, 1)),)
