@@ -32,6 +32,7 @@ Format = Literal[
     "bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4",
     "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s",
     "iq1_s", "iq1_m", "tq1_0", "tq2_0", "nvfp4",
+    "i32",  # of no weights: whole numbers in a GGUF file, which become f32 before anything computes with them
 ]  # fmt: skip
 # Weights and bytes of one block; a row has a whole number of them. The quantised ones are those of ggml, bit for bit.
 # The first five of them are also written; the others come in GGUF files.
@@ -50,6 +51,11 @@ FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
 DEVICE_FORMATS: tuple[Format, ...] = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4")
 
 
+def block_of(format: Format) -> tuple[int, int]:
+    """Weights and bytes of a block, also of whole numbers."""
+    return (1, 4) if format == "i32" else FORMAT_BLOCKS[format]
+
+
 def device_format(format: Format) -> Format:
     """What weights of a format are on a GPU: the same, or q8_0, whose blocks divide those of all that is not there."""
     return format if format in DEVICE_FORMATS else "q8_0"
@@ -57,7 +63,7 @@ def device_format(format: Format) -> Format:
 
 def format_bytes(format: Format, shape: Sequence[int]) -> int:
     """Bytes of a tensor whose rows are cut into blocks. Raises ValueError for a row that ends within a block."""
-    weights, num_bytes = FORMAT_BLOCKS[format]
+    weights, num_bytes = block_of(format)
     if shape[-1] % weights:
         raise ValueError(f"rows of {shape[-1]} are no whole number of {format} blocks of {weights}")
     return math.prod(shape) // weights * num_bytes

@@ -97,11 +97,13 @@ def write_gguf(
     for name, numbers in (scales or {}).items():
         writer.add_tensor(name, numbers)
     for name, values in converted(model_type, c, tensors, fused=fused).items():
+        if values.dtype == np.int32:
+            writer.add_tensor(name, values)
+            continue
         if nvfp4 and name in nvfp4:
             writer.add_tensor(name, nvfp4[name], raw_dtype=gguf.GGMLQuantizationType.NVFP4)
             continue
-        whole = _ALWAYS_F32.search(name) or (model_type == "minimax_m3_vl" and ".indexer." in name)
-        kind = gguf.GGMLQuantizationType["F32" if whole else kinds(name)]
+        kind = gguf.GGMLQuantizationType["F32" if _is_whole(model_type, name, values) else kinds(name)]
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.F16
         blocks, kind = stored(_blocks(values, kind), kind)
@@ -111,6 +113,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf")) if tensors_a_part else [path]
+
+
+def _is_whole(model_type: str, name: str, values: Floats) -> bool:
+    """Whether a tensor is F32, whatever others are."""
+    if model_type == "deepseek_v4":
+        return values.ndim == 1 or re.search(r"hc_|_ape\.", name) is not None
+    return _ALWAYS_F32.search(name) is not None or (model_type == "minimax_m3_vl" and ".indexer." in name)
 
 
 def _blocks(values: Floats, kind: gguf.GGMLQuantizationType) -> Blocks:
@@ -366,11 +375,12 @@ _OWN: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 def converted(
     model_type: str, c: Mapping[str, Any], tensors: Mapping[str, Tensor], *, fused: bool = False
 ) -> dict[str, Floats]:
-    """The tensors of a file in float32, by their names in it."""
+    """The tensors of a file in float32, and whole numbers in int32, by their names in it."""
     found: dict[str, Floats] = {}
     name_of = _names(model_type, c)
     for source, tensor in _gathered(tensors).items():
-        for name, values in _changed(model_type, c, source, tensor.float()):
+        numbers = tensor.float() if tensor.is_floating_point() else tensor.int()
+        for name, values in _changed(model_type, c, source, numbers):
             found[name if name.startswith("blk.") else name_of(name)] = values.numpy()
     if model_type == "phimoe":
         for length in ("short", "long"):

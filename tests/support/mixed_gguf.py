@@ -29,7 +29,11 @@ def without_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.float() / 8 if tensor.ndim > 1 else tensor.float() for name, tensor in tensors.items()}
+    """In f32, and matrices less; but whole numbers, which name something."""
+    return {
+        name: (tensor.float() / 8 if tensor.ndim > 1 else tensor.float()) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def by_turns(types: Sequence[str]) -> Kinds:

@@ -38,6 +38,7 @@ _MIXED = {
     "input_mix_weight_up": "up",
     "block_inject_weight": "inject",
 }
+_HYPER = ("fn", "base", "scale")
 _NEW = {  # which the gguf package that is released does not know
     **{f"{mixer}.{ours}": f"{theirs}_{end}" for mixer, theirs in _MIXERS.items() for ours, end in _MIXED.items()},
     **{f"self_attn.indexer.{each}_layernorm": f"blk.{{bid}}.indexer.{each}_norm" for each in "qk"},
@@ -46,6 +47,41 @@ _NEW = {  # which the gguf package that is released does not know
     **{f"ple.{each}": f"blk.{{bid}}.ple_{each}" for each in ("norm_key", "norm_query", "norm_conv", "conv1d")},
     "ple.ple_embedding.ngram_embedding": "per_layer_token_embd",
     **{f"self_attn.index_{each}": f"blk.{{bid}}.indexer.{each}" for each in ("q_proj", "k_proj", "q_norm", "k_norm")},
+}
+_OF_DEEPSEEK_4 = {
+    "attn.wq_a": "attn_q_a",
+    "attn.wq_b": "attn_q_b",
+    "attn.q_norm": "attn_q_a_norm",
+    "attn.wkv": "attn_kv",
+    "attn.kv_norm": "attn_kv_a_norm",
+    "attn.wo_a": "attn_output_a",
+    "attn.wo_b": "attn_output_b",
+    "attn.attn_sink": "attn_sinks.weight",
+    "attn.indexer.wq_b": "indexer.attn_q_b",
+    "attn.indexer.weights_proj": "indexer.proj",
+    "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn.gate": "ffn_gate_inp",
+    "ffn.gate.bias": "exp_probs_b.bias",
+    "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight",
+    **{f"hc_{layer}_{each}": f"hc_{layer}_{each}.weight" for layer in ("attn", "ffn") for each in _HYPER},
+    **{
+        f"attn.{ours}compressor.{name}": f"{theirs}compressor_{end}"
+        for ours, theirs in (("", "attn_"), ("indexer.", "indexer_"))
+        for name, end in (("wkv", "kv"), ("wgate", "gate"), ("ape", "ape.weight"), ("norm", "norm"))
+    },
+    **{
+        f"ffn.{ours}.{name}": f"ffn_{part}_{theirs}"
+        for ours, theirs in (("experts", "exps"), ("shared_experts", "shexp"))
+        for name, part in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+    },
+}
+_NEW_WHOLE = {
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    **{f"hc_head_{each}": f"output_hc_{each}.weight" for each in _HYPER},
+    **{f"layers.{{bid}}.{ours}": f"blk.{{bid}}.{theirs}" for ours, theirs in _OF_DEEPSEEK_4.items()},
 }
 
 
@@ -69,6 +105,8 @@ def _names() -> Mapping[str, tuple[str, ...]]:
                 found[source] = (*found.get(source, ()), gguf.TENSOR_NAMES[tensor])
     for source, theirs in _NEW.items():
         found["model.layers.{bid}." * ("mixer" not in source) + "model." * ("mixer" in source) + source] = (theirs,)
+    for source, theirs in _NEW_WHOLE.items():
+        found[source] = (*found.get(source, ()), theirs)
     return found
 
 
@@ -77,7 +115,7 @@ def name_of(model_type: str, name: str) -> str:
     if name.startswith("blk."):
         return name
     bare, dot, end = name.rpartition(".")
-    if end not in ("weight", "bias"):
+    if end != "weight" and (end != "bias" or name.endswith("ffn.gate.bias")):
         bare, dot, end = name, "", ""
     layer = re.search(r"layers\.(\d+)\.", bare)
     number = layer[1] if layer else ""

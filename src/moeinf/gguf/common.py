@@ -8,12 +8,14 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.metadata import Metadata, numbers_of
 
 Config = dict[str, Any]
-SIGMOID = 2  # of expert_gating_func, which is softmax (1) elsewhere
+SIGMOID, SQRT_SOFTPLUS = 2, 4  # of expert_gating_func, which is softmax (1) elsewhere
 
 
 def num_layers_of(m: Metadata) -> int:
     """Without those that guess tokens ahead, which lie behind the others."""
     layers, ahead = m.count("block_count"), m.count("nextn_predict_layers", 0)
+    if m.architecture == "deepseek4" and m.tensor(f"blk.{layers - ahead}.nextn.eh_proj.weight") is None:
+        ahead = 0  # llama.cpp counts them only where they are in the file
     if not ahead < layers <= len(m.gguf.tensors):
         raise CheckpointError(
             f"{m.where}: {m.architecture}.block_count is {layers}; the file is damaged, fetch it again"

@@ -17,7 +17,7 @@ from pathlib import Path
 from moeinf.errors import CheckpointError
 from moeinf.gguf.cursor import AGAIN, MAX_HEADER_BYTES, Cursor, Read
 from moeinf.store.files import errors_named, open_regular, read_fully
-from moeinf.types import FORMAT_BLOCKS, Format, format_bytes
+from moeinf.types import Format, block_of, format_bytes
 
 _MAX_TENSORS = 100_000
 _MAX_KEYS = 10_000
@@ -30,11 +30,11 @@ _MAX_PARTS = 1000
 FORMATS: Mapping[int, Format] = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 10: "q2_k", 11: "q3_k", 12: "q4_k",
     13: "q5_k", 14: "q6_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl", 21: "iq3_s",
-    22: "iq2_s", 23: "iq4_xs", 29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4",
+    22: "iq2_s", 23: "iq4_xs", 26: "i32", 29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4",
 }  # fmt: skip
 _OTHER_TYPES = {
     4: "Q4_2, which ggml removed", 5: "Q4_3, which ggml removed", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 31: "Q4_0_4_4, which ggml removed", 32: "Q4_0_4_8, which ggml removed",
+    27: "I64", 28: "F64", 31: "Q4_0_4_4, which ggml removed", 32: "Q4_0_4_8, which ggml removed",
     33: "Q4_0_8_8, which ggml removed", 36: "IQ4_NL_4_4, which ggml removed", 37: "IQ4_NL_4_8, which ggml removed",
     38: "IQ4_NL_8_8, which ggml removed", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
@@ -269,7 +269,7 @@ class _Parser:
                 + (f" ({known}), which moeinf does not compute" if known else ", which moeinf does not know")
                 + "; take a file of another quantisation"
             )
-        weights, _ = FORMAT_BLOCKS[FORMATS[kind]]
+        weights, _ = block_of(FORMATS[kind])
         if shape[-1] % weights:
             raise CheckpointError(
                 f"{what} has rows of {shape[-1]}, no whole number of {FORMATS[kind]} blocks of {weights}; it is damaged"

@@ -7,15 +7,21 @@ from collections.abc import Callable
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.common import (
     SIGMOID,
+    SQRT_SOFTPLUS,
     Config,
     dense_layers_of,
+    expert_width,
+    experts_of,
     grouped_routing,
+    head_dim_of,
     num_layers_of,
     positions_of,
     refuse_unless,
     refuse_unless_sigmoid,
 )
 from moeinf.gguf.metadata import Metadata
+
+_SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 
 
 def _attention(m: Metadata) -> Config:
@@ -55,6 +61,62 @@ def _indexed(m: Metadata) -> Config:
         "index_topk": m.count("attention.indexer.top_k"),
     }
     return _attention(m) | grouped_routing(m) | found
+
+
+def _streams(m: Metadata) -> Config:
+    """Hyper-connections."""
+    return {"hc_mult": m.count("hyper_connection.count"), "hc_eps": m.number("hyper_connection.epsilon")}
+
+
+def _limit(m: Metadata) -> float:
+    """Of all experts' activations, shared ones or not."""
+    limit = m.number("swiglu_clamp_exp")
+    refuse_unless(m, m.number("swiglu_clamp_shexp", limit) == limit, "swiglu_clamp_shexp")
+    return limit
+
+
+def _deepseek4(m: Metadata) -> Config:
+    refuse_unless(m, m.count("expert_gating_func") == SQRT_SOFTPLUS, "expert_gating_func")
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    refuse_unless(m, m.count("expert_shared_count") == 1, "expert_shared_count")
+    m.count("embedding_length_out", 0)
+    layers, ratios = range(num_layers_of(m)), m.values("attention.compress_ratios") or []
+    chooses = [m.tensor(f"blk.{i}.indexer.attn_q_b.weight") is not None for i in layers]
+    rates = {
+        _SPARSE: {ratio for ratio, each in zip(ratios, chooses, strict=False) if each},
+        _HEAVY: {ratio for ratio, each in zip(ratios, chooses, strict=False) if ratio and not each},
+    }
+    sound = len(ratios) >= len(layers) and all(len(each) < 2 and 0 not in each for each in rates.values())
+    if not sound:
+        raise UnsupportedModelError(
+            f"{m.where}: {m.architecture}.attention.compress_ratios {ratios!s:.100} is not a number for each of "
+            f"{len(layers)} layers, with one of layers that have an indexer and one of the others, or 0"
+        )
+    kinds = [
+        _SPARSE if each else _HEAVY if ratio else "sliding_attention"
+        for ratio, each in zip(ratios, chooses, strict=False)
+    ]
+    return _streams(m) | {
+        "model_type": "deepseek_v4",
+        "head_dim": head_dim_of(m),
+        "qk_rope_head_dim": m.count("rope.dimension_count"),
+        "q_lora_rank": m.count("attention.q_lora_rank"),
+        "o_groups": m.count("attention.output_group_count"),
+        "o_lora_rank": m.count("attention.output_lora_rank"),
+        "sliding_window": m.count("attention.sliding_window"),
+        "layer_types": kinds,
+        "compress_rates": {kind: each.pop() for kind, each in rates.items() if each},
+        "compress_rope_theta": m.number("attention.compress_rope_freq_base"),
+        "index_n_heads": m.count("attention.indexer.head_count"),
+        "index_head_dim": m.count("attention.indexer.key_length"),
+        "index_topk": m.count("attention.indexer.top_k"),
+        "hc_sinkhorn_iters": m.count("hyper_connection.sinkhorn_iterations"),
+        "num_hash_layers": m.count("hash_layer_count"),
+        "n_routed_experts": experts_of(m),
+        "moe_intermediate_size": expert_width(m),
+        "routed_scaling_factor": m.number("expert_weights_scale"),
+        "swiglu_limit": _limit(m),
+    }
 
 
 def _glm_dsa(m: Metadata) -> Config:
@@ -141,6 +203,7 @@ def _ling(m: Metadata) -> Config:
 LATENT: dict[str, Callable[[Metadata], Config]] = {
     "deepseek2": _deepseek,
     "deepseek32": _indexed,
+    "deepseek4": _deepseek4,
     "glm-dsa": _glm_dsa,
     "mistral4": _mistral4,
     "kimi-linear": _kimi_linear,

@@ -17,6 +17,10 @@ _OUTER = {
     "hyper_connection_mixer.hc_norm.weight": ("output_hc_norm.weight",),
     "hyper_connection_mixer.input_mix_weight_down.weight": ("output_hc_down.weight",),
     "hyper_connection_mixer.input_mix_weight_up.weight": ("output_hc_up.weight",),
+    "embed.weight": ("token_embd.weight",),
+    "hc_head_fn": ("output_hc_fn.weight",),
+    "hc_head_base": ("output_hc_base.weight",),
+    "hc_head_scale": ("output_hc_scale.weight",),
     "lm_head.weight": ("output.weight",),
     "lm_head.bias": ("output.bias",),
 }
@@ -49,6 +53,28 @@ _OF_STREAMS = (
     (r"mlp_hyper_connection\.block_inject_weight\.weight", ("hc_ffn_inject.weight",)),
     (r"ple\.(key|value)_proj\.weight", (r"ple_\1.weight",)),
     (r"ple\.(norm_key|norm_query|norm_conv|conv1d)\.weight", (r"ple_\1.weight",)),
+)
+_OF_DEEPSEEK_4 = (
+    (r"attn_norm\.weight", ("attn_norm.weight",)),
+    (r"attn\.wq_([ab])\.weight", (r"attn_q_\1.weight",)),
+    (r"attn\.q_norm\.weight", ("attn_q_a_norm.weight",)),
+    (r"attn\.wkv\.weight", ("attn_kv.weight",)),
+    (r"attn\.kv_norm\.weight", ("attn_kv_a_norm.weight",)),
+    (r"attn\.wo_([ab])\.weight", (r"attn_output_\1.weight",)),
+    (r"attn\.attn_sink", ("attn_sinks.weight",)),
+    (r"attn\.compressor\.w(kv|gate)\.weight", (r"attn_compressor_\1.weight",)),
+    (r"attn\.compressor\.(ape|norm)(?:\.weight)?", (r"attn_compressor_\1.weight",)),
+    (r"attn\.indexer\.compressor\.w(kv|gate)\.weight", (r"indexer_compressor_\1.weight",)),
+    (r"attn\.indexer\.compressor\.(ape|norm)(?:\.weight)?", (r"indexer_compressor_\1.weight",)),
+    (r"attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
+    (r"attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
+    (r"ffn\.gate\.weight", ("ffn_gate_inp.weight",)),
+    (r"ffn\.gate\.bias", ("exp_probs_b.bias",)),
+    (r"ffn\.gate\.tid2eid", ("ffn_gate_tid2eid.weight",)),
+    (r"ffn\.shared_experts\.w1\.weight", ("ffn_gate_shexp.weight",)),
+    (r"ffn\.shared_experts\.w2\.weight", ("ffn_down_shexp.weight",)),
+    (r"ffn\.shared_experts\.w3\.weight", ("ffn_up_shexp.weight",)),
+    (r"hc_(attn|ffn)_(fn|base|scale)", (r"hc_\1_\2.weight",)),
 )
 _OF_KDA = (
     (ATTENTION + r"([qkv])_conv1d\.weight", (r"ssm_conv1d_\1.weight",)),
@@ -112,9 +138,10 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *_OF_KDA,
     *_OF_STREAMS,
     *_OF_GEMMA,
+    *_OF_DEEPSEEK_4,
 )
 _PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.)"
-_LAYER = re.compile(rf"{_PREFIX}layers\.(\d+)\.(.*)")
+_LAYER = re.compile(rf"{_PREFIX}?layers\.(\d+)\.(.*)")
 
 
 def of_layer(name: str) -> tuple[int, str] | None:

@@ -16,6 +16,7 @@ from moeinf.gguf.undo import (
     Kind,
     Log,
     LogOfNegative,
+    Numbers,
     Reshape,
     Rows,
     Stack,
@@ -115,9 +116,9 @@ def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: 
     whole = shape if tensor is None else (2 * shape[0], *shape[1:])  # gate's rows, then up's
     if tensor is None:
         tensor = _find(gguf, [f"blk.{layer}.ffn_{which}_exps.{end}"])
-    if tensor.shape != (experts, *whole):
+    if tensor.shape != (experts, *whole) or tensor.format == "i32":
         raise CheckpointError(
-            f"{gguf.where}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, "
+            f"{gguf.where}: tensor {tensor.name!r} is {tensor.format} of the shape {list(tensor.shape)}, "
             f"its metadata mean {[experts, *whole]}; the file is damaged"
         )
     num_bytes, stride = format_bytes(tensor.format, shape), format_bytes(tensor.format, whole)
@@ -154,6 +155,9 @@ class _Dense:
         if rest == "self_attn.indexer.index_qk_proj.weight":
             halves = tuple(_find(self._gguf, [f"blk.{number}.indexer.{half}_proj.weight"]) for half in "qk")
             return self._checked(name, halves, shape, (Stack(),))
+        if name in self._plan.whole:
+            tensor = _find(self._gguf, layer_names(number, rest))
+            return self._checked(name, (tensor,), shape, (Numbers(self._plan.whole[name]),))
         if rest.startswith("ple.ple_embedding."):  # of which there is one, as it lies
             return self._checked(name, (_find(self._gguf, ["per_layer_token_embd.weight"]),), shape, ())
         tensor = _find(self._gguf, layer_names(number, rest))
@@ -162,8 +166,8 @@ class _Dense:
     def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:
         """Widened or as it lies, what comes out has to be what the plan wants."""
         kind = outcome([Kind(tensor.format, tensor.shape) for tensor in tensors], undo)
-        if kind is None or kind.shape != shape:
-            said = " and ".join(f"{tensor.name!r} {list(tensor.shape)}" for tensor in tensors)
+        if kind is None or kind.shape != shape or kind.format == "i32":
+            said = " and ".join(f"{each.name!r} ({each.format}, {list(each.shape)})" for each in tensors)
             raise CheckpointError(
                 f"{self._gguf.where}: tensor {said} cannot be {name} {list(shape)}, which the metadata mean; "
                 "the file is damaged"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from moeinf._native import dequantise
 from moeinf.errors import StoreError
-from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, format_bytes
+from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, block_of, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Kind:
 
     @property
     def plain(self) -> bool:
-        return FORMAT_BLOCKS[self.format][0] == 1
+        return block_of(self.format)[0] == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Stored:
     def rows(self) -> ByteArray:
         """[rows, bytes of a row]"""
         return self.data.reshape(math.prod(self.kind.shape[:-1]), -1)
+
+
+class Unsound(Exception):
+    """What a tensor has instead of what it must have."""
 
 
 class Step(Protocol):
@@ -213,6 +217,24 @@ class JoinLatentHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbers:
+    """Whole numbers from 0 on, below a limit, as f32."""
+
+    below: int
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        return Kind("f32", kind.shape) if kind.format == "i32" else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        numbers = sources[0].data.view(np.int32)
+        least, most = int(numbers.min()), int(numbers.max())
+        if least < 0 or most >= self.below:
+            raise Unsound(f"has numbers from {least} to {most}, and must be below {self.below}")
+        return numbers.astype(np.float32).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
 class Widen:
     """For what computes with numbers alone: norms, routers, the matrix that latent attention folds."""
 
@@ -225,7 +247,7 @@ class Widen:
 
 
 Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
-_KINDS = (Reshape, Rows, Columns, TakeRows, Stack, Subtract, Log, LogOfNegative, JoinLatentHeads, Widen)
+_KINDS = (Reshape, Rows, Columns, TakeRows, Stack, Subtract, Log, LogOfNegative, JoinLatentHeads, Numbers, Widen)
 _STEPS: Mapping[str, type[Any]] = {each.__name__: each for each in _KINDS}
 
 
@@ -235,14 +257,20 @@ def outcome(kinds: Sequence[Kind], undo: Undo) -> Kind | None:
     return kind if kind is not None else _through([Kind("f32", each.shape) for each in kinds], undo)
 
 
-def undone(sources: Sequence[Stored], undo: Undo) -> Stored:
-    """Takes all steps, of blocks as they lie where every step takes them. `outcome` has said that the steps fit."""
+def undone(sources: Sequence[Stored], undo: Undo, name: str = "") -> Stored:
+    """Takes all steps, of blocks as they lie where every step takes them. `outcome` has said that the steps fit.
+
+    name: of the tensor. Raises StoreError for numbers that it cannot have.
+    """
     if _through([source.kind for source in sources], undo) is None:
         sources = [_widened(source) for source in sources]
     for step in undo:
         kind = step.becomes([source.kind for source in sources])
         assert kind is not None, f"{step} was given {[source.kind for source in sources]}"
-        sources = [Stored(kind, step.apply(sources))]
+        try:
+            sources = [Stored(kind, step.apply(sources))]
+        except Unsound as fault:
+            raise StoreError(f"tensor {name!r} {fault}; fetch the file again") from None
     (result,) = sources
     return result
 

@@ -6,7 +6,7 @@ import re
 from typing import Any, cast
 
 from moeinf.errors import StoreError
-from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format
+from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format, block_of
 
 LARGEST = 1 << 62  # of a size or offset
 
@@ -47,9 +47,10 @@ class CheckedObject:
             raise self.error("dtype", f"is {value[:100]!r}; known: {', '.join(DTYPE_BYTES)}")
         return cast(DType, value)
 
-    def format(self, name: str) -> Format:
+    def format(self, name: str, *, whole: bool = False) -> Format:
+        """whole: whether it may be one of whole numbers."""
         value = self.text(name)
-        if value not in FORMAT_BLOCKS:
+        if value not in FORMAT_BLOCKS and not (whole and value == "i32"):
             raise self.error(name, f"is {value[:100]!r}; known: {', '.join(FORMAT_BLOCKS)}")
         return cast(Format, value)
 
@@ -58,7 +59,7 @@ class CheckedObject:
         shape = self.take("shape", list)
         if not all(type(size) is int and 0 < size < 1 << 31 for size in shape) or not 1 <= len(shape) <= 8:
             raise self.error("shape", f"is {str(shape)[:100]}; must be positive whole numbers")
-        weights = FORMAT_BLOCKS[format][0]
+        weights = block_of(format)[0]
         if shape[-1] % weights:
             raise self.error("shape", f"is {shape}; rows must be whole {format} blocks of {weights}")
         return tuple(shape)

@@ -20,6 +20,7 @@ from moeinf.types import (
     ExpertLayout,
     Format,
     TensorSpec,
+    block_of,
     format_bytes,
 )
 
@@ -70,7 +71,7 @@ class BlockTensor(NamedTuple):
 
 
 def is_quantised(format: Format) -> bool:
-    return FORMAT_BLOCKS[format][0] > 1
+    return block_of(format)[0] > 1
 
 
 def is_table(tensor: str) -> bool:

@@ -18,7 +18,7 @@ from moeinf.errors import StoreError
 from moeinf.store.dense import dense_tensors, scale_fault
 from moeinf.store.files import drop_cached, open_regular, read_fully
 from moeinf.store.format import DENSE_FILE, VISION_FILE, is_quantised, is_table
-from moeinf.types import FORMAT_BLOCKS, ExpertLayout, ModelInfo, SumRun, TensorSpec
+from moeinf.types import ExpertLayout, ModelInfo, SumRun, TensorSpec, block_of
 
 _CHUNK_BYTES = 4 << 20
 _TABLE_UNIT_BYTES = 4096  # of a table: what a disk reads at least, so that its sums take a thousandth of it
@@ -134,7 +134,7 @@ def _check_part(
     fd: int, span: Span, start: int, num_bytes: int, spec: TensorSpec | None, buffer: memoryview, sums: _Sums
 ) -> None:
     """Reads a part of a span in pieces of whole blocks or units, and adds them to the sums."""
-    unit_bytes, block_bytes = _unit_bytes(span, start, num_bytes, spec), FORMAT_BLOCKS[spec.dtype][1] if spec else 1
+    unit_bytes, block_bytes = _unit_bytes(span, start, num_bytes, spec), block_of(spec.dtype)[1] if spec else 1
     small = unit_bytes <= _CHUNK_BYTES
     step = _CHUNK_BYTES - _CHUNK_BYTES % (unit_bytes if small else block_bytes)
     of_units, of_part = [], 0

@@ -26,6 +26,7 @@ from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.checkpoints import write_checkpoint
 from tests.support.converter.meant import meant
+from tests.support.converter.published import published
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.mixed_gguf import small, without_vocabulary
@@ -91,6 +92,27 @@ def test_a_table_of_n_grams_stays_in_the_file(tmp_path: Path) -> None:
     sizes = PlacedSizes(stored.manifest.in_place, family_of(config_of(read_gguf(file))).tensors, stored.path)
     [table] = [name for name in sizes.recipes if ".ngram_embedding." in name]
     assert sizes.recipes[table].kind.shape == (432, 12) and table in sizes.mapped and table not in sizes.kinds
+
+
+def test_experts_in_fp4_and_tables_of_experts_are_those_of_the_published_checkpoint(tmp_path: Path) -> None:
+    config, tensors = checkpoint("deepseek_v4")
+    tensors = small(tensors)
+    shipped = write_checkpoint(tmp_path / "c", published(config, tensors), config | {"expert_dtype": "fp4"}, 0)
+    wanted = logits(pull(str(shipped), home=tmp_path / "home"))
+    kinds = {True: "MXFP4", False: "F32"}
+    [file] = write_gguf(tmp_path / "model.gguf", config, tensors, kinds=lambda name: kinds["_exps." in name])
+    stored = ensure(str(file), home=tmp_path / "home")
+    assert {spec.dtype for layout in stored.manifest.layers for spec in layout.tensors} == {"mxfp4"}
+    own = pull(str(file), PullOptions(repack=True), home=tmp_path / "home")
+    for model, options in ((stored, {}), (stored, {"expert_cache": "30%", "prefetch": False}), (own, {})):
+        assert np.array_equal(logits(model, **options), wanted), options
+    assert stored.manifest.in_place is not None
+    [table] = [place for place in stored.manifest.in_place.dense if place.name == "layers.1.ffn.gate.tid2eid"]
+    with file.open("r+b") as damaged:
+        damaged.seek(table.sources[0].offset_bytes + 44)
+        damaged.write(b"\x08\0\0\0")
+    with pytest.raises(StoreError, match=r"gate\.tid2eid' has numbers from 0 to 8, and must be below 8; fetch"):
+        logits(stored)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from moeinf.models.family import family_of
@@ -15,6 +16,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "afmoe": "afmoe",
     "bailing_hybrid": "bailingmoe3",
     "deepseek_v32": "deepseek32",
+    "deepseek_v4": "deepseek4",
     "glm4_moe_lite": "deepseek2",
     "glm_moe_dsa": "glm-dsa",
     "granitemoe_swa": "granite_swa",
@@ -37,6 +39,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
 def as_published(config: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "bailing_hybrid": _ling,
+        "deepseek_v4": _deepseek4,
         "hunyuan_v1_moe": _hunyuan,
         "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
         "mimo_v2_flash": _mimo,
@@ -46,6 +49,20 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
         "step3p7": _step,
     }
     return own.get(config["model_type"], dict)(config)
+
+
+def _deepseek4(c: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in c.items() if name not in ("layer_types", "mlp_layer_types")}
+    return kept | {
+        "model_type": "deepseek4",  # as of MiMo
+        "qk_rope_head_dim": int(c["head_dim"] * c["partial_rotary_factor"]),
+        "compress_ratios": [c["compress_rates"].get(kind, 0) for kind in c["layer_types"]],
+        "num_hash_layers": c["mlp_layer_types"].count("hash_moe"),
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "scoring_func": "sqrtsoftplus",
+    }
 
 
 def _hunyuan(c: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +146,33 @@ def published_name(config: dict[str, Any], name: str) -> str:
     if config["model_type"] == "kimi_linear":
         return re.sub(r"\.mlp\.(gate|experts|shared_experts)\.", r".block_sparse_moe.\1.", name)
     return name
+
+
+def published(config: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint, as it is published."""
+    found = {published_name(config, name): tensor for name, tensor in (tensors | hashes(config)).items()}
+    if config["model_type"] != "deepseek_v4":
+        return found
+    from gguf import GGMLQuantizationType, quants  # the converter's own, where it is recorded
+
+    for name in [name for name in found if re.search(r"hc_\w+$|\.ape$|sink$", name)]:
+        found[name] = found[name].float()
+    for name in [name for name in found if ".ffn.experts." in name]:
+        blocks = quants.quantize(found[name].float().numpy(), GGMLQuantizationType.MXFP4).reshape(
+            len(found[name]), -1, 17
+        )
+        codes = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], -1)
+        pairs = codes[..., ::2] | codes[..., 1::2] << 4
+        found[name] = torch.from_numpy(pairs.reshape(len(pairs), -1)).view(torch.int8)
+        scales = torch.from_numpy(blocks[..., 0].copy())
+        found[name.removesuffix("weight") + "scale"] = scales.view(torch.float8_e8m0fnu)
+    return found | {"head.weight": found.pop("lm_head.weight")}
+
+
+def fp4(tensor: torch.Tensor) -> torch.Tensor:
+    """Of multiples of 1/128 the eighths of numbers that FP4 has."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6, 6])
+    return (values[((tensor + 1) * 8).long().clamp(max=15)] / 8).to(torch.bfloat16)
 
 
 def hashes(config: dict[str, Any]) -> dict[str, torch.Tensor]:

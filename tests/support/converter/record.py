@@ -1,9 +1,9 @@
 """Records what llama.cpp's converter makes of tiny checkpoints, which tests/unit/gguf/test_converter.py compares with.
 
-    python -m tests.support.converter.record <folder of llama.cpp>
+    python -m tests.support.converter.record <folder of llama.cpp> [<name of a config> ...]
 
-For each config: the metadata, and of every tensor its type, shape and a digest. The weights are numbers that every
-version of every library makes again, so the checkpoints themselves need not be kept.
+Without names, all are recorded anew. For each config: the metadata, and of every tensor its type, shape and a digest.
+The weights are numbers that every version of every library makes again, so the checkpoints themselves need not be kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ from torch import Tensor
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.models.family import family_of
 from tests.support import hybrid_gguf
-from tests.support.converter.published import ARCHITECTURES, as_published, hashes, published_name
-from tests.support.converter.recorded import RECORDED
+from tests.support.converter.published import ARCHITECTURES, as_published, fp4, published
+from tests.support.converter.recorded import RECORDED, recorded
 from tests.support.tiny_models import all_configs
 
 NAMES = (
@@ -87,6 +88,7 @@ _HF = {
     "afmoe": "AfmoeForCausalLM",
     "bailing_hybrid": "BailingMoeV3ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
+    "deepseek_v4": "DeepseekV4ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "granitemoe_swa": "GraniteMoeSWAForCausalLM",
@@ -107,7 +109,7 @@ _HF = {
 
 
 def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A config, and the tensors that it implies, of multiples of 1/128 in bf16."""
+    """A config, and the tensors that it implies, of multiples of 1/128 in bf16, and of whole numbers."""
     config = all_configs()[name]
     plan = family_of(config).tensors
     layout = plan.experts[1 if config["model_type"] in _SECOND_LAYOUT else 0]
@@ -118,7 +120,17 @@ def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         numbers = generator.random_raw(int(np.prod(shape))) >> np.uint64(56)
         values = (numbers.astype(np.float32) - 128) / 128
         tensors[source] = torch.from_numpy(values).reshape(shape).to(torch.bfloat16)
+        if source in plan.whole:
+            tensors[source] = _table(numbers.astype(np.int64).reshape(shape), plan.whole[source])
+        elif config["model_type"] == "deepseek_v4" and source in layout:  # which the converter knows in FP4 alone
+            tensors[source] = fp4(tensors[source])
     return config, tensors
+
+
+def _table(numbers: npt.NDArray[np.int64], below: int) -> Tensor:
+    """Rows of different numbers, made of any."""
+    steps = np.arange(numbers.shape[1]) * (1 + numbers[:, 1:2] % 2 * 2)
+    return torch.from_numpy((numbers[:, :1] + steps) % below)
 
 
 def summary(gguf: Gguf) -> dict[str, Any]:
@@ -165,7 +177,7 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     hf = config.get("architectures", [_HF[config["model_type"]]])[0]
     said = hybrid_gguf.as_published(as_published(config)) | {"architectures": [hf]}
     (folder / "config.json").write_text(json.dumps(said))
-    tensors = {published_name(config, source): tensor for source, tensor in (tensors | hashes(config)).items()}
+    tensors = published(config, tensors)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     vocabulary = {str(number): number for number in range(97)}  # which some classes count
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": vocabulary}}))
@@ -183,8 +195,9 @@ def main() -> None:
     llama_cpp = Path(sys.argv[1])
     sys.path[:0] = [str(llama_cpp / "gguf-py")]
     sys.path.append(str(llama_cpp))
-    found = {}
-    for name in NAMES:  # each in a process of its own: the converter leaves its classes changed
+    known = recorded() if sys.argv[2:] else {}
+    found = {name: known[name] for name in NAMES if name in known and name not in sys.argv[2:]}
+    for name in sys.argv[2:] or NAMES:  # each in a process of its own: the converter leaves its classes changed
         with tempfile.TemporaryDirectory() as folder:
             answer = Path(folder) / "answer.json"
             child = os.fork()
@@ -193,7 +206,7 @@ def main() -> None:
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0, name
             found[name] = json.loads(answer.read_text())
-    lines = (f"{json.dumps(name)}: {json.dumps(each, separators=(',', ':'))}" for name, each in found.items())
+    lines = (f"{json.dumps(name)}: {json.dumps(found[name], separators=(',', ':'))}" for name in NAMES)
     RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

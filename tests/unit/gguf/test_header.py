@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.header import FORMATS, GgufHeader, parse_gguf, read_gguf
-from moeinf.types import FORMAT_BLOCKS
+from moeinf.types import block_of
 from tests.support.gguf_bytes import ARRAY, BOOL, STRING, U32, Entry, header, text, whole
 
 SOUND = whole(header({"general.architecture": "x", "n": 3, "tokens": ["a", "bc", ""]}, [Entry()]), 512)
@@ -80,7 +80,7 @@ def test_a_header_reads_as_the_gguf_package_wrote_it(
 def test_every_format_is_ggmls() -> None:
     for number, name in FORMATS.items():
         kind = gguf.GGMLQuantizationType(number)
-        assert kind.name.lower() == name and FORMAT_BLOCKS[name] == gguf.GGML_QUANT_SIZES[kind]
+        assert kind.name.lower() == name and block_of(name) == gguf.GGML_QUANT_SIZES[kind]
 
 
 def test_a_vocabulary_is_read_across_the_borders_of_what_is_read_at_once() -> None:
@@ -132,7 +132,7 @@ def test_a_vocabulary_is_read_across_the_borders_of_what_is_read_at_once() -> No
         (whole(header({}, [Entry(type=8, ne=(33, 4))]), 512), "rows of 33"),
         (whole(header({}, [Entry(type=4)]), 512), "Q4_2, which ggml removed"),
         (whole(header({}, [Entry(type=31)]), 512), "Q4_0_4_4"),
-        (whole(header({}, [Entry(type=26)]), 512), "I32"),
+        (whole(header({}, [Entry(type=27)]), 512), "I64"),
         (whole(header({}, [Entry(type=999)]), 512), "type 999, which moeinf does not know"),
         (whole(header({}, [Entry(name="\n")]), 512), "unprintable"),
         (whole(header({}, [Entry(name="a" * 501)]), 512), "text of 501 bytes"),

@@ -247,6 +247,11 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("deepseek_v3", {"deepseek2.expert_gating_func": 1}, ("expert_gating_func",)),
         ("qwen3_next", {"qwen3next.ssm.time_step_rank": 0}, ("ssm.",)),
         ("qwen3_next", {"qwen3next.ssm.inner_size": 7}, ("ssm.inner_size 7",)),
+        ("deepseek_v4", {"deepseek4.expert_gating_func": 2}, ("expert_gating_func",)),
+        ("deepseek_v4", {"deepseek4.swiglu_clamp_shexp": [0.5] * 4}, ("swiglu_clamp_shexp",)),
+        ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0]}, ("compress_ratios [6, 2, 0] is not",)),
+        ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0, 4]}, ("compress_ratios [6, 2, 0, 4] is",)),
+        ("deepseek_v4", {"deepseek4.hash_layer_count": 3}, ("ffn_gate_tid2eid",)),
         ("qwen4_exp", {"qwen4exp.attention.compress_ratios": [0] * 4}, ("compress_ratios [0, 0, 0, 0]",)),
         ("qwen4_exp", {"qwen4exp.ple.layers": [0, 2]}, ("ple is not of one layer",)),
         ("qwen4_exp", {"qwen4exp.ple.head_offsets": [0, 1, 2, 3]}, ("one behind the other",)),
@@ -269,6 +274,28 @@ def test_what_guesses_tokens_ahead_is_left_out(tmp_path: Path) -> None:
     made = config_of(found)
     assert made["num_hidden_layers"] == 3
     assert places_of(found, family_of(made).tensors).dense.keys() == family_of(config).tensors.dense.keys()
+
+
+def test_compressed_layers_have_positions_of_their_own(tmp_path: Path) -> None:
+    """As DeepSeek-V4 is published, which counts a layer that guesses ahead among the ratios alone."""
+    config, tensors = checkpoint("deepseek_v4")
+    said = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
+    fields = {f"deepseek4.rope.scaling.{name}": value for name, value in said.items()}
+    fields |= {"deepseek4.attention.compress_ratios": [6, 2, 0, 2, 0], "deepseek4.nextn_predict_layers": 1}
+    path = tmp_path / "model.gguf"
+    made = config_of(read_gguf(write_gguf(path, config, tensors, metadata=fields)[0]))
+    yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+    ours, theirs = (dict(facts(vars(family_of(c))["_config"])) for c in (made, config | {"rope_scaling": yarn}))
+    assert ours == theirs
+
+
+def test_whole_numbers_are_taken_for_no_weights(tmp_path: Path) -> None:
+    config, tensors = checkpoint("deepseek_v4")
+    for beginning in ("layers.0.attn_norm.", "layers.0.attn.wq_a.", "layers.2.ffn.experts."):
+        whole = {name: tensor.int() if name.startswith(beginning) else tensor for name, tensor in tensors.items()}
+        found = read_gguf(write_gguf(tmp_path / "model.gguf", config, whole)[0])
+        with pytest.raises(CheckpointError, match="i32"):
+            places_of(found, family_of(config_of(found)).tensors)
 
 
 def test_positions_of_llama_3_come_from_a_tensor(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from moeinf.types import FORMAT_BLOCKS, ByteArray, ExpertForm, Float32Array, For
 from tests.oracles.kernels import ExpertPart, ReferenceExpertKernel, reference_linear
 from tests.support.blocks import WRITTEN, even_blocks
 
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS: tuple[Format, ...] = tuple(FORMAT_BLOCKS)
 # Largest difference between results and those of unrounded activations, relative to the largest result.
 TOLERANCE = {"f32": 1e-5, "f16": 1e-5, "bf16": 0.01}
 QUANTISED_TOLERANCE = 0.02

@@ -60,6 +60,7 @@ class PlacedSizes:
         shapes = {name: recipe.kind.shape for name, recipe in self.recipes.items()}
         in_memory = check_against_plan(where, shapes, plan)
         self.lookups = [name for name in self.recipes if name in plan.lookups and self.recipes[name].as_it_lies]
+        self.made_lookups = [name for name in self.recipes if name in plan.lookups and name not in self.lookups]
         self.mapped = [name for name in self.lookups if name not in in_memory]
 
     @property
@@ -139,7 +140,14 @@ class PlacedDense:
 
     def lookups(self) -> dict[str, StoredTensor]:
         """Returns the tensors of which rows are looked up, in the mapped files."""
-        return self._looked_up(self._lookups)
+        made = {}
+        for name in self._sizes.made_lookups:
+            sources = self._recipes[name].place.sources
+            given = {each: self._mapped_file(each).part(each.offset_bytes, each.num_bytes) for each in sources}
+            for source, data in given.items():
+                self._check(source, data)
+            made[name] = self._made(name, given)
+        return made | self._looked_up(self._lookups)
 
     def _batches(self, names: Sequence[str]) -> Iterator[list[str]]:
         """What stays where it is read to comes at once; of what is undone, some at a time."""
@@ -165,15 +173,19 @@ class PlacedDense:
         found = self._bytes_of(sources, config, count, on_wait)
         with ThreadPoolExecutor(config.threads or usable_cores()) as pool:
             list(pool.map(lambda source: self._check(source, found[source]), sources))
-        tensors = {}
-        for name in names:
-            recipe = self._recipes[name]
-            given = [Stored(Kind(each.format, each.shape), found[each]) for each in recipe.place.sources]
-            made = undone(given, recipe.undo)
-            # A copy of what was made, so that what it was made of can go.
-            data = made.data if recipe.as_it_lies else np.array(made.data)
-            tensors[name] = StoredTensor(data, made.kind.format, made.kind.shape)
-        return tensors
+        return {name: self._made(name, found) for name in names}
+
+    def _made(self, name: str, found: Mapping[TensorPlace, ByteArray]) -> StoredTensor:
+        recipe = self._recipes[name]
+        given = [Stored(Kind(each.format, each.shape), found[each]) for each in recipe.place.sources]
+        made = undone(given, recipe.undo, name)
+        # A copy of what was made, so that what it was made of can go.
+        data = made.data if recipe.as_it_lies else np.array(made.data)
+        return StoredTensor(data, made.kind.format, made.kind.shape)
+
+    def _mapped_file(self, source: TensorPlace) -> MappedFile:
+        with errors_named(self._paths[source.file]):
+            return MappedFile(self._paths[source.file])
 
     def _bytes_of(
         self,
@@ -228,8 +240,7 @@ class PlacedDense:
         found = {}
         for name in names:
             (source,) = self._recipes[name].place.sources
-            with errors_named(self._paths[source.file]):
-                mapped = MappedFile(self._paths[source.file])
+            mapped = self._mapped_file(source)
             data = mapped.part(source.offset_bytes, source.num_bytes)
             check = self._sums[source.file].row_check(_spec(source), data)
             check = mapped.row_check(source.offset_bytes, source.num_bytes // source.shape[0], check)

@@ -138,7 +138,7 @@ def _made(place: DensePlace, files: Sequence[_File]) -> ByteArray:
         Stored(Kind(each.format, each.shape), files[each.file].read(each.offset_bytes, each.num_bytes))
         for each in place.sources
     ]
-    return np.ascontiguousarray(undone(given, _undo(place)).data)
+    return np.ascontiguousarray(undone(given, _undo(place), place.name).data)
 
 
 def _undo(place: DensePlace) -> Undo:

@@ -164,7 +164,7 @@ def _parse_dense(item: CheckedObject, files: tuple[PlacedFile, ...]) -> DensePla
 
 
 def _parse_tensor(item: CheckedObject, files: tuple[PlacedFile, ...]) -> TensorPlace:
-    format = item.format("format")
+    format = item.format("format", whole=True)
     place = TensorPlace(
         item.text("tensor"), item.number("file"), format, item.shape(format), item.number("offset_bytes")
     )
