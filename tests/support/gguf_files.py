@@ -53,7 +53,7 @@ ARCHITECTURES = (
 )
 _ALWAYS_F32 = re.compile(
     r"norm|ffn_gate_inp|indexer\.proj|\.bias$|ssm_(a$|d$|conv1d|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
-    r"|_exps\.scale$|layer_output_scale"
+    r"|_exps\.scale$|layer_output_scale|hc_\w+_(fn|base|scale)\.|indexer_compressor"
 )
 
 

@@ -46,6 +46,10 @@ _NEW = {  # which the gguf package that is released does not know
     **{f"ple.{each}_proj": f"blk.{{bid}}.ple_{each}" for each in ("key", "value")},
     **{f"ple.{each}": f"blk.{{bid}}.ple_{each}" for each in ("norm_key", "norm_query", "norm_conv", "conv1d")},
     "ple.ple_embedding.ngram_embedding": "per_layer_token_embd",
+    **{
+        f"self_attn.indexer.index_kpool_compress_{each}": f"blk.{{bid}}.indexer_compressor_{each}.weight"
+        for each in ("ape", "gate")
+    },
     **{f"self_attn.index_{each}": f"blk.{{bid}}.indexer.{each}" for each in ("q_proj", "k_proj", "q_norm", "k_norm")},
 }
 _OF_DEEPSEEK_4 = {
@@ -82,6 +86,7 @@ _NEW_WHOLE = {
     "lm_head": "output",
     **{f"hc_head_{each}": f"output_hc_{each}.weight" for each in _HYPER},
     **{f"layers.{{bid}}.{ours}": f"blk.{{bid}}.{theirs}" for ours, theirs in _OF_DEEPSEEK_4.items()},
+    **{f"model.layers.{{bid}}.{ours}": f"blk.{{bid}}.{ours}.weight" for ours in _OF_DEEPSEEK_4 if ours[:3] == "hc_"},
 }
 
 

@@ -58,6 +58,12 @@ def dense_layers_of(m: Metadata) -> list[int]:
     return [i for i in range(num_layers_of(m)) if m.tensor(f"blk.{i}.ffn_gate_inp.weight") is None]
 
 
+def mlps_of(m: Metadata) -> list[str]:
+    """Of each layer."""
+    dense = dense_layers_of(m)
+    return ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))]
+
+
 def head_dim_of(m: Metadata) -> int:
     default = 0
     if "attention.key_length" not in m or "attention.value_length" not in m:

@@ -9,11 +9,11 @@ from moeinf.gguf.common import (
     SIGMOID,
     SQRT_SOFTPLUS,
     Config,
-    dense_layers_of,
     expert_width,
     experts_of,
     grouped_routing,
     head_dim_of,
+    mlps_of,
     num_layers_of,
     positions_of,
     refuse_unless,
@@ -52,10 +52,9 @@ def _deepseek(m: Metadata) -> Config:
 
 def _indexed(m: Metadata) -> Config:
     refuse_unless_sigmoid(m)
-    dense = dense_layers_of(m)
     found = {
         "model_type": "deepseek_v32",
-        "mlp_layer_types": ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))],
+        "mlp_layer_types": mlps_of(m),
         "index_n_heads": m.count("attention.indexer.head_count"),
         "index_head_dim": m.count("attention.indexer.key_length"),
         "index_topk": m.count("attention.indexer.top_k"),
@@ -127,6 +126,42 @@ def _glm_dsa(m: Metadata) -> Config:
     return _indexed(m) | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
 
 
+def _glm5_next(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("attention.indexer.kpool_select_tail", True), "attention.indexer.kpool_select_tail")
+    refuse_unless(m, m.number("attention.layer_norm_epsilon", 1e-6) == 1e-6, "attention.layer_norm_epsilon")
+    m.values("attention.head_count_kv")  # 0 of layers with KDA
+    m.values("attention.indexer.types")  # likewise; the others have one each
+    layers, linear = range(num_layers_of(m)), _linear_layers(m)
+    choosing = [i for i in layers if m.tensor(f"blk.{i}.indexer.attn_k.weight") is not None]
+    if [i for i in layers if i not in linear] != choosing:
+        raise UnsupportedModelError(
+            f"{m.where}: layers with attention that have no indexer of their own are not supported"
+        )
+    bounded = "kda.gate_lower_bound" in m
+    return (
+        _attention(m)
+        | grouped_routing(m)
+        | _streams(m)
+        | {
+            "model_type": "glm5_next",
+            "layer_types": ["linear_attention" if i in linear else "indexed_attention" for i in layers],
+            "mlp_layer_types": mlps_of(m),
+            "norm_topk_prob": m.flag("expert_weights_norm", True),
+            "index_n_heads": m.count("attention.indexer.head_count"),
+            "index_head_dim": m.count("attention.indexer.key_length"),
+            "index_topk": m.count("attention.indexer.top_k"),
+            "index_kpool": m.count("attention.indexer.kpool"),
+            "linear_num_heads": _linear_heads(m),
+            "linear_head_dim": m.count("kda.head_dim"),
+            "linear_conv_kernel_dim": m.count("ssm.conv_kernel"),
+            "linear_lower_bound": m.number("kda.gate_lower_bound") if bounded else None,
+            "hc_sinkhorn_iters": m.count("hyper_connection.sinkhorn_iterations"),
+            "swiglu_limit": _limit(m),
+        }
+    )
+
+
 def _mistral4(m: Metadata) -> Config:
     refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     positions = positions_of(m)
@@ -169,10 +204,9 @@ def _delta_attention(m: Metadata) -> Config:
 
 def _kimi_linear(m: Metadata) -> Config:
     linear = _linear_layers(m)
-    dense = dense_layers_of(m)
     return _delta_attention(m) | {
         "model_type": "kimi_linear",
-        "mlp_layer_types": ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))],
+        "mlp_layer_types": mlps_of(m),
         "linear_attn_config": {
             "kda_layers": [i + 1 for i in linear],
             "full_attn_layers": [i + 1 for i in range(num_layers_of(m)) if i not in linear],
@@ -205,6 +239,7 @@ LATENT: dict[str, Callable[[Metadata], Config]] = {
     "deepseek32": _indexed,
     "deepseek4": _deepseek4,
     "glm-dsa": _glm_dsa,
+    "glm5-next": _glm5_next,
     "mistral4": _mistral4,
     "kimi-linear": _kimi_linear,
     "bailingmoe3": _ling,

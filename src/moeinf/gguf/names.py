@@ -40,6 +40,7 @@ _OF_INDEXERS = (
     (r"self_attn\.indexer\.wk\.weight", ("indexer.attn_k.weight",)),
     (r"self_attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
     (r"self_attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
+    (r"self_attn\.indexer\.index_kpool_compress_(ape|gate)", (r"indexer_compressor_\1.weight",)),
     (r"self_attn\.indexer\.k_norm\.(weight|bias)", (r"indexer.k_norm.\1",)),
     (r"self_attn\.index_([qk])_(proj|norm)\.weight", (r"indexer.\1_\2.weight",)),
     (r"self_attn\.indexer\.([qk])_layernorm\.weight", (r"indexer.\1_norm.weight",)),

@@ -12,6 +12,7 @@ from moeinf.gguf.common import (
     granite_multipliers,
     grouped_routing,
     head_dim_of,
+    mlps_of,
     num_layers_of,
     plain_heads,
     positions_of,
@@ -30,11 +31,6 @@ def _kinds(m: Metadata, whole: Callable[[int], bool], windowed: str = "sliding_a
     layers = range(num_layers_of(m))
     slides = [not whole(i) for i in layers] if pattern is None else [bool(each) for each in pattern]
     return [windowed if slides[i] else "full_attention" for i in layers]
-
-
-def _mlps(m: Metadata) -> list[str]:
-    dense = dense_layers_of(m)
-    return ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))]
 
 
 def _ropes(m: Metadata, rotated: int, rotated_sliding: int, head_dim: int) -> Config:
@@ -82,7 +78,7 @@ def _hy_v3(m: Metadata) -> Config:
         "moe_intermediate_size": width,
         "intermediate_size": m.count("feed_forward_length"),
         "router_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
-        "mlp_layer_types": _mlps(m),
+        "mlp_layer_types": mlps_of(m),
         "num_nextn_predict_layers": m.count("nextn_predict_layers", 0),
     }
 
@@ -140,7 +136,7 @@ def _laguna(m: Metadata) -> Config:
         "num_attention_heads_per_layer": heads[: len(layers)],
         "layer_types": _kinds(m, lambda i: i % 4 == 0 or not window),
         "sliding_window": window or 512,
-        "mlp_layer_types": _mlps(m),
+        "mlp_layer_types": mlps_of(m),
         "num_experts": experts_of(m),
         "moe_intermediate_size": expert_width(m),
         "intermediate_size": m.count("feed_forward_length"),
@@ -162,7 +158,7 @@ def _mellum(m: Metadata) -> Config:
         "intermediate_size": m.count("feed_forward_length", 0) or expert_width(m),
         "sliding_window": window or None,
         "layer_types": _kinds(m, lambda i: (i + 1) % 4 == 0 or not window),
-        "mlp_layer_types": _mlps(m),
+        "mlp_layer_types": mlps_of(m),
     }
 
 
@@ -191,7 +187,7 @@ def _mimo2(m: Metadata) -> Config:
             "num_key_value_heads": number,
             "sliding_window": m.count("attention.sliding_window"),
             "layer_types": kinds,
-            "mlp_layer_types": _mlps(m),
+            "mlp_layer_types": mlps_of(m),
             "attention_value_scale": scale,
         }
     )
@@ -228,7 +224,7 @@ def _step(m: Metadata) -> Config:
             "num_sliding_attention_heads": sliding,
             "num_key_value_heads": keys[0],
             "layer_types": kinds,
-            "mlp_layer_types": _mlps(m),
+            "mlp_layer_types": mlps_of(m),
             "sliding_window": m.count("attention.sliding_window"),
             "n_routed_experts": experts_of(m),
             "moe_intermediate_size": expert_width(m),

@@ -43,6 +43,7 @@ RECOMPUTED = (
     "kimi_linear",
     "bailing_hybrid",
     "qwen4_exp",
+    "glm5_next",
 )
 
 

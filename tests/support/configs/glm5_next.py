@@ -33,7 +33,7 @@ _TEXT: dict[str, Any] = {
     "index_topk": 6,
     "index_kpool": 3,
     "linear_head_dim": 16,
-    "linear_num_heads": 3,
+    "linear_num_heads": 4,  # which the converter of GGUF files knows alone
     "linear_conv_kernel_dim": 3,
     "linear_lower_bound": -4.0,
     "hc_mult": 3,
@@ -61,6 +61,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "text_config": _TEXT
         | {"index_topk": 240, "linear_lower_bound": None, "attention_bias": True, "norm_topk_prob": False, "n_group": 1}
+        | {"linear_num_heads": 3}
     },
 }
 

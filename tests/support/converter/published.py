@@ -18,6 +18,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "deepseek_v32": "deepseek32",
     "deepseek_v4": "deepseek4",
     "glm4_moe_lite": "deepseek2",
+    "glm5_next": "glm5-next",
     "glm_moe_dsa": "glm-dsa",
     "granitemoe_swa": "granite_swa",
     "granitemoeshared": "granitemoe",
@@ -40,6 +41,7 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "bailing_hybrid": _ling,
         "deepseek_v4": _deepseek4,
+        "glm5_next": _glm5,
         "hunyuan_v1_moe": _hunyuan,
         "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
         "mimo_v2_flash": _mimo,
@@ -62,6 +64,23 @@ def _deepseek4(c: dict[str, Any]) -> dict[str, Any]:
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.5,
         "scoring_func": "sqrtsoftplus",
+    }
+
+
+def _glm5(c: dict[str, Any]) -> dict[str, Any]:
+    text: dict[str, Any] = c["text_config"]
+    return text | {
+        "model_type": "glm5",  # as of MiMo
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "mla_use_nope": True,
+        "first_k_dense_replace": text["mlp_layer_types"].count("dense"),
+        "norm_topk_prob": True,
+        "linear_attn_config": {
+            "num_heads": text["linear_num_heads"],
+            "head_dim": text["linear_head_dim"],
+            "short_conv_kernel_size": text["linear_conv_kernel_dim"],
+            "gate_lower_bound": text["linear_lower_bound"],
+        },
     }
 
 

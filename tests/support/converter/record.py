@@ -90,6 +90,7 @@ _HF = {
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "glm5_next": "Glm5NextForConditionalGeneration",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",

@@ -252,6 +252,8 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0]}, ("compress_ratios [6, 2, 0] is not",)),
         ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0, 4]}, ("compress_ratios [6, 2, 0, 4] is",)),
         ("deepseek_v4", {"deepseek4.hash_layer_count": 3}, ("ffn_gate_tid2eid",)),
+        ("glm5_next", {"glm5-next.attention.indexer.kpool_select_tail": False}, ("kpool_select_tail",)),
+        ("glm5_next", {"glm5-next.attention.layer_norm_epsilon": 1e-5}, ("layer_norm_epsilon",)),
         ("qwen4_exp", {"qwen4exp.attention.compress_ratios": [0] * 4}, ("compress_ratios [0, 0, 0, 0]",)),
         ("qwen4_exp", {"qwen4exp.ple.layers": [0, 2]}, ("ple is not of one layer",)),
         ("qwen4_exp", {"qwen4exp.ple.head_offsets": [0, 1, 2, 3]}, ("one behind the other",)),
