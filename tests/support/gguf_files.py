@@ -53,7 +53,7 @@ ARCHITECTURES = (
 )
 _ALWAYS_F32 = re.compile(
     r"norm|ffn_gate_inp|indexer\.proj|\.bias$|ssm_(a$|d$|conv1d|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
-    r"|_exps\.scale$|layer_output_scale|hc_\w+_(fn|base|scale)\.|indexer_compressor"
+    r"|_exps\.scale$|layer_output_scale|hc_(\w+_)?(fn|base|scale)\.|indexer_compressor"
 )
 
 
@@ -428,13 +428,13 @@ def _gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What the converter does before it asks for a tensor's name."""
-    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     if model_type in hybrid_gguf.ARCHITECTURES:
         yield from hybrid_gguf.changed(model_type, c, name, tensor)
         return
     if model_type in RECORDED_ARCHITECTURES and model_type != "qwen4_exp":
         yield from recorded_gguf.changed(model_type, c, name, tensor)
         return
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     name = name.replace("model.language_model.", "model.")
     if model_type in ("mixtral", "granitemoe", "arctic") and re.search(r"\.[qk]_proj\.", name):
         count = heads if ".q_proj." in name else kv_heads

@@ -47,6 +47,12 @@ _NEW = {  # which the gguf package that is released does not know
     **{f"ple.{each}": f"blk.{{bid}}.ple_{each}" for each in ("norm_key", "norm_query", "norm_conv", "conv1d")},
     "ple.ple_embedding.ngram_embedding": "per_layer_token_embd",
     **{
+        f"hc_{layer}_layer.hc_pre.hc_{each}": f"blk.{{bid}}.hc_{theirs}_{each}.weight"
+        for layer, theirs in (("attn", "attn"), ("mlp", "ffn"))
+        for each in _HYPER
+    },
+    "self_attn.linear_gate": "blk.{bid}.attn_gate",
+    **{
         f"self_attn.indexer.index_kpool_compress_{each}": f"blk.{{bid}}.indexer_compressor_{each}.weight"
         for each in ("ape", "gate")
     },
@@ -85,6 +91,7 @@ _NEW_WHOLE = {
     "norm": "output_norm",
     "lm_head": "output",
     **{f"hc_head_{each}": f"output_hc_{each}.weight" for each in _HYPER},
+    **{f"model.hc_head.hc_head_{each}": f"output_hc_{each}.weight" for each in _HYPER},
     **{f"layers.{{bid}}.{ours}": f"blk.{{bid}}.{theirs}" for ours, theirs in _OF_DEEPSEEK_4.items()},
     **{f"model.layers.{{bid}}.{ours}": f"blk.{{bid}}.{ours}.weight" for ours in _OF_DEEPSEEK_4 if ours[:3] == "hc_"},
 }
@@ -186,12 +193,15 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
         yield name, torch.exp(tensor).reshape(-1, 1) if model_type == "bailing_hybrid" else -torch.exp(tensor)
     elif name.endswith(("expert_bias", "e_score_correction_bias")):
         yield f"blk.{block}.exp_probs_b{'' if model_type == 'hy_v3' else '.bias'}", tensor
-    elif name.endswith(("sinks", "attention_sink_bias")):
+    elif name.endswith(("sinks", "attention_sink_bias", "learnable_sink_param")):
         yield f"blk.{block}.attn_sinks.weight", tensor
     elif name.endswith(".post_attention_layernorm.weight"):
         behind = model_type in ("afmoe", "solar_open")
         yield f"blk.{block}.{'post_attention_norm' if behind else 'ffn_norm'}.weight", tensor
-    elif model_type == "mistral4" and name.endswith(("gate_up_proj", "down_proj")):
+    elif model_type == "hy_v4" and rest == "mlp.experts.gate_up_proj":
+        for part, values in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+            yield f"blk.{block}.ffn_{part}_exps.weight", values.contiguous()
+    elif model_type in ("hy_v4", "mistral4") and name.endswith(("gate_up_proj", "down_proj")):
         yield f"{name}.weight", tensor
     else:
         yield name.replace(".dt_bias", ".dt_proj.bias"), tensor

@@ -162,6 +162,32 @@ def _glm5_next(m: Metadata) -> Config:
     )
 
 
+def _hy_v4(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    owners = m.values("attention.indexer.types")
+    if owners is None:
+        owners = [m.tensor(f"blk.{i}.indexer.attn_k.weight") is not None for i in range(num_layers_of(m))]
+    if not owners or not owners[0]:
+        raise UnsupportedModelError(f"{m.where}: layers that see all tokens, without an indexer, are not supported")
+    limit = m.number("swiglu_clamp_exp", 0.0)
+    refuse_unless(m, limit > 0, "swiglu_clamp_exp")
+    return (
+        _attention(m)
+        | grouped_routing(m)
+        | _streams(m)
+        | {
+            "model_type": "hy_v4",
+            "mlp_layer_types": mlps_of(m),
+            "index_n_heads": m.count("attention.indexer.head_count"),
+            "index_head_dim": m.count("attention.indexer.key_length"),
+            "index_topk": m.count("attention.indexer.top_k"),
+            "indexer_types": ["full" if each else "shared" for each in owners[: num_layers_of(m)]],
+            "hc_magnitude": m.number("hyper_connection.magnitude"),
+            "swiglu_limit": limit,
+        }
+    )
+
+
 def _mistral4(m: Metadata) -> Config:
     refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     positions = positions_of(m)
@@ -240,6 +266,7 @@ LATENT: dict[str, Callable[[Metadata], Config]] = {
     "deepseek4": _deepseek4,
     "glm-dsa": _glm_dsa,
     "glm5-next": _glm5_next,
+    "hy_v4": _hy_v4,
     "mistral4": _mistral4,
     "kimi-linear": _kimi_linear,
     "bailingmoe3": _ling,

@@ -154,6 +154,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
     "hunyuan-dense": PreTokenizer(_DEEPSEEK_3),
+    "hy_v4": PreTokenizer(_DEEPSEEK_3),
     "joyai-llm": PreTokenizer(_DEEPSEEK_3),
     "kimi-k2": PreTokenizer(_KIMI),
     "hunyuan": PreTokenizer(_words(r"\p{N}"), composes=True),

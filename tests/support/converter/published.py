@@ -24,6 +24,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "hy_v3": "hy_v3",
+    "hy_v4": "hy_v4",
     "kimi_linear": "kimi-linear",
     "laguna": "laguna",
     "llama4": "llama4",
@@ -43,6 +44,7 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
         "deepseek_v4": _deepseek4,
         "glm5_next": _glm5,
         "hunyuan_v1_moe": _hunyuan,
+        "hy_v4": lambda c: c | {"model_type": "hy4", "first_k_dense_replace": 1, "norm_topk_prob": True},  # as of MiMo
         "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
         "mimo_v2_flash": _mimo,
         "minimax_m3_vl": _minimax,

@@ -59,7 +59,11 @@ NAMES = (
     *hybrid_gguf.NAMES,
     *ARCHITECTURES,
 )
-_SECOND_LAYOUT = ("gpt_oss", "mistral4")  # not MXFP4, and not an expert apart, of which the converter knows nothing
+_SECOND_LAYOUT = (
+    "gpt_oss",
+    "hy_v4",
+    "mistral4",
+)  # not MXFP4, and not an expert apart, of which the converter knows nothing
 _HF = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
@@ -96,6 +100,7 @@ _HF = {
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "hy_v3": "HYV3ForCausalLM",
+    "hy_v4": "HYV4ForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
     "laguna": "LagunaForCausalLM",
     "llama4": "Llama4ForConditionalGeneration",
