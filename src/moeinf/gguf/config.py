@@ -14,6 +14,8 @@ from moeinf.gguf.windows import WINDOWED
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
 
+_CENTRED = {"cohere2moe", "dbrx"}  # whose norms are layer norms, which they tell themselves
+
 
 def config_of(gguf: Gguf) -> Config:
     """The config.json from which the model was converted, as far as it changes the mathematics.
@@ -46,7 +48,7 @@ def _common(m: Metadata) -> Config:
         "num_attention_heads": None if m.architecture in _HEADS_BY_LAYER else m.count("attention.head_count"),
         "num_key_value_heads": None if m.architecture in _KEYS_BY_LAYER else kv_heads_of(m),
         "max_position_embeddings": m.count("context_length"),
-        "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": None if m.architecture in _CENTRED else m.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "attention_bias": m.has_in_a_layer("attn_q.bias"),
         "tie_word_embeddings": m.tensor("output.weight") is None,

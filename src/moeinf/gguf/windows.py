@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.gguf.common import (
+    SIGMOID,
     Config,
     dense_layers_of,
     expert_width,
@@ -267,6 +268,32 @@ def _granite_shared(m: Metadata) -> int:
     return rows if m.has_in_a_layer("ffn_gate_shexp.weight") else rows // 2
 
 
+def _cohere2(m: Metadata) -> Config:
+    gating = m.count("expert_gating_func", 0) or SIGMOID
+    refuse_unless(m, gating in (1, SIGMOID), "expert_gating_func")
+    refuse_unless(m, m.number("expert_weights_scale", 1.0) in (0.0, 1.0), "expert_weights_scale")
+    m.count("leading_dense_block_count", 0), m.count("expert_shared_feed_forward_length", 0)
+    dense, head_dim = dense_layers_of(m), head_dim_of(m)
+    refuse_unless(m, m.count("rope.dimension_count", head_dim) == head_dim, "rope.dimension_count")
+    centred = m.number("attention.layer_norm_epsilon", 0.0)
+    return {
+        "model_type": "cohere2_moe",
+        "head_dim": head_dim,
+        "layer_norm_eps": centred or 1e-5,
+        "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon", 0.0) or None,
+        "layer_types": _kinds(m, lambda i: i % 4 == 0),
+        "sliding_window": m.count("attention.sliding_window"),
+        "mlp_layer_types": mlps_of(m),
+        "num_experts": experts_of(m),
+        "num_shared_experts": m.count("expert_shared_count", 0),
+        "expert_selection_fn": "sigmoid" if gating == SIGMOID else "softmax",
+        "norm_topk_prob": m.flag("expert_weights_norm", False),
+        "intermediate_size": expert_width(m),
+        "prefix_dense_intermediate_size": m.rows(f"blk.{dense[0]}.ffn_up.weight") if dense else None,
+        "logit_scale": m.number("logit_scale"),
+    }
+
+
 WINDOWED: dict[str, Callable[[Metadata], Config]] = {
     "afmoe": _afmoe,
     "hy_v3": _hy_v3,
@@ -277,4 +304,5 @@ WINDOWED: dict[str, Callable[[Metadata], Config]] = {
     "mimo2": _mimo2,
     "step35": _step,
     "granite_swa": _granite_swa,
+    "cohere2moe": _cohere2,
 }

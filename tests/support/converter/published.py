@@ -15,6 +15,7 @@ from moeinf.models.layers.streams.ngrams import NgramConfig
 ARCHITECTURES = {  # of families whose files are written with the metadata of the record
     "afmoe": "afmoe",
     "bailing_hybrid": "bailingmoe3",
+    "cohere2_moe": "cohere2moe",
     "deepseek_v32": "deepseek32",
     "deepseek_v4": "deepseek4",
     "glm4_moe_lite": "deepseek2",

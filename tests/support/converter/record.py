@@ -91,6 +91,8 @@ _HF = {
     "bailing_moe": "BailingMoeForCausalLM",
     "afmoe": "AfmoeForCausalLM",
     "bailing_hybrid": "BailingMoeV3ForCausalLM",
+    "cohere2_moe": "Cohere2MoeForCausalLM",
+    "dbrx": "DbrxForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",

@@ -252,6 +252,7 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0]}, ("compress_ratios [6, 2, 0] is not",)),
         ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0, 4]}, ("compress_ratios [6, 2, 0, 4] is",)),
         ("deepseek_v4", {"deepseek4.hash_layer_count": 3}, ("ffn_gate_tid2eid",)),
+        ("cohere2_moe", {"cohere2moe.expert_gating_func": 3}, ("expert_gating_func",)),
         ("glm5_next", {"glm5-next.attention.indexer.kpool_select_tail": False}, ("kpool_select_tail",)),
         ("glm5_next", {"glm5-next.attention.layer_norm_epsilon": 1e-5}, ("layer_norm_epsilon",)),
         ("hy_v4", {"hy_v4.attention.indexer.types": [False, False, False]}, ("see all tokens, without an indexer",)),
@@ -279,6 +280,14 @@ def test_what_guesses_tokens_ahead_is_left_out(tmp_path: Path) -> None:
     made = config_of(found)
     assert made["num_hidden_layers"] == 3
     assert places_of(found, family_of(made).tensors).dense.keys() == family_of(config).tensors.dense.keys()
+
+
+def test_norms_and_scores_of_cohere_s_layers_are_those_that_the_file_names(tmp_path: Path) -> None:
+    config, tensors = checkpoint("cohere2_moe")
+    fields = {"cohere2moe.expert_gating_func": 2, "cohere2moe.attention.layer_norm_rms_epsilon": 1e-5}
+    made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors, metadata=fields)[0]))
+    wanted = config | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5}
+    assert dict(facts(vars(family_of(made))["_config"])) == dict(facts(vars(family_of(wanted))["_config"]))
 
 
 def test_compressed_layers_have_positions_of_their_own(tmp_path: Path) -> None:
