@@ -9,6 +9,7 @@ from moeinf.gguf.header import Gguf
 from moeinf.gguf.hybrids import HYBRIDS
 from moeinf.gguf.latent import LATENT
 from moeinf.gguf.metadata import Metadata
+from moeinf.gguf.qwen import QWEN
 from moeinf.gguf.windows import WINDOWED
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
@@ -27,7 +28,7 @@ def config_of(gguf: Gguf) -> Config:
     if kind != "model":
         raise UnsupportedModelError(f"{gguf.where} is no model but of type {kind!r:.50}; name the model's own file")
     m = Metadata(gguf)
-    architectures = ARCHITECTURES | HYBRIDS | LATENT | WINDOWED
+    architectures = ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED
     make = architectures.get(m.architecture)
     if make is None or not has_experts(m):
         fault = "is not a Mixture-of-Experts model" if make is not None else "is not one that moeinf runs from a GGUF"
