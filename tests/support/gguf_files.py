@@ -117,7 +117,7 @@ def write_gguf(
 
 def _is_whole(model_type: str, name: str, values: Floats) -> bool:
     """Whether a tensor is F32, whatever others are."""
-    if model_type == "deepseek_v4":
+    if model_type in ("dbrx", "deepseek_v4"):
         return values.ndim == 1 or re.search(r"hc_|_ape\.", name) is not None
     return _ALWAYS_F32.search(name) is not None or (model_type == "minimax_m3_vl" and ".indexer." in name)
 

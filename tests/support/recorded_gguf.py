@@ -129,9 +129,9 @@ def name_of(model_type: str, name: str) -> str:
     bare, dot, end = name.rpartition(".")
     if end != "weight" and (end != "bias" or name.endswith("ffn.gate.bias")):
         bare, dot, end = name, "", ""
-    layer = re.search(r"layers\.(\d+)\.", bare)
+    layer = re.search(r"(?:layers|blocks)\.(\d+)\.", bare)
     number = layer[1] if layer else ""
-    candidates = _names()[re.sub(r"layers\.\d+\.", "layers.{bid}.", bare)]
+    candidates = _names()[re.sub(r"(layers|blocks)\.\d+\.", r"\1.{bid}.", bare)]
     made = {f"{each.format(bid=number)}{dot}{end}" for each in candidates}
     found = made & recorded()[model_type]["tensors"].keys()
     assert len(found) == 1, f"{name} of {model_type} is one of {made}, of which {found} are recorded"
@@ -198,6 +198,11 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
     elif name.endswith(".post_attention_layernorm.weight"):
         behind = model_type in ("afmoe", "solar_open")
         yield f"blk.{block}.{'post_attention_norm' if behind else 'ffn_norm'}.weight", tensor
+    elif model_type == "dbrx" and ".experts.mlp." in name:
+        part = {"w1": "gate", "v1": "up", "w2": "down"}[name[-2:]]
+        experts = tensor.view(c["ffn_config"]["moe_num_experts"], -1, tensor.shape[1])
+        values = experts.transpose(1, 2).contiguous() if part == "down" else experts
+        yield f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", values
     elif model_type == "hy_v4" and rest == "mlp.experts.gate_up_proj":
         for part, values in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
             yield f"blk.{block}.ffn_{part}_exps.weight", values.contiguous()

@@ -223,6 +223,23 @@ def _gemma4(m: Metadata) -> Config:
     }
 
 
+def _dbrx(m: Metadata) -> Config:
+    refuse_unless(m, m.number("attention.layer_norm_epsilon", 1e-5) == 1e-5, "attention.layer_norm_epsilon")
+    return {
+        "model_type": "dbrx",
+        "attn_config": {
+            "clip_qkv": m.number("attention.clamp_kqv", 0.0) or None,
+            "kv_n_heads": m.count("attention.head_count_kv"),
+            "rope_theta": m.number("rope.freq_base", 1e4),
+        },
+        "ffn_config": {
+            "ffn_hidden_size": expert_width(m),
+            "moe_num_experts": experts_of(m),
+            "moe_top_k": m.count("expert_used_count"),
+        },
+    }
+
+
 ARCHITECTURES: dict[str, Callable[[Metadata], Config]] = {
     "llama": _mixtral,
     "glm4moe": _glm4_moe,
@@ -237,4 +254,5 @@ ARCHITECTURES: dict[str, Callable[[Metadata], Config]] = {
     "olmoe": _olmoe,
     "phimoe": _phimoe,
     "arctic": _arctic,
+    "dbrx": _dbrx,
 }

@@ -11,6 +11,7 @@ _OUTER = {
     "norm.bias": ("output_norm.bias",),
     "word_embeddings.weight": ("token_embd.weight",),
     "embeddings.weight": ("token_embd.weight",),
+    "wte.weight": ("token_embd.weight",),
     "norm_f.weight": ("output_norm.weight",),
     "final_layernorm.weight": ("output_norm.weight",),
     "embedding_norm.weight": ("token_embd_norm.weight", "output_norm.weight"),
@@ -59,6 +60,13 @@ _OF_STREAMS = (
     (r"hc_mlp_layer\.hc_pre\.hc_(fn|base|scale)", (r"hc_ffn_\1.weight",)),
     (r"ple\.(key|value)_proj\.weight", (r"ple_\1.weight",)),
     (r"ple\.(norm_key|norm_query|norm_conv|conv1d)\.weight", (r"ple_\1.weight",)),
+)
+_OF_DBRX = (
+    (r"norm_attn_norm\.norm_1\.weight", ("attn_norm.weight",)),
+    (r"norm_attn_norm\.norm_2\.weight", ("attn_output_norm.weight",)),
+    (r"norm_attn_norm\.attn\.Wqkv\.weight", ("attn_qkv.weight",)),
+    (r"norm_attn_norm\.attn\.out_proj\.weight", ("attn_output.weight",)),
+    (r"ffn\.router\.layer\.weight", ("ffn_gate_inp.weight",)),
 )
 _OF_DEEPSEEK_4 = (
     (r"attn_norm\.weight", ("attn_norm.weight",)),
@@ -144,10 +152,11 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *_OF_KDA,
     *_OF_STREAMS,
     *_OF_GEMMA,
+    *_OF_DBRX,
     *_OF_DEEPSEEK_4,
 )
-_PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.)"
-_LAYER = re.compile(rf"{_PREFIX}?layers\.(\d+)\.(.*)")
+_PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.|transformer\.)"
+_LAYER = re.compile(rf"{_PREFIX}?(?:layers|blocks)\.(\d+)\.(.*)")
 
 
 def of_layer(name: str) -> tuple[int, str] | None:

@@ -16,6 +16,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "afmoe": "afmoe",
     "bailing_hybrid": "bailingmoe3",
     "cohere2_moe": "cohere2moe",
+    "dbrx": "dbrx",
     "deepseek_v32": "deepseek32",
     "deepseek_v4": "deepseek4",
     "glm4_moe_lite": "deepseek2",
@@ -42,6 +43,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
 def as_published(config: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "bailing_hybrid": _ling,
+        "dbrx": lambda c: c | {"model_type": "databricks", "max_seq_len": c["max_position_embeddings"]},  # as of MiMo
         "deepseek_v4": _deepseek4,
         "glm5_next": _glm5,
         "hunyuan_v1_moe": _hunyuan,
