@@ -93,7 +93,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     fields = {f"{architecture}.{name}": value for name, value in model_metadata(model_type, c).items()}
     for name, value in (fields | dict(metadata or {})).items():
-        _add(writer, name, value)
+        add_field(writer, name, value)
     for name, numbers in (scales or {}).items():
         writer.add_tensor(name, numbers)
     for name, values in converted(model_type, c, tensors, fused=fused).items():
@@ -133,7 +133,7 @@ def _blocks(values: Floats, kind: gguf.GGMLQuantizationType) -> Blocks:
         return made.reshape(*values.shape[:-1], values.shape[-1] // weights * num_bytes)
 
 
-def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+def add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     if isinstance(value, list) and any(type(number) is int and number >> 31 for number in value):
         writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, sub_type=gguf.GGUFValueType.UINT64)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
+from tests.support.gguf_files import tokenizer_fields, write_gguf
+from tests.support.mmproj_gguf import write_mmproj
 from tests.support.text_models import SPECIALS, byte_level_tokenizer, write_text_model
 from tests.support.tiny_models import all_configs
 
 MARKS = {
     "qwen3_5_moe": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
-    "gemma4": ("<|image|>", "<|boi|>", "<|eoi|>"),
+    "gemma4": ("<|image|>", "<|image>", "<image|>"),
 }
 FAMILIES = tuple(MARKS)
 _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
@@ -73,6 +76,34 @@ def write_seeing(folder: Path, family: str, *, sighted: bool = True, template: b
 def seeing_model(folder: Path, family: str, **options: Any) -> StoredModel:
     source = write_seeing(folder / "source", family, **options)
     return pull(str(source), PullOptions(), home=folder / "home")
+
+
+def write_seeing_gguf(folder: Path, family: str, tower: str = "mmproj-F32.gguf", **how: Any) -> tuple[Path, Path]:
+    """What `write_seeing` writes, as a GGUF file of f32 and the file of its tower; how: of the latter."""
+    source = write_seeing(folder / "checkpoint", family)
+    config = json.loads((source / "config.json").read_text())
+    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    seen_by = family_of(config).seen_by
+    fields = tokenizer_fields(json.loads((source / "tokenizer.json").read_text()), size=400, bos=0, eos=1)
+    fields["tokenizer.chat_template"] = (source / "chat_template.jinja").read_text()
+    text = {name: tensor for name, tensor in tensors.items() if name not in seen_by}
+    if family == "qwen3_5_moe":
+        text = dict(each for item in text.items() for each in _experts_apart(*item))
+    [model] = write_gguf(folder / "model.gguf", config, text, kinds=lambda name: "F32", metadata=fields)
+    mmproj = write_mmproj(
+        folder / tower, config, {name: tensors[name] for name in seen_by}, **({"kinds": lambda name: "F32"} | how)
+    )
+    return model, mmproj
+
+
+def _experts_apart(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Gate and up as two tensors, as files have them."""
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return [(name, tensor)]
+    parts = tensor.chunk(2, 1) if "gate_up" in name else [tensor]
+    names = ("gate", "up") if "gate_up" in name else ("down",)
+    layer = name.rpartition(".")[0]
+    return [(f"{layer}.{part}_proj.weight", each.contiguous()) for part, each in zip(names, parts, strict=True)]
 
 
 def png(seed: int, height: int = 70, width: int = 90) -> bytes:

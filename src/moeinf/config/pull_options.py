@@ -25,6 +25,12 @@ class PullOptions:
     revision: str | None = option(None, "Branch, tag or commit to fetch.", metavar="REV")
     token: str | None = option(None, "Access token for the Hub. [default: HF_TOKEN]", metavar="TOKEN")
     repack: bool = option(False, "Copy a GGUF file into the store: one block for each expert.")
+    mmproj: str | None = option(
+        None,
+        "The vision tower of a GGUF file: another file, here or in its repository; none for text alone. "
+        "[default: an mmproj file beside it]",
+        metavar="FILE",
+    )
     force: bool = option(False, "Skip the check of free disk space.")
     keep_source: bool = option(False, "Keep the downloaded files.")  # under sources/ of the store
 

@@ -10,6 +10,7 @@ from moeinf.gguf.hybrids import HYBRIDS
 from moeinf.gguf.latent import LATENT
 from moeinf.gguf.metadata import Metadata
 from moeinf.gguf.qwen import QWEN
+from moeinf.gguf.vision import seeing_config
 from moeinf.gguf.windows import WINDOWED
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
@@ -21,8 +22,9 @@ _CENTRED = {"cohere2moe", "dbrx"}  # whose norms are layer norms, which they tel
 def config_of(gguf: Gguf) -> Config:
     """The config.json from which the model was converted, as far as it changes the mathematics.
 
-    Reads the factors of positions, where there are such tensors, from the file. Raises UnsupportedModelError for an
-    architecture that moeinf does not run, CheckpointError for metadata that are missing or damaged.
+    With a vision tower it is that of the whole model. Reads the factors of positions, where there are such tensors,
+    from the file. Raises UnsupportedModelError for an architecture that moeinf does not run, CheckpointError for
+    metadata that are missing or damaged.
     """
     kind = gguf.metadata.get("general.type", "model")
     if kind != "model":
@@ -36,7 +38,7 @@ def config_of(gguf: Gguf) -> Config:
         raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault} (those are {known}, with experts)")
     config = _common(m) | _ids(gguf) | make(m)
     m.refuse_others()
-    return config
+    return config if gguf.mmproj is None else seeing_config(gguf, config)
 
 
 def _common(m: Metadata) -> Config:

@@ -75,6 +75,7 @@ class Gguf:
     files: tuple[GgufFile, ...]
     metadata: Mapping[str, Value]
     tensors: Mapping[str, GgufTensor]
+    mmproj: Gguf | None = None  # its vision tower
 
     @property
     def where(self) -> str:

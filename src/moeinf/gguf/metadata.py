@@ -105,11 +105,15 @@ class Metadata:
             )
         return CheckpointError(f"{self.where}: {name} is {value!r:.100}; must be {wanted}")
 
-    def refuse_others(self) -> None:
-        """Refuses every field of the architecture that nobody has asked for: each may change the mathematics."""
+    def refuse_others(self, of_others: str = "\0") -> None:
+        """Refuses every field of the architecture that nobody has asked for: each may change the mathematics.
+
+        of_others: with which the names of fields begin that are another model's.
+        """
         for name, value in self.gguf.metadata.items():
             owner, _, field = name.partition(".")
-            if owner == self.architecture and field not in self._read and value not in (0, 0.0, False):
+            asked = field in self._read or field.startswith(of_others)
+            if owner == self.architecture and not asked and value not in (0, 0.0, False):
                 raise UnsupportedModelError(f"{self.where}: {name} = {value!r:.100} is not supported")
 
     # ---- what tensors tell

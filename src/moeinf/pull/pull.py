@@ -95,17 +95,21 @@ def _steps(
     progress, repacked = progress or SilentProgress(), options.repack or origin.repacked
     if origin.kind == "file":
         _refuse_quantisation(wanted)
-        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress, repacked))
+        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress, repacked, options.mmproj))
     progress.stage("pulling manifest")
     opened = open_source(origin, options.token, progress)
     if not isinstance(opened, Source):
         from moeinf.pull.gguf.remote import HubFile
 
         _refuse_quantisation(wanted)
-        return _HubFilePull(HubFile(opened, origin.file, target, library, progress, repacked))
+        return _HubFilePull(HubFile(opened, origin.file, target, library, progress, repacked, options.mmproj))
     if options.repack:
         raise UsageError(
             f"--repack is for GGUF files; {source[:100]!r} is a checkpoint, which is converted in any case"
+        )
+    if options.mmproj is not None:
+        raise UsageError(
+            f"--mmproj is for GGUF files; {source[:100]!r} is a checkpoint, which has its vision tower itself"
         )
     return CheckpointPull(library, origin, target, quantisation, opened, progress, portions)
 
@@ -152,7 +156,7 @@ class _HubFilePull:
 
     def plan(self) -> PullPlan:
         file, repository = self.file, self.file.repository
-        files = tuple(PlannedFile(part, repository.num_bytes(part), file.missing_bytes(part)) for part in file.parts)
+        files = tuple(PlannedFile(part, repository.num_bytes(part), file.missing_bytes(part)) for part in file.files)
         done = bool(file.made())
         needed = 0 if done else file.needed_bytes
         free = free_bytes(file.library.home)

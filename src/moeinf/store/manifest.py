@@ -32,7 +32,7 @@ from moeinf.types import (
 MANIFEST_FILE = "manifest.json"
 # 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 neither numbers of
 # experts that do nor scales beside blocks, 4 no layers that predict further tokens, 5 no towers that see.
-VERSION = 6
+VERSION = 7
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -131,7 +131,9 @@ class Manifest:
 
     @property
     def vision_bytes(self) -> int:
-        return 0 if self.vision is None else self.vision.num_bytes
+        """Of the tower that sees pictures, 0 where there is none."""
+        of_file = 0 if self.vision is None else self.vision.num_bytes
+        return of_file if self.in_place is None else self.in_place.vision_bytes
 
     def dumps(self) -> bytes:
         """Returns the file's bytes. They depend on the content alone, as the model's id is their hash."""
@@ -156,6 +158,8 @@ class Manifest:
     @property
     def _version(self) -> int:
         """The first one that knows of all that is there, so that ids of models stay what they were."""
+        if self.in_place and self.in_place.vision:
+            return 7
         if self.vision or self.ahead:
             return 6 if self.vision else 5
         return 4 if self.moe.counts or self.scales else 3 if self.layers else 2

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ _SECOND_LAYOUT = (
     "hy_v4",
     "mistral4",
 )  # not MXFP4, and not an expert apart, of which the converter knows nothing
-_HF = {
+HF = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -121,18 +122,23 @@ def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = all_configs()[name]
     plan = family_of(config).tensors
     layout = plan.experts[1 if config["model_type"] in _SECOND_LAYOUT else 0]
-    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in layout.items()}
+    tensors = numbered(dict(plan.dense) | {name: shape for name, (shape, _) in layout.items()})
+    for source, below in plan.whole.items():
+        tensors[source] = _table((128 * tensors[source].float().numpy() + 128).astype(np.int64), below)
+    if config["model_type"] == "deepseek_v4":  # which the converter knows in FP4 alone
+        tensors |= {source: fp4(tensors[source]) for source in layout}
+    return config, tensors
+
+
+def numbered(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors of multiples of 1/128 in bf16, the same ones everywhere."""
     generator = np.random.PCG64(1)
     tensors = {}
     for source, shape in shapes.items():
         numbers = generator.random_raw(int(np.prod(shape))) >> np.uint64(56)
         values = (numbers.astype(np.float32) - 128) / 128
         tensors[source] = torch.from_numpy(values).reshape(shape).to(torch.bfloat16)
-        if source in plan.whole:
-            tensors[source] = _table(numbers.astype(np.int64).reshape(shape), plan.whole[source])
-        elif config["model_type"] == "deepseek_v4" and source in layout:  # which the converter knows in FP4 alone
-            tensors[source] = fp4(tensors[source])
-    return config, tensors
+    return tensors
 
 
 def _table(numbers: npt.NDArray[np.int64], below: int) -> Tensor:
@@ -182,7 +188,7 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     import gguf
 
     config, tensors = checkpoint(name)
-    hf = config.get("architectures", [_HF[config["model_type"]]])[0]
+    hf = config.get("architectures", [HF[config["model_type"]]])[0]
     said = hybrid_gguf.as_published(as_published(config)) | {"architectures": [hf]}
     (folder / "config.json").write_text(json.dumps(said))
     tensors = published(config, tensors)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from moeinf.errors import StoreError
+from moeinf.gguf.vision import family_may_see
 from moeinf.models.family import family_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
@@ -73,10 +74,10 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
 def why_no_vision(model: StoredModel) -> str:
     """Why a model takes no pictures, with the remedy where there is one; "" where it does."""
     manifest = model.manifest
-    if manifest.vision is not None:
+    if manifest.vision_bytes:
         return ""
-    if manifest.in_place is not None:
-        return f"{model.name} takes text alone: GGUF files have no vision tower, and mmproj files are not read"
+    if manifest.in_place is not None or manifest.source.kind == "file" or manifest.source.file:
+        return _no_mmproj(model)
     if told := next((line for line in manifest.fallbacks if "vision tower" in line), ""):
         return f"{model.name} takes text alone: {told}"
     family = family_of(config(model))
@@ -85,12 +86,24 @@ def why_no_vision(model: StoredModel) -> str:
     return f"{model.name} was stored without its vision tower: `moeinf pull` it again, if its checkpoint has one"
 
 
+def _no_mmproj(model: StoredModel) -> str:
+    """Of a model of GGUF files, whose tower is a file of its own."""
+    if not family_may_see(family_of(config(model)).name):
+        return f"{model.name} takes text alone: moeinf runs the text of this family alone"
+    source = model.manifest.source
+    again = f"{source.location}{':' if source.file else ''}{source.file}"
+    return (
+        f"{model.name} was stored without a vision tower, which is a file of its own: "
+        f"`moeinf pull {again} --mmproj FILE`"
+    )
+
+
 def capabilities(model: StoredModel) -> list[str]:
     """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
     kind = family_of(config(model)).encoder_input
     if kind is not None:
         return ["translation" if kind.languages else "text to text"]
     facts = template_facts(model)
-    sees = ["vision"] if model.manifest.vision is not None else []
+    sees = ["vision"] if model.manifest.vision_bytes else []
     extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
     return ["completion", *sees, *(name for name, known in extra.items() if known)]

@@ -16,7 +16,7 @@ from moeinf.engine.build_context import Weights
 from moeinf.engine.stored.facts import why_no_vision
 from moeinf.engine.vision.parts import GivenPicture
 from moeinf.engine.vision.sizes import processor_of
-from moeinf.engine.vision.tower_file import TowerFile
+from moeinf.engine.vision.tower_file import TowerFile, open_tower
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
@@ -24,8 +24,6 @@ from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.pictures.decode import decode
 from moeinf.runtime.io.protocol import OnWait
-from moeinf.store.dense_sums import DenseSums
-from moeinf.store.format import VISION_FILE
 from moeinf.types import Float32Array
 
 _DIGEST_BYTES: Final = 32
@@ -122,7 +120,7 @@ def open_vision(
 ) -> VisionEncoder | str:
     """How the model sees, or a line that says why it does not."""
     stored, vision = weights.stored, weights.family.vision
-    if vision is None or stored.manifest.vision is None:
+    if vision is None or not stored.manifest.vision_bytes:
         return why_no_vision(stored) or f"{stored.name} takes text alone: {weights.family.no_vision}"
     if not on_cpu:
         return f"{stored.name} sees on the CPU alone: give --device cpu, or leave out pictures"
@@ -130,8 +128,7 @@ def open_vision(
         form = processor_of(stored, vision, config)
     except CheckpointError as error:
         return f"{stored.name} takes text alone: {error}"
-    sums = DenseSums(stored, weights.sums, always=config.verify_reads, path=stored.path / VISION_FILE)
-    return VisionEncoder(vision, form, TowerFile(stored, vision.tower, sums, config, on_wait), kernels)
+    return VisionEncoder(vision, form, open_tower(stored, vision.tower, weights.sums, config, on_wait), kernels)
 
 
 def required(vision_encoder: VisionEncoder | str) -> VisionEncoder:

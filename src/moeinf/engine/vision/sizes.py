@@ -38,7 +38,7 @@ def added_tokens(stored: StoredModel, given: Sequence[GivenPicture]) -> int:
     if not given:
         return 0
     vision = family_of(config_of(stored)).vision
-    if vision is None or stored.manifest.vision is None:
+    if vision is None or not stored.manifest.vision_bytes:
         raise UsageError(f"{stored.name} takes text alone: leave out images")
     form, added = processor_of(stored, vision, RuntimeConfig()), 0
     for each in given:
@@ -51,7 +51,7 @@ def seeing_footprint(
     footprint: Footprint, stored: StoredModel, vision: Vision | None, config: RuntimeConfig, num_threads: int
 ) -> Footprint:
     """The sizes of a stored model as the configuration runs it: with pictures, where it sees any and some may come."""
-    if vision is None or stored.manifest.vision is None or not config.pictures:
+    if vision is None or not stored.manifest.vision_bytes or not config.pictures:
         return footprint
     try:
         form = processor_of(stored, vision, config)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Final, cast
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Final, Protocol, cast
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import FileTensor
+from moeinf.engine.placed.reads import PlacedReads, recipes_of
 from moeinf.errors import StoreError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.protocol import Layers
@@ -20,23 +21,41 @@ from moeinf.store.dense import dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.format import VISION_FILE
 from moeinf.store.library import StoredModel
+from moeinf.store.manifest import MANIFEST_FILE
+from moeinf.types import SumRun
 
 _BUFFER_BYTES: Final = 8 << 20
 
 
-class TowerFile:
-    """The file vision.safetensors of a model."""
+class TowerFile(Protocol):
+    """The weights of a tower, on disk."""
+
+    def opened(self, kernels: Kernels) -> AbstractContextManager[Part]:
+        """Yields what gives parts of the tower. Raises StoreError for damage, also while a part is read."""
+        ...
+
+
+def open_tower(
+    stored: StoredModel, tower: Tower, sums: Sequence[SumRun], config: RuntimeConfig, on_wait: OnWait | None
+) -> TowerFile:
+    """The tower, wherever it lies. Reads nothing yet."""
+    if stored.manifest.in_place is not None:
+        return PlacedTower(stored, tower, sums, config, on_wait)
+    return StoredTower(stored, tower, sums, config, on_wait)
+
+
+class StoredTower:
+    """The file vision.safetensors of a model: a TowerFile."""
 
     def __init__(
-        self, stored: StoredModel, tower: Tower, sums: DenseSums, config: RuntimeConfig, on_wait: OnWait | None
+        self, stored: StoredModel, tower: Tower, sums: Sequence[SumRun], config: RuntimeConfig, on_wait: OnWait | None
     ) -> None:
-        """Reads nothing yet."""
         self._path, self._num_bytes = stored.path / VISION_FILE, stored.manifest.vision_bytes
-        self._tower, self._sums, self._config, self._on_wait = tower, sums, config, on_wait
+        self._tower, self._config, self._on_wait = tower, config, on_wait
+        self._sums = DenseSums(stored, sums, always=config.verify_reads, path=self._path)
 
     @contextmanager
     def opened(self, kernels: Kernels) -> Iterator[Part]:
-        """Yields what gives parts of the tower. Raises StoreError for damage, also while a part is read."""
         self._sums.check_header()
         specs = dense_tensors(self._path)
         if {spec.name: spec.shape for spec in specs} != self._tower.shapes:
@@ -54,3 +73,27 @@ class TowerFile:
                 return cast(Layers, NativeLayers(kernels, self._tower.prepared(tensors), "f32"))
 
             yield part
+
+
+class PlacedTower:
+    """The tower of a model in place, in a file of another program: a TowerFile."""
+
+    def __init__(
+        self, stored: StoredModel, tower: Tower, sums: Sequence[SumRun], config: RuntimeConfig, on_wait: OnWait | None
+    ) -> None:
+        self._stored, self._tower, self._config, self._on_wait = stored, tower, config, on_wait
+        self._reads = PlacedReads(stored, sums, always=config.verify_reads)
+
+    @contextmanager
+    def opened(self, kernels: Kernels) -> Iterator[Part]:
+        where = self._stored.path / MANIFEST_FILE
+        recipes = recipes_of(self._reads.in_place.vision, where)
+        if {name: recipe.kind.shape for name, recipe in recipes.items()} != self._tower.shapes:
+            raise StoreError(f"{where} has other tensors than the tower of this family; pull the model again")
+
+        def part(prefix: str) -> Layers:
+            wanted = [recipe for name, recipe in recipes.items() if name.startswith(prefix)]
+            tensors = self._reads.read(wanted, self._config, self._on_wait)
+            return cast(Layers, NativeLayers(kernels, self._tower.prepared(tensors), "f32"))
+
+        yield part

@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moeinf.errors import CheckpointError
+from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.config import config_of
-from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.header import Gguf, GgufFile, GgufTensor
 from moeinf.gguf.metadata import numbers_of
-from moeinf.gguf.tensors import ExpertSource, Placement, places_of
+from moeinf.gguf.tensors import DenseSource, ExpertSource, Placement, places_of
 from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.undo import Kind, outcome, undo_json
-from moeinf.models.family import family_of
+from moeinf.gguf.vision import processor_file, tower_places
+from moeinf.models.family import AnyFamily, family_of
 from moeinf.pull.checkpoint.seal import publish_model, write_small_file
 from moeinf.pull.steps import Headers
 from moeinf.store.checksums import CHECKSUMS_FILE
@@ -53,8 +54,25 @@ class Index:
 
 def check_runs(gguf: Gguf) -> tuple[TensorPlan, Placement]:
     """Raises UnsupportedModelError or CheckpointError for what moeinf cannot run, from the header alone."""
-    plan = family_of(config_of(gguf)).tensors
-    return plan, places_of(gguf, plan)
+    family = family_of(config_of(gguf))
+    _tower_of(gguf, family)
+    return family.tensors, places_of(gguf, family.tensors)
+
+
+def all_files(gguf: Gguf) -> tuple[GgufFile, ...]:
+    """The model's, and that of its tower."""
+    return (*gguf.files, *(gguf.mmproj.files if gguf.mmproj else ()))
+
+
+def _tower_of(gguf: Gguf, family: AnyFamily) -> dict[str, DenseSource]:
+    """Where the tensors of the tower lie; none without one. Raises as `check_runs`."""
+    if gguf.mmproj is None:
+        return {}
+    if family.vision is None:
+        raise UnsupportedModelError(f"{gguf.mmproj.where}: {family.no_vision}")
+    if len(gguf.mmproj.files) > 1 or gguf.mmproj.files[0].path.name in {file.path.name for file in gguf.files}:
+        raise UnsupportedModelError(f"{gguf.mmproj.where}: a tower is one file with a name of its own; rename it")
+    return tower_places(gguf, family.seen_by)
 
 
 def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[str] = ()) -> Index:
@@ -71,12 +89,14 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
             file.header_bytes,
             header_digest(file.path, file.header_bytes),
             sha256[number] if sha256 else "",
+            "" if file.path.parent == gguf.files[0].path.parent else str(file.path.parent),
         )
-        for number, file in enumerate(gguf.files)
+        for number, file in enumerate(all_files(gguf))
     ]
     manifest = _manifest_of(gguf, config, source, folder, files)
     manifest = replace(manifest, scales=_scales(gguf, places_of(gguf, plan)))
     small_files = {"config.json": _json(config), **tokenizer_files(gguf)}
+    small_files |= processor_file(gguf) if gguf.mmproj else {}
     check_text_files(small_files, gguf.where)
     return Index(manifest, small_files)
 
@@ -87,9 +107,9 @@ def headers_of(gguf: Gguf, source: ModelSource) -> Headers:
     Raises CheckpointError, UnsupportedModelError, OSError.
     """
     config = config_of(gguf)
-    files = [PlacedFile(file.path.name, file.num_bytes, file.header_bytes, "", "") for file in gguf.files]
+    files = [PlacedFile(file.path.name, file.num_bytes, file.header_bytes, "", "") for file in all_files(gguf)]
     manifest = _manifest_of(gguf, config, source, "", files)
-    return Headers(config, {}, manifest, (), sum(file.num_bytes for file in gguf.files))
+    return Headers(config, {}, manifest, (), sum(file.num_bytes for file in files))
 
 
 def _manifest_of(
@@ -99,7 +119,8 @@ def _manifest_of(
     family = family_of(config)
     plan = family.tensors
     placement = places_of(gguf, plan)
-    dense = tuple(_dense_place(name, placement) for name in plan.dense)
+    dense = tuple(_dense_place(name, placement.dense[name]) for name in plan.dense)
+    vision = tuple(_dense_place(name, place) for name, place in _tower_of(gguf, family).items())
     layers, experts = _layers(plan.moe, plan.parts, placement)
     return Manifest(
         source,
@@ -110,7 +131,7 @@ def _manifest_of(
         (),
         dense_formats=_dense_formats(placement),
         layers=layers,
-        in_place=InPlace(folder, tuple(files), dense, experts),
+        in_place=InPlace(folder, tuple(files), dense, experts, vision),
     )
 
 
@@ -161,8 +182,7 @@ def _scales(gguf: Gguf, placement: Placement) -> Scales:
     )
 
 
-def _dense_place(name: str, placement: Placement) -> DensePlace:
-    source = placement.dense[name]
+def _dense_place(name: str, source: DenseSource) -> DensePlace:
     return DensePlace(
         name, tuple(_tensor_place(each) for each in source.tensors), source.shape, tuple(undo_json(source.undo))
     )

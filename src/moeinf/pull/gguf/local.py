@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,9 +15,10 @@ from moeinf.errors import CheckpointError, StoreError
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.events import PullProgress
-from moeinf.pull.gguf.index import Index, check_runs, discard, headers_of, make_index, write_model
+from moeinf.pull.gguf.index import Index, all_files, check_runs, discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
+from moeinf.pull.gguf.towers import NONE, candidates, with_tower
 from moeinf.pull.steps import Headers
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
@@ -42,7 +44,7 @@ def known_model(path: Path, library: Library) -> StoredModel | None:
             in_place, source = model.manifest.in_place, model.manifest.source
             if source.kind != "file" or in_place is None or path not in in_place.paths(model.path):
                 continue
-            if not changed_file(in_place, model.path):
+            if path != in_place.tower_path(model.path) and not changed_file(in_place, model.path):
                 return model
     return None
 
@@ -56,22 +58,23 @@ class LocalFile:
     library: Library
     progress: PullProgress
     repacked: bool = False  # into files of the store's own
+    mmproj: str | None = None  # the file of its tower, or "none"; None: the one beside it, if there is any
 
     def plan(self) -> tuple[str, ModelSource, list[tuple[str, int]], bool]:
         """The name, the source, the files with their sizes, and whether there is nothing left to do."""
-        gguf = read_gguf(self.path)
+        gguf = self._read()
         check_runs(gguf)
         first = gguf.files[0].path
         source = ModelSource("file", _printable(first))
         known = None if self.repacked else known_model(self.path, self.library)
-        done = self._made([file.path for file in gguf.files]) is not None
+        done = self._made([file.path for file in all_files(gguf)]) is not None
         name = known.name if known is not None and self.name is None else self._free_name(first, source)
-        return name, source, [(file.path.name, file.num_bytes) for file in gguf.files], done
+        return name, source, [(file.path.name, file.num_bytes) for file in all_files(gguf)], done
 
     def headers(self) -> Headers:
         """What the header says of the model; nothing is kept. Raises CheckpointError, UnsupportedModelError."""
         self.progress.stage("reading the header")
-        gguf = read_gguf(self.path)
+        gguf = self._read()
         with errors_named(self.path, CheckpointError):
             return headers_of(gguf, ModelSource("file", _printable(gguf.files[0].path)))
 
@@ -84,11 +87,11 @@ class LocalFile:
         known = None if self.repacked else known_model(self.path, self.library)
         if known is not None:
             self._heed_damage(known)
-            if not checked:
+            if not checked and self._sees_by_it(known):
                 return self._named(known)
         self.progress.stage("reading the header")
-        gguf = read_gguf(self.path)
-        made = self._made([file.path for file in gguf.files]) if checked else None
+        gguf = self._read()
+        made = self._made([file.path for file in all_files(gguf)]) if checked else None
         if made is not None:
             self.progress.stage(f"{made.name} is up to date")
             return self._named(made)
@@ -101,6 +104,26 @@ class LocalFile:
                 return self._make(gguf, source, name, folder, checked=checked)
             finally:
                 discard(folder)
+
+    def _read(self) -> Gguf:
+        """The headers of the model and of its tower."""
+        folder = self.path.parent
+        asked = os.path.realpath(os.path.expanduser(self.mmproj)) if self.mmproj not in (None, NONE) else self.mmproj
+        gguf, _ = with_tower(
+            read_gguf(self.path), asked, self._beside(), lambda name: read_gguf(folder / name), self.progress.note
+        )
+        return gguf
+
+    def _beside(self) -> list[str]:
+        with errors_named(self.path.parent, CheckpointError):
+            return os.listdir(self.path.parent)
+
+    def _sees_by_it(self, known: StoredModel) -> bool:
+        """Whether a known model has the tower that lies beside the file, if any does."""
+        in_place = known.manifest.in_place
+        if (in_place and in_place.vision) or not candidates(self._beside(), self.path.name):
+            return True
+        return self._read().mmproj is None
 
     def _made(self, paths: Sequence[Path]) -> StoredModel | None:
         """A model with the checksums of all weights, made of these files as they are now."""
@@ -141,7 +164,7 @@ class LocalFile:
 
     def _make(self, gguf: Gguf, source: ModelSource, name: str, folder: Path, *, checked: bool) -> StoredModel:
         first = gguf.files[0].path
-        record = self._record(name, source, [file.path for file in gguf.files])
+        record = self._record(name, source, [file.path for file in all_files(gguf)])
         with errors_named(first, CheckpointError):
             index = make_index(gguf, source, _printable(first.parent))
         checksums = b""

@@ -13,9 +13,10 @@ from moeinf.errors import CheckpointError, DiskSpaceError
 from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names, read_gguf
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.files import choose
-from moeinf.pull.gguf.index import check_runs, discard, headers_of, make_index, write_model
+from moeinf.pull.gguf.index import all_files, check_runs, discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
+from moeinf.pull.gguf.towers import NONE, with_tower
 from moeinf.pull.hub.repository import HubRepository
 from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
@@ -38,9 +39,11 @@ class HubFile:
     library: Library
     progress: PullProgress
     repacked: bool = False  # into files of the store's own; the download goes
+    mmproj: str | None = None  # the repository's file of its tower, or "none"; None: the one beside it, if any is
     parts: Sequence[str] = field(init=False)  # their names in the repository
+    tower: str = field(init=False)  # likewise; "" for text alone
     asked: PulledAs = field(init=False)
-    _headers: Sequence[GgufHeader] = field(init=False)
+    _gguf: Gguf = field(init=False)  # the headers of all files, without what they only point to
 
     def __post_init__(self) -> None:
         """Reads the headers alone, by range. Raises CheckpointError and UnsupportedModelError before all else moves."""
@@ -53,8 +56,13 @@ class HubFile:
         missing = [each for each in self.parts if each not in repository.names]
         if missing:
             raise CheckpointError(f"{repository.repo} lacks {missing[0]}, a part of {first}; take another of its files")
-        self._headers = [header, *(self._header(each) for each in self.parts[1:])]
-        check_runs(self._joined())
+        headers = [header, *(self._header(each) for each in self.parts[1:])]
+        joined = join_parts([self._placed(each) for each in zip(self.parts, headers, strict=True)])
+        tensors = {name: tensor for name, tensor in joined.tensors.items() if not name.startswith(_POSITIONS)}
+        joined = replace(joined, tensors=tensors)
+        check_runs(joined)
+        beside = self._beside(folder)
+        self._gguf, self.tower = with_tower(joined, self._asked(), beside, self._tower, self.progress.note)
         origin = replace(repository.origin, revision=repository.requested, file=self.parts[0])
         self.asked = PulledAs(self.name, origin)
         self.library.check_origin(self.name, self.source)
@@ -62,6 +70,11 @@ class HubFile:
     @property
     def source(self) -> ModelSource:
         return replace(self.repository.origin, file=self.parts[0])
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The parts, and the tower's."""
+        return [*self.parts, *([self.tower] if self.tower else [])]
 
     @property
     def folder(self) -> Path:
@@ -76,21 +89,21 @@ class HubFile:
     @property
     def _fetched(self) -> str:
         """Of the download, which either kind of pull goes on with."""
-        return f"{self.repository.fingerprint}:{self.parts[0]}"
+        return ":".join([self.repository.fingerprint, self.parts[0], *([self.tower] if self.tower else [])])
 
     @property
     def store_bytes(self) -> int:
-        return sum(header.num_bytes for header in self._headers)
+        return sum(file.num_bytes for file in all_files(self._gguf))
 
     @property
     def needed_bytes(self) -> int:
         """Of free disk."""
         copied = self.store_bytes if self.repacked else 0
-        return sum(self.missing_bytes(part) for part in self.parts) + copied
+        return sum(self.missing_bytes(part) for part in self.files) + copied
 
     def headers(self) -> Headers:
         """What the headers say of the model. Raises CheckpointError, UnsupportedModelError."""
-        return headers_of(self._joined(), self.source)
+        return headers_of(self._gguf, self.source)
 
     def missing_bytes(self, part: str) -> int:
         return self.repository.missing_bytes(part, self.folder / "model")
@@ -121,14 +134,16 @@ class HubFile:
                 f"not enough disk space in {self.library.home}: {size_text(self.needed_bytes)} needed, "
                 f"{size_text(shutil.disk_usage(self.folder).free)} free; free some, set MOEINF_HOME, or use --force"
             )
-        missing = sum(self.missing_bytes(part) for part in self.parts)
+        missing = sum(self.missing_bytes(part) for part in self.files)
         self.progress.total("pulling", self.store_bytes, self.store_bytes - missing)
-        for part in self.parts:
+        for part in self.files:
             if self.missing_bytes(part) or not self._is_whole(part):
                 self.repository.fetch(part, model)
         gguf = read_gguf(model / self.parts[0].rpartition("/")[2])
+        if self.tower:
+            gguf = replace(gguf, mmproj=read_gguf(model / self.tower.rpartition("/")[2]))
         with errors_named(model, CheckpointError):
-            index = make_index(gguf, self.source, "", [self.repository.sha256(part) for part in self.parts])
+            index = make_index(gguf, self.source, "", [self.repository.sha256(part) for part in self.files])
         made = model
         if self.repacked:
             made = self.folder / "repacked"
@@ -158,7 +173,7 @@ class HubFile:
                 make_folders(self.folder / "model")
                 publish(path, journal)
             make_folders(self.folder / "model")
-            names = {part.rpartition("/")[2] for part in self.parts}
+            names = {part.rpartition("/")[2] for part in self.files}
             for entry in os.scandir(self.folder / "model"):
                 if entry.name.removesuffix(".part") not in names:
                     os.unlink(entry.path)
@@ -168,11 +183,19 @@ class HubFile:
         repository = self.repository
         return parse_gguf(repository.reader(part), repository.num_bytes(part), f"{repository.repo}: {part}")
 
-    def _pairs(self) -> list[tuple[str, GgufHeader]]:
-        return list(zip([part.rpartition("/")[2] for part in self.parts], self._headers, strict=True))
+    def _placed(self, part: tuple[str, GgufHeader]) -> tuple[Path, GgufHeader]:
+        """What errors call a file."""
+        return Path(f"{self.repository.repo}: {part[0].rpartition('/')[2]}"), part[1]
 
-    def _joined(self) -> Gguf:
-        """The headers of all parts, without what they only point to."""
-        gguf = join_parts([(Path(f"{self.repository.repo}: {part}"), each) for part, each in self._pairs()])
-        tensors = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(_POSITIONS)}
-        return replace(gguf, tensors=tensors)
+    def _tower(self, name: str) -> Gguf:
+        return join_parts([self._placed((name, self._header(name)))])
+
+    def _asked(self) -> str | None:
+        """Raises CheckpointError for a tower that is not in the repository."""
+        if self.mmproj in (None, NONE) or self.mmproj in self.repository.names:
+            return self.mmproj
+        raise CheckpointError(f"{self.repository.repo} has no file {self.mmproj!r:.100}, which --mmproj names")
+
+    def _beside(self, folder: str) -> list[str]:
+        """The files in the model's folder, and those in none."""
+        return [name for name in self.repository.names if name.rpartition("/")[0] in (folder, "")]

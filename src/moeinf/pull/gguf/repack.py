@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +11,27 @@ from pathlib import Path
 import numpy as np
 
 from moeinf.errors import CheckpointError
-from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
+from moeinf.gguf.undo import Kind, Stored, Undo, Widen, outcome, parse_undo, undone
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index
 from moeinf.store.checksums import dump_checksums
 from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
-from moeinf.store.format import DENSE_FILE, BlockTensor, dense_header, expert_layout, is_quantised, shard_file
+from moeinf.store.format import (
+    DENSE_FILE,
+    VISION_FILE,
+    BlockTensor,
+    dense_header,
+    expert_layout,
+    is_quantised,
+    shard_file,
+)
 from moeinf.store.manifest import FileEntry, Manifest, ShardEntry, shard_entries, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace
-from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered
+from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import ByteArray, ExpertLayout, Format
 
 Advance = Callable[[int], None]
+Formats = Mapping[str, tuple[Format, tuple[int, ...]]]  # and shapes, by the names of tensors
 
 
 def repacked_bytes(index: Index) -> int:
@@ -52,11 +61,15 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
     files = [_File(path) for path in in_place.paths(source)]
     try:
         layers = _write_experts(manifest, in_place, files, folder, advance)
-        formats = _write_dense(in_place, files, folder, advance)
+        formats = {place.name: _kind(place) for place in in_place.dense}
+        _write_dense(folder / DENSE_FILE, in_place.dense, formats, files, advance)
+        tower = {place.name: _plain(_kind(place)) for place in in_place.vision}
+        if tower:
+            _write_dense(folder / VISION_FILE, in_place.vision, tower, files, advance)
     finally:
         for file in files:
             file.close()
-    shards, dense, checksums = _read_back(manifest, layers, formats, folder, advance)
+    shards, dense, vision, checksums = _read_back(manifest, layers, formats, folder, advance)
     own = replace(
         manifest,
         layout=slot_layout(layers),
@@ -65,6 +78,7 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
         files=(dense,),
         dense_formats={name: BlockTensor(*kind) for name, kind in formats.items() if is_quantised(kind[0])},
         in_place=None,
+        vision=vision,
     )
     return Index(own, index.small_files), checksums
 
@@ -108,23 +122,21 @@ def _write_experts(
 
 
 def _write_dense(
-    in_place: InPlace, files: Sequence[_File], folder: Path, advance: Advance
-) -> dict[str, tuple[Format, tuple[int, ...]]]:
-    """Writes the dense file; returns format and shape of each tensor, from which its header follows again."""
-    formats = {place.name: _kind(place) for place in in_place.dense}
+    path: Path, dense: Sequence[DensePlace], formats: Formats, files: Sequence[_File], advance: Advance
+) -> None:
+    """Writes a file of tensors in these formats and shapes, from which its header follows again."""
     head, specs = dense_header(formats)
-    places, path = {place.name: place for place in in_place.dense}, folder / DENSE_FILE
+    places = {place.name: place for place in dense}
     with errors_named(path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             write_fully(fd, head, 0, path)
             for spec in specs:
-                write_fully(fd, _made(places[spec.name], files).data, spec.offset_bytes, path)
+                write_fully(fd, _made(places[spec.name], spec.dtype, files).data, spec.offset_bytes, path)
                 advance(spec.num_bytes)
             os.fsync(fd)
         finally:
             os.close(fd)
-    return formats
 
 
 def _kind(place: DensePlace) -> tuple[Format, tuple[int, ...]]:
@@ -133,12 +145,18 @@ def _kind(place: DensePlace) -> tuple[Format, tuple[int, ...]]:
     return kind.format, kind.shape
 
 
-def _made(place: DensePlace, files: Sequence[_File]) -> ByteArray:
+def _plain(kind: tuple[Format, tuple[int, ...]]) -> tuple[Format, tuple[int, ...]]:
+    """Of a tower, whose file has no blocks: these are widened."""
+    return ("f32" if is_quantised(kind[0]) else kind[0]), kind[1]
+
+
+def _made(place: DensePlace, format: Format, files: Sequence[_File]) -> ByteArray:
     given = [
         Stored(Kind(each.format, each.shape), files[each.file].read(each.offset_bytes, each.num_bytes))
         for each in place.sources
     ]
-    return np.ascontiguousarray(undone(given, _undo(place), place.name).data)
+    widens = (Widen(),) if format != _kind(place)[0] else ()
+    return np.ascontiguousarray(undone(given, (*_undo(place), *widens), place.name).data)
 
 
 def _undo(place: DensePlace) -> Undo:
@@ -146,12 +164,8 @@ def _undo(place: DensePlace) -> Undo:
 
 
 def _read_back(
-    manifest: Manifest,
-    layers: Sequence[ExpertLayout],
-    formats: dict[str, tuple[Format, tuple[int, ...]]],
-    folder: Path,
-    advance: Advance,
-) -> tuple[tuple[ShardEntry, ...], FileEntry, bytes]:
+    manifest: Manifest, layers: Sequence[ExpertLayout], formats: Formats, folder: Path, advance: Advance
+) -> tuple[tuple[ShardEntry, ...], FileEntry, FileEntry | None, bytes]:
     """Reads what was written for its checksums. Raises CheckpointError for a scale that is no number."""
     _, specs = dense_header(formats)
     dense = folder / DENSE_FILE
@@ -159,6 +173,9 @@ def _read_back(
     spans: list[Span] = [dense_span(dense, size, specs, manifest.info)]
     for layer, layout in enumerate(layers):
         spans += expert_spans(folder / shard_file(layer), moe.experts_of(layer), layout)
+    tower = folder / VISION_FILE
+    if tower.exists():
+        spans.append(vision_span(tower, tower.stat().st_size))
     found: list[Finding] = []
     with closing(check_spans(spans)) as results:
         for span, each in zip(spans, results, strict=True):
@@ -170,5 +187,6 @@ def _read_back(
             found.append(each)
             advance(span.num_bytes)
     sums = [each.sha256 for each in found]
+    vision = FileEntry(VISION_FILE, spans[-1].num_bytes, sums.pop()) if tower.exists() else None
     shards = shard_entries(moe, [layout.stride_bytes for layout in layers], sums[1:])
-    return shards, FileEntry(DENSE_FILE, size, sums[0]), dump_checksums(gathered(spans, found))
+    return shards, FileEntry(DENSE_FILE, size, sums[0]), vision, dump_checksums(gathered(spans, found))

@@ -25,6 +25,7 @@ class PlacedFile:
     header_bytes: int  # all before the first tensor
     header_sha256: str
     sha256: str = ""  # of all of it, where the Hub told
+    folder: str = ""  # absolute, where it is another than that of the other files
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,15 @@ class InPlace:
     files: tuple[PlacedFile, ...]
     dense: tuple[DensePlace, ...]
     experts: tuple[tuple[PartPlace, ...], ...]  # of each MoE layer, in the order of its layout
+    vision: tuple[DensePlace, ...] = ()  # of the tower that sees pictures, all in the last file
 
     def paths(self, model_folder: Path) -> list[Path]:
         folder = Path(self.folder) if self.folder else model_folder
-        return [folder / file.file for file in self.files]
+        return [Path(file.folder or folder) / file.file for file in self.files]
+
+    def tower_path(self, model_folder: Path) -> Path | None:
+        """The file of the tower, where there is one."""
+        return self.paths(model_folder)[-1] if self.vision else None
 
     @property
     def num_bytes(self) -> int:
@@ -84,6 +90,11 @@ class InPlace:
         sources = {(each.file, each.offset_bytes): each.num_bytes for place in self.dense for each in place.sources}
         return sum(sources.values())
 
+    @property
+    def vision_bytes(self) -> int:
+        """Of the tower's tensors."""
+        return sum(each.num_bytes for place in self.vision for each in place.sources)
+
     def dense_specs(self) -> tuple[TensorSpec, ...]:
         """The dense tensors by the names that the family knows, in the format in which most of each lies."""
         return tuple(
@@ -92,7 +103,10 @@ class InPlace:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without fields that few have, so that ids of models stay what they were."""
+        value = asdict(self)
+        value["files"] = [{k: v for k, v in file.items() if v or k != "folder"} for file in value["files"]]
+        return value if self.vision else {name: each for name, each in value.items() if name != "vision"}
 
 
 def region_bytes(offset_bytes: int, step_bytes: int, num_bytes: int, num_experts: int) -> int:
@@ -125,9 +139,14 @@ def parse_in_place(item: CheckedObject, moe: MoeShape, layouts: tuple[ExpertLayo
     files = tuple(_parse_file(each) for each in item.children("files"))
     if not files or len({file.file for file in files}) != len(files):
         raise item.error("files", "must name one file or more, each once")
-    dense = tuple(_parse_dense(each, files) for each in item.children("dense"))
-    if len({place.name for place in dense}) != len(dense):
+    dense, vision = (
+        tuple(_parse_dense(each, files) for each in (item.children(name) if name == "dense" or name in item else ()))
+        for name in ("dense", "vision")
+    )
+    if len({place.name for place in (*dense, *vision)}) != len(dense) + len(vision):
         raise item.error("dense", "names a tensor twice")
+    if any(source.file != len(files) - 1 for place in vision for source in place.sources):
+        raise item.error("vision", "is not in the last file")
     rows = item.take("experts", list)
     if len(rows) != moe.num_layers or not all(isinstance(row, list) for row in rows):
         raise item.error("experts", f"is not a list of {moe.num_layers} lists")
@@ -136,7 +155,7 @@ def parse_in_place(item: CheckedObject, moe: MoeShape, layouts: tuple[ExpertLayo
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True))
     )
     item.nothing_else()
-    return InPlace(folder, files, dense, experts)
+    return InPlace(folder, files, dense, experts, vision)
 
 
 def _parse_file(item: CheckedObject) -> PlacedFile:
@@ -146,7 +165,10 @@ def _parse_file(item: CheckedObject) -> PlacedFile:
         item.number("header_bytes", 1),
         item.text("header_sha256", _SHA256),
         item.text("sha256", _SHA256_OR_NONE),
+        item.text("folder") if "folder" in item else "",
     )
+    if file.folder and not Path(file.folder).is_absolute():
+        raise item.error("folder", f"is {file.folder[:100]!r}, which is no absolute path")
     if file.file in (".", "..") or file.header_bytes > file.num_bytes:
         raise item.error("file", "is no file with such a header")
     item.nothing_else()

@@ -37,7 +37,7 @@ def placed_runs(manifest: Manifest) -> list[PlacedRun]:
 
 def _dense_runs(in_place: InPlace, vocab_size: int) -> dict[tuple[int, int], PlacedRun]:
     found = {}
-    for place in in_place.dense:
+    for place in (*in_place.dense, *in_place.vision):
         for source in place.sources:
             spec = TensorSpec(source.tensor, source.format, source.shape, source.offset_bytes, source.num_bytes)
             rows = len(source.shape) == 2 and source.shape[0] == vocab_size

@@ -1,0 +1,127 @@
+"""Writes vision towers as mmproj files, in the names, shapes and metadata of llama.cpp's converter.
+
+tests/unit/gguf/test_towers.py holds it against files that the converter itself made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import quants
+from torch import Tensor
+
+from tests.support.gguf_files import Floats, Kinds, add_field
+
+_RENAMED = (
+    (r"model\.visual\.blocks\.(\d+)\.attn\.proj\.", r"v.blk.\1.attn_out."),
+    (r"model\.visual\.blocks\.(\d+)\.attn\.qkv\.", r"v.blk.\1.attn_qkv."),
+    (r"model\.visual\.blocks\.(\d+)\.norm(\d)\.", r"v.blk.\1.ln\2."),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.linear_fc1\.", r"v.blk.\1.ffn_up."),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.linear_fc2\.", r"v.blk.\1.ffn_down."),
+    (r"model\.visual\.merger\.norm\.", "v.post_ln."),
+    (r"model\.visual\.merger\.linear_fc1\.", "mm.0."),
+    (r"model\.visual\.merger\.linear_fc2\.", "mm.2."),
+    (r"model\.visual\.pos_embed\.", "v.position_embd."),
+    (r"model\.visual\.patch_embed\.proj\.", "v.patch_embd."),
+    (r"model\.vision_tower\.std_", "v.std_"),
+    (r"model\.vision_tower\.patch_embedder\.input_proj\.", "v.patch_embd."),
+    (r"model\.vision_tower\.patch_embedder\.position_embedding_table", "v.position_embd.weight"),
+    (r"model\.embed_vision\.embedding_projection\.", "mm.input_projection."),
+    (r"model\.vision_tower\.encoder\.layers\.(\d+)\.", r"v.blk.\1."),
+    (r"self_attn\.o_proj\.linear", "attn_out"),
+    (r"self_attn\.([qkv])_proj\.linear", r"attn_\1"),
+    (r"self_attn\.([qk])_norm", r"attn_\1_norm"),
+    (r"mlp\.(\w+)_proj\.linear", r"ffn_\1"),
+    (r"input_layernorm", "ln1"),
+    (r"pre_feedforward_layernorm", "ln2"),
+    (r"post_attention_layernorm", "attn_post_norm"),
+    (r"post_feedforward_layernorm", "ffn_post_norm"),
+)
+_ALWAYS_F32 = re.compile(r"patch_embd|position_embd|norm|ln\d?\.|std_|bias$")
+
+
+def write_mmproj(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    kinds: Kinds = lambda name: "BF16",
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes the tower of a model whose config.json and tensors these are.
+
+    kinds: what matrices become, by their names in the file; rows that do not fit its blocks become F16. metadata:
+    further fields, which win over the converter's; None takes one away.
+    """
+    writer = gguf.GGUFWriter(path, "clip")
+    fields = {"general.type": "mmproj"} | tower_metadata(config) | dict(metadata or {})
+    for name, value in fields.items():
+        if value is not None:
+            add_field(writer, name, value)
+    for source, tensor in tensors.items():
+        for name, values in _changed(source, tensor.float().numpy()):
+            plain = _ALWAYS_F32.search(name)
+            kind = gguf.GGMLQuantizationType["F32" if plain else kinds(name)]
+            if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+                kind = gguf.GGMLQuantizationType.F16
+            writer.add_tensor(name, quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tower_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    v, text = config["vision_config"], config["text_config"]
+    pools = config["model_type"] == "gemma4"
+    found = {
+        "has_vision_encoder": True,
+        "vision.projection_dim": text["hidden_size"],
+        "vision.patch_size": v.get("patch_size", 16),
+        "vision.embedding_length": v["hidden_size"],
+        "vision.feed_forward_length": v["intermediate_size"],
+        "vision.block_count": v["num_hidden_layers"] if pools else v["depth"],
+        "vision.attention.head_count": v["num_attention_heads"] if pools else v["num_heads"],
+    }
+    if pools:
+        found |= {
+            "vision.image_size": 224,
+            "vision.image_mean": [0.0] * 3,
+            "vision.image_std": [1.0] * 3,
+            "vision.projector_type": "gemma4v",
+            "vision.attention.layer_norm_epsilon": 1e-6,
+        }
+    else:
+        depth, deep = v["depth"], v.get("deepstack_visual_indexes", [])
+        found |= {
+            "vision.image_size": int(v["num_position_embeddings"] ** 0.5 * v.get("patch_size", 16)),
+            "vision.image_mean": [0.5] * 3,
+            "vision.image_std": [0.5] * 3,
+            "projector_type": "qwen3vl_merger",
+            "use_gelu": True,
+            "vision.spatial_merge_size": v.get("spatial_merge_size", 2),
+            "vision.attention.layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
+            "vision.is_deepstack_layers": [i in deep for i in range(depth)],
+        }
+    return {f"clip.{name}": value for name, value in found.items()}
+
+
+def _changed(name: str, values: Floats) -> Iterator[tuple[str, Floats]]:
+    """A tensor as files have it."""
+    renamed = name
+    for pattern, to in _RENAMED:
+        renamed = re.sub(pattern, to, renamed)
+    if name.endswith("patch_embed.proj.weight"):
+        yield renamed, np.ascontiguousarray(values[:, :, 0])
+        yield f"{renamed}.1", np.ascontiguousarray(values[:, :, 1])
+    elif name.endswith("input_proj.weight"):
+        side = round((values.shape[1] / 3) ** 0.5)
+        yield renamed, np.ascontiguousarray(values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
+    else:
+        yield renamed, values
