@@ -41,6 +41,7 @@ class TorchVectorOps:
         for token in range(tokens):
             end = first + token + 1
             begin = end - 1 - (end - 1) % window if form.chunked else max(0, end - window) if window else 0
+            end = end if form.ends is None else int(form.ends[token])
             seen = slice(begin, end)
             scores = scale * queries[token] @ keys[:, seen].float().transpose(1, 2)  # [kv_heads, group, seen]
             if bias is not None:

@@ -81,3 +81,32 @@ def test_greedy_tokens_behind_pictures_are_those_of_the_reference(pair: SeeingPa
     for _ in range(23):
         ours.append(int(pair.ours.forward(ours[-1:], cache)[-1].argmax()))
     assert ours == theirs[0, len(ids) :].tolist()
+
+
+@torch.inference_mode()
+def test_logits_with_pictures_on_a_device_are_those_of_the_cpu(pair: SeeingPair) -> None:
+    ours, _ = pair.on_device()
+    prompt = [*TEXT[:2], picture(pair, 3, 4), *TEXT[:3], picture(pair, 1, 1, seed=1), *TEXT, picture(pair, 2, 2), 7]
+    wanted = pair.logits(prompt)
+    for cuts in ([], [2, 14, 17, 18], [14, 20, 28]):
+        assert (pair.logits(prompt, cuts, ours) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+
+
+@torch.inference_mode()
+def test_a_recorded_step_goes_on_behind_any_pictures(pair: SeeingPair) -> None:
+    """One cache and one program, as a run has them, in turn with pictures of several sizes and without."""
+    ours, device = pair.on_device()
+    cache = ours.new_cache(256)
+    for number, shape in enumerate(((3, 4), (1, 13), None, (3, 4), (2, 2))):
+        prompt = [*TEXT[:3], *([picture(pair, *shape)] if shape else []), *TEXT]
+        ids, pictures = pair.laid_out(prompt)
+        answers = list[list[int]]()
+        for model, used in ((ours, cache), (pair.ours, pair.new_cache(()))):
+            used.truncate(0)
+            used.pictures = pictures
+            answer = [int(model.forward(ids, used)[-1].argmax())]
+            for _ in range(6):
+                answer.append(int(model.forward(answer[-1:], used)[-1].argmax()))
+            answers.append(answer)
+        assert answers[0] == answers[1], number
+    assert device.num_captures == pair.family.tensors.moe.num_layers + 1, "one step, recorded once"

@@ -50,7 +50,9 @@ def seeing_config(family: str) -> dict[str, Any]:
     )
 
 
-def write_seeing(folder: Path, family: str, *, sighted: bool = True, template: bool = True) -> Path:
+def write_seeing(
+    folder: Path, family: str, *, sighted: bool = True, template: bool = True, dtype: torch.dtype = torch.bfloat16
+) -> Path:
     """A checkpoint; sighted: with the tower's tensors."""
     config, marks = seeing_config(family), MARKS[family]
     plan = family_of(config).tensors
@@ -58,7 +60,7 @@ def write_seeing(folder: Path, family: str, *, sighted: bool = True, template: b
     shapes |= plan.vision if sighted else {}
     generator = torch.Generator().manual_seed(5)
     tensors = {
-        name: (torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 0.5)).to(torch.bfloat16)
+        name: (torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 0.5)).to(dtype)
         for name, shape in shapes.items()
     }
     folder.mkdir(parents=True)

@@ -195,7 +195,7 @@ def device_activation_bytes(footprint: Footprint, chunk: int, context: int) -> i
     What attention and experts take by turns is added up, as memory of one size seldom serves for another.
     """
     info, moe, work, hidden = footprint.info, footprint.moe, footprint.workspace, footprint.info.hidden_size
-    chunk = context if work.source else chunk
+    chunk = context if work.source else min(max(chunk, footprint.whole_tokens), context)
     places = chunk * moe.top_k
     intermediate = max((spec.shape[0] for spec in footprint.layout.tensors[:-1]), default=0)
     state = chunk * hidden * 2 * 4  # hidden state and its norm, f32

@@ -96,11 +96,8 @@ class GpuRunner:
             if first.stage is not None:
                 self._divide(context, self.network, experts, given)
         self.cache = self.network.new_cache(plan.context, context.num_beams)
-        layers.staging.take(
-            plan.context if weights.family.workspace.source else plan.prefill_chunk,
-            info.hidden_size,
-            context.num_beams * info.vocab_size,
-        )
+        whole = plan.context if weights.family.workspace.source else context.device_footprint.whole_tokens
+        layers.staging.take(max(plan.prefill_chunk, whole), info.hidden_size, context.num_beams * info.vocab_size)
         for card in self._cards:
             with card.gpu.device.computing():
                 card.take_slots()

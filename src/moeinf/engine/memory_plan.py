@@ -276,7 +276,8 @@ def device_room(config: RuntimeConfig, free_bytes: int, total_bytes: int, has_di
 
 def _device_prefix_bytes(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> int:
     within = _within_ram(machine, config)
-    least = HOST_OVERHEAD_BYTES + _least_host_slots(footprint.moe) * footprint.layout.stride_bytes
+    least = HOST_OVERHEAD_BYTES + footprint.tower_bytes
+    least += _least_host_slots(footprint.moe) * footprint.layout.stride_bytes
     return _prefix_bytes(footprint, config, within, within.available_bytes - least)
 
 
@@ -299,19 +300,20 @@ def _host_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine, d
     whole = machine.total_bytes if machine.limited_by == "machine" else 0  # a control group's is what it has left
     whole = whole or machine.available_bytes
     machine = _within_ram(machine, config)
-    room = machine.available_bytes - HOST_OVERHEAD_BYTES
-    least = _least_host_slots(moe)
+    beside, least = HOST_OVERHEAD_BYTES + footprint.tower_bytes, _least_host_slots(moe)
+    room = machine.available_bytes - beside
     if room < least * stride:
         raise OutOfMemoryError(
-            f"not enough memory beside the GPU: {_mib(HOST_OVERHEAD_BYTES + least * stride)} MiB needed ({least} "
-            f"experts {_mib(least * stride)}, CUDA {_mib(HOST_OVERHEAD_BYTES)}), {_mib(machine.available_bytes)} "
+            f"not enough memory beside the GPU: {_mib(beside + least * stride)} MiB needed ({least} "
+            f"experts {_mib(least * stride)}, CUDA and pictures {_mib(beside)}), {_mib(machine.available_bytes)} "
             f"available ({machine.limited_by}); raise --ram, or free memory"
         )
     wanted = moe.total_experts
     if device_slots == wanted:
         wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
     if config.ram is None:
-        room = machine.available_bytes - max(HOST_LEFT_BYTES, whole * HOST_LEFT_PERCENT // 100)
+        left = max(HOST_LEFT_BYTES, whole * HOST_LEFT_PERCENT // 100)
+        room = machine.available_bytes - left - footprint.tower_bytes
     slots = max(least, min(wanted, room // stride))
     return slots, min(slots, max(least, whole * PINNED_PERCENT // 100 // stride))
 
@@ -342,7 +344,7 @@ def smallest_device_bytes(footprint: Footprint) -> tuple[int, int]:
     overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
     return (
         overhead + footprint.dense_bytes + kv_bytes + activations + moe.top_k * stride,
-        HOST_OVERHEAD_BYTES + _least_host_slots(moe) * stride,
+        HOST_OVERHEAD_BYTES + footprint.tower_bytes + _least_host_slots(moe) * stride,
     )
 
 

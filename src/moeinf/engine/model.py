@@ -131,8 +131,7 @@ class Model:
             self._notify(notice)
         load_s = time.perf_counter() - started
         prefixes = self._prefixes(stored, runner)
-        on_cpu = isinstance(runner, CpuRunner)
-        vision_encoder = open_vision(weights, config, self.kernels, disk_wait, on_cpu=on_cpu)
+        vision_encoder = open_vision(weights, config, self.kernels, disk_wait)
         info = stored.manifest.info
         self._generator = Generator(runner, kind, self.tokenizer, info, attendants, load_s, prefixes, vision_encoder)
 

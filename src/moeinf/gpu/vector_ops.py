@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moeinf.gpu.matrix import LAUNCH, MAX_ROWS
+from moeinf.types import IntArray
 
 MASK_ELEMENTS: Final = 1 << 25  # of the mask of one block of queries in prefill: 32 MiB, and 64 MiB as 16-bit bias
 ATTENTION_SUMS: Final = 16 << 10  # that one program of decode adds up
@@ -74,6 +75,8 @@ class AttentionForm:
     sinks f32 [heads]: a further score, whose weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss).
     bias f32 [n, capacity], for at most MAX_ROWS tokens: row h % n is added to the scores of head h, indexed by how many
     positions back a key lies.
+    ends int64 [tokens], on the host: token t sees the positions before ends[t], of which some may be behind its own, as
+    those of a picture are. In place of what VectorOps.attend says; not for work that is captured.
     """
 
     scale: float
@@ -81,6 +84,7 @@ class AttentionForm:
     sinks: Tensor | None = None
     bias: Tensor | None = None
     chunked: bool = False
+    ends: IntArray | None = None
 
 
 class VectorOps(Protocol):
@@ -104,7 +108,8 @@ class VectorOps(Protocol):
 
         q, out f32 [tokens, heads * D]; cache as rope_store left it. q is rounded to the cache's type; for up to
         MAX_ROWS tokens scores and sums are f32, and a token's result does not depend on the others of the call. Beyond,
-        the result may be rounded to the type of the cache. `start` is position on the host, and is used only there.
+        and with `form.ends`, the result may be rounded to the type of the cache. `start` is position on the host, used
+        only there.
         """
         ...
 
@@ -194,7 +199,7 @@ class TritonVectorOps:
     ) -> None:
         keys, values, bias = cache.keys, cache.values, form.bias
         tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
-        if tokens > MAX_ROWS:
+        if tokens > MAX_ROWS or form.ends is not None:
             assert bias is None, "biases are for a few tokens"
             attend_many(q, cache, start, form, out)
             return
@@ -326,7 +331,7 @@ def attend_many(q: Tensor, cache: KeyValues, start: int, form: AttentionForm, ou
             )
         outs[:, :, block] = mixed if sinks is None else mixed[:, :, 1:, :head_dim]
 
-    if start == 0 and not 0 < window < tokens:
+    if start == 0 and not 0 < window < tokens and form.ends is None:
         attend(slice(0, tokens), slice(0, tokens), None)
         return
     size = max(1, min(QUERY_BLOCK, MASK_ELEMENTS // (start + tokens)))
@@ -335,13 +340,16 @@ def attend_many(q: Tensor, cache: KeyValues, start: int, form: AttentionForm, ou
         row = start + first
         begin = row - row % window if form.chunked else max(0, row - window + 1) if window else 0
         rows = torch.arange(row, start + last, device=q.device)[:, None]
-        seen = torch.arange(begin, start + last, device=q.device)
-        mask = seen <= rows
+        ends, end = rows + 1, start + last
+        if form.ends is not None:
+            ends, end = torch.from_numpy(form.ends[first:last]).to(q.device)[:, None], int(form.ends[first:last].max())
+        seen = torch.arange(begin, end, device=q.device)
+        mask = seen < ends
         if form.chunked:
             mask &= seen >= rows - rows % window
         elif window:
             mask &= seen > rows - window
-        attend(slice(first, last), slice(begin, start + last), mask)
+        attend(slice(first, last), slice(begin, end), mask)
 
 
 def _with_sinks(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.models.family import DecoderFamily
 from moeinf.store.library import StoredModel
 from tests.support.gpu.emulated_gpu import emulated, in_fours, opened
+from tests.support.seeing_models import asking, png, seeing_model
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
 
@@ -187,3 +189,16 @@ def test_a_card_that_does_not_exist_is_refused_in_one_line_and_the_others_are_cl
     with pytest.raises(DeviceError, match="no GPU 2"), opened(demo, device="cuda:0,cuda:1,cuda:2"):
         pass
     assert len(closed) == 1
+
+
+def test_pictures_are_seen_by_cards_that_divide_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, messages = seeing_model(tmp_path, "gemma4"), asking("What is this?", png(1), png(2))
+
+    def seen(model: Model) -> list[int]:
+        return model.generate(messages, model.params(temperature=0.0, num_predict=8)).token_ids
+
+    with opened(stored, **CONTEXT) as one:
+        wanted = seen(one)
+    with on_cards(stored, 2, monkeypatch, too_little(stored, **CONTEXT), **CONTEXT) as two:
+        assert "of layers 0-" in two.describe()
+        assert [seen(two), seen(two)] == [wanted, wanted]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.completion import Completion
@@ -188,8 +189,15 @@ def test_a_model_of_text_refuses_pictures(demo: StoredModel) -> None:
         answer(opened, asking(QUESTION, png(1)))
 
 
-def test_a_gpu_answers_text_and_refuses_pictures(stored: StoredModel) -> None:
-    with on_gpu(stored, context=200) as opened:
-        assert answer(opened, [{"role": "user", "content": QUESTION}], 3).token_ids
-        with pytest.raises(UsageError, match="sees on the CPU alone: give --device cpu"):
-            answer(opened, asking(QUESTION, png(1)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_sees_what_the_cpu_sees(family: str, tmp_path: Path) -> None:
+    """In float32, which rounds alike on both."""
+    stored = seeing_model(tmp_path, family, dtype=torch.float32)
+    text, one, two = [{"role": "user", "content": QUESTION}], asking(QUESTION, png(1)), asking("?", png(2), png(1))
+    wanted = [alone(stored, messages) for messages in (text, one, two)]
+    some: dict[str, Any] = {"prefill_chunk": 5, "expert_cache": "40%", "prefix_memory": "64MiB"}
+    for options, numbers in (({}, (1, 0, 1)), (some, (2,))):
+        with on_gpu(stored, context=512, **options) as opened:
+            for number in numbers:  # from the second on, steps are recorded ones
+                found = answer(opened, (text, one, two)[number]).token_ids
+                assert found == wanted[number], (number, options)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,16 @@ from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
 from moeinf.models.layers.vision.image_processor import ImageProcessor
+from moeinf.pull.checkpoint.tensors import plan_name
 from moeinf.types import Float32Array, Profiler
-from tests.support.pairs.experts import resident_experts, stored
+from tests.support.emulated_device import EmulatedDevice
+from tests.support.pairs.experts import read_by, resident_experts, stored
+from tests.support.pairs.on_device import on_device
 
 Prompt = Sequence[int | np.ndarray]  # token ids and pictures [height, width, 3], uint8
 
@@ -48,6 +53,8 @@ class SeeingPair:
         tensors = safetensors.torch.load_file(folder / "model.safetensors")
         self.kernels = Kernels(2)
         self.tensors = {key: stored(tensor) for key, tensor in tensors.items() if key in family.seen_by}
+        found = read_by(family.tensors, {key: each for key, each in tensors.items() if key not in family.seen_by})
+        self.text = {plan_name(key, family.tensors): each for key, each in found.items()}
         of_text = {key: tensor for key, tensor in tensors.items() if key in family.tensors.dense}
         experts = resident_experts(family.tensors, tensors, self.kernels)
         layers = NativeLayers(self.kernels, {key: stored(tensor) for key, tensor in of_text.items()}, "f32")
@@ -86,13 +93,20 @@ class SeeingPair:
             ids += [SOFT_IDS] * pictures[-1].num_tokens
         return ids, pictures
 
-    def logits(self, prompt: Prompt, cuts: Sequence[int] = ()) -> Tensor:
-        """Of each token, computed in chunks that end at the cuts."""
+    def on_device(self) -> tuple[Decoder, EmulatedDevice]:
+        """Our language model on an emulated device."""
+        text: Any = SimpleNamespace(config=self.config, plan=self.family.tensors, tensors=self.text)
+        return on_device(text)
+
+    def logits(self, prompt: Prompt, cuts: Sequence[int] = (), model: Decoder | None = None) -> Tensor:
+        """Of each token, computed in chunks that end at the cuts. model: ours, elsewhere than on the CPU."""
         ids, pictures = self.laid_out(prompt)
-        cache = self.new_cache(pictures)
+        model = model or self.ours
+        cache = model.new_cache(256)
+        cache.pictures = pictures
         borders = [0, *cuts, len(ids)]
         passes = [ids[a:b] for a, b in pairwise(borders)]
-        found = [self.ours.forward(each, cache, of_tokens=len(ids), last_only=False) for each in passes]
+        found = [model.forward(each, cache, of_tokens=len(ids), last_only=False) for each in passes]
         return torch.from_numpy(np.concatenate(found))
 
     def new_cache(self, pictures: Sequence[SoftTokens]) -> Cache:

@@ -13,7 +13,7 @@ from moeinf import _native
 from moeinf.gpu import vector_ops
 from moeinf.gpu.matrix import MAX_ROWS
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors, TritonVectorOps, VectorOps
-from moeinf.types import DType
+from moeinf.types import DType, IntArray
 from tests.oracles.torch_vector import TorchVectorOps
 
 TYPES: dict[DType, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -111,11 +111,18 @@ class Heads:
         if self.keys.dtype == torch.bfloat16:  # to which the interpreter rounds towards 0, and a device to nearest
             self.q = self.q.bfloat16().float()
 
-    def attend(self, ops: VectorOps, window: int, tokens: slice = slice(None), chunked: bool = False) -> Tensor:
+    def attend(
+        self,
+        ops: VectorOps,
+        window: int,
+        tokens: slice = slice(None),
+        chunked: bool = False,
+        ends: IntArray | None = None,
+    ) -> Tensor:
         """Of some of the tokens, each at its own position."""
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
-        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias, chunked)
+        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias, chunked, ends)
         ops.attend(q, KeyValues(self.keys, self.values), position, int(position), form, out)
         return out
 
@@ -314,6 +321,25 @@ def test_a_token_sees_its_own_chunk_up_to_itself(
     seen = slice(at - at % 10, at + 1)
     scores = case.keys[1, seen] @ case.q[-1].view(4, 20)[3] * 20**-0.5
     assert_near(expected[-1].view(4, 20)[3], torch.softmax(scores, 0) @ case.values[1, seen])
+
+
+@pytest.mark.parametrize(("tokens", "position", "window"), [(6, 0, 0), (6, 30, 9), (25, 0, 0), (25, 13, 9)])
+def test_a_token_of_a_picture_sees_what_is_behind_it(
+    kernels: VectorOps, tokens: int, position: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Heads(tokens, 4, 2, 20, position=position, capacity=100)
+    case.fill()
+    ends = position + np.arange(1, tokens + 1)
+    ends[1:5] = position + 5
+    ends[tokens - 2 :] = position + tokens
+    expected = case.attend(TWIN, window, ends=ends)
+    assert not torch.equal(expected[1:4], case.attend(TWIN, window)[1:4])
+    for block in (1024, 3):
+        monkeypatch.setattr(vector_ops, "QUERY_BLOCK", block)
+        assert_near(case.attend(kernels, window, ends=ends), expected, 2e-5)
+    seen = slice(max(0, position + 2 - window) if window else 0, position + 5)
+    scores = case.keys[0, seen] @ case.q[1].view(4, 20)[1] * 20**-0.5
+    assert_near(expected[1].view(4, 20)[1], torch.softmax(scores, 0) @ case.values[0, seen])
 
 
 def test_attention_gives_the_same_cut_into_more_shares(kernels: VectorOps) -> None:

@@ -33,9 +33,15 @@ def test_positions_of_a_part_are_those_of_the_whole() -> None:
 
 
 def test_a_token_of_a_picture_sees_all_of_it() -> None:
-    assert ends_seen(PICTURES, 0, 13).tolist() == [1, 2, 8, 8, 8, 8, 8, 8, 9, 11, 11, 12, 13]
-    assert ends_seen(PICTURES, 4, 5).tolist() == [8, 8, 8, 8, 9]
-    assert ends_seen(PICTURES, 11, 2).tolist() == [12, 13]
+    for start, count, wanted in (
+        (0, 13, [1, 2, 8, 8, 8, 8, 8, 8, 9, 11, 11, 12, 13]),
+        (4, 5, [8, 8, 8, 8, 9]),
+        (0, 2, None),
+        (8, 1, None),
+        (11, 2, None),
+    ):
+        found = ends_seen(PICTURES, start, count)
+        assert wanted == (None if found is None else found.tolist())
 
 
 def test_rows_are_put_where_the_pass_has_them() -> None:

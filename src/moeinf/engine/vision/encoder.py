@@ -116,14 +116,12 @@ class VisionEncoder:
 
 
 def open_vision(
-    weights: Weights, config: RuntimeConfig, kernels: Kernels, on_wait: OnWait | None, *, on_cpu: bool
+    weights: Weights, config: RuntimeConfig, kernels: Kernels, on_wait: OnWait | None
 ) -> VisionEncoder | str:
-    """How the model sees, or a line that says why it does not."""
+    """How the model sees, or a line that says why it does not. kernels: of the CPU, where towers run."""
     stored, vision = weights.stored, weights.family.vision
     if vision is None or not stored.manifest.vision_bytes:
         return why_no_vision(stored) or f"{stored.name} takes text alone: {weights.family.no_vision}"
-    if not on_cpu:
-        return f"{stored.name} sees on the CPU alone: give --device cpu, or leave out pictures"
     try:
         form = processor_of(stored, vision, config)
     except CheckpointError as error:

@@ -96,9 +96,7 @@ class NativeAttention:
         """Where what each token sees ends; None: with itself."""
         if self._config.sees == "all":
             return np.full(num_tokens, cache.length + num_tokens, np.int64)
-        pictures = cache.pictures if self._config.sees == "picture" else ()
-        apart = all(each.end <= cache.length or each.start >= cache.length + num_tokens for each in pictures)
-        return None if apart else ends_seen(pictures, cache.length, num_tokens)
+        return ends_seen(cache.pictures, cache.length, num_tokens) if self._config.sees == "picture" else None
 
 
 def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: AttentionSite) -> _native.AttentionTensors:

@@ -14,6 +14,7 @@ from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.soft_tokens import ends_seen
 from moeinf.types import ByteArray
 
 
@@ -146,7 +147,9 @@ class DeviceAttention:
         if c.sharpening is not None:
             q *= sharpened(c.sharpening, positions, 0, len(q))
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        attention = AttentionForm(scale, c.window or 0, self._sinks, chunked=c.chunked)
+        together = c.sees == "picture" and len(q) > 1  # a picture of one token sees itself
+        ends = ends_seen(cache.pictures, positions.start, len(q)) if together else None
+        attention = AttentionForm(scale, c.window or 0, self._sinks, chunked=c.chunked, ends=ends)
         self.attend(q, cache, positions, attention, mixture)
         if c.value_dim is not None:
             mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., : c.value_dim].reshape(len(x), -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from moeinf.models.layers.attention_config import Sharpening
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.soft_tokens import SoftTokens
 
 
 class DevicePositions(NamedTuple):
@@ -28,16 +30,27 @@ class DeviceRotary:
     def __init__(self, device: torch.device, rope: Rope | None, context: int) -> None:
         self._device, self._rope, self._context = device, rope, context
         self._tables: dict[Rope | None, tuple[Tensor, Tensor]] = {}
+        self._turned_by: dict[Rope, list[tuple[int, tuple[int, int]]]] = {}  # the pictures of which tables know
         self._position = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __call__(self, start: int, num_tokens: int, cache: Cache) -> DevicePositions:
-        assert not cache.pictures, "pictures are refused before"
         room = cache.capacity
         assert self._rope is None or room <= self._context, "tables end at the context"
         self._position.fill_(start)
-        return DevicePositions(
-            *self._of(None if self._rope is None else self._rope.within(room)), self._position, start
-        )
+        rope = None if self._rope is None else self._rope.within(room)
+        tables = self._of(rope)
+        if rope is not None and rope.axes is not None:
+            self._turn_by(cache.pictures, rope, tables)
+        return DevicePositions(*tables, self._position, start)
+
+    def _turn_by(self, pictures: Sequence[SoftTokens], rope: Rope, tables: tuple[Tensor, Tensor]) -> None:
+        """Writes the positions of a sequence with these pictures into the tables, where captured work finds them."""
+        places = [(each.start, each.grid) for each in pictures]
+        if places == self._turned_by.get(rope, []):
+            return
+        for table, values in zip(tables, rope.tables(0, self._context, pictures), strict=True):
+            table.copy_(torch.from_numpy(values))
+        self._turned_by[rope] = places
 
     def _of(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
         if rope not in self._tables:

@@ -42,11 +42,14 @@ def put_rows(x: A, pictures: Sequence[SoftTokens], start: int, of_host: Callable
             x[first - start : last - start] = of_host(picture.rows()[first - picture.start : last - picture.start])
 
 
-def ends_seen(pictures: Sequence[SoftTokens], start: int, count: int) -> IntArray:
+def ends_seen(pictures: Sequence[SoftTokens], start: int, count: int) -> IntArray | None:
     """The place behind the last token that each of the tokens from `start` on sees, int64 [count].
 
-    A token of a picture sees all of the picture, which has to lie in what is computed; any other ends with itself.
+    None where no picture has any of them: each sees what is up to itself. A token of a picture sees all of the picture,
+    which has to lie in what is computed; any other ends with itself.
     """
+    if all(each.end <= start or each.start >= start + count for each in pictures):
+        return None
     ends = np.arange(start + 1, start + count + 1, dtype=np.int64)
     for picture in pictures:
         ends[max(0, picture.start - start) : max(0, picture.end - start)] = picture.end
