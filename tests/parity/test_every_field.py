@@ -250,6 +250,7 @@ KNOWN_AS = {
     "glm5_next": "glm5_next_text",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "gemma4": "gemma4_text",
+    "hy_v4_vl": "hy_v4_vl_text",
     "llama4": "llama4_text",
     "step3p7": "step3p5",
     "minimax_m3_vl": "minimax_m3_vl_text",

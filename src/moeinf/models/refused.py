@@ -37,7 +37,6 @@ REFUSED: Final = {
     "ernie4_5_vl_moe_text": _part_of("ernie4_5_vl_moe"),
     "glm4v_moe_text": _part_of("glm4v_moe"),
     "glm5_next_text": _part_of("glm5_next"),
-    "hy_v4_vl": f"{_OF_IMAGES}, Hunyuan 4's",
     "hy_v4_vl_text": _part_of("hy_v4_vl"),
     "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_text": _part_of("inkling2"),

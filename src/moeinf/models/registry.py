@@ -107,6 +107,12 @@ FAMILIES = (
         notes=("other engines rotate neighbouring pairs; here, as in transformers, positions rotate halves",),
     ),
     FamilyEntry(
+        "hy_v4_vl",
+        "deepseek",
+        ("Hy4",),
+        "the language model of checkpoints that also see images: Hunyuan 4's, whose rotary pairs are neighbours",
+    ),
+    FamilyEntry(
         "glm5_next", "deepseek", ("GLM-5.3-Flash",), "Kimi Linear's layers, DeepSeek-V4's streams; an indexer of pools"
     ),
     FamilyEntry(

@@ -29,7 +29,8 @@ class Config(deepseek_v32.Config):
     limit: float  # of what the activation of the routed experts is given
 
 
-def _parse(f: Fields) -> Config:
+def parse(f: Fields, *, interleaved: bool = False) -> Config:
+    """interleaved: whether rotary pairs are neighbours."""
     for name, *allowed in (
         ("scoring_func", "sigmoid"),
         ("gated_mla", True),
@@ -39,11 +40,11 @@ def _parse(f: Fields) -> Config:
     ):
         f.only(name, *allowed, None)
     f.present("routed_scaling_factor", "swiglu_limit")
-    decoder, latent = parse_latent(f, interleaved=False, norm_eps=1e-5)
+    decoder, latent = parse_latent(f, interleaved=interleaved, norm_eps=1e-5)
     num_layers, a = decoder.num_layers, decoder.attention
     f.kinds("layer_types", num_layers, "indexed_attention", "deepseek_sparse_attention")
     latent = replace(latent, value_gates="linear_gate", sinks="learnable_sink_param")
-    index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=False)
+    index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=interleaved)
     index = replace(index, heads=replace(index.heads, at_end=True), key_eps=a.norm_eps)
     layers = sparse_layers(f, num_layers, first_dense=1)
     blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, moe_layers=layers)
@@ -69,7 +70,7 @@ def _choosing(f: Fields, num_layers: int) -> tuple[bool, ...]:
 class Family(deepseek_v32.Family):
     name = "hy_v4"
     divisible = False
-    parse = staticmethod(_parse)
+    parse = staticmethod(parse)
     _config: Config
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
