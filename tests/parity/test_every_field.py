@@ -192,7 +192,9 @@ WORDS: dict[str, list[Any]] = {
 # Where transformers does less than a config says, or what cannot be meant.
 DIFFERENT = {
     ("deepseek_v2", "norm_topk_prob"),
-    ("nemotron_h", "time_step_min"),  # transformers raises steps to it in prompts alone
+    *(  # transformers raises steps to it in prompts alone
+        (family, "time_step_min") for family in ("nemotron_h", "nemotron_h_omni", "nemo_speechlm")
+    ),
     *(
         (family, "partial_rotary_factor")
         for family in (  # transformers ignores it there; here it is followed
@@ -254,6 +256,8 @@ KNOWN_AS = {
     "llama4": "llama4_text",
     "step3p7": "step3p5",
     "minimax_m3_vl": "minimax_m3_vl_text",
+    "nemo_speechlm": "nemotron_h",
+    "nemotron_h_omni": "nemotron_h",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen4_exp": "qwen4_exp_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",

@@ -10,7 +10,6 @@ from typing import Final
 _INDEXER: Final = "sparse attention with an indexer"
 _HYPER: Final = "hyper-connections whose mixtures are doubly stochastic (mHC)"
 _CLAMPED: Final = "experts whose gates are clamped"
-_MAMBA: Final = "Mamba-2 layers"
 _CONVOLUTIONS: Final = "short convolutions"
 _OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
 _OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
@@ -52,8 +51,6 @@ REFUSED: Final = {
     "mistral_large4_text": _part_of("mistral_large4"),
     "muse_spark": f"norms of heads' outputs, gated residuals, {_OF_SPEECH}",
     "muse_spark_text": _part_of("muse_spark"),
-    "nemo_speechlm": f"{_MAMBA}, {_OF_SPEECH}",
-    "nemotron_h_omni": f"{_MAMBA}, {_OF_SPEECH}",
     "openai_privacy_filter": _NO_LANGUAGE,
     "qwen3_omni_moe_talker_text": _part_of("qwen3_omni_moe"),
     "qwen3_omni_moe_text": _part_of("qwen3_omni_moe"),

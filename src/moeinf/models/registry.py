@@ -332,6 +332,18 @@ FAMILIES = (
         ),
     ),
     FamilyEntry(
+        "nemotron_h_omni",
+        "hybrid",
+        ("Nemotron-3-Nano-Omni-30B-A3B-Reasoning",),
+        "the language model of checkpoints that also see and hear: Nemotron 3's",
+    ),
+    FamilyEntry(
+        "nemo_speechlm",
+        "hybrid",
+        ("Nemotron-3.5-Transcribe-30B-A4B",),
+        "the language model of checkpoints that also hear: Nemotron 3's under NeMo's names",
+    ),
+    FamilyEntry(
         "lfm2_moe",
         "hybrid",
         ("LFM2-8B-A1B", "LFM2-24B-A2B"),

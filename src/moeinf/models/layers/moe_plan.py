@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moeinf.models.layers.attention_config import Heads, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, head, ignored_tensors, linear_names
@@ -82,31 +82,36 @@ def _fused(experts: GatedExperts, moe: MoeShape, hidden: int, *, transposed: boo
 
 @dataclass(frozen=True, slots=True)
 class UngatedExperts:
-    """Experts of a decoder without a gate, in both layouts in which transformers writes them."""
+    """Experts of a decoder without a gate, in the layouts in which transformers and NeMo write them."""
 
     blocks: Sequence[str]  # prefix of the block of each MoE layer
     hidden_size: int  # that they are given and give
     intermediate_size: int
     activation: Activation
     names: tuple[str, str] = ("up_proj", "down_proj")
+    transposed: tuple[str, str] | None = None  # of all experts together, each matrix [in, out], where they ever are
 
 
 def ungated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, experts: UngatedExperts) -> TensorPlan:
     hidden, intermediate = experts.hidden_size, experts.intermediate_size
     parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
-    separate, fused = Layout(), Layout()
+    separate, fused, transposed = Layout(), Layout(), Layout()
     for layer, block in enumerate(experts.blocks):
         numbers = range(moe.experts_of(layer))
-        for name, (part, shape) in zip(experts.names, parts.items(), strict=True):
+        for at, (part, shape) in enumerate(parts.items()):
+            name = experts.names[at]
             for e in numbers:
                 separate[f"{block}experts.{e}.{name}.weight"] = (shape, (ExpertPiece(layer, e, part, 0),))
             pieces = tuple(ExpertPiece(layer, e, part, e * hidden * intermediate) for e in numbers)
             fused[f"{block}experts.{name}"] = ((len(numbers), *shape), pieces)
+            if experts.transposed is not None:
+                turned = tuple(replace(piece, strides=(1, shape[0])) for piece in pieces)
+                transposed[block + experts.transposed[at]] = ((len(numbers), *reversed(shape)), turned)
     return TensorPlan(
         moe,
         parts,
         dense,
-        (separate, fused),
+        (separate, fused) + ((transposed,) if transposed else ()),
         ignored_tensors(config),
         linear_names(dense),
         frozenset({config.embedding}),

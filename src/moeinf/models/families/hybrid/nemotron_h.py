@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import DecoderFamily
@@ -136,9 +136,13 @@ class Family(DecoderFamily):
     name = "nemotron_h"
     divisible = False
     num_shared_experts = 1
+    transposed: ClassVar[tuple[str, str] | None] = None  # as UngatedExperts has it
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(Fields(config))
+        self._take(Config.parse(Fields(config)))
+
+    def _take(self, c: Config) -> None:
+        self._config = c
         self.decoder, self.moe = c.decoder, c.moe.moe
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
@@ -203,7 +207,7 @@ class Family(DecoderFamily):
         c = self._config
         blocks = [f"{c.layer(i)}mixer." for i in c.moe.moe_layers]
         width = c.latent_size or self.decoder.attention.hidden_size
-        experts = UngatedExperts(blocks, width, c.moe.moe_intermediate_size, "relu2")
+        experts = UngatedExperts(blocks, width, c.moe.moe_intermediate_size, "relu2", transposed=self.transposed)
         plan = ungated_experts_plan(self.decoder, self.moe, self.dense, experts)
         return replace(plan, ahead=(MTP,), renamed={r"^model\.": "backbone."})
 

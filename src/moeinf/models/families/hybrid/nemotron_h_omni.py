@@ -1,0 +1,36 @@
+"""Nemotron 3 Omni, the language model of it: Nemotron 3's (NemotronH_Omni_Reasoning_V3 in transformers).
+
+Checkpoints hold models that see and hear beside it, which are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from moeinf.models.families.hybrid import nemotron_h
+from moeinf.models.fields import Fields
+from moeinf.models.text_part import text_part
+from moeinf.types import TensorPlan
+
+
+class Family(nemotron_h.Family):
+    name = "nemotron_h_omni"
+    others: ClassVar[str] = (  # tensors of models that are left out
+        r"(vision_model|mlp1|multi_modal_projector|vision_projector|vision_final_layernorm|sound_encoder|"
+        r"sound_projection|audio_tower|embed_audio)\..*"
+    )
+    renamed: ClassVar[dict[str, str]] = {r"^language_model\.(backbone|model)\.": "backbone.", r"^language_model\.": ""}
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        if config.get("text_config") is None and "llm_config" in config:  # as published
+            config = config | {"text_config": config["llm_config"]}
+        Fields(config).only("tie_word_embeddings", False, None)
+        Fields(config).within("text_config").only("tie_word_embeddings", False)
+        self._take(nemotron_h.Config.parse(text_part(config).fields))
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(plan, ignored=(*plan.ignored, self.others), renamed=self.renamed | plan.renamed)
