@@ -251,6 +251,8 @@ TOO_LARGE = {("qwen4_exp", "ngram_vocab_size_base")}
 KNOWN_AS = {
     "glm5_next": "glm5_next_text",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
+    "aria": "aria_text",
+    "deepseek_ocr2": "deepseek_ocr2_text",
     "gemma4": "gemma4_text",
     "hy_v4_vl": "hy_v4_vl_text",
     "llama4": "llama4_text",

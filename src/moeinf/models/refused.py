@@ -22,10 +22,8 @@ def _part_of(whole: str) -> str:
 
 
 REFUSED: Final = {
-    "aria": f"{_OF_IMAGES}, whose shared experts have an MLP of their own form",
     "aria_text": _part_of("aria"),
     "beam": f"{_QUERIES_BY_POSITION}, gates of attention with a bias for each head",
-    "deepseek_ocr2": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
     "deepseek_ocr2_text": _part_of("deepseek_ocr2"),
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",
@@ -56,7 +54,7 @@ REFUSED: Final = {
     "qwen3_omni_moe_text": _part_of("qwen3_omni_moe"),
     "qwen3_omni_moe_thinker": _part_of("qwen3_omni_moe"),
     "qwen3_vl_moe_text": _part_of("qwen3_vl_moe"),
-    "unlimited_ocr": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
+    "unlimited_ocr": f"windows beside the whole prompt, of which attention would have to know the end, {_OF_IMAGES}",
     "unlimited_ocr_text": _part_of("unlimited_ocr"),
     "vitpose": _NO_LANGUAGE,
     "vitpose_backbone": _NO_LANGUAGE,

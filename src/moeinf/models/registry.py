@@ -445,6 +445,19 @@ FAMILIES = (
         "routed to, are left out",
     ),
     FamilyEntry(
+        "aria",
+        "mixtral",
+        ("Aria",),
+        "the language model of checkpoints that also see images: softmax over the chosen experts, which were published "
+        "transposed, beside some that all tokens share",
+    ),
+    FamilyEntry(
+        "deepseek_ocr2",
+        "deepseek",
+        ("DeepSeek-OCR-2",),
+        "the language model of checkpoints that also see images: DeepSeek-V2's blocks under common attention",
+    ),
+    FamilyEntry(
         "sarvam_moe",
         "sarvam",
         ("sarvam-30b",),
