@@ -42,7 +42,6 @@ REFUSED: Final = {
     "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "experts that are heads of attention",
-    "lara_mini": "layers with windows beside gated DeltaNet, whose projections are in one matrix",
     "minimax": "linear attention with a decay for each head (lightning attention)",
     "minimax_m3_vl_text": _part_of("minimax_m3_vl"),
     "mistral_large4": f"{_INDEXER}, {_OF_IMAGES}",

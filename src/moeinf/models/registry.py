@@ -466,6 +466,13 @@ FAMILIES = (
     ),
     FamilyEntry("sarvam_mla", "sarvam", ("sarvam-105b",), "DeepSeek-V3, whose queries are not compressed"),
     FamilyEntry(
+        "lara_mini",
+        "qwen",
+        ("Lara-4-Mini-Base",),
+        "gated DeltaNet with a recurrent state in two of five layers, whose projections are one matrix; of the others "
+        "most have a window, and those that see all tokens have no positions; a shared expert",
+    ),
+    FamilyEntry(
         "dbrx",
         "mixtral",
         ("dbrx-instruct", "dbrx-base"),

@@ -27,9 +27,9 @@ class NativeDeltaNet:
         taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._native = _native.DeltaLayer(
             weights.kernels,
-            [weights.linear(name).native for name in c.projections(prefix)],
+            [each for name, rows in c.projections(prefix).items() for each in weights.stacked(name, rows)],
             weights.linear(f"{prefix}out_proj.weight").native,
-            norm=None if site.norm is None else weights.norm_vectors(site.norm, "rms+1")[0],
+            norm=None if site.norm is None else weights.norm_vectors(site.norm, c.norm)[0],
             taps=np.ascontiguousarray(taps.T),
             decay=-np.exp(weights.vector(f"{prefix}A_log")),
             bias=weights.vector(f"{prefix}dt_bias"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import NormKind, Shapes
 from moeinf.types import DeltaSizes, Workspace
 
 SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
@@ -22,6 +22,8 @@ class DeltaConfig:
     kernel: int  # tokens that the convolution in front sees
     norm_eps: float
     stacked: bool  # one projection with the rows of each key head together (in_proj_qkvz, in_proj_ba), or four
+    joined: bool = False  # the four are one matrix (in_proj), one behind the other
+    norm: NormKind = "rms+1"  # in front
     sigmoid_gates: bool = False  # sigmoid(gate), not silu(gate), multiplies what a head gives
 
     @staticmethod
@@ -40,10 +42,18 @@ class DeltaConfig:
             stacked,
         )
 
-    def projections(self, prefix: str) -> list[str]:
-        """Names of the matrices in front."""
-        names = ("qkvz", "ba") if self.stacked else ("qkv", "z", "b", "a")
-        return [f"{prefix}in_proj_{name}.weight" for name in names]
+    def projections(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        """Names of the matrices in front, and of each how many rows those have that lie in it one behind the other."""
+        heads = self.num_value_heads
+        if self.stacked:
+            return {
+                f"{prefix}in_proj_qkvz.weight": (self.channels + self.values,),
+                f"{prefix}in_proj_ba.weight": (2 * heads,),
+            }
+        rows = {"qkv": self.channels, "z": self.values, "b": heads, "a": heads}
+        if self.joined:
+            return {f"{prefix}in_proj.weight": (*rows.values(),)}
+        return {f"{prefix}in_proj_{name}.weight": (count,) for name, count in rows.items()}
 
     @property
     def keys(self) -> int:
@@ -80,9 +90,4 @@ def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:
         f"{prefix}norm.weight": (c.value_dim,),
         f"{prefix}out_proj.weight": (c.hidden_size, c.values),
     }
-    rows = (
-        (c.channels + c.values, 2 * c.num_value_heads)
-        if c.stacked
-        else (c.channels, c.values, c.num_value_heads, c.num_value_heads)
-    )
-    return shapes | {name: (count, c.hidden_size) for name, count in zip(c.projections(prefix), rows, strict=True)}
+    return shapes | {name: (sum(rows), c.hidden_size) for name, rows in c.projections(prefix).items()}

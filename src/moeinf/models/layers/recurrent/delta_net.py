@@ -38,10 +38,12 @@ class DeltaNet(Generic[A]):
     def __init__(self, weights: WeightsOf[A, object], config: DeltaConfig, site: AttentionSite) -> None:
         c, prefix = config, site.prefix
         self._config, self._math, self._layer = config, weights.math, site.layer
-        self._norm = weights.norm(None if site.norm is None else NormConfig(site.norm, c.norm_eps, "rms+1"))
+        self._norm = weights.norm(None if site.norm is None else NormConfig(site.norm, c.norm_eps, c.norm))
         self._gate = self._math.sigmoid if c.sigmoid_gates else self._math.silu
         self._replaces = site.replaces
-        self._projections = [weights.linear(name) for name in c.projections(prefix)]
+        self._projections = [
+            each for name, rows in c.projections(prefix).items() for each in weights.linears(name, rows)
+        ]
         self._convolution = Convolution(weights, f"{prefix}conv1d.", c.channels, c.kernel)
         self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))
         self._step = weights.vector(f"{prefix}dt_bias")

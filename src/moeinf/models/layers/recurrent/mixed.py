@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
-from moeinf.models.layers.attention_config import AttentionSite, Shapes, attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    AttentionSite,
+    Shapes,
+    attention_shapes,
+    attention_workspace,
+)
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.types import Workspace
@@ -26,7 +34,7 @@ class MixedLayers:
         return [
             make(d.attention_site(i, self.part))
             if i in self.recurrent
-            else layers.attention(d.attention, d.attention_site(i))
+            else layers.attention(d.attention_of(i), d.attention_site(i))
             for i in range(d.num_layers)
         ]
 
@@ -37,19 +45,23 @@ class MixedLayers:
             found |= (
                 self.shapes_at(f"{layer}{self.part}.")
                 if i in self.recurrent
-                else attention_shapes(self.decoder.attention, f"{layer}self_attn.")
+                else attention_shapes(self.decoder.attention_of(i), f"{layer}self_attn.")
             )
         return found
 
     @property
     def workspace(self) -> Workspace:
-        return attention_workspace(self.decoder.attention) | self.recurrent_workspace
+        return reduce(or_, map(attention_workspace, dict.fromkeys(self._attending)), self.recurrent_workspace)
 
     @property
     def cache_numbers(self) -> int:
         """How many numbers the cache keeps of one token."""
-        a = self.decoder.attention
-        return 2 * (self.decoder.num_layers - len(self.recurrent)) * a.num_kv_heads * a.head_dim
+        return sum(2 * each.num_kv_heads * each.head_dim for each in self._attending)
+
+    @property
+    def _attending(self) -> list[AttentionConfig]:
+        d = self.decoder
+        return [d.attention_of(i) for i in range(d.num_layers) if i not in self.recurrent]
 
     @property
     def state_bytes(self) -> int:
