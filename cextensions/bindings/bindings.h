@@ -9,6 +9,7 @@ void bind_kernels(nanobind::module_& m);
 void bind_checksums(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
+void bind_heads(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);
 void bind_delta(nanobind::module_& m);

@@ -608,6 +608,51 @@ class AttentionLayer:
         Not where there are ends.
         """
 
+class HeadsLayer:
+    """Attention of queries, keys and values that a model makes itself: rotated, stored and mixed."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int,
+        rotary_dim: int,
+        interleaved: bool,
+        scale: float,
+        profiles: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """profiles [width, extent]: what is added to scores at the distances extent - 1 down to 0, for each number of a
+        query's state. window: 0 for none. What it takes of the workspace is said by AttentionLayer.workspace_bytes.
+
+        ValueError for sizes that do not fit together.
+        """
+
+    def run(
+        self,
+        queries: npt.NDArray[np.float32],
+        keys: npt.NDArray[np.float32],
+        values: npt.NDArray[np.float32],
+        kept_keys: _Bytes,
+        kept_values: _Bytes,
+        format: KVFormat,
+        capacity: int,
+        length: int,
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+        out: npt.NDArray[np.float32],
+        relative: npt.NDArray[np.float32] | None = None,
+        sinks: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Writes out [tokens, heads * head_dim]; stores keys and values behind `length` others.
+
+        queries [tokens, heads * head_dim] and keys [tokens, kv_heads * head_dim] are rotated in place. kept_keys,
+        kept_values: the bytes of [kv_heads, capacity, head_dim]. relative [tokens, heads * width]: the state of each
+        query, where there are profiles; sinks [tokens, heads]: a further score, whose weight goes nowhere.
+        """
+
 class LatentLayer:
     """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a rotated key."""
 

@@ -36,7 +36,7 @@ class TorchVectorOps:
         keys, values, window, scale = cache.keys, cache.values, form.window, form.scale
         sinks, bias = form.sinks, form.bias
         tokens, (kv_heads, _, head_dim) = len(q), keys.shape
-        first = int(position)
+        first, num_heads = int(position), q.shape[1] // head_dim
         queries = q.view(tokens, kv_heads, -1, head_dim).to(keys.dtype).float()  # [tokens, kv_heads, group, D]
         for token in range(tokens):
             end = first + token + 1
@@ -45,11 +45,13 @@ class TorchVectorOps:
             seen = slice(begin, end)
             scores = scale * queries[token] @ keys[:, seen].float().transpose(1, 2)  # [kv_heads, group, seen]
             if bias is not None:
-                heads = torch.arange(q.shape[1] // head_dim, device=q.device).view(kv_heads, -1)
+                heads = token * num_heads + torch.arange(num_heads, device=q.device).view(kv_heads, -1)
                 back = end - 1 - torch.arange(end, device=q.device)[seen]
-                scores = scores + bias[heads % len(bias)][..., back]
+                near = back < bias.shape[1]
+                scores[..., near] += bias[heads % len(bias)][..., back[near]]
             if sinks is not None:
-                scores = torch.cat([scores, sinks.view(kv_heads, -1, 1)], dim=-1)
+                of_token = sinks.view(-1, num_heads)[token % (sinks.numel() // num_heads)]
+                scores = torch.cat([scores, of_token.view(kv_heads, -1, 1)], dim=-1)
             powers = scores.softmax(-1)[..., : keys[:, seen].shape[1]]
             out[token] = (powers @ values[:, seen].float()).reshape(-1)
 

@@ -28,7 +28,7 @@ def _seen(position, token, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: 
 
 @triton.jit
 def attend_split(
-    q, keys, values, bias, position, mixed, maxima, sums, capacity, scale,
+    q, keys, values, bias, position, mixed, maxima, sums, capacity, extent, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BIASES: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -36,7 +36,7 @@ def attend_split(
     """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
     Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
-    bias [BIASES, capacity] or None: by how far back a position lies, of head h in row h % BIASES.
+    bias [BIASES, extent] or None: by how far back a position lies; of head h of token t row (t * HEADS + h) % BIASES.
     WIDEN: multiplies as f32, which gives the same: Triton's interpreter takes bf16 for integers in products.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -64,10 +64,10 @@ def attend_split(
             key = tl.load(keys + cells, mask=here, other=0.0).to(kind)
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if bias is not None:
-                row = (kv_head * GROUP + g) % BIASES
+                row, back = head % BIASES, last - 1 - n
                 score += tl.load(
-                    bias + row[:, None] * capacity + (last - 1 - n)[None, :],
-                    mask=in_group[:, None] & (n < end)[None, :],
+                    bias + row[:, None] * extent + back[None, :],
+                    mask=in_group[:, None] & ((n < end) & (back < extent))[None, :],
                     other=0.0,
                 )
             score = tl.where((n < end)[None, :], score, -float("inf"))
@@ -96,10 +96,10 @@ def attend_split(
 def attend_merge(
     mixed, maxima, sums, position, sinks, out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Programs [tokens * HEADS, pieces of BLOCK_D]: weighs the shares of one head; out [tokens * HEADS, HEAD_DIM].
-    sinks [HEADS] or None: scores that count among the powers, and have no value."""
+    sinks [SINKS] or None, of all heads or of those of all tokens: scores that count as powers, and have no value."""
     row = tl.program_id(0)
     first, last, share = _seen(position, row // HEADS, WINDOW, CHUNKED, SPLITS, BLOCK_N)
     split = tl.arange(0, SPLITS)
@@ -107,7 +107,7 @@ def attend_merge(
     top = tl.load(maxima + row * SPLITS + split, mask=used, other=-float("inf"))
     highest = tl.max(top, axis=0)
     if sinks is not None:
-        sink = tl.load(sinks + row % HEADS)
+        sink = tl.load(sinks + row % SINKS)
         highest = tl.maximum(highest, sink)
     weight = tl.exp(top - highest)
     total = tl.sum(weight * tl.load(sums + row * SPLITS + split, mask=used, other=0.0), axis=0)

@@ -72,9 +72,10 @@ class AttentionForm:
 
     chunked: instead of these to those in its own one of the chunks of `window` positions.
 
-    sinks f32 [heads]: a further score, whose weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss).
-    bias f32 [n, capacity], for at most MAX_ROWS tokens: row h % n is added to the scores of head h, indexed by how many
-    positions back a key lies.
+    sinks f32 [heads]: a further score, whose weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss); for at
+    most MAX_ROWS tokens also [tokens * heads], of each token.
+    bias f32 [n, extent], for at most MAX_ROWS tokens: added to the scores, indexed by how many positions back a key
+    lies; nothing is from `extent` on. Of head h it is row h % n, n a divisor of the heads, or n is tokens * heads.
     ends int64 [tokens], on the host: token t sees the positions before ends[t], of which some may be behind its own, as
     those of a picture are. In place of what VectorOps.attend says; not for work that is captured.
     """
@@ -221,6 +222,7 @@ class TritonVectorOps:
             position,
             *partial,
             capacity,
+            0 if bias is None else bias.shape[1],
             form.scale,
             HEADS=heads,
             KV_HEADS=kv_heads,
@@ -236,7 +238,16 @@ class TritonVectorOps:
         )
         piece = min(64, block_d)
         self._attention.attend_merge[(tokens * heads, -(-head_dim // piece))](
-            *partial, position, form.sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape, **LAUNCH
+            *partial,
+            position,
+            form.sinks,
+            out,
+            HEADS=heads,
+            HEAD_DIM=head_dim,
+            BLOCK_D=piece,
+            SINKS=1 if form.sinks is None else form.sinks.numel(),
+            **shape,
+            **LAUNCH,
         )
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:

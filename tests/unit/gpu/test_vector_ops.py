@@ -308,6 +308,25 @@ def test_scores_are_biased_by_how_far_back_a_place_lies(
     assert_near(expected[token].view(heads, 24)[head], torch.softmax(scores, 0) @ values)
 
 
+@pytest.mark.parametrize(("tokens", "position", "window"), [(1, 90, 0), (3, 90, 37), (MAX_ROWS, 0, 0)])
+def test_each_token_may_have_sinks_and_biases_of_its_own_up_to_some_distance(
+    kernels: VectorOps, tokens: int, position: int, window: int
+) -> None:
+    case = Heads(tokens, 6, 2, 24, position=position, capacity=120)
+    case.fill()
+    case.bias, case.sinks = random(tokens * 6, 33, seed=7), random(tokens * 6, seed=8)
+    expected = case.attend(TWIN, window)
+    assert_near(case.attend(kernels, window), expected, 2e-5)
+    token, head = tokens - 1, 5
+    seen = slice(max(0, position + token + 1 - (window or 120)), position + token + 1)
+    keys, values = (cache[1, seen] for cache in (case.keys, case.values))
+    scores = keys @ case.q[token].view(6, 24)[head] * 24**-0.5
+    near = min(33, len(scores))
+    scores[-near:] += case.bias[-1, :near].flip(0)
+    shares = torch.softmax(torch.cat([scores, case.sinks[-1:]]), 0)[:-1]
+    assert_near(expected[token].view(6, 24)[head], shares @ values)
+
+
 @pytest.mark.parametrize(("tokens", "position"), [(3, 70), (1, 29), (MAX_ROWS + 12, 0), (MAX_ROWS + 12, 13)])
 def test_a_token_sees_its_own_chunk_up_to_itself(
     kernels: VectorOps, tokens: int, position: int, monkeypatch: pytest.MonkeyPatch

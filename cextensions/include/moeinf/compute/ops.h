@@ -40,6 +40,14 @@ std::size_t activation_bytes(ActivationKind kind, std::int64_t cols);
 constexpr int kMaxHeadDim = 576;  // what the loops keep on their stack
 constexpr int kMaxGroup = 8;
 
+// What is added to scores by how far back a position lies: to that of a query with state r at distance d the
+// sum over c of r[c] * profiles[c][d], and nothing from `extent` on.
+struct RelativeBias {
+  const float* states = nullptr;    // [queries, width]; null: nothing is added
+  const float* profiles = nullptr;  // [width, extent], of the distances extent - 1 down to 0
+  std::int64_t width = 0, extent = 0;
+};
+
 // Query heads of one token that share a key/value head, and the positions first..last that they attend to.
 struct AttendTask {
   const float* queries;  // [num_queries <= kMaxGroup, head_dim <= kMaxHeadDim]
@@ -49,6 +57,8 @@ struct AttendTask {
   std::int64_t first, last, head_dim;
   float scale;         // of the scores
   const float* sinks;  // [num_queries], or null: a further score of each, not scaled, which weighs no value
+  RelativeBias relative{};  // of these queries
+  std::int64_t own = 0;     // their position, which distances count from
 };
 
 // Of a softmax that goes over its scores block by block.

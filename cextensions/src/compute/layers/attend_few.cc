@@ -59,7 +59,7 @@ Runs take_runs(Workspace::Frame& memory, std::int64_t num_runs, std::int64_t num
 class FewTokens {
  public:
   FewTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
-            std::int64_t length, const float* query, float* mixed, std::int64_t tokens)
+            std::int64_t length, const float* query, float* mixed, std::int64_t tokens, const OfQueries& own)
       : kernels_(kernels),
         memory_(kernels.workspace()),
         s_(shape),
@@ -68,6 +68,7 @@ class FewTokens {
         length_(length),
         query_(query),
         mixed_(mixed),
+        own_(own),
         group_(shape.num_heads / shape.num_kv_heads),
         cuts_(num_cuts(shape)),
         num_parts_(num_parts(shape, tokens)),
@@ -103,6 +104,11 @@ class FewTokens {
     return runs_.sums + (run * num_queries_ + part.first_query) * s_.head_dim;
   }
 
+  const float* sinks_of(const Part& part) const {
+    if (sinks_ != nullptr) return sinks_ + part.first_query % s_.num_heads;
+    return own_.sinks == nullptr ? nullptr : own_.sinks + part.first_query;
+  }
+
   void attend_run(const Part& part, std::int64_t run) const {
     if (run >= runs_of(part.seen)) return;
     const std::size_t row = row_bytes(kv_.format, part.head * kv_.capacity * s_.head_dim);
@@ -116,7 +122,10 @@ class FewTokens {
     task.last = std::min(part.seen.last, task.first + part.run_length());
     task.head_dim = s_.head_dim;
     task.scale = s_.scale;
-    task.sinks = sinks_ == nullptr || run > 0 ? nullptr : sinks_ + part.first_query % s_.num_heads;
+    task.sinks = run > 0 ? nullptr : sinks_of(part);
+    task.relative = own_.relative;
+    if (task.relative.states != nullptr) task.relative.states += part.first_query * task.relative.width;
+    task.own = part.seen.last - 1;
     kernels_.ops().attend(task, states_of(part, run), sums_of(part, run));
   }
 
@@ -142,6 +151,7 @@ class FewTokens {
   std::int64_t length_;
   const float* query_;
   float* mixed_;
+  OfQueries own_;
   std::int64_t group_, cuts_, num_parts_, num_queries_;
   std::int64_t num_runs_;  // of the token with most
   Runs runs_;
@@ -150,8 +160,9 @@ class FewTokens {
 }  // namespace
 
 void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
-                std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
-  FewTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
+                std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
+                const OfQueries& own) {
+  FewTokens(kernels, shape, sinks, kv, length, query, mixed, tokens, own).run();
 }
 
 std::int64_t few_tasks(const AttentionShape& shape, std::int64_t length, std::int64_t tokens) {

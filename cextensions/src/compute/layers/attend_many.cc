@@ -70,7 +70,7 @@ class ManyTokens {
  public:
   ManyTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
              std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
-             const std::int64_t* ends)
+             const std::int64_t* ends, const OfQueries& own)
       : kernels_(kernels),
         s_(shape),
         sinks_(sinks),
@@ -80,6 +80,7 @@ class ManyTokens {
         mixed_(mixed),
         tokens_(tokens),
         ends_(ends),
+        own_(own),
         group_(shape.num_heads / shape.num_kv_heads),
         task_tokens_(tokens_of_task(shape)),
         first_(shape.first_seen(length)),
@@ -149,8 +150,9 @@ class ManyTokens {
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* const query = query_ + at + row_offset(r);
       for (std::int64_t c = 0; c < s_.head_dim; ++c) held.queries[r * s_.head_dim + c] = query[c] * s_.scale;
-      held.states[r] = sinks_ == nullptr ? SoftmaxState{-std::numeric_limits<float>::infinity(), 0}
-                                         : SoftmaxState{sinks_[head * group_ + r % group_], 1};
+      const float* const sink = sink_of(first_token + r / group_, head * group_ + r % group_);
+      held.states[r] =
+          sink == nullptr ? SoftmaxState{-std::numeric_limits<float>::infinity(), 0} : SoftmaxState{*sink, 1};
     }
     std::fill(held.sums, held.sums + rows * s_.head_dim, 0.0f);
     for (std::int64_t start = s_.first_seen(length_ + first_token); start < end; start = block_end(start)) {
@@ -163,6 +165,12 @@ class ManyTokens {
     }
   }
 
+  // Of a head of one token; null where there is none.
+  const float* sink_of(std::int64_t token, std::int64_t head) const {
+    if (sinks_ != nullptr) return sinks_ + head;
+    return own_.sinks == nullptr ? nullptr : own_.sinks + token * s_.num_heads + head;
+  }
+
   std::int64_t end_of(std::int64_t position) const {
     return ends_ == nullptr ? position + 1 : ends_[position - length_];
   }
@@ -170,6 +178,22 @@ class ManyTokens {
   // Of a task's rows, the heads of a group for one token after the other.
   std::int64_t row_offset(std::int64_t row) const {
     return (row / group_ * s_.num_heads + row % group_) * s_.head_dim;
+  }
+
+  // Adds to the scores of the rows of a token, for positions from `start` to `end`, what is said of
+  // distances.
+  void add_relative(std::int64_t head, std::int64_t own, std::int64_t start, std::int64_t end,
+                    float* scores) const {
+    const RelativeBias& relative = own_.relative;
+    const std::int64_t reached = own - relative.extent + 1;  // the first position
+    const std::int64_t from = std::max(start, reached), to = std::min(end, own + 1);
+    if (from >= to) return;
+    const float* const columns = relative.profiles + (from - reached);
+    const Matrix profiles{reinterpret_cast<unsigned char*>(const_cast<float*>(columns)), Format::kF32,
+                          relative.width, relative.extent};
+    const std::int64_t query = (own - length_) * s_.num_heads + head * group_;
+    kernels_.ops().weighted_sum(profiles, 0, to - from, relative.states + query * relative.width,
+                                relative.width, group_, scores + from - start, kBlock);
   }
 
   // Adds what the rows of queries, of tokens from `position` on, see of a block of positions, from the panel
@@ -188,6 +212,9 @@ class ManyTokens {
       const Matrix keys{reinterpret_cast<unsigned char*>(held.panel), Format::kF32, s_.head_dim, num};
       ops.weighted_sum(keys, 0, std::min(num, end - at), held.queries, s_.head_dim, rows,
                        held.scores + at - start, kBlock);
+    }
+    for (std::int64_t r = 0; own_.relative.states != nullptr && r < rows; r += group_) {
+      add_relative(head, position + r / group_, start, end, held.scores + r * kBlock);
     }
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t own = position + r / group_;
@@ -216,6 +243,7 @@ class ManyTokens {
   float* mixed_;
   std::int64_t tokens_;
   const std::int64_t* ends_;
+  OfQueries own_;
   std::int64_t group_, task_tokens_;
   std::int64_t first_, end_;  // of the positions that some token sees
   Format format_;             // of keys laid out
@@ -228,8 +256,8 @@ class ManyTokens {
 
 void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                  std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
-                 const std::int64_t* ends) {
-  ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens, ends).run();
+                 const std::int64_t* ends, const OfQueries& own) {
+  ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens, ends, own).run();
 }
 
 std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {

@@ -228,6 +228,38 @@ void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w
   passes(Steps::kQueries);
 }
 
+void attend_given(Kernels& kernels, const AttentionShape& s, const GivenHeads& heads, const KVView& kv,
+                  std::int64_t length, const float* cos, const float* sin, float* mixed,
+                  std::int64_t tokens) {
+  const Ops& ops = kernels.ops();
+  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
+  const bool few = kernels.tokens_of_pass(tokens) <= kFewAttending;
+  for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
+    const std::int64_t part = std::min(kMostTokens, tokens - start);
+    kernels.pool().run(part, [&](std::int64_t index, int) {
+      const std::int64_t t = start + index, turn = t * s.rotary_pairs;
+      const auto rotate = [&](float* x, std::int64_t count) {
+        for (std::int64_t h = 0; h < count; ++h) {
+          ops.rotate(x + h * s.head_dim, cos + turn, sin + turn, s.rotary_pairs, s.interleaved);
+        }
+      };
+      rotate(heads.queries + t * queries, s.num_heads);
+      rotate(heads.keys + t * keys, s.num_kv_heads);
+      store(ops, s, kv, length + t, heads.keys + t * keys, heads.values + t * keys);
+    });
+    OfQueries own = heads.own;
+    if (own.sinks != nullptr) own.sinks += start * s.num_heads;
+    if (own.relative.states != nullptr) own.relative.states += start * s.num_heads * own.relative.width;
+    const float* const query = heads.queries + start * queries;
+    float* const out = mixed + start * queries;
+    if (few) {
+      attend_few(kernels, s, nullptr, kv, length + start, query, out, part, own);
+    } else {
+      attend_many(kernels, s, nullptr, kv, length + start, query, out, part, nullptr, own);
+    }
+  }
+}
+
 std::size_t attention_workspace_bytes(const AttentionShape& s, const PassShape& pass) {
   const std::int64_t tokens = std::min(pass.tokens, kMostTokens);
   Workspace::Frame memory;

@@ -55,6 +55,7 @@ class NativeAttention:
 
     def __init__(self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, site: AttentionSite) -> None:
         assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
+        assert config.sharpening is None or not config.sharpening.smooth
         self._layer, self._config, self._kept = site.layer, config, kept
         rope, s = config.rope, config.sharpening or Sharpening(0.0, 1)
         shape = _native.AttentionShape(

@@ -13,6 +13,7 @@ from moeinf.models.cpu.block_sparse import NativeBlockSparse
 from moeinf.models.cpu.compressed import NativeCompressedCore
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
 from moeinf.models.cpu.group_sparse import NativeGroupSparse
+from moeinf.models.cpu.heads import NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2
@@ -95,6 +96,9 @@ class NativeLayers:
         self, heads: CompressedHeads, sinks: Float32Array, pools: PoolsOf[Float32Array] | None, layer: int, number: int
     ) -> NativeCompressedCore:
         return NativeCompressedCore(heads, sinks, pools, layer, number)
+
+    def heads_core(self, config: AttentionConfig, layer: int, profiles: str | None = None) -> NativeHeadsCore:
+        return NativeHeadsCore(self.weights, self._kept, config, layer, profiles)
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> HostBeams:
         return HostBeams(heads, capacity, num_beams, bias)

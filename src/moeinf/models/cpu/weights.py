@@ -10,7 +10,7 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import StoredTensor, transposed, vector
+from moeinf.models.layers.weights import StoredTensor, as_matrix, transposed, vector
 from moeinf.types import Float32Array, Routing
 
 
@@ -38,10 +38,11 @@ class NativeWeights:
     def linears(self, name: str, rows: Sequence[int]) -> list[Linear]:
         """Of the matrices that lie one behind the other in one tensor, as views of it; rows: of each."""
         tensor, found, at = self.tensors[name], list[Linear](), 0
-        row_bytes = len(tensor.data) // tensor.shape[0]
+        whole, cols = as_matrix(tensor.shape)
+        row_bytes = len(tensor.data) // whole
         for count in rows:
             data = tensor.data[at * row_bytes : (at + count) * row_bytes]
-            found.append(Linear(self.kernels, replace(tensor, data=data, shape=(count, tensor.shape[1]))))
+            found.append(Linear(self.kernels, replace(tensor, data=data, shape=(count, cols))))
             at += count
         return found
 

@@ -49,6 +49,7 @@ class DeviceAttention:
         self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, site: AttentionSite
     ) -> None:
         assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
+        assert config.sharpening is None or not config.sharpening.smooth
         c = self._config = config
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
         self._replaces = site.replaces

@@ -15,6 +15,7 @@ from moeinf.models.gpu.beams import DeviceBeams, past_shape
 from moeinf.models.gpu.block_sparse import DeviceBlockSparse
 from moeinf.models.gpu.compressed import DeviceCompressedCore
 from moeinf.models.gpu.group_sparse import DeviceGroupSparse
+from moeinf.models.gpu.heads import DeviceHeadsCore
 from moeinf.models.gpu.indexed import DeviceIndexedCore
 from moeinf.models.gpu.latent import DeviceLatentCore
 from moeinf.models.gpu.pooled import DevicePooledCore
@@ -110,6 +111,9 @@ class DeviceLayers:
         self, heads: CompressedHeads, sinks: Tensor, pools: PoolsOf[Tensor] | None, layer: int, number: int
     ) -> DeviceCompressedCore:
         return DeviceCompressedCore(heads, sinks, pools, layer, number)
+
+    def heads_core(self, config: AttentionConfig, layer: int, profiles: str | None = None) -> DeviceHeadsCore:
+        return DeviceHeadsCore(self.weights, self._dtype, config, layer, profiles)
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Tensor | None) -> DeviceBeams:
         shape, kind = past_shape(heads, capacity, num_beams), self.weights.device.kind

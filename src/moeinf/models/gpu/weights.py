@@ -15,7 +15,7 @@ from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, transposed, vector
+from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, as_matrix, in_memory, transposed, vector
 from moeinf.types import DEVICE_FORMATS
 
 _NOWHERE: Final = torch.device("meta")
@@ -65,7 +65,8 @@ class DeviceWeights:
             for piece in tensor.pieces():
                 data[at : at + len(piece)].copy_(torch.from_numpy(piece))  # which waits: the piece is overwritten next
                 at += len(piece)
-        return DeviceMatrix(data, tensors[0].format, sum(t.shape[0] for t in tensors), tensors[0].shape[1])
+        rows, cols = sum(as_matrix(t.shape)[0] for t in tensors), tensors[0].shape[-1]
+        return DeviceMatrix(data, tensors[0].format, rows, cols)
 
     def format_of(self, name: str) -> str:
         return self._tensors[name].format
@@ -75,6 +76,10 @@ class DeviceWeights:
         if self._elsewhere(name):
             return torch.empty(math.prod(self._tensors[name].shape), device=_NOWHERE)
         return torch.from_numpy(vector(in_memory(self._tensors[name]))).to(self.device.kind)
+
+    def table(self, name: str) -> Tensor:
+        """A small matrix, f32."""
+        return self.vector(name).view(self._tensors[name].shape)
 
     def norm_weight(self, name: str, kind: NormKind) -> Tensor:
         """What multiplies."""

@@ -12,6 +12,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.layers.rope import Rope
 from moeinf.types import AttentionSizes, Float32Array, Workspace
 
+SCORES_AT_ONCE = 1 << 22  # on a GPU, of a prompt in layers that add something to each
 MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
@@ -36,17 +37,23 @@ class NormConfig:
 class Sharpening:
     """Queries at position p are multiplied by 1 + sharpness ln(1 + floor((p + offset) / length)).
 
-    (arXiv 2501.19399: so that attention to a long context does not flatten.)
+    (arXiv 2501.19399: so that attention to a long context does not flatten.) Where it is smooth, by
+    1 + sharpness ln(max(1, (p + offset) / length)): of heads that a family makes itself alone.
     """
 
     sharpness: float
     length: int
     offset: int = 0
+    smooth: bool = False
 
     def factors(self, start: int, num_tokens: int) -> Float32Array:
         """[num_tokens, 1] of the positions from `start`."""
-        steps = (np.arange(start, start + num_tokens) + self.offset) // self.length
-        factors: Float32Array = (1 + np.float32(self.sharpness) * np.log1p(steps.astype(np.float32)))[:, None]
+        places = np.arange(start, start + num_tokens) + self.offset
+        if self.smooth:
+            logarithms = np.log(np.maximum(places.astype(np.float32) / np.float32(self.length), 1))
+        else:
+            logarithms = np.log1p((places // self.length).astype(np.float32))
+        factors: Float32Array = (1 + np.float32(self.sharpness) * logarithms)[:, None]
         return factors
 
 
@@ -276,6 +283,13 @@ def attention_workspace(config: AttentionConfig) -> Workspace:
     attention = 2 * config.hidden_size + queries * (4 if gated else 2) + 2 * keys
     attention += 0 if config.value_dim is None else queries + keys
     return Workspace(attention=attention, layers=frozenset([sizes]))
+
+
+def heads_workspace(config: AttentionConfig, others: int) -> Workspace:
+    """What Layers.heads_core declares, and what a family makes of a token beside queries, keys and values: numbers."""
+    sizes = attention_workspace(config)
+    mixed = 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return sizes | Workspace(token=mixed + others, fixed=SCORES_AT_ONCE)
 
 
 def mlp_shapes(hidden: int, intermediate: int, prefix: str, names: tuple[str, str, str] = MLP_NAMES) -> Shapes:

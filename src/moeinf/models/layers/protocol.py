@@ -175,6 +175,22 @@ class CompressedCoreOf(Protocol[A, P_contra]):
         ...
 
 
+class HeadsCoreOf(Protocol[A, P_contra]):
+    """Causal attention of heads that a family makes itself."""
+
+    def new_state(self, capacity: int) -> LayerState: ...
+
+    def mixed(
+        self, q: A, k: A, v: A, cache: Cache, positions: P_contra, *, relative: A | None = None, sinks: A | None = None
+    ) -> A:
+        """q [tokens, heads * head_dim], k, v [tokens, kv_heads * head_dim] of a pass -> [tokens, heads * head_dim].
+
+        Queries and keys are not rotated or sharpened yet, and are used up. relative [tokens, heads * width]: a state of
+        each query, which adds to its scores the products with the profile of how far back a position lies; sharpened as
+        queries are. sinks [tokens, heads]: a further score, whose weight goes nowhere."""
+        ...
+
+
 class BeamsOf(LayerState, Protocol[A, P_contra]):
     """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
 
@@ -224,7 +240,7 @@ class WeightsOf(Protocol[A, R_co]):
         ...
 
     def linears(self, name: str, rows: Sequence[int]) -> Sequence[Callable[[A], A]]:
-        """The same of the matrices that lie one behind the other in one tensor; rows: of each."""
+        """The same of the matrices that lie one behind the other in one tensor [.., cols]; rows: of each."""
         ...
 
     def norm(self, config: NormConfig | None) -> Callable[[A], A]:
@@ -299,6 +315,11 @@ class LayersOf(Protocol[A, P, R_co]):
         number: of the state in the cache that keeps these."""
         ...
 
+    def heads_core(self, config: AttentionConfig, layer: int, profiles: str | None = None) -> HeadsCoreOf[A, P]:
+        """Of config the sizes, positions, window, sharpening and scale count. profiles [width, extent]: name of the
+        tensor of what is added to scores by distance, from 0 on; nothing is from `extent` on."""
+        ...
+
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: A | None) -> BeamsOf[A, P]:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many positions back that lies."""
@@ -363,6 +384,7 @@ Router = RouterOf[Array, object]
 LatentCore = LatentCoreOf[Array, Positions]
 CompressedCore = CompressedCoreOf[Array, Positions]
 IndexedCore = IndexedCoreOf[Array, Positions]
+HeadsCore = HeadsCoreOf[Array, Positions]
 Beams = BeamsOf[Array, Positions]
 Weights = WeightsOf[Array, object]
 Layers = LayersOf[Array, Positions, object]

@@ -116,6 +116,11 @@ class Embedding:
         return out
 
 
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of matrices that lie one behind the other in one tensor."""
+    return math.prod(shape[:-1]), shape[-1]
+
+
 def transposed(tensor: StoredTensor) -> StoredTensor:
     """A copy of a matrix whose columns are its rows. It is not quantised."""
     rows, cols = tensor.shape

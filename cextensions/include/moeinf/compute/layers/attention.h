@@ -73,6 +73,26 @@ struct ChosenPositions {
   std::int64_t tokens = 0, each = 0, groups = 1;
 };
 
+// What queries have beside themselves: a further score of each, whose weight goes nowhere, and what is added
+// to their scores by distance.
+struct OfQueries {
+  const float* sinks = nullptr;  // [tokens, num_heads], or null
+  RelativeBias relative{};       // states [tokens, num_heads, width]
+};
+
+// Queries [tokens, num_heads, head_dim], keys and values [tokens, num_kv_heads, head_dim] of tokens at
+// positions length.. of the cache. Queries and keys are not rotated yet, which is done in place.
+struct GivenHeads {
+  float *queries, *keys;
+  const float* values;
+  OfQueries own;
+};
+
+// mixed [tokens, num_heads, head_dim]: what the heads give of the values. Keys and values are stored first.
+// Of the shape sizes, window, rotary_pairs, interleaved and scale count.
+void attend_given(Kernels& kernels, const AttentionShape& shape, const GivenHeads& heads, const KVView& kv,
+                  std::int64_t length, const float* cos, const float* sin, float* mixed, std::int64_t tokens);
+
 // x [num_tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache,
 // where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs]. ends [num_tokens] may be
 // null: the position behind the last one that each token sees, from its own one's to length + num_tokens;
@@ -80,7 +100,7 @@ struct ChosenPositions {
 void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
             std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens,
             const std::int64_t* ends = nullptr, const ChosenPositions& chosen = {});
-// What attend takes of the workspace at most.
+// What attend and attend_given take of the workspace at most.
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 
 }  // namespace moeinf

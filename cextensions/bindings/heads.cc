@@ -1,0 +1,115 @@
+// Attention of heads that a model makes itself, for Python. The GIL is released while anything is computed.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "moeinf/compute/layers/attention.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using moeinf::Bytes;
+using moeinf::ConstRows;
+using moeinf::Kernels;
+using moeinf::require;
+using moeinf::Rows;
+using OptionalRows = std::optional<ConstRows>;
+
+template <class Array>
+bool has_shape(const Array& array, std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::int64_t>(array.shape(0)) == rows &&
+         static_cast<std::int64_t>(array.shape(1)) == cols;
+}
+
+class HeadsLayer {
+ public:
+  HeadsLayer(nb::object kernels, std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
+             std::int64_t window, std::int64_t rotary_dim, bool interleaved, double scale,
+             OptionalRows profiles)
+      : kernels_object_(kernels), kernels_(nb::cast<Kernels*>(kernels)), profiles_(std::move(profiles)) {
+    require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0, "heads cannot share keys");
+    require(head_dim > 0 && head_dim <= moeinf::kMaxHeadDim && head_dim % 2 == 0,
+            "head_dim is odd or too large");
+    require(rotary_dim >= 0 && rotary_dim % 2 == 0 && rotary_dim <= head_dim,
+            "rotary_dim is odd, negative or beyond head_dim");
+    require(scale > 0 && window >= 0, "the scale of the scores is not positive, or the window negative");
+    shape_.num_heads = num_heads;
+    shape_.num_kv_heads = num_kv_heads;
+    shape_.head_dim = head_dim;
+    shape_.window = window;
+    shape_.rotary_pairs = rotary_dim / 2;
+    shape_.interleaved = interleaved;
+    shape_.scale = static_cast<float>(scale);
+  }
+
+  void run(Rows queries, Rows keys, ConstRows values, Bytes kept_keys, Bytes kept_values,
+           const std::string& format, std::int64_t capacity, std::int64_t length, ConstRows cos,
+           ConstRows sin, Rows out, OptionalRows relative, OptionalRows sinks) {
+    const auto tokens = static_cast<std::int64_t>(queries.shape(0));
+    const std::int64_t of_queries = shape_.num_heads * shape_.head_dim,
+                       of_keys = shape_.num_kv_heads * shape_.head_dim;
+    require(tokens > 0 && has_shape(queries, tokens, of_queries) && has_shape(out, tokens, of_queries) &&
+                has_shape(keys, tokens, of_keys) && has_shape(values, tokens, of_keys),
+            "queries, keys, values or results are of another width than the layer's");
+    require(has_shape(cos, tokens, shape_.rotary_pairs) && has_shape(sin, tokens, shape_.rotary_pairs),
+            "cos and sin are [tokens, rotary_dim / 2]");
+    require(relative.has_value() == profiles_.has_value(), "states and profiles of distances go together");
+    require(!sinks || has_shape(*sinks, tokens, shape_.num_heads), "each head of each token has one sink");
+    moeinf::GivenHeads heads{queries.data(), keys.data(), values.data(), {}};
+    if (relative) {
+      const auto width = static_cast<std::int64_t>(profiles_->shape(0));
+      require(has_shape(*relative, tokens, shape_.num_heads * width), "states are [tokens, heads * width]");
+      heads.own.relative = {relative->data(), profiles_->data(), width,
+                            static_cast<std::int64_t>(profiles_->shape(1))};
+    }
+    if (sinks) heads.own.sinks = sinks->data();
+    const moeinf::KVView kv = checked(kept_keys, kept_values, format, capacity, length + tokens);
+    require(length >= 0, "the length is negative");
+    const nb::gil_scoped_release released;
+    moeinf::attend_given(*kernels_, shape_, heads, kv, length, cos.data(), sin.data(), out.data(), tokens);
+  }
+
+ private:
+  moeinf::KVView checked(const Bytes& keys, const Bytes& values, const std::string& format,
+                         std::int64_t capacity, std::int64_t end) const {
+    const moeinf::Format kind = moeinf::format_named(format);
+    const int block = moeinf::block_weights(kind);
+    require(block == 1 || kind == moeinf::Format::kQ8_0, "keys and values are f32, f16, bf16 or q8_0");
+    require(shape_.head_dim % block == 0, "heads are no whole number of blocks");
+    const std::size_t needed = moeinf::row_bytes(kind, shape_.num_kv_heads * capacity * shape_.head_dim);
+    require(end <= capacity && keys.shape(0) >= needed && values.shape(0) >= needed,
+            "the cache is too small");
+    return {keys.data(), values.data(), kind, capacity};
+  }
+
+  nb::object kernels_object_;
+  Kernels* kernels_;
+  OptionalRows profiles_;
+  moeinf::AttentionShape shape_{};
+};
+
+}  // namespace
+
+void moeinf::bind_heads(nb::module_& m) {
+  nb::class_<HeadsLayer>(m, "HeadsLayer", "Attention of heads that a model makes itself.")
+      .def(nb::init<nb::object, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
+                    double, OptionalRows>(),
+           nb::arg("kernels"), nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"),
+           nb::arg("head_dim"), nb::arg("window"), nb::arg("rotary_dim"), nb::arg("interleaved"),
+           nb::arg("scale"), nb::arg("profiles").noconvert() = nb::none())
+      .def("run", &HeadsLayer::run, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
+           nb::arg("values").noconvert(), nb::arg("kept_keys").noconvert(),
+           nb::arg("kept_values").noconvert(), nb::arg("format"), nb::arg("capacity"), nb::arg("length"),
+           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("out").noconvert(),
+           nb::arg("relative").noconvert() = nb::none(), nb::arg("sinks").noconvert() = nb::none(),
+           "Writes out [tokens, heads * head_dim]; stores keys and values behind `length` others.");
+}

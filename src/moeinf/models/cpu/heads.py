@@ -1,0 +1,64 @@
+"""Attention of heads that a family makes itself, on the CPU, in one native call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import moeinf._native as _native
+from moeinf.models.cpu.attention import Angles, KVState
+from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.attention_config import AttentionConfig
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import Float32Array, KVFormat
+
+
+class NativeHeadsCore:
+    """moeinf.models.layers.protocol.HeadsCore. Keys and values are kept in the cache's format."""
+
+    def __init__(
+        self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, layer: int, profiles: str | None
+    ) -> None:
+        self._config, self._kept, self._layer = config, kept, layer
+        rope = config.rope
+        self._native = _native.HeadsLayer(
+            weights.kernels,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=config.window or 0,
+            rotary_dim=0 if rope is None else rope.rotary_dim,
+            interleaved=rope is not None and rope.interleaved,
+            scale=config.head_dim**-0.5 if config.scale is None else config.scale,
+            profiles=None if profiles is None else _from_the_farthest(weights, profiles),
+        )
+
+    def new_state(self, capacity: int) -> KVState:
+        return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._kept)
+
+    def mixed(
+        self,
+        q: Float32Array,
+        k: Float32Array,
+        v: Float32Array,
+        cache: Cache,
+        positions: Angles,
+        *,
+        relative: Float32Array | None = None,
+        sinks: Float32Array | None = None,
+    ) -> Float32Array:
+        state: KVState = cache.states[self._layer]
+        if self._config.sharpening is not None:
+            factors = self._config.sharpening.factors(cache.length, len(q))
+            q = q * factors
+            relative = None if relative is None else relative * factors
+        turned = positions if self._config.rope is not None else (np.empty((len(q), 0), np.float32),) * 2
+        out = np.empty_like(q)
+        self._native.run(
+            q, k, v, state.keys, state.values, state.format, cache.capacity, cache.length, *turned, out, relative, sinks
+        )
+        return out
+
+
+def _from_the_farthest(weights: NativeWeights, name: str) -> Float32Array:
+    """Profiles [width, extent] of the distances extent - 1 down to 0, as positions lie."""
+    return np.ascontiguousarray(weights.vector(name).reshape(weights.tensors[name].shape)[:, ::-1])
