@@ -176,6 +176,8 @@ WORDS: dict[str, list[Any]] = {
         {"head_dim": 8, "num_heads": 2, "short_conv_kernel_size": 3, "kda_layers": [1, 3, 4], "full_attn_layers": [2]}
     ],
     "moe_layers": [[0], [1, 3]],
+    "local_layer_ids": [[0], [1, 2]],
+    "mtp_local_layer_ids": [[0]],
     "no_rope_layers": [[1, 0, 1, 1], [0, 0, 1, 0]],
     "layer_rope_theta": [[0.0, 10000.0, 0.0], [500.0, 10000.0, 10000.0]],
     # for which null is a value
@@ -265,6 +267,7 @@ KNOWN_AS = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_omni_moe": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
+    "inkling_mm_model": "inkling_text",
     "kimi_k2": "deepseek_v3",
 }
 # What is before the names of the tensors of a part that transformers also has alone.

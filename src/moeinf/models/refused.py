@@ -39,7 +39,6 @@ REFUSED: Final = {
     "inkling2_text": _part_of("inkling2"),
     "inkling2_loop": f"layers that run several times, {_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_loop_text": _part_of("inkling2_loop"),
-    "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "experts that are heads of attention",
     "minimax": "linear attention with a decay for each head (lightning attention)",

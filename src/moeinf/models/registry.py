@@ -481,6 +481,14 @@ FAMILIES = (
         notes=("transformers ignores rope_theta of attn_config where rope_parameters are missing; here it counts",),
     ),
     FamilyEntry(
+        "inkling_mm_model",
+        "inkling",
+        ("Inkling",),
+        "the language model alone: scores are biased by distance, there are no positions; short convolutions on keys, "
+        "values and what attention and blocks add; shared experts that the router weighs; layers that predict further "
+        "tokens are kept, and not run",
+    ),
+    FamilyEntry(
         "kolibri1",
         "glm",
         ("Kolibri-1",),

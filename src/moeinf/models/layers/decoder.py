@@ -51,13 +51,15 @@ class DecoderConfig:
     embedding_name: str = "embed_tokens"
     last_norm: str | None = "norm"
     head_prefix: str = ""
+    head_name: str = HEAD
+    num_logits: int | None = None  # where the head has further rows, which mean nothing
     halves: bool = False  # layers 2 i and 2 i + 1 are stored as halves of layer i, whose modules are lists of two
     replaces: bool = False  # what layers would add takes the place of their input, as hyper-connections want it
 
     @property
     def head(self) -> str:
         """The matrix that makes logits, where it is not the embedding."""
-        return self.head_prefix + HEAD
+        return self.head_prefix + self.head_name
 
     @property
     def embedding(self) -> str:
@@ -227,7 +229,7 @@ class Decoder:
                 decoder._run(layers, x, kinds, cache, between_layers)
             if len(self._stages) > 1:
                 x = self._layers.carried(x)
-            logits = self._head(self._stem.end(x[-1:] if last_only else x))
+            logits = self._head(self._stem.end(x[-1:] if last_only else x))[:, : self.config.num_logits]
             cache.commit()
             cap, math = self.config.logits_cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap

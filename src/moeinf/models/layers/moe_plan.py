@@ -80,6 +80,24 @@ def _fused(experts: GatedExperts, moe: MoeShape, hidden: int, *, transposed: boo
     return layout
 
 
+def interleaved(prefixes: Sequence[str], moe: MoeShape, hidden: int, intermediate: int) -> Layout:
+    """One tensor has the rows of gate and up of all experts of a layer in turn, and one has down.
+
+    prefixes: of both, behind which they are called w13_weight and w2_weight."""
+    layout, size = Layout(), intermediate * hidden
+    for layer, prefix in enumerate(prefixes):
+        experts = range(moe.experts_of(layer))
+        both = tuple(
+            ExpertPiece(layer, e, part, 2 * e * size + half * hidden, (2 * hidden, 1))
+            for e in experts
+            for half, part in enumerate(("gate", "up"))
+        )
+        down = tuple(ExpertPiece(layer, e, "down", e * size) for e in experts)
+        layout[f"{prefix}w13_weight"] = (len(experts), 2 * intermediate, hidden), both
+        layout[f"{prefix}w2_weight"] = (len(experts), hidden, intermediate), down
+    return layout
+
+
 @dataclass(frozen=True, slots=True)
 class UngatedExperts:
     """Experts of a decoder without a gate, in the layouts in which transformers and NeMo write them."""

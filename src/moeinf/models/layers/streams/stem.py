@@ -58,3 +58,23 @@ class PlainStem:
 
     def seen(self, ids: Sequence[int], cache: Cache) -> None:
         pass
+
+
+class NormedStem(PlainStem):
+    """An embedding and a norm, beside layers that keep further states."""
+
+    def __init__(
+        self,
+        embedding: Callable[[Sequence[int]], Array],
+        norm: Callable[[Array], Array],
+        states: Sequence[Callable[[int], LayerState]],
+    ) -> None:
+        """states: what makes them, of a capacity."""
+        super().__init__(embedding)
+        self._norm, self._states = norm, states
+
+    def new_states(self, capacity: int) -> Sequence[LayerState]:
+        return [make(capacity) for make in self._states]
+
+    def begin(self, x: Array) -> Hidden:
+        return self._norm(x)
