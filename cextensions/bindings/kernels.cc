@@ -79,9 +79,10 @@ moeinf::Activation activation_named(const std::string& name) {
   if (name == "swiglu_clamped") return moeinf::Activation::kSwigluClamped;
   if (name == "silu_clamped") return moeinf::Activation::kSiluClamped;
   if (name == "clamped_silu") return moeinf::Activation::kClampedSilu;
+  if (name == "softcapped") return moeinf::Activation::kSoftcapped;
   throw std::invalid_argument("activation is '" + name +
                               "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'swiglu_clamped', "
-                              "'silu_clamped' or 'clamped_silu'");
+                              "'silu_clamped', 'clamped_silu' or 'softcapped'");
 }
 
 moeinf::ExpertPart part_of(const Part& part) {
@@ -224,7 +225,7 @@ class BoundExpertKernel {
         forms.push_back({});
       } else {
         forms.push_back({activation_named(nb::cast<std::string>(each.attr("activation"))),
-                         nb::cast<float>(each.attr("limit"))});
+                         {nb::cast<float>(each.attr("limit")), nb::cast<float>(each.attr("gate_limit"))}});
       }
     }
     return {kernels, memory.data(), memory.shape(0), found, forms};

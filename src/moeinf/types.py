@@ -173,7 +173,9 @@ class SumRun:
         return -(-self.num_bytes // self.unit_bytes)
 
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped", "silu_clamped", "clamped_silu"]
+Activation = Literal[
+    "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped", "silu_clamped", "clamped_silu", "softcapped"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,14 @@ class ExpertForm:
     biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. relu2: the square of relu.
     swiglu_clamped (gpt-oss): with g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
     silu_clamped (DeepSeek-V4): u * silu(g), of the same g and u. clamped_silu (Step 3.5): u * min(silu(gate), limit).
+    softcapped (Inkling 2): c(gate, gate_limit) * sigmoid(gate) * c(up, limit), with c(x, most) = most * tanh(x / most).
     """
 
     activation: Activation = "silu"
     gated: bool = True
     biased: bool = False
     limit: float = 0.0  # of the clamped ones alone
+    gate_limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,13 +241,16 @@ TEST(every_activation_is_that_of_double_arithmetic_with_and_without_a_gate) {
         }
       }
     }
-    for (const Activation act :
-         {Activation::kSiluClamped, Activation::kClampedSilu, Activation::kSwigluClamped}) {
-      ops_for(isa).activate(act, 3.0f, a.data(), up.data(), out.data(), 203);
+    for (const Activation act : {Activation::kSiluClamped, Activation::kClampedSilu,
+                                 Activation::kSwigluClamped, Activation::kSoftcapped}) {
+      ops_for(isa).activate(act, {3.0f, 1.5f}, a.data(), up.data(), out.data(), 203);
       for (std::size_t i = 0; i < a.size(); ++i) {
         const double g = std::min<double>(a[i], 3), u = std::clamp<double>(up[i], -3, 3);
         const double after = std::min<double>(a[i] / (1 + std::exp(-static_cast<double>(a[i]))), 3);
-        const double expected = act == Activation::kSiluClamped   ? g / (1 + std::exp(-g)) * u
+        const double capped = 1.5 * std::tanh(a[i] / 1.5) / (1 + std::exp(-static_cast<double>(a[i]))) * 3 *
+                              std::tanh(up[i] / 3.0);
+        const double expected = act == Activation::kSoftcapped    ? capped
+                                : act == Activation::kSiluClamped ? g / (1 + std::exp(-g)) * u
                                 : act == Activation::kClampedSilu ? after * u
                                                                   : g / (1 + std::exp(-1.702 * g)) * (u + 1);
         CHECK(std::fabs(out[i] - expected) <= 4e-6 * std::max(1.0, std::fabs(expected)));

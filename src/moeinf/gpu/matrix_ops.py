@@ -268,7 +268,8 @@ class TritonMatrixOps:
 
 def _form(parts: ExpertParts) -> tuple[object, ...]:
     """The constants of an expert's form, as the kernels of gate and up take them; a part of None is not there."""
-    activation = parts.form.activation, parts.form.limit, parts.gate is not None
+    form = parts.form
+    activation = form.activation, form.limit, form.gate_limit, parts.gate is not None
     return *activation, *_bias(parts.gate_bias), *_bias(parts.up_bias)
 
 

@@ -36,7 +36,18 @@ def _with_bias(sums, address, row, FORMAT: tl.constexpr, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr):
+def _softcap(x, MOST: tl.constexpr):
+    """MOST * tanh(x / MOST); near 0 by a polynomial, as in Cephes."""
+    x = x / MOST
+    z = x * x
+    near = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
+    near = x + x * z * (near - 3.33332819422e-1)
+    far = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(x)) + 1.0)
+    return MOST * tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATE_LIMIT: tl.constexpr, GATED: tl.constexpr):
     """types.ExpertForm; `gate` counts only where GATED."""
     if ACTIVATION == "swiglu_clamped":
         gate = tl.minimum(gate, LIMIT)
@@ -45,6 +56,8 @@ def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: t
         return _function(tl.minimum(gate, LIMIT), "silu") * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     elif ACTIVATION == "clamped_silu":
         return tl.minimum(_function(gate, "silu"), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    elif ACTIVATION == "softcapped":
+        return _softcap(gate, GATE_LIMIT) / (1.0 + tl.exp(-gate)) * _softcap(up, LIMIT)
     elif GATED:
         return _function(gate, ACTIVATION) * up
     else:
@@ -88,7 +101,7 @@ def linear(
 @triton.jit(do_not_specialize=["top_k"])
 def gate_up(
     x, addresses, out, top_k,
-    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATE_LIMIT: tl.constexpr, GATED: tl.constexpr,
     GATE_BIAS: tl.constexpr, GATE_BIAS_OFFSET: tl.constexpr, UP_BIAS: tl.constexpr, UP_BIAS_OFFSET: tl.constexpr,
     GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
     COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GATE_LANES: tl.constexpr, UP_LANES: tl.constexpr,
@@ -106,7 +119,7 @@ def gate_up(
             gate = _with_bias(gate, address, row, GATE_BIAS, GATE_BIAS_OFFSET)
         up = row_dots(token, _part(address, UP_OFFSET), row, UP, COLS, TILE, UP_LANES)
         up = _with_bias(up, address, row, UP_BIAS, UP_BIAS_OFFSET)
-        tl.store(out + pair * ROWS + row, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=own)
+        tl.store(out + pair * ROWS + row, _activated(gate, up, ACTIVATION, LIMIT, GATE_LIMIT, GATED), mask=own)
 
 
 @triton.jit
@@ -151,7 +164,7 @@ def _add_product(sums, x, weights, FORMAT: tl.constexpr, NARROW: tl.constexpr):
 @triton.jit
 def gate_up_grouped(
     x, pairs, starts, counts, addresses, out, top_k,
-    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATE_LIMIT: tl.constexpr, GATED: tl.constexpr,
     GATE_BIAS: tl.constexpr, GATE_BIAS_OFFSET: tl.constexpr, UP_BIAS: tl.constexpr, UP_BIAS_OFFSET: tl.constexpr,
     GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
     COLS: tl.constexpr, ROWS: tl.constexpr, PAIR_TILE: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
@@ -189,7 +202,7 @@ def gate_up_grouped(
     gate = _with_bias(gate, address, row[None, :], GATE_BIAS, GATE_BIAS_OFFSET)
     up = _with_bias(up, address, row[None, :], UP_BIAS, UP_BIAS_OFFSET)
     at = out + pair.to(tl.int64)[:, None] * ROWS + row[None, :]
-    tl.store(at, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=there[:, None] & own[None, :])
+    tl.store(at, _activated(gate, up, ACTIVATION, LIMIT, GATE_LIMIT, GATED), mask=there[:, None] & own[None, :])
 
 
 @triton.jit

@@ -162,7 +162,7 @@ EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
     (ExpertForm("relu", gated=False, biased=True), "f32"), (ExpertForm("relu", biased=True), "f16"),
     (ExpertForm("relu2", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
     (ExpertForm("gelu_tanh"), "f32"), (ExpertForm("silu_clamped", limit=2.0), "f32"),
-    (ExpertForm("clamped_silu", limit=2.0), "f32"),
+    (ExpertForm("clamped_silu", limit=2.0), "f32"), (ExpertForm("softcapped", limit=2.0, gate_limit=1.5), "f32"),
 ]  # fmt: skip
 
 
@@ -230,6 +230,8 @@ class Experts:
                 other = u.clip(-self.form.limit, self.form.limit) + 1
             elif self.form.activation in ("silu_clamped", "clamped_silu"):
                 other = u.clip(-self.form.limit, self.form.limit)
+            elif self.form.activation == "softcapped":
+                other = self.form.limit * torch.tanh(u / self.form.limit)
             ups.append((f * other, 1.15 * g_size * other.abs() + f.abs() * u_size))
             downs.append(self._product(expert, "down", act[pair]))
         return tuple(torch.stack(column) for columns in (ups, downs) for column in zip(*columns, strict=True))
@@ -258,6 +260,8 @@ class Experts:
             case "silu_clamped":
                 g = torch.where(g > self.form.limit, self.form.limit, g)
                 return g / (1 + torch.exp(-g))
+            case "softcapped":
+                return self.form.gate_limit * torch.tanh(g / self.form.gate_limit) / (1 + torch.exp(-g))
             case "clamped_silu":
                 return (g / (1 + torch.exp(-g))).clip(max=self.form.limit)
 

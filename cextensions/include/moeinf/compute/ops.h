@@ -27,6 +27,13 @@ enum class Activation : int {
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
   kSiluClamped,    // g sigmoid(g) u, of the same g and u
   kClampedSilu,    // min(a sigmoid(a), limit) u, of the same u
+  kSoftcapped,     // c(a, of_gate) sigmoid(a) c(up, limit), with c(x, most) = most tanh(x / most)
+};
+
+// Of activations that are clamped.
+struct Limits {
+  float limit, of_gate;
+  Limits(float most = 0, float most_of_gate = 0) : limit(most), of_gate(most_of_gate) {}
 };
 
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
@@ -132,9 +139,9 @@ struct Ops {
   void (*weighted_sum)(const Matrix& w, std::int64_t first, std::int64_t last, const float* x,
                        std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride);
 
-  // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped and
-  // kSiluClamped and kClampedSilu, which alone have a limit).
-  void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out,
+  // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, kSiluClamped,
+  // kClampedSilu and kSoftcapped, which alone have limits).
+  void (*activate)(Activation act, Limits limits, const float* gate, const float* up, float* out,
                    std::int64_t count);
   // sum += x, which is f32, f16 or bf16.
   void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);

@@ -332,8 +332,8 @@ void ExpertKernel::run_act_task(std::int64_t task, int thread) {
     multiply(*job, *slice.up, slice.up_bias, first, last, input(*slice.up, job->group), thread, up, num_rows);
   for (std::int64_t i = 0; i < groups_.counts[job->group]; ++i) {
     float* row = out + i * all_rows;
-    const auto [activation, limit] = layer_->form;
-    kernels_.ops().activate(activation, limit, row, slice.up ? up + i * num_rows : nullptr, row, num_rows);
+    const auto [activation, limits] = layer_->form;
+    kernels_.ops().activate(activation, limits, row, slice.up ? up + i * num_rows : nullptr, row, num_rows);
   }
   if (tasks_left_[job->first_job].fetch_sub(1) == 1) finish_act(*job);
 }

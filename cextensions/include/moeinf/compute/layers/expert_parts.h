@@ -38,7 +38,7 @@ struct ExpertSlice {
 
 struct ExpertForm {
   Activation activation = Activation::kSilu;
-  float limit = 0;  // of activations that are clamped
+  Limits limits{};
 };
 
 // The experts of a layer as they are computed. A whole expert is one slice.
