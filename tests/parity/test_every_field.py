@@ -268,6 +268,7 @@ KNOWN_AS = {
     "qwen3_omni_moe": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "inkling_mm_model": "inkling_text",
+    "inkling2": "inkling2_text",
     "kimi_k2": "deepseek_v3",
 }
 # What is before the names of the tensors of a part that transformers also has alone.

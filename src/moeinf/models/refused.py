@@ -35,7 +35,6 @@ REFUSED: Final = {
     "glm4v_moe_text": _part_of("glm4v_moe"),
     "glm5_next_text": _part_of("glm5_next"),
     "hy_v4_vl_text": _part_of("hy_v4_vl"),
-    "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_text": _part_of("inkling2"),
     "inkling2_loop": f"layers that run several times, {_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_loop_text": _part_of("inkling2_loop"),

@@ -489,6 +489,13 @@ FAMILIES = (
         "tokens are kept, and not run",
     ),
     FamilyEntry(
+        "inkling2",
+        "inkling",
+        ("Inkling-2-Small",),
+        "the language model alone: Inkling's attention with queries and keys of bounded length, sinks and gates; "
+        "layers choose what they are given among what blocks of layers have left; experts between softcaps",
+    ),
+    FamilyEntry(
         "kolibri1",
         "glm",
         ("Kolibri-1",),

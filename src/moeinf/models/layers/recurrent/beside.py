@@ -1,15 +1,14 @@
-"""Short convolutions beside what they see: x + convolution(x), of several widths in one layer."""
+"""Short convolutions beside what they see, x + convolution(x), of several widths in one layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Generic
 
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import WeightsOf
-from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.state import RecurrentState
 
 
@@ -17,11 +16,18 @@ class ConvolutionsBeside(Generic[A]):
     """Those of one layer, which share a state of the cache; each is used once in a pass, by its number."""
 
     def __init__(
-        self, weights: WeightsOf[A, object], prefixes: Sequence[str], widths: Sequence[int], kernel: int, number: int
+        self,
+        weights: WeightsOf[A, object],
+        convolutions: Sequence[Callable[..., A]],
+        widths: Sequence[int],
+        kernel: int,
+        number: int,
+        scales: Sequence[float] = (),
     ) -> None:
-        """prefixes: of the tensors of each; widths: their channels. number: of the state in the cache."""
+        """convolutions: Convolution or DynamicConvolution; widths: their channels. number: of the state in the cache.
+        scales: of what each gives."""
         self._math, self._kernel, self._number, self._channels = weights.math, kernel, number, sum(widths)
-        self._convolutions = [Convolution(weights, p, w, kernel) for p, w in zip(prefixes, widths, strict=True)]
+        self._convolutions, self._scales = convolutions, scales or [1.0] * len(widths)
         self._places = [slice(a, b) for a, b in pairwise(accumulate(widths, initial=0))]
         self._states: list[RecurrentState[A]] = []  # one: of the cache of this pass
 
@@ -32,10 +38,34 @@ class ConvolutionsBeside(Generic[A]):
         """Said at the beginning of the layer: what comes behind its attention is not given the cache."""
         self._states[:] = [cache.states[self._number]]
 
-    def __call__(self, which: int, x: A) -> A:
-        """x [tokens, channels of this one] -> the same."""
-        (state,), place = self._states, (slice(None), self._places[which])
-        return x + self._convolutions[which](x, state.conv[place], state.new_conv[place])
+    def __call__(self, which: int, x: A, *given: A) -> A:
+        """x [tokens, channels of this one] -> the same. given: what a dynamic one makes its weights of."""
+        (state,), place, scale = self._states, (slice(None), self._places[which]), self._scales[which]
+        total = x + self._convolutions[which](x, state.conv[place], state.new_conv[place], *given)
+        return total if scale == 1.0 else total * scale
+
+
+class DynamicConvolution(Generic[A]):
+    """As Convolution, of weights to which each token adds one for each head and distance."""
+
+    def __init__(self, weights: WeightsOf[A, object], prefix: str, heads: int, kernel: int) -> None:
+        """prefix: of the tensors `static_w` [kernel, channels], by how many tokens back one lies, and `weight_proj`
+        [heads * kernel, width of what is given]."""
+        self._math, self._heads, self._kernel = weights.math, heads, kernel
+        self._static = weights.vector(f"{prefix}static_w").reshape(kernel, heads, -1)
+        self._project = weights.linear(f"{prefix}weight_proj")
+
+    def __call__(self, x: A, before: A, left: A, given: A) -> A:
+        """As Convolution; given [tokens, width]."""
+        tokens, seen = len(x), self._math.concatenate([before, x], 0)
+        left[...] = seen[tokens:]
+        own = self._project(given).reshape(tokens, self._heads, self._kernel)
+        by_head = seen.reshape(len(seen), self._heads, -1)
+        total = by_head[self._kernel - 1 :] * (self._static[:1] + own[:, :, :1])
+        for back in range(1, self._kernel):
+            at = self._kernel - 1 - back
+            total += by_head[at : at + tokens] * (self._static[back : back + 1] + own[:, :, back : back + 1])
+        return total.reshape(*x.shape)
 
 
 def convolutions_bytes(kernel: int, channels: int) -> int:

@@ -1,0 +1,123 @@
+"""Decoders whose scores are biased by distance, in two kinds of layers with short convolutions (Inkling's).
+
+Attention has no positions: each token adds to its scores by how far back a place lies. Keys, values and what attention
+and blocks add go through short convolutions. Layers have a window, or see all tokens and have other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import Shapes, Sharpening, heads_workspace
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.recurrent.beside import convolutions_bytes
+from moeinf.models.text_part import text_part
+from moeinf.types import Workspace
+
+KEYS, VALUES, ATTENTION, BLOCK = range(4)  # the convolutions of a layer
+PROJECTIONS = ("wq_du", "wk_dv", "wv_dv", "wr_du", "wo_ud")
+_CONVOLUTIONS = ("attn.k_sconv", "attn.v_sconv", "attn_sconv", "mlp_sconv")
+_PREFIX = "model.llm."
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeDecoder:
+    """What Inkling's generations share, whose tensors have the same names."""
+
+    decoder: DecoderConfig
+    kernel: int  # tokens that convolutions see
+    d_rel: int  # numbers of a head's state
+    extent: int  # distances that layers without a window know
+
+    @staticmethod
+    def parse(f: Fields, num_layers: int, *, scale: Callable[[int], float]) -> RelativeDecoder:
+        """scale: of the scores, by the size of heads."""
+        f.only("attention_bias", False, None)
+        f.only("tie_word_embeddings", False, None)
+        f.present("num_attention_heads", "num_key_value_heads", "head_dim", "d_rel", "rel_extent")
+        f.present("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
+        f = f.replaced(max_position_embeddings=f.count_of("max_position_embeddings", "model_max_length"))
+        kernel = f.count_of("conv_kernel_size", "sconv_kernel_size")
+        return RelativeDecoder(_decoder(f, num_layers, scale), kernel, f.count("d_rel"), f.count("rel_extent"))
+
+    def extent_of(self, layer: int) -> int:
+        return self.decoder.attention_of(layer).window or self.extent
+
+    def widths_of(self, layer: int) -> tuple[int, ...]:
+        """The channels of its convolutions, in their order."""
+        a = self.decoder.attention_of(layer)
+        keys = a.num_kv_heads * a.head_dim
+        return keys, keys, a.hidden_size, a.hidden_size
+
+    def convolutions_of(self, layer: int) -> list[str]:
+        """What the names of their tensors begin with."""
+        return [f"{self.decoder.module(layer, name)}." for name in _CONVOLUTIONS]
+
+    def attention_shapes(self) -> Shapes:
+        """Without norms, and without the convolutions of keys and values."""
+        d = self.decoder
+        shapes: Shapes = {f"{d.prefix}embed_norm.weight": (d.attention.hidden_size,)}
+        for i in range(d.num_layers):
+            a, prefix = d.attention_of(i), f"{d.module(i, 'attn')}."
+            queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            rows = zip(PROJECTIONS, (queries, keys, keys, a.num_heads * self.d_rel), strict=False)
+            shapes |= {f"{prefix}{name}.weight": (count, a.hidden_size) for name, count in rows}
+            shapes[f"{prefix}wo_ud.weight"] = (a.hidden_size, queries)
+            shapes[f"{prefix}rel_logits_proj.proj"] = (self.d_rel, self.extent_of(i))
+            for name in self.convolutions_of(i)[ATTENTION:]:
+                shapes[f"{name}weight"] = (a.hidden_size, 1, self.kernel)
+        return shapes
+
+    def attention_workspace(self) -> Workspace:
+        found = Workspace()
+        for i in range(self.decoder.num_layers):
+            a = self.decoder.attention_of(i)
+            found |= heads_workspace(a, 2 * a.num_heads * (self.d_rel + 1) + 4 * sum(self.widths_of(i)))
+        return found
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(convolutions_bytes(self.kernel, sum(self.widths_of(i))) for i in range(self.decoder.num_layers))
+
+
+def text_fields(config: dict[str, Any]) -> Fields:
+    """Of the language model of a whole checkpoint."""
+    if not isinstance(config.get("text_config"), dict):
+        raise CheckpointError("config.json: text_config is missing")
+    return text_part(config, prefix=_PREFIX).fields
+
+
+def _decoder(f: Fields, num_layers: int, scale: Callable[[int], float]) -> DecoderConfig:
+    floor = f.count("log_scaling_n_floor", 0)
+    sharpening = Sharpening(f.number("log_scaling_alpha", 0.1), floor, 1, smooth=True) if floor else None
+    kinds = f.kinds("layer_types", num_layers, "hybrid_sliding", "hybrid")
+    if kinds is None:
+        local = f.get("local_layer_ids")
+        sliding = [i for i in range(num_layers) if (i + 1) % 6] if local is None else f.layers("local_layer_ids")
+    else:
+        sliding = [i for i, kind in enumerate(kinds) if kind == "hybrid_sliding"]
+    head_dim, swa_dim = f.count("head_dim", minimum=2), f.count("swa_head_dim", minimum=2)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=None, scale=scale(head_dim), sharpening=sharpening)
+    special = replace(
+        decoder.attention,
+        num_heads=f.count("swa_num_attention_heads"),
+        num_kv_heads=f.count("swa_num_key_value_heads"),
+        head_dim=swa_dim,
+        scale=scale(swa_dim),
+        window=f.count_of("sliding_window_size", "sliding_window"),
+        sharpening=None,
+    )
+    unpadded = f.count("unpadded_vocab_size", decoder.vocab_size, maximum=decoder.vocab_size)
+    return replace(
+        decoder,
+        prefix=_PREFIX,
+        head_prefix=_PREFIX,
+        special={i: special for i in sliding if i < num_layers},
+        num_logits=unpadded,
+        embedding_name="embed",
+        head_name="unembed.weight",
+    )
