@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moeinf.models.registry import SUPPORTED
+from tests.oracles.resident_experts import ResidentExperts
 from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits, our_tokens, their_logits, their_tokens
 from tests.support.pairs.experts import layout_in
 from tests.support.tiny_models import all_configs
@@ -32,6 +33,15 @@ def test_prefill_in_chunks_equals_prefill_at_once(pair: Pair, size: int) -> None
 
 
 @torch.inference_mode()
+def test_guesses_at_the_next_layers_routing_change_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, guessed, layers = logits(pair.ours, [PROMPT]), list[int](), pair.plan.moe.num_layers
+    monkeypatch.setattr(ResidentExperts, "wants_expectations", True)
+    monkeypatch.setattr(ResidentExperts, "expect", lambda self, layer, guess: guessed.append(layer))
+    assert torch.equal(logits(pair.ours, [PROMPT[:5], PROMPT[5:6], PROMPT[6:]]), whole)
+    assert guessed or layers == 1
+
+
+@torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
     assert our_tokens(pair) == their_tokens(pair)
 
@@ -43,7 +53,9 @@ def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) 
 
 
 def test_model_info_counts_the_parameters_of_the_reference(pair: Pair) -> None:
-    buffers = [b for name, b in pair.theirs.named_buffers() if name.endswith(("_bias", "layer_scalar", "tid2eid"))]
+    buffers = [
+        b for name, b in pair.theirs.named_buffers() if name.endswith(("_bias", "layer_scalar", "tid2eid"))
+    ]
     assert pair.info.num_params == sum(p.numel() for p in (*pair.theirs.parameters(), *buffers))
 
 
