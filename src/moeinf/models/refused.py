@@ -55,5 +55,4 @@ REFUSED: Final = {
     "unlimited_ocr_text": _part_of("unlimited_ocr"),
     "vitpose": _NO_LANGUAGE,
     "vitpose_backbone": _NO_LANGUAGE,
-    "zaya": "attention on convolved and compressed queries, keys and values",
 }

@@ -505,6 +505,13 @@ FAMILIES = (
     FamilyEntry(
         "mellum", "qwen", ("Mellum2-12B-A2.5B",), "Qwen3-MoE, whose layers with a window have positions of their own"
     ),
+    FamilyEntry(
+        "zaya",
+        "hybrid",
+        ("ZAYA1-8B",),
+        "queries, keys and values that short convolutions mix; a token uses one expert or none, chosen by an MLP over "
+        "states that routers hand on; what layers add is shifted and scaled by number",
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

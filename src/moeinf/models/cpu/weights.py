@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import StoredTensor, as_matrix, transposed, vector
+from moeinf.models.layers.weights import StoredTensor, transposed, vector
 from moeinf.types import Float32Array, Routing
 
 
@@ -38,8 +39,7 @@ class NativeWeights:
     def linears(self, name: str, rows: Sequence[int]) -> list[Linear]:
         """Of the matrices that lie one behind the other in one tensor, as views of it; rows: of each."""
         tensor, found, at = self.tensors[name], list[Linear](), 0
-        whole, cols = as_matrix(tensor.shape)
-        row_bytes = len(tensor.data) // whole
+        row_bytes, cols = len(tensor.data) // sum(rows), prod(tensor.shape) // sum(rows)
         for count in rows:
             data = tensor.data[at * row_bytes : (at + count) * row_bytes]
             found.append(Linear(self.kernels, replace(tensor, data=data, shape=(count, cols))))

@@ -94,10 +94,10 @@ class DeviceWeights:
 
     def linears(self, name: str, rows: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
         whole, found, at = self.matrix(name), list[Callable[[Tensor], Tensor]](), 0
-        row_bytes = len(whole.data) // whole.rows
+        row_bytes, cols = len(whole.data) // sum(rows), whole.rows * whole.cols // sum(rows)
         for count in rows:
             data = whole.data[at * row_bytes : (at + count) * row_bytes]
-            found.append(partial(self._times, DeviceMatrix(data, whole.format, count, whole.cols)))
+            found.append(partial(self._times, DeviceMatrix(data, whole.format, count, cols)))
             at += count
         return found
 

@@ -240,7 +240,7 @@ class WeightsOf(Protocol[A, R_co]):
         ...
 
     def linears(self, name: str, rows: Sequence[int]) -> Sequence[Callable[[A], A]]:
-        """The same of the matrices that lie one behind the other in one tensor [.., cols]; rows: of each."""
+        """The same of the matrices that lie one behind the other in one tensor of any shape; rows: of each, all."""
         ...
 
     def norm(self, config: NormConfig | None) -> Callable[[A], A]:
