@@ -49,6 +49,13 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,
     },
+    "llama3, nothing between fast and slow": {  # as Llama 4 Scout
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 256,
+    },
 }
 
 
@@ -139,7 +146,7 @@ def test_the_scale_of_yarn() -> None:
         ({"rope_scaling": {"type": "linear"}}, CheckpointError, "factor is missing"),
         ({"rope_scaling": [1]}, CheckpointError, "rope_scaling"),
         ({"rope_scaling": LONGROPE | {"type": "longrope", "short_factor": [1.0]}}, CheckpointError, "short_factor"),
-        ({"rope_scaling": DESCRIPTIONS["llama3"] | {"low_freq_factor": 4.0}}, CheckpointError, "low_freq_factor"),
+        ({"rope_scaling": DESCRIPTIONS["llama3"] | {"low_freq_factor": 4.5}}, CheckpointError, "low_freq_factor"),
         ({"rope_theta": 0}, CheckpointError, "rope_theta"),
         ({"rope_theta": 1.0, "rope_scaling": DESCRIPTIONS["yarn"]}, CheckpointError, "rope_theta"),
     ],

@@ -251,9 +251,11 @@ def _llama3(s: _Source) -> Rope:
     """Slow pairs divided by `factor`, by wavelength (published code of Llama 3.1: apply_scaling)."""
     f, plain = s.fields, _plain(s.rotary_dim, s.theta)
     low, high = f.number("low_freq_factor"), f.number("high_freq_factor")
-    if low >= high:
-        raise CheckpointError(f"{f.where}: low_freq_factor {low} is not below high_freq_factor {high}")
-    fast = np.clip((s.trained * plain / (2 * math.pi) - low) / (high - low), 0, 1)
+    if low > high:
+        raise CheckpointError(f"{f.where}: low_freq_factor {low} is above high_freq_factor {high}")
+    turns = s.trained * plain / (2 * math.pi)
+    # Llama 4 Scout has 1 for both: nothing lies between fast and slow.
+    fast = np.clip((turns - low) / (high - low), 0, 1) if low < high else np.where(turns >= low, 1.0, 0.0)
     return s.rope(plain / f.number("factor") * (1 - fast) + plain * fast)
 
 
