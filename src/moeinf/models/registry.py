@@ -261,6 +261,7 @@ FAMILIES = (
         "mixtral",
         ("Hunyuan-A13B",),
         "Mixtral's routing beside a shared MLP; queries and keys are normed behind their rotation",
+        also=("hunyuan",),
     ),
     FamilyEntry(
         "flex_olmo",

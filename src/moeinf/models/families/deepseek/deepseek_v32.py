@@ -33,15 +33,15 @@ def parse_indexed(
 ) -> Config:
     """choosing: layers with an indexer; interleaved: how its rotary pairs lie. norm_eps, first_dense: the family's
     defaults."""
-    for name, allowed in (
+    for name, *allowed in (
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
         ("mlp_bias", False),
         ("moe_layer_freq", 1),
         ("rope_interleave", True),
-        ("head_dim", f.get("qk_rope_head_dim")),  # transformers' other name for it
+        ("head_dim", f.get("qk_rope_head_dim"), f.get("qk_nope_head_dim")),  # of no effect: GLM-5 and GLM-5.2 differ
     ):
-        f.only(name, allowed, None)
+        f.only(name, *allowed, None)
     f.present("n_group", "topk_group", "routed_scaling_factor", "n_shared_experts")
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=norm_eps)
     f.kinds("layer_types", decoder.num_layers, "indexed_attention")

@@ -11,7 +11,7 @@ from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.glm import glm4_moe
-from moeinf.models.fields import Fields
+from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import AttentionConfig
 from moeinf.models.layers.decoder import parse_decoder
@@ -32,9 +32,7 @@ class Config(glm4_moe.Config):
 
 def _parse(f: Fields) -> Config:
     for name, *allowed in (
-        ("partial_rotary_factor",),  # each kind of layer has its own
-        ("rope_theta",),
-        ("mlp_only_layers", []),
+        ("rope_theta",),  # each kind of layer has its own
         ("decoder_sparse_step", 1),
         ("norm_topk_prob", True),
         ("moe_apply_router_weight_on_input", False),
@@ -44,8 +42,10 @@ def _parse(f: Fields) -> Config:
     f.present("head_dim", "num_experts")
     if f.get("rope_parameters") is None:
         f = f.replaced(rope_parameters=_ROPES)
-    f.within("rope_parameters").refuse_others(*_ROPES)
+    _check_ropes(f)
     of_heads = f.get("gating") != "per-element"
+    gates = "per_head" if of_heads else "per_element"
+    f.kinds("gating_types", f.count("num_hidden_layers", maximum=MOST_LAYERS), gates)
     decoder = parse_decoder(
         of_kind(f, "full_attention"),
         norm_eps=1e-6,
@@ -59,6 +59,7 @@ def _parse(f: Fields) -> Config:
     layers = _attention_of_layers(f, decoder.attention, decoder.num_layers)
     special = {i: each for i, each in enumerate(layers) if each != decoder.attention}
     sparse = sparse_layers(f, decoder.num_layers, first_dense=1)
+    f.only("mlp_only_layers", [i for i in range(decoder.num_layers) if i not in sparse], [], None)
     own = f.replaced(n_shared_experts=1, n_group=1, topk_group=1, num_nextn_predict_layers=0, num_mtp_layers=0)
     scaling = own.replaced(routed_scaling_factor=f.number("moe_routed_scaling_factor", 1.0))
     blocks = DeepseekMoe.parse(scaling, decoder.num_layers, normalise=True, corrected=True, moe_layers=sparse)
@@ -69,6 +70,14 @@ def _parse(f: Fields) -> Config:
         replace(blocks, names=names, shared_size=f.count("shared_expert_intermediate_size", 512)),
         None if cap in (None, 0) else f.number("moe_router_logit_softcapping"),
     )
+
+
+def _check_ropes(f: Fields) -> None:
+    """What is said for all kinds of layers beside their own is of no effect, and refused where a kind lacks its own."""
+    r = f.within("rope_parameters")
+    r.refuse_others(*_ROPES, "original_max_position_embeddings")
+    if any("partial_rotary_factor" not in r.within(kind) for kind in _ROPES if kind in r):
+        f.only("partial_rotary_factor", None)
 
 
 def _attention_of_layers(f: Fields, a: AttentionConfig, num_layers: int) -> list[AttentionConfig]:
