@@ -109,7 +109,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "top_logprobs": (-1, 20),
 }
 # Their name in generation_config.json, where the two differ.
-_CHECKPOINT_NAMES: Mapping[str, str] = {"repeat_penalty": "repetition_penalty", "num_predict": "max_new_tokens"}
+_CHECKPOINT_NAMES: Mapping[str, str] = {"repeat_penalty": "repetition_penalty"}
 _NOT_DONE: Mapping[str, tuple[Any, ...]] = {  # of generation_config, with the values that ask for nothing
     "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
@@ -120,6 +120,24 @@ _NOT_DONE: Mapping[str, tuple[Any, ...]] = {  # of generation_config, with the v
     "num_beam_groups": (None, 1),
     "diversity_penalty": (None, 0.0),
     "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "stop_strings": (None, []),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "penalty_alpha": (None, 0.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "exponential_decay_length_penalty": (None,),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1.0),
+    "token_healing": (None, False),
+    "watermarking_config": (None,),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "num_return_sequences": (None, 1),
+    "max_time": (None,),
 }
 _FROM_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
