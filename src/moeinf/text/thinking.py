@@ -9,7 +9,12 @@ from typing import Any
 from moeinf.errors import UsageError
 
 THINK_WORDS = ("true", "false", "low", "medium", "high")
-_SWITCHES = ("enable_thinking", "thinking")  # Qwen, GLM, ...; DeepSeek, Granite
+_SWITCHES: Mapping[str, tuple[Any, Any]] = {  # their values for thoughts, and for none
+    "enable_thinking": (True, False),  # Qwen, GLM, ...
+    "thinking": (True, False),  # DeepSeek, Granite
+    "thinking_mode": ("enabled", "disabled"),  # MiniMax-M3
+    "reasoning": (True, False),  # Cohere
+}
 _EFFORT = "reasoning_effort"  # gpt-oss
 # OpenAI's words for how hard to think, in those of THINK_WORDS.
 _EFFORTS = {
@@ -28,11 +33,18 @@ class TemplateFacts:
     variables: frozenset[str]  # that it reads, beside those that every template is given
     thinks: bool  # whether it knows of thoughts
     tools: bool  # whether it takes tools, and asks for calls in a syntax that is known
+    effort_off: bool = False  # whether reasoning_effort is low, high or no_think, which it is unless told (Hunyuan 3)
 
     @property
     def switchable(self) -> bool:
         """Whether thoughts can be switched off, where there are any."""
-        return any(name in self.variables for name in _SWITCHES)
+        return bool(self.switches)
+
+    @property
+    def switches(self) -> dict[str, tuple[Any, Any]]:
+        """The variables that switch thoughts, with their values for on and off."""
+        found = {name: values for name, values in _SWITCHES.items() if name in self.variables}
+        return found | ({_EFFORT: ("high", "no_think")} if self.effort_off else {})
 
 
 def template_variables(facts: TemplateFacts | None, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def _think_variables(facts: TemplateFacts | None, think: str) -> dict[str, Any]:
         raise UsageError(f"think cannot be {think!r}; it is one of {', '.join(THINK_WORDS)}")
     if facts is None or not facts.thinks:
         raise UsageError("this model does not think: its chat template has no switch for it")
-    switches = dict.fromkeys((name for name in _SWITCHES if name in facts.variables), think != "false")
+    switches = {name: values[think == "false"] for name, values in facts.switches.items()}
     if think in ("true", "false"):
         if think == "false" and not switches:
             least = "; low makes it think least" if _EFFORT in facts.variables else ""
@@ -77,4 +89,6 @@ def _think_variables(facts: TemplateFacts | None, think: str) -> dict[str, Any]:
         return switches
     if _EFFORT not in facts.variables:
         raise UsageError(f"this model knows no levels of thinking, only {'true and false' if switches else 'true'}")
+    if facts.effort_off and think == "medium":
+        raise UsageError("this model knows two levels of thinking, low and high")
     return switches | {_EFFORT: think}

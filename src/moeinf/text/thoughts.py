@@ -11,7 +11,13 @@ from moeinf.text.stops import num_begun
 from moeinf.text.stream import Piece, TokenStream
 
 Tags = tuple[str, str]  # what opens a thought, and what closes it
-_TAGS: tuple[Tags, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_TAGS: tuple[Tags, ...] = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<mm:think>", "</mm:think>"),  # MiniMax-M3's
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere's
+)
+_HUNYUAN: Tags = ("<think:opensource>", "</think:opensource>")  # whose template puts the names of tokens together
 _RESPONSE: Tags = ("<response>", "</response>")  # Granite 3.3's, around what it says behind its thought
 
 
@@ -20,6 +26,8 @@ def tags_of(template: str) -> Tags | None:
 
     The closing tag decides: some templates have no other, as the model opens its thought unasked.
     """
+    if "'</think{}>'" in template and "':opensource'" in template:
+        return _HUNYUAN
     return next((tags for tags in _TAGS if tags[1] in template), None)
 
 

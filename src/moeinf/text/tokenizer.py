@@ -62,7 +62,7 @@ class Tokenizer:
     def template(self) -> TemplateFacts | None:
         """What the chat template can be told; None for a base model, which has none."""
         facts = self._process.info()["template"]
-        return None if facts is None else TemplateFacts(frozenset(facts["variables"]), facts["thinks"], facts["tools"])
+        return None if facts is None else TemplateFacts(**facts | {"variables": frozenset(facts["variables"])})
 
     @property
     def has_template(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -34,7 +35,7 @@ class ChatTemplates:
 
     def facts(self) -> TemplateFacts:
         facts = read_facts(self._source)
-        return TemplateFacts(facts.variables, facts.thinks, read_facts(self._with_tools).tools)
+        return replace(facts, tools=read_facts(self._with_tools).tools)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Returns text with marked control tokens (see rendering.MARK), and notes for the user.

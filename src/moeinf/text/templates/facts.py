@@ -28,7 +28,7 @@ _ALWAYS_GIVEN = {
     "varargs",
     "kwargs",
 }
-_SAY_SO = {"enable_thinking", "reasoning_effort"}  # variables that only models which think have
+_SAY_SO = {"enable_thinking", "reasoning_effort", "thinking_mode"}  # variables that only models which think have
 
 
 def read_facts(source: str) -> TemplateFacts:
@@ -45,7 +45,8 @@ def read_facts(source: str) -> TemplateFacts:
     thinks = bool(tags_of(source) or _SAY_SO & variables or CHANNEL in source)
     syntax = find_syntax(source)
     tools = syntax is not None and ("tools" in read or syntax.describe is not None)
-    return TemplateFacts(variables, thinks, tools)
+    off = any(word.value == "no_think" for word in tree.find_all(nodes.Const))
+    return TemplateFacts(variables, thinks, tools, effort_off="reasoning_effort" in variables and off)
 
 
 def _with_a_default(tree: nodes.Template) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from moeinf.errors import UsageError
+from moeinf.text.templates.facts import read_facts
+from moeinf.text.thinking import THINK_WORDS, TemplateFacts, template_variables
+from moeinf.text.thoughts import Tags, tags_of
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import write_text_model
 from tests.support.true_configs import PUBLISHED
@@ -22,37 +28,85 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+THOUGHT = "They greet."
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello 日本"},
-    {"role": "assistant", "content": "Hi."},
+    {"role": "assistant", "content": "Hi.", "reasoning_content": THOUGHT, "thinking": THOUGHT},
     {"role": "user", "content": "Weather in Paris?"},
 ]
+PLAIN = [{"role": turn["role"], "content": turn["content"]} for turn in CHAT]
 
 
-def of_transformers(template: str, tools: Any) -> str:
+def of_transformers(template: str, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
     made: Any = render_jinja_template(  # its annotation names another type
-        conversations=[CHAT],
-        tools=tools,
+        conversations=[chat],
+        tools=variables.get("tools"),
         chat_template=template,
         add_generation_prompt=True,
         bos_token="<s>",
         eos_token="</s>",
+        **{name: value for name, value in variables.items() if name != "tools"},
     )
     (text,), _ = made
     return str(text)
+
+
+def thinking(facts: TemplateFacts) -> list[dict[str, Any]]:
+    """The variables of every way to think that this template knows."""
+    found: list[dict[str, Any]] = [{}]
+    for word in THINK_WORDS:
+        try:
+            variables = template_variables(facts, word, {})
+        except UsageError:
+            continue  # this template has no such switch
+        found += [variables] if variables not in found else []
+    return found
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_published_template_makes_of_a_chat_what_transformers_does(name: str, tmp_path: Path) -> None:
     template = (PUBLISHED / name / "chat_template.jinja").read_text(encoding="utf-8")
     before = datetime.now().date()
-    writes_tools = of_transformers(template, [TOOL]) != of_transformers(template, None)
-    kinds = [None, [TOOL]] if writes_tools else [None]  # for others moeinf writes the tools
     with Tokenizer(write_text_model(tmp_path, template)) as tokenizer:
-        for tools in kinds:
-            text, notes = tokenizer.render(CHAT, {} if tools is None else {"tools": tools})
+        facts = tokenizer.template
+        assert facts is not None
+        shown = of_transformers(template, PLAIN, {"tools": [TOOL]}) != of_transformers(template, PLAIN, {})
+        ways = thinking(facts) + ([{"tools": [TOOL]}] if shown else [])  # for others moeinf writes the tools
+        for variables, chat in itertools.product(ways, (PLAIN, CHAT)):
+            text, notes = tokenizer.render(chat, variables)
             if datetime.now().date() == before:  # some write the day
-                assert text == of_transformers(template, tools) and not notes
+                assert text == of_transformers(template, chat, variables) and not notes
             assert text.index("Be brief.") < text.index("日本") < text.index("Hi.") < text.index("Paris")
-            assert tools is None or "get_weather" in text
+            assert "tools" not in variables or "get_weather" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "tags", "on", "off"),
+    [
+        (
+            "hy3-preview",
+            ("<think:opensource>", "</think:opensource>"),
+            {"reasoning_effort": "high"},
+            {"reasoning_effort": "no_think"},
+        ),
+        ("minimax-m3", ("<mm:think>", "</mm:think>"), {"thinking_mode": "enabled"}, {"thinking_mode": "disabled"}),
+        ("north-mini-code-1.0", ("<|START_THINKING|>", "<|END_THINKING|>"), {"reasoning": True}, {"reasoning": False}),
+    ],
+)
+def test_a_published_template_tells_how_it_is_made_to_think(
+    name: str, tags: Tags, on: dict[str, Any], off: dict[str, Any]
+) -> None:
+    template = (PUBLISHED / name / "chat_template.jinja").read_text(encoding="utf-8")
+    facts = read_facts(template)
+    assert tags_of(template) == tags and facts.thinks and facts.switchable
+    assert template_variables(facts, "true", {}) == on and template_variables(facts, "false", {}) == off
+    assert of_transformers(template, PLAIN, on).rstrip().endswith(tags[0])
+    assert of_transformers(template, PLAIN, off).rstrip().endswith(tags[1])
+
+
+def test_a_level_of_thinking_that_hunyuan_does_not_know_is_refused() -> None:
+    facts = read_facts((PUBLISHED / "hy3-preview" / "chat_template.jinja").read_text(encoding="utf-8"))
+    assert template_variables(facts, "low", {}) == {"reasoning_effort": "low"}
+    with pytest.raises(UsageError, match="two levels of thinking, low and high"):
+        template_variables(facts, "medium", {})
