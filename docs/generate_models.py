@@ -16,7 +16,7 @@ from typing import Any
 
 from moeinf.engine.footprint import Footprint
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
-from moeinf.models.family import family_of
+from moeinf.models.family import Family, family_of
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
@@ -106,23 +106,25 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _sizes(path: Path) -> str:
-    config = json.loads(path.read_text())
-    family = family_of(config)
-    plan, info = family.tensors, family.info("bf16")
-    small = _layout(plan, "q4_k")
-    footprint = Footprint(info, plan.moe, small, _dense_bytes(plan), family.workspace)
-    least = smallest_bytes(footprint, num_threads=4) + PROCESS_BYTES
-    moe, published = plan.moe, _layout(plan, "bf16")
+    family = family_of(json.loads(path.read_text()))
+    small = footprint_at_4_bits(family)
+    info, moe = small.info, small.moe
+    least, published = smallest_bytes(small, num_threads=4) + PROCESS_BYTES, _layout(family.tensors, "bf16")
     cells = [
         path.parent.name,
-        config["model_type"],
+        family.name,
         f"{info.num_params / 1e9:.1f}B",
         f"{moe.num_layers}, {moe.num_experts}, {moe.top_k}",
         _mib(published.stride_bytes),
-        _mib(small.stride_bytes),
+        _mib(small.layout.stride_bytes),
         f"{least / 2**30:.1f} GiB",
     ]
     return "| " + " | ".join(cells) + " |\n"
+
+
+def footprint_at_4_bits(family: Family) -> Footprint:
+    plan = family.tensors
+    return Footprint(family.info("bf16"), plan.moe, _layout(plan, "q4_k"), _dense_bytes(plan), family.workspace)
 
 
 def _layout(plan: TensorPlan, format: Format) -> Any:

@@ -1,37 +1,113 @@
-"""Configurations as published give the sizes that their makers name, without a weight."""
+"""Configurations as published: they give the sizes that their makers name, and memory is divided for each."""
 
 from __future__ import annotations
 
 import json
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moeinf.config import RuntimeConfig
+from moeinf.engine.footprint import Footprint
+from moeinf.engine.memory_plan import MIN_CONTEXT, plan_memory, program_bytes, smallest_bytes
+from moeinf.errors import OutOfMemoryError, UnsupportedModelError
+from moeinf.hardware import Machine
 from moeinf.models.family import family_of
 from tests.support.true_configs import PUBLISHED
+
+ALL = sorted(path.parent.name for path in PUBLISHED.glob("*/config.json"))
+GENERATOR = Path(__file__).parents[3] / "docs" / "generate_models.py"
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((PUBLISHED / name / "config.json").read_text())
+    return config
+
+
+@cache
+def footprint_of(name: str) -> Footprint:
+    """What the page of models is made from."""
+    made: Footprint = _generator()["footprint_at_4_bits"](family_of(config_of(name)))
+    return made
+
+
+@cache
+def _generator() -> dict[str, Any]:
+    return runpy.run_path(str(GENERATOR))
 
 
 @pytest.mark.parametrize(
     ("name", "billions", "active", "context"),
     [
+        ("dbrx-instruct", 132, 36, 32_768),
+        ("deepseek-v3.2", 672, 38, 163_840),
         ("deepseek-v4-flash", 284, 14, 1_048_576),
         ("deepseek-v4-pro", 1573, 50, 1_048_576),
+        ("gemma-4-26b-a4b", 25, 4, 262_144),
+        ("glm-4.5", 353, 34, 131_072),
+        ("glm-5", 744, 42, 202_752),
+        ("glm-5.2", 743, 41, 1_048_576),
+        ("hunyuan-a13b", 80, 13, 32_768),
         ("jamba-v0.1", 52, 12, 262_144),
         ("kimi-k2", 1026, 33, 131_072),
         ("kimi-k2.5", 1026, 33, 262_144),
+        ("laguna-s-2.1", 118, 8, 262_144),
+        ("laguna-xs.2", 33, 3, 262_144),
         ("ling-lite-1.5", 17, 3, 32_768),
+        ("llama-4-maverick", 401, 17, 1_048_576),
+        ("llama-4-scout", 108, 17, 10_485_760),
+        ("mimo-v2-flash", 309, 15, 262_144),
         ("minimax-m2.5", 229, 11, 196_608),
         ("minimax-m2.7", 229, 11, 204_800),
+        ("minimax-m3", 426, 26, 1_048_576),
         ("nemotron-3-nano", 32, 4, 262_144),
+        ("nemotron-3-super", 121, 13, 262_144),
         ("nemotron-3-ultra", 549, 56, 262_144),
         ("qwen3-coder-480b", 480, 35, 262_144),
+        ("qwen3-next-80b-a3b-thinking", 80, 4, 262_144),
         ("qwen3.5-35b-a3b", 35, 3, 262_144),
         ("qwen3-vl-30b-a3b", 31, 3, 262_144),
         ("qwen3-vl-235b-a22b", 235, 22, 262_144),
     ],
 )
 def test_a_published_config_gives_the_sizes_of_its_model(name: str, billions: int, active: int, context: int) -> None:
-    family = family_of(json.loads((PUBLISHED / name / "config.json").read_text()))
-    info = family.info("bf16")
+    info = footprint_of(name).info
     assert round(info.num_params / 1e9) == billions
     assert round(info.active_params / 1e9) == active
     assert info.context_length == context
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_memory_is_divided_for_a_published_model(name: str) -> None:
+    footprint = footprint_of(name)
+    info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
+    least = smallest_bytes(footprint, num_threads=2)
+    everything = least + 2 * moe.num_layers * moe.num_experts * stride + (64 << 30)
+    for available in (2 * least + (2 << 30), everything):
+        plan = plan_memory(footprint, RuntimeConfig(), Machine(available, "machine", 2))
+        assert plan.total_bytes + program_bytes(footprint) <= available
+        assert moe.top_k <= plan.num_slots <= moe.num_layers * moe.num_experts
+        assert min(MIN_CONTEXT, info.context_length) <= plan.context <= info.context_length
+    assert plan.num_slots == moe.num_layers * moe.num_experts
+    with pytest.raises(OutOfMemoryError, match="not enough memory"):
+        plan_memory(footprint, RuntimeConfig(), Machine(least - (1 << 20), "machine", 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("glm-5.2", {"head_dim": 128}),
+        ("hunyuan-a13b", {"use_cla": True}),
+        ("hunyuan-a13b", {"use_mla": True}),
+        ("laguna-s-2.1", {"mlp_only_layers": [1]}),
+        ("laguna-s-2.1", {"gating_types": ["per_element"] * 48}),
+        ("laguna-xs.2", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}),
+    ],
+)
+def test_what_a_published_field_does_not_mean_is_refused(name: str, changed: dict[str, Any]) -> None:
+    """These fields are taken with the values that they were published with, which change nothing."""
+    with pytest.raises(UnsupportedModelError, match=next(iter(changed)).replace("rope_parameters", "partial_rotary")):
+        family_of(config_of(name) | changed)
