@@ -16,7 +16,9 @@ _TAGS: tuple[Tags, ...] = (
     ("[THINK]", "[/THINK]"),
     ("<mm:think>", "</mm:think>"),  # MiniMax-M3's
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere's
+    ("<|channel>", "<channel|>"),  # Gemma 4's
 )
+_LABELS = {"<|channel>": "thought"}  # words that follow a tag, and are no part of the thought
 _HUNYUAN: Tags = ("<think:opensource>", "</think:opensource>")  # whose template puts the names of tokens together
 _RESPONSE: Tags = ("<response>", "</response>")  # Granite 3.3's, around what it says behind its thought
 
@@ -45,7 +47,8 @@ def tag_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, int] | None:
 def state_behind(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
     """Returns whether a prompt that ends with `context` has opened a thought, or closed it; else it may begin."""
     prompt = tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
-    return "opened" if prompt.endswith(tags[0]) else "closed" if prompt.endswith(tags[1]) else "begin"
+    opened = prompt.removesuffix(_LABELS.get(tags[0], "")).endswith(tags[0])
+    return "opened" if opened else "closed" if prompt.endswith(tags[1]) else "begin"
 
 
 class ThoughtStream:
@@ -76,9 +79,11 @@ class ThoughtStream:
         self._has_thought = False
         self._state: Literal["begin", "opened", "thought", "closed", "text"] = "text"
         self._letters: Tags | None = None  # the tags, where they are no tokens
+        self._label = _LABELS.get(tags[0], "") if tags else ""  # until it has come
         self._ids: tuple[int, int] | None = None
         if tags is not None:
             self._state = state_behind(tokenizer, context, tags)
+            self._label = "" if self._state == "opened" else self._label  # which the prompt then has
             self._ids = tag_ids(tokenizer, tags)
             self._letters = tags if self._ids is None else None
 
@@ -122,6 +127,10 @@ class ThoughtStream:
         """Yields the text of a thought, but holds back what may be the space or the tag at its end."""
         if self._state == "opened":
             self._held = self._held.lstrip()
+            if self._held.startswith(self._label):
+                self._held, self._label = self._held[len(self._label) :].lstrip(), ""
+            elif self._label.startswith(self._held):
+                return
             self._state = "thought" if self._held else "opened"
         tag = self._letters[1] if self._letters else ""
         thought, found, rest = self._held.partition(tag) if tag else (self._held, "", "")

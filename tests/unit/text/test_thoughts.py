@@ -78,6 +78,30 @@ def test_thoughts_and_answer_come_apart(kind: str, prompt: str, answer: str, exp
     )
 
 
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        (ASKED, "<|channel>thought\nHm.\n<channel|>Hello", ("Hm.", "Hello")),
+        (ASKED, "<|channel>thought\nthought is free.\n<channel|>Hello", ("thought is free.", "Hello")),
+        (ASKED, "<|channel>thoughtless<channel|>b", ("less", "b")),
+        (ASKED, "<|channel>tho<channel|>b", ("tho", "b")),
+        (ASKED, "<|channel>Hm.<channel|>b", ("Hm.", "b")),
+        (ASKED, "<|channel>thought\n<channel|>Hello", ("", "Hello")),
+        (ASKED, "Hello", ("", "Hello")),
+        (ASKED + "<|channel>thought\n", "thought<channel|>Hello", ("thought", "Hello")),
+        (ASKED + "<|channel>thought\n<channel|>", "Hello", ("", "Hello")),
+    ],
+)
+def test_the_word_behind_a_tag_of_gemma_is_no_part_of_the_thought(
+    prompt: str, answer: str, expected: tuple[str, str]
+) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(tag, normalized=False) for tag in ("<|channel>", "<channel|>")])
+    stream = ThoughtStream(tokenizer, tokenizer.encode(prompt).ids, tags_of("<channel|>"), skip_special=True)
+    pieces = [piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])]
+    assert apart([*pieces, *stream.flush()]) == expected
+
+
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_without_tags_everything_is_text(kind: str) -> None:
     assert answered(kind, OPENED, "a</think>b", None) == ("", "a</think>b")
