@@ -106,6 +106,24 @@ class MambaLayer {
   moeinf::MambaWeights weights_{};
 };
 
+void run_scan(Kernels& kernels, ConstHeads queries, ConstHeads keys, ConstHeads values, ConstRows decays,
+              ConstHeads state, Heads new_state, Heads out) {
+  const std::int64_t tokens = size(queries, 0), heads = size(queries, 1), dim = size(queries, 2);
+  require(tokens >= 1 && heads >= 1 && dim >= 1, "there are no tokens, or no heads");
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::int64_t by_token[] = {tokens, heads, dim}, by_head[] = {heads, tokens, dim},
+                       states[] = {heads, dim, dim};
+    require(size(keys, i) == by_token[i], "queries and keys are [tokens, heads, dim]");
+    require(size(values, i) == by_head[i] && size(out, i) == by_head[i],
+            "values and outputs are [heads, tokens, dim]");
+    require(size(state, i) == states[i] && size(new_state, i) == states[i], "a state is [heads, dim, dim]");
+  }
+  require(size(decays, 0) == heads && size(decays, 1) == tokens, "decays are [heads, tokens]");
+  const nb::gil_scoped_release released;
+  moeinf::scan(kernels, {tokens, heads, dim, queries.data(), keys.data(), values.data(), decays.data(),
+                         state.data(), new_state.data(), out.data()});
+}
+
 }  // namespace
 
 void moeinf::bind_mamba(nb::module_& m) {
@@ -120,4 +138,8 @@ void moeinf::bind_mamba(nb::module_& m) {
            nb::arg("heads").noconvert(), nb::arg("new_conv").noconvert(), nb::arg("new_heads").noconvert(),
            "x [tokens, hidden] += residual * mamba(norm(x)); writes the states that the tokens leave.")
       .def_static("workspace_bytes", &MambaLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
+  m.def("scan", &run_scan, nb::arg("kernels"), nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
+        nb::arg("values").noconvert(), nb::arg("decays").noconvert(), nb::arg("state").noconvert(),
+        nb::arg("new_state").noconvert(), nb::arg("out").noconvert(),
+        "The recurrence of Mamba-2 where each head has its own keys and queries; writes new_state and out.");
 }

@@ -801,6 +801,23 @@ class MambaLayer:
     def workspace_bytes(sizes: MambaSizes, shape: PassShape) -> int:
         """As of AttentionLayer."""
 
+def scan(
+    kernels: Kernels,
+    queries: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    decays: npt.NDArray[np.float32],
+    state: npt.NDArray[np.float32],
+    new_state: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """The recurrence of moeinf.models.layers.recurrent.mamba2 where each head has its own keys and queries.
+
+    Token by token. queries, keys [tokens, heads, dim]; values [heads, tokens, dim]; decays (factors, not logarithms)
+    [heads, tokens]; state and new_state, which may be one, [heads, dim, dim]; fills out [heads, tokens, dim].
+    ValueError for other shapes.
+    """
+
 def channel_delta(
     kernels: Kernels,
     queries: npt.NDArray[np.float32],

@@ -194,6 +194,7 @@ WORDS: dict[str, list[Any]] = {
 # Where transformers does less than a config says, or what cannot be meant.
 DIFFERENT = {
     ("deepseek_v2", "norm_topk_prob"),
+    ("minimax", "rotary_dim"),  # transformers rotates whole heads
     *(  # transformers raises steps to it in prompts alone
         (family, "time_step_min") for family in ("nemotron_h", "nemotron_h_omni", "nemo_speechlm")
     ),
@@ -209,6 +210,7 @@ DIFFERENT = {
             "granitemoe",
             "granitemoe_swa",
             "lfm2_moe",
+            "minimax",
             "granitemoeshared",
             "hunyuan_v1_moe",
             "hy_v3",

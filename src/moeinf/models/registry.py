@@ -425,6 +425,19 @@ FAMILIES = (
         "sixth layer; layers that predict further tokens are kept, and not run",
     ),
     FamilyEntry(
+        "minimax",
+        "minimax",
+        ("MiniMax-Text-01-hf", "MiniMax-M1-40k-hf", "MiniMax-M1-80k-hf"),
+        "linear attention with a decay for each head (lightning attention) and a recurrent state in most layers, "
+        "Mixtral's attention in the others; Mixtral's experts; the states that layers add to are normed and scaled",
+        verified="transformers with its cache mended (tests/support/configs/minimax.py)",
+        notes=(
+            "transformers 5.24 rotates whole heads whatever rotary_dim says; here it is followed, as in the published "
+            "code",
+            "transformers 5.24 gives every token that it decodes the first position where the first layer is linear",
+        ),
+    ),
+    FamilyEntry(
         "minimax_m3_vl",
         "minimax",
         ("MiniMax-M3",),

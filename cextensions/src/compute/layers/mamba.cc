@@ -163,6 +163,23 @@ void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weight
   }
 }
 
+void scan(Kernels& kernels, const Scan& s) {
+  kernels.pool().run(s.heads, [&](std::int64_t head, int) {
+    ScanTask task;
+    task.queries = s.queries + head * s.dim;
+    task.keys = s.keys + head * s.dim;
+    task.stride = s.heads * s.dim;
+    task.values = s.values + head * s.tokens * s.dim;
+    task.decays = s.decays + head * s.tokens;
+    task.tokens = s.tokens;
+    task.key_dim = task.value_dim = s.dim;
+    task.state = s.state + head * s.dim * s.dim;
+    task.new_state = s.new_state + head * s.dim * s.dim;
+    task.out = s.out + head * s.tokens * s.dim;
+    kernels.ops().run_scan(task);
+  });
+}
+
 std::size_t mamba_workspace_bytes(const MambaShape& shape, const PassShape& pass) {
   const std::int64_t tokens = std::min(pass.tokens, kTokensAtOnce);
   Workspace::Frame memory;

@@ -16,7 +16,7 @@ from moeinf.models.cpu.group_sparse import NativeGroupSparse
 from moeinf.models.cpu.heads import NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
-from moeinf.models.cpu.mamba import NativeMamba2
+from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
 from moeinf.models.cpu.pooled import NativePooledCore
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import (
@@ -108,6 +108,9 @@ class NativeLayers:
 
     def mamba2(self, config: MambaConfig, site: AttentionSite) -> NativeMamba2:
         return NativeMamba2(self.weights, config, site)
+
+    def scan(self) -> NativeScan:
+        return NativeScan(self.weights.kernels)
 
     def channel_delta(self) -> NativeChannelDelta:
         return NativeChannelDelta(self.weights.kernels)

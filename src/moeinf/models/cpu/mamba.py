@@ -43,3 +43,18 @@ class NativeMamba2:
     def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
         self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
+
+
+class NativeScan:
+    """See Layers.scan."""
+
+    def __init__(self, kernels: _native.Kernels) -> None:
+        self._kernels = kernels
+
+    def __call__(self, *given: Float32Array) -> Float32Array:
+        q, k, v, decay, state, new_state = given
+        q, k, v, decays = map(np.ascontiguousarray, (q, k, v.swapaxes(0, 1), np.exp(decay).T))
+        out = np.empty_like(v)
+        _native.scan(self._kernels, q, k, v, decays, state, new_state, out)
+        by_token: Float32Array = out.swapaxes(0, 1)
+        return by_token

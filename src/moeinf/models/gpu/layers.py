@@ -39,7 +39,7 @@ from moeinf.models.layers.protocol import PoolsOf
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaRule
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.delta_net import DeltaNet
-from moeinf.models.layers.recurrent.mamba2 import Mamba2
+from moeinf.models.layers.recurrent.mamba2 import Mamba2, Scan
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding
@@ -127,6 +127,9 @@ class DeviceLayers:
 
     def mamba2(self, config: MambaConfig, site: AttentionSite) -> Mamba2[Tensor]:
         return Mamba2(self.weights, config, site)
+
+    def scan(self) -> Scan[Tensor]:
+        return Scan(self.weights.math)
 
     def channel_delta(self) -> ChannelDeltaRule[Tensor]:
         return ChannelDeltaRule(self.weights.math)

@@ -333,6 +333,13 @@ class LayersOf(Protocol[A, P, R_co]):
         """Mamba-2, of the tensors that mamba_shapes names, and the norm "rms" in front of it."""
         ...
 
+    def scan(self) -> Callable[[A, A, A, A, A, A], A]:
+        """The recurrence of Mamba-2 (recurrent/mamba2.py): (q, k, v, decay, state, new_state) -> out.
+
+        q, k, v and out [tokens, heads, dim]; decay (the logarithm of a) [tokens, heads]; fills new_state, which may be
+        state [heads, dim, dim]."""
+        ...
+
     def channel_delta(self) -> Callable[[A, A, A, A, A, A, A], A]:
         """The recurrence of KDA (recurrent/channel_delta.py): (q, k, v, decay, rate, state, new_state) -> out.
 

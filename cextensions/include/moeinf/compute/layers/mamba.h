@@ -43,6 +43,19 @@ struct MambaStates {
 // x [num_tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
 void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
            float* x, std::int64_t num_tokens);
+// The recurrence alone, where each head has keys and queries of its own: S <- a S + k v^T, out = S^T q.
+struct Scan {
+  std::int64_t tokens, heads, dim;  // at least one token; dim: of keys and of values
+  const float *queries, *keys;      // [tokens, heads, dim]
+  const float* values;              // [heads, tokens, dim]
+  const float* decays;              // [heads, tokens]
+  const float* state;               // [heads, dim, dim]: before the first token
+  float* new_state;                 // and after the last; may be state
+  float* out;                       // [heads, tokens, dim]
+};
+// The result is the same for every number of threads.
+void scan(Kernels& kernels, const Scan& scan);
+
 // What mamba takes of the workspace at most.
 std::size_t mamba_workspace_bytes(const MambaShape& shape, const PassShape& pass);
 

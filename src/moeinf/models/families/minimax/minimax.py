@@ -1,0 +1,127 @@
+"""MiniMax-Text-01 and M1: lightning attention in most layers, Mixtral's attention and experts (arXiv 2501.08313).
+
+What a layer adds to is the state behind its norm, and both are scaled (MiniMaxForCausalLM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from moeinf.models.families.mixtral import mixtral
+from moeinf.models.family import MixedDecoderFamily
+from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.decoder import Decoder, parse_decoder
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions, Router, Weights
+from moeinf.models.layers.recurrent.lightning import Lightning, LightningConfig, lightning_shapes, lightning_workspace
+from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.types import Profiler, TensorPlan
+
+_FOLLOW = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"  # from config.json
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """x becomes state * norm(x) + added * layer(norm(x))."""
+
+    state: float
+    added: float
+
+    @staticmethod
+    def parse(f: Fields, kind: str) -> Scales:
+        return Scales(f.number(f"{kind}_alpha_factor", 1.0), f.number(f"{kind}_beta_factor", 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Config(mixtral.Config):
+    lightning: LightningConfig
+    linear_layers: frozenset[int]  # that have lightning attention
+    full: Scales
+    linear: Scales
+    mlp: Scales
+
+
+def _parse(f: Fields) -> Config:
+    f.only("attention_bias", False, None)
+    head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
+    window, partial_rotary = f.count("sliding_window", 0) or None, f.count("rotary_dim", head_dim) / head_dim
+    d = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=window, partial=partial_rotary)
+    kinds = f.kinds("layer_types", d.num_layers, "full_attention", "linear_attention") or tuple(
+        "linear_attention" if i % 2 else "full_attention" for i in range(d.num_layers)
+    )
+    return Config(
+        d,
+        routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), d.num_layers),
+        f.count("intermediate_size"),
+        LightningConfig(d.attention.hidden_size, d.attention.num_heads, head_dim, d.num_layers),
+        frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
+        *(Scales.parse(f, kind) for kind in ("full_attn", "linear_attn", "mlp")),
+    )
+
+
+class Scaled:
+    """The attention of a layer, of a site without a norm, whose residual is scales.added / scales.state."""
+
+    def __init__(self, weights: Weights, config: Config, layer: int, attention: Attention, scales: Scales) -> None:
+        norm = config.decoder.attention_site(layer).front
+        self._norm = weights.norm(replace(config.decoder.block_norm(layer), name=norm))
+        self._attention, self._scales = attention, scales
+
+    def new_state(self, capacity: int) -> LayerState:
+        return self._attention.new_state(capacity)
+
+    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+        x[...] = self._norm(x)
+        self._attention.add_to(x, cache, positions)
+        x *= self._scales.state
+
+
+class ScaledBlock:
+    """The experts of a layer, and the state behind the norm in front of them."""
+
+    def __init__(self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, scales: Scales) -> None:
+        self.moe_layer, self.router = moe_layer, router
+        self._experts, self._profiler, self._scales = experts, profiler, scales
+
+    def add_to(self, x: Hidden) -> None:
+        hidden, routing = self.router(x)
+        self._profiler.lap("router")
+        x[...] = hidden * (self._scales.state / self._scales.added)
+        self._experts.run(self.moe_layer, hidden, routing, x)
+        x *= self._scales.added
+
+
+class Family(MixedDecoderFamily, mixtral.Family):
+    name = "minimax"
+    _config: Config
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = _parse(Fields(config))
+        self.decoder, self.moe, each = c.decoder, c.moe, c.lightning
+        shapes, workspace = partial(lightning_shapes, each), lightning_workspace(each)
+        self.mixed = MixedLayers(c.decoder, c.linear_layers, "self_attn", shapes, workspace, each.state_bytes)
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, d, blocks = self._config, self.decoder, list[ScaledBlock]()
+        for i, block in enumerate(self._blocks()):
+            router = layers.softmax_router(f"{block}gate.weight", d.block_norm(i), c.moe.top_k, normalise=True)
+            blocks.append(ScaledBlock(i, router, experts, profiler, c.mlp))
+        return Decoder(d, layers, blocks, experts, profiler, [self._attention(layers, i) for i in range(d.num_layers)])
+
+    def _attention(self, layers: Layers, layer: int) -> Attention:
+        c, d = self._config, self.decoder
+        linear = layer in c.linear_layers
+        scales = c.linear if linear else c.full
+        site = replace(d.attention_site(layer), norm=None, residual=scales.added / scales.state)
+        attention = Lightning(layers, c.lightning, site) if linear else layers.attention(d.attention, site)
+        return Scaled(layers.weights, c, layer, attention, scales)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        ends = (".qkv_proj.weight", ".output_gate.weight")
+        matrices = plan.matrices.union(name for name in plan.dense if name.endswith(ends))
+        return replace(plan, matrices=matrices, ignored=(*plan.ignored, _FOLLOW))
