@@ -42,6 +42,7 @@ struct AttentionTensors {
   OptionalVector norm, norm_bias, query_norm, key_norm, query_bias, key_bias, value_bias, output_bias, sinks,
       output_norm, value_norm;
   nb::object gate;  // BoundMatrix or None
+  OptionalVector gate_bias;
 };
 
 Matrix view(const nb::object& matrix) { return nb::cast<const BoundMatrix&>(matrix).view(); }
@@ -69,7 +70,7 @@ AttentionShape shape_of(std::int64_t head_dim, double norm_eps, const std::strin
           "head_dim is odd or too large");
   AttentionShape shape{};
   shape.head_dim = head_dim;
-  shape.norm_eps = static_cast<float>(norm_eps);
+  shape.norm_eps = shape.front_eps = static_cast<float>(norm_eps);
   shape.head_norm = head_norm_named(head_norm);
   shape.clip = static_cast<float>(clip);
   shape.window = window;
@@ -107,7 +108,8 @@ class AttentionLayer {
                 v.rows == shape_.num_kv_heads * value_dim && value_dim <= head_dim && keys % head_dim == 0 &&
                 o.cols == shape_.num_heads * value_dim && o.rows == q.cols,
             "the matrices of attention do not fit together");
-    require(shape_.value_dim == 0 || !t.value_norm, "values that are narrower than keys have no norm");
+    require(shape_.value_dim == 0 || (!t.value_norm && !shape_.norms_outputs),
+            "values that are narrower than keys have no norm");
     const bool full = shape_.head_norm == HeadNorm::kAll;
     weights_.q = q;
     weights_.k = k;
@@ -124,6 +126,8 @@ class AttentionLayer {
                   weights_.gate.cols == q.cols && !shape_.gated,
               "the gates of attention do not fit its heads");
     }
+    require(shape_.gate_apart || !t.gate_bias, "there is a bias of no gates");
+    weights_.gate_bias = data_of(t.gate_bias, shape_.num_heads);
     weights_.q_norm = data_of(t.query_norm, full ? queries : head_dim);
     weights_.k_norm = data_of(t.key_norm, full ? keys : head_dim);
     weights_.v_norm = data_of(t.value_norm, head_dim);
@@ -224,10 +228,12 @@ void bind_tensors(nb::module_& m) {
              OptionalVector norm, OptionalVector norm_bias, OptionalVector query_norm,
              OptionalVector key_norm, OptionalVector query_bias, OptionalVector key_bias,
              OptionalVector value_bias, OptionalVector output_bias, OptionalVector sinks,
-             OptionalVector output_norm, OptionalVector value_norm, nb::object gate) {
-            new (self) AttentionTensors{
-                query,      key,      value,      output,      norm,  norm_bias,   query_norm, key_norm,
-                query_bias, key_bias, value_bias, output_bias, sinks, output_norm, value_norm, gate};
+             OptionalVector output_norm, OptionalVector value_norm, nb::object gate,
+             OptionalVector gate_bias) {
+            new (self)
+                AttentionTensors{query,      key,         value,      output,   norm,       norm_bias,
+                                 query_norm, key_norm,    query_bias, key_bias, value_bias, output_bias,
+                                 sinks,      output_norm, value_norm, gate,     gate_bias};
           },
           nb::kw_only(), nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
           nb::arg("norm").noconvert() = nb::none(), nb::arg("norm_bias").noconvert() = nb::none(),
@@ -235,7 +241,8 @@ void bind_tensors(nb::module_& m) {
           nb::arg("query_bias").noconvert() = nb::none(), nb::arg("key_bias").noconvert() = nb::none(),
           nb::arg("value_bias").noconvert() = nb::none(), nb::arg("output_bias").noconvert() = nb::none(),
           nb::arg("sinks").noconvert() = nb::none(), nb::arg("output_norm").noconvert() = nb::none(),
-          nb::arg("value_norm").noconvert() = nb::none(), nb::arg("gate") = nb::none());
+          nb::arg("value_norm").noconvert() = nb::none(), nb::arg("gate") = nb::none(),
+          nb::arg("gate_bias").noconvert() = nb::none());
 }
 
 void bind_shape(nb::module_& m) {
@@ -245,7 +252,8 @@ void bind_shape(nb::module_& m) {
           [](AttentionShape* self, std::int64_t head_dim, double norm_eps, const std::string& head_norm,
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
              std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
-             std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces, bool softplus_gates) {
+             std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces, bool softplus_gates,
+             bool sharp_power, std::optional<double> front_eps, bool norms_outputs) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
             require(sharp_length > 0 && sharp_offset >= 0, "queries are not sharpened by such a length");
@@ -255,13 +263,17 @@ void bind_shape(nb::module_& m) {
             self->sharp_offset = sharp_offset;
             self->replaces = replaces;
             self->softplus_gates = softplus_gates;
+            self->sharp_power = sharp_power;
+            self->front_eps = static_cast<float>(front_eps.value_or(norm_eps));
+            self->norms_outputs = norms_outputs;
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
           nb::arg("interleaved") = false, nb::arg("scale") = nb::none(), nb::arg("residual") = 1.0,
           nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
           nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false,
-          nb::arg("softplus_gates") = false);
+          nb::arg("softplus_gates") = false, nb::arg("sharp_power") = false,
+          nb::arg("front_eps") = nb::none(), nb::arg("norms_outputs") = false);
 }
 
 }  // namespace

@@ -536,11 +536,12 @@ class AttentionTensors:
         output_norm: _Vector | None = None,
         value_norm: _Vector | None = None,
         gate: Matrix | None = None,
+        gate_bias: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """norm [hidden] stands in front of the layer; with a norm_bias it is a layer norm. sinks [heads]: each head has
         a further score, which weighs no value. output_norm [hidden]: an RMS norm of what the layer adds. value_norm
-        [head_dim]: of each head of the values. gate, of as many rows as query or one for each head: sigmoid(gate x)
-        multiplies the heads' outputs."""
+        [head_dim]: of each head of the values. gate, of as many rows as query or one for each head: sigmoid(gate x +
+        gate_bias) multiplies the heads' outputs; gate_bias [heads]."""
 
 class AttentionShape:
     """What attention computes, beside its tensors."""
@@ -564,6 +565,9 @@ class AttentionShape:
         sharp_offset: int = 0,
         replaces: bool = False,
         softplus_gates: bool = False,
+        sharp_power: bool = False,
+        front_eps: float | None = None,
+        norms_outputs: bool = False,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
@@ -571,9 +575,11 @@ class AttentionShape:
         scale: of the scores, None for head_dim^-0.5. gated: the query matrix has for each head the rows of its query,
         then those of a gate, whose sigmoid multiplies the head's output. chunked: a token sees what lies in its own
         chunk of `window` positions. sharpness: queries at position p are multiplied by
-        1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)). replaces: what the layer would add to x takes
-        its place. softplus_gates: softplus, not sigmoid, of gates with a matrix of their own. ValueError for sizes that
-        cannot be.
+        1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)), or with sharp_power by
+        (1 + (p + sharp_offset) / sharp_length)^sharpness. replaces: what the layer would add to x takes its place.
+        softplus_gates: softplus, not sigmoid, of gates with a matrix of their own. front_eps: of the norm in front,
+        None for norm_eps. norms_outputs: an RMS norm without weights over each head's output, before its gate.
+        ValueError for sizes that cannot be.
         """
 
 class AttentionLayer:

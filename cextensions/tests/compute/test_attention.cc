@@ -126,12 +126,12 @@ struct Layer {
   void step(float* x, const float* cos, const float* sin) {
     std::vector<double> normed(x, x + shape.hidden);
     if (norm_bias.empty()) {
-      norm(normed, 0, normed.size(), norm_weight, shape.norm_eps);
+      norm(normed, 0, normed.size(), norm_weight, shape.front_eps);
     } else {
       double mean = 0;
       for (const double value : normed) mean += value / double(normed.size());
       for (double& value : normed) value -= mean;
-      norm(normed, 0, normed.size(), norm_weight, shape.norm_eps);
+      norm(normed, 0, normed.size(), norm_weight, shape.front_eps);
       for (std::size_t i = 0; i < normed.size(); ++i) normed[i] += norm_bias[i];
     }
     std::vector<double> queries = product(q, q_bias, normed), gates;
@@ -206,9 +206,11 @@ double largest_difference(const Floats& a, const Floats& b) {
 AttentionShape plain_shape(std::int64_t hidden, std::int64_t heads, std::int64_t kv_heads,
                            std::int64_t head_dim, float eps, HeadNorm head_norm, float clip,
                            std::int64_t window) {
-  return {hidden, heads,  kv_heads, head_dim,     eps,   head_norm,
-          clip,   window, false,    head_dim / 2, false, 1 / std::sqrt(float(head_dim)),
-          1.0f,   false,  false,    0.0f,         1,     0};
+  AttentionShape shape = {hidden, heads,  kv_heads, head_dim,     eps,   head_norm,
+                          clip,   window, false,    head_dim / 2, false, 1 / std::sqrt(float(head_dim)),
+                          1.0f,   false,  false,    0.0f,         1,     0};
+  shape.front_eps = 3 * eps;
+  return shape;
 }
 
 // Passes of the given sizes, one behind the other, against token after token in double precision.

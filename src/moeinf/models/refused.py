@@ -14,7 +14,6 @@ _CONVOLUTIONS: Final = "short convolutions"
 _OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
 _OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
-_QUERIES_BY_POSITION: Final = "queries that are scaled by their position"
 
 
 def _part_of(whole: str) -> str:
@@ -23,7 +22,6 @@ def _part_of(whole: str) -> str:
 
 REFUSED: Final = {
     "aria_text": _part_of("aria"),
-    "beam": f"{_QUERIES_BY_POSITION}, gates of attention with a bias for each head",
     "deepseek_ocr2_text": _part_of("deepseek_ocr2"),
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",

@@ -517,6 +517,13 @@ FAMILIES = (
         "layer sees all tokens and has no positions, the others have a window",
     ),
     FamilyEntry(
+        "beam",
+        "glm",
+        ("Beam-1.0-501B-A23B",),
+        "sigmoid routing with a correction bias within groups; norms on both sides, sums weighed by their depth; gated "
+        "attention, in every sixth layer to all tokens and without positions, in the others with a window",
+    ),
+    FamilyEntry(
         "mellum", "qwen", ("Mellum2-12B-A2.5B",), "Qwen3-MoE, whose layers with a window have positions of their own"
     ),
     FamilyEntry(

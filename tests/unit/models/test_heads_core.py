@@ -33,7 +33,7 @@ CASES: dict[str, tuple[AttentionConfig, int, bool]] = {  # with the extent of pr
     "a bias": (PLAIN, 530, False),
     "a bias in a window": (replace(PLAIN, window=21, scale=0.1), 21, False),
     "a bias shorter than the window, sinks": (replace(PLAIN, window=67, rope=ROPE), 3, True),
-    "sinks, sharpened": (replace(PLAIN, sharpening=Sharpening(0.4, 9, 1, smooth=True)), 70, True),
+    "sinks, sharpened": (replace(PLAIN, sharpening=Sharpening(0.4, 9, 1, growth="smooth")), 70, True),
 }
 
 

@@ -49,6 +49,9 @@ CONFIGS = {
     "values that are keys": replace(PLAIN, qk_norm="head", values_of_keys=True, value_norm=True, bias=True),
     "chunks": replace(PLAIN, window=7, chunked=True),
     "sharpened queries": replace(PLAIN, rope=None, sharpening=Sharpening(0.4, 5, 1)),
+    "queries sharpened by a power": replace(PLAIN, sharpening=Sharpening(0.4, 5, 1, growth="power")),
+    "biased gates, norms of outputs": replace(PLAIN, gate_apart=True, gate_bias="gate_bias", norms_outputs=True),
+    "biased gates of heads": replace(PLAIN, gate_apart=True, gate_of_heads=True, gate_bias="gate_bias"),
     "layer norm": replace(PLAIN, norm="layer", bias=True, output_bias=True),
 }
 
@@ -56,6 +59,7 @@ SITE = AttentionSite(0, "a.", "norm.weight", RESIDUAL)
 CASES = {name: (config, SITE) for name, config in CONFIGS.items()} | {
     "a norm behind": (replace(PLAIN, output_bias=True), replace(SITE, norm=None, output_norm="behind.weight")),
     "norms on both sides": (replace(PLAIN, gate_apart=True), replace(SITE, output_norm="behind.weight")),
+    "another epsilon in front": (PLAIN, replace(SITE, front_eps=0.3)),
 }
 
 
@@ -73,8 +77,9 @@ class Twin:
             queries, gates = (part.flatten(1) for part in queries.view(len(x), HEADS, -1).chunk(2, -1))
         q, k = (self._heads_behind(n, self._turned(self._heads(n, x))) for n, x in (("q", queries), ("k", keys)))
         if c.sharpening is not None:
-            s = c.sharpening
-            q = q * (1 + s.sharpness * ((torch.arange(len(x)) + s.offset) // s.length).double().log1p())[:, None, None]
+            s, numbers = c.sharpening, torch.arange(len(x)).double() + c.sharpening.offset
+            steps = 1 + s.sharpness * (numbers // s.length).log1p()
+            q = q * ((1 + numbers / s.length) ** s.sharpness if s.growth == "power" else steps)[:, None, None]
         v = values.view(len(x), KV_HEADS, HEAD_DIM)
         v = self._rms(v, torch.ones(HEAD_DIM)) if c.value_norm else v
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v))
@@ -89,9 +94,12 @@ class Twin:
         if c.sinks:
             scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
         weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
-        mixed = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
+        mixed = torch.einsum("hij,jhd->ihd", weights, v)
+        mixed = (self._rms(mixed, torch.ones(HEAD_DIM)) if c.norms_outputs else mixed).flatten(1)
         if c.gate_apart:
-            gates = hidden @ self._tensors["a.gate_proj.weight"].T
+            gates = (hidden @ self._tensors["a.gate_proj.weight"].T).view(len(x), HEADS, -1)
+            gates = gates + self._tensors.get("a.gate_bias", torch.zeros(HEADS))[:, None]
+            gates = gates.expand(-1, -1, HEAD_DIM).flatten(1)
         out = self._product("o", mixed * gates.sigmoid() if c.gate or c.gate_apart else mixed, c.output_bias)
         return out if self._site.output_norm is None else self._rms(out, self._tensors[self._site.output_norm])
 
@@ -103,15 +111,15 @@ class Twin:
         if self._site.norm is None:
             return x
         if self._config.norm != "layer":
-            return self._rms(x, self._tensors["norm.weight"])
+            return self._rms(x, self._tensors["norm.weight"], self._site.front_eps)
         return torch.nn.functional.layer_norm(
             x, (HIDDEN,), self._tensors["norm.weight"], self._tensors["norm.bias"], self._config.norm_eps
         )
 
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _rms(self, x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
         return (
             x
-            / (x.square().mean(-1, keepdim=True) + self._config.norm_eps).sqrt()
+            / (x.square().mean(-1, keepdim=True) + (self._config.norm_eps if eps is None else eps)).sqrt()
             * (weight + (self._config.norm == "rms+1"))
         )
 

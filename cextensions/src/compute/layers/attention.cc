@@ -67,8 +67,10 @@ void finish_heads(const Ops& ops, const AttentionShape& s, const float* norm, co
 
 void sharpen(const AttentionShape& s, std::int64_t position, float* query) {
   if (s.sharpness == 0) return;
-  const auto steps = static_cast<float>((position + s.sharp_offset) / s.sharp_length);
-  const float factor = 1 + s.sharpness * std::log1p(steps);
+  const std::int64_t number = position + s.sharp_offset;
+  const float factor = s.sharp_power
+                           ? std::exp(s.sharpness * std::log1p(static_cast<float>(number) / s.sharp_length))
+                           : 1 + s.sharpness * std::log1p(static_cast<float>(number / s.sharp_length));
   for (std::int64_t i = 0; i < s.num_heads * s.head_dim; ++i) query[i] *= factor;
 }
 
@@ -86,9 +88,20 @@ void apply_gates(const Ops& ops, const AttentionShape& s, const float* projected
   }
 }
 
-// gates: of each head head_dim numbers, or one.
-void apply_gates_apart(const Ops& ops, const AttentionShape& s, bool of_heads, const float* gates,
-                       float* mixed) {
+void norm_outputs(const AttentionShape& s, float* mixed) {
+  for (float* head = mixed; head < mixed + s.num_heads * s.head_dim; head += s.head_dim) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < s.head_dim; ++i) sum += head[i] * head[i];
+    const float factor = 1 / std::sqrt(sum / static_cast<float>(s.head_dim) + s.norm_eps);
+    for (std::int64_t i = 0; i < s.head_dim; ++i) head[i] *= factor;
+  }
+}
+
+// gates: of each head head_dim numbers, or one; bias, which may be null, is added to them.
+void apply_gates_apart(const Ops& ops, const AttentionShape& s, bool of_heads, const float* bias,
+                       float* gates, float* mixed) {
+  const std::int64_t each = of_heads ? 1 : s.head_dim;
+  for (std::int64_t i = 0; bias != nullptr && i < s.num_heads * each; ++i) gates[i] += bias[i / each];
   if (!of_heads && !s.softplus_gates) return ops.sigmoid_mul(gates, mixed, s.num_heads * s.head_dim);
   for (std::int64_t i = 0; i < s.num_heads * s.head_dim; ++i) {
     const float gate = gates[of_heads ? i / s.head_dim : i];
@@ -129,9 +142,9 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     if (w.norm == nullptr) {
       std::copy(from, from + s.hidden, to);
     } else if (w.norm_bias != nullptr) {
-      ops.layer_norm(from, w.norm, w.norm_bias, s.norm_eps, s.hidden, to);
+      ops.layer_norm(from, w.norm, w.norm_bias, s.front_eps, s.hidden, to);
     } else {
-      ops.rms_norm(from, w.norm, s.norm_eps, s.hidden, to);
+      ops.rms_norm(from, w.norm, s.front_eps, s.hidden, to);
     }
   });
   const auto finish_query = [&](std::int64_t t) {
@@ -181,13 +194,17 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   }
   attend_chosen(kernels, s, w.sinks, kv, chosen, v.query + seeing_all * queries,
                 v.mixed + seeing_all * queries);
+  if (s.norms_outputs) {
+    each_token([&](std::int64_t t) { norm_outputs(s, v.mixed + t * queries); });
+  }
   if (s.gated) {
     each_token(
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
   }
   if (s.gate_apart) {
     each_token([&](std::int64_t t) {
-      apply_gates_apart(ops, s, w.gate.rows < queries, v.gates + t * w.gate.rows, v.mixed + t * queries);
+      apply_gates_apart(ops, s, w.gate.rows < queries, w.gate_bias, v.gates + t * w.gate.rows,
+                        v.mixed + t * queries);
     });
   }
   if (v.narrow != nullptr) {

@@ -55,7 +55,7 @@ class NativeAttention:
 
     def __init__(self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, site: AttentionSite) -> None:
         assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
-        assert config.sharpening is None or not config.sharpening.smooth
+        assert config.sharpening is None or config.sharpening.growth != "smooth"
         self._layer, self._config, self._kept = site.layer, config, kept
         rope, s = config.rope, config.sharpening or Sharpening(0.0, 1)
         shape = _native.AttentionShape(
@@ -75,6 +75,9 @@ class NativeAttention:
             sharp_offset=s.offset,
             replaces=site.replaces,
             softplus_gates=config.softplus_gates,
+            sharp_power=s.growth == "power",
+            front_eps=site.front_eps,
+            norms_outputs=config.norms_outputs,
         )
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
@@ -140,6 +143,8 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         others["value_norm"] = np.ones(config.head_dim, np.float32)
     if config.gate_apart:
         others["gate"] = matrix(config.gate_name)
+    if config.gate_bias is not None:
+        others["gate_bias"] = weights.vector(site.prefix + config.gate_bias)
     query, key, value = projections()
     query_bias, key_bias, value_bias = biases()
     return _native.AttentionTensors(

@@ -49,7 +49,7 @@ class DeviceAttention:
         self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, site: AttentionSite
     ) -> None:
         assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
-        assert config.sharpening is None or not config.sharpening.smooth
+        assert config.sharpening is None or config.sharpening.growth != "smooth"
         c = self._config = config
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
         self._replaces = site.replaces
@@ -80,9 +80,11 @@ class DeviceAttention:
         output_bias = weights.vector(f"{prefix}{c.output_name}.bias") if c.output_bias else None
         self._plain_output_bias = output_bias
         self._output_bias = None if output_bias is None else output_bias * site.residual
-        self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))
+        front_eps = c.norm_eps if site.front_eps is None else site.front_eps
+        self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, front_eps, c.norm))
         self._output_norm = None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps))
         self._gate = weights.matrix(f"{prefix}{c.gate_name}.weight") if c.gate_apart else None
+        self._gate_bias = None if c.gate_bias is None else self._biases_of_gates(prefix + c.gate_bias)
         self._q_norm, self._k_norm = self._head_norms(prefix)
         self._v_norm = torch.ones(c.head_dim, device=weights.device.kind) if c.value_norm else None
         self._after: Tensor | None = None
@@ -99,6 +101,11 @@ class DeviceAttention:
             return ones, ones
         q_norm, k_norm = (self._weights.norm_weight(f"{prefix}{name}.weight", c.norm) for name in c.head_norms)
         return q_norm, k_norm
+
+    def _biases_of_gates(self, name: str) -> Tensor:
+        """As many as gates."""
+        biases = self._weights.vector(name)
+        return biases if self._config.gate_of_heads else biases.repeat_interleave(self._config.head_dim)
 
     def _norms_behind_positions(self) -> None:
         """A rotation keeps the size of a head: norms without weights may stand in front of it. The weights of queries
@@ -118,7 +125,7 @@ class DeviceAttention:
         q, k, v = self._projected(hidden)
         gate = q[:, self._rows[0] :] if c.gate else None
         if self._gate is not None:
-            gate = weights.product(hidden, self._gate)
+            gate = weights.product(hidden, self._gate, self._gate_bias)
         q = q[:, : self._rows[0]].contiguous() if c.gate else q
         q_norm, k_norm = self._q_norm, self._k_norm
         if c.qk_norm == "full":  # over all heads together, before anything else
@@ -154,6 +161,9 @@ class DeviceAttention:
         self.attend(q, cache, positions, attention, mixture)
         if c.value_dim is not None:
             mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., : c.value_dim].reshape(len(x), -1)
+        if c.norms_outputs:
+            heads = mixture.view(-1, c.head_dim)
+            mixture = weights.normed(heads, torch.ones_like(heads[0]), c.norm_eps).view(mixture.shape)
         if gate is not None:
             gate = torch.nn.functional.softplus(gate) if c.softplus_gates else torch.sigmoid(gate)
             mixture *= gate.repeat_interleave(c.head_dim, 1) if c.gate_of_heads else gate

@@ -68,6 +68,8 @@ def positions_of(positions: DevicePositions, at: int, tokens: int) -> Tensor:
 def sharpened(s: Sharpening, positions: DevicePositions, at: int, tokens: int) -> Tensor:
     """What the queries of the tokens from `at` of a pass are multiplied by: f32 [tokens, 1]."""
     places = positions_of(positions, at, tokens) + s.offset
-    if s.smooth:
+    if s.growth == "power":
+        return torch.exp(s.sharpness * torch.log1p(places.float() / s.length))[:, None]
+    if s.growth == "smooth":
         return 1 + s.sharpness * torch.log((places.float() / s.length).clamp(min=1.0))[:, None]
     return 1 + s.sharpness * torch.log1p((places // s.length).float())[:, None]

@@ -17,6 +17,7 @@ MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")  # what most families call the matrices of a gated MLP
+Growth = Literal["steps", "smooth", "power"]
 NormKind = Literal["rms", "rms+1", "layer", "centred"]
 
 
@@ -35,24 +36,26 @@ class NormConfig:
 
 @dataclass(frozen=True, slots=True)
 class Sharpening:
-    """Queries at position p are multiplied by 1 + sharpness ln(1 + floor((p + offset) / length)).
+    """Queries at position p are multiplied by a factor, so that attention to a long context does not flatten.
 
-    (arXiv 2501.19399: so that attention to a long context does not flatten.) Where it is smooth, by
-    1 + sharpness ln(max(1, (p + offset) / length)): of heads that a family makes itself alone.
+    (arXiv 2501.19399.) With n = (p + offset) / length it grows in "steps", 1 + sharpness ln(1 + floor(n)), is "smooth",
+    1 + sharpness ln(max(1, n)), or is a "power", (1 + n)^sharpness. Only heads that a family makes itself are smooth.
     """
 
     sharpness: float
     length: int
     offset: int = 0
-    smooth: bool = False
+    growth: Growth = "steps"
 
     def factors(self, start: int, num_tokens: int) -> Float32Array:
         """[num_tokens, 1] of the positions from `start`."""
         places = np.arange(start, start + num_tokens) + self.offset
-        if self.smooth:
-            logarithms = np.log(np.maximum(places.astype(np.float32) / np.float32(self.length), 1))
-        else:
-            logarithms = np.log1p((places // self.length).astype(np.float32))
+        share = places.astype(np.float32) / np.float32(self.length)
+        if self.growth == "power":
+            powers: Float32Array = np.power(1 + share, np.float32(self.sharpness))[:, None]
+            return powers
+        of_steps = np.log1p((places // self.length).astype(np.float32))
+        logarithms = of_steps if self.growth == "steps" else np.log(np.maximum(share, 1))
         factors: Float32Array = (1 + np.float32(self.sharpness) * logarithms)[:, None]
         return factors
 
@@ -85,6 +88,8 @@ class AttentionConfig:
     gate_name: str = "gate_proj"
     gate_of_heads: bool = False  # one number for each head
     softplus_gates: bool = False  # softplus, not sigmoid, of gates apart
+    gate_bias: str | None = None  # tensor with a number for each head, added to what gates apart are made of
+    norms_outputs: bool = False  # an RMS norm without weights, over each head's output, before its gate
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
     sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it
@@ -116,6 +121,7 @@ class AttentionSite:
     residual: float = 1.0  # multiplies what the layer adds to the hidden states
     output_norm: str | None = None  # name of an RMS norm of what the layer adds
     replaces: bool = False  # what the layer would add takes the place of its input
+    front_eps: float | None = None  # of the norm in front; None: that of all norms
 
     @property
     def front(self) -> str:
@@ -256,6 +262,8 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     if config.gate_apart:
         gates = config.num_heads if config.gate_of_heads else queries
         shapes[f"{prefix}{config.gate_name}.weight"] = (gates, config.hidden_size)
+    if config.gate_bias is not None:
+        shapes[prefix + config.gate_bias] = (config.num_heads,)
     if config.sinks:
         shapes[prefix + config.sinks_name] = (config.num_heads,)
     if config.qk_norm != "none" and config.head_norms is not None:

@@ -55,6 +55,7 @@ class DecoderConfig:
     num_logits: int | None = None  # where the head has further rows, which mean nothing
     halves: bool = False  # layers 2 i and 2 i + 1 are stored as halves of layer i, whose modules are lists of two
     replaces: bool = False  # what layers would add takes the place of their input, as hyper-connections want it
+    weighs_depth: bool = False  # the model's n-th sum, of which the embedding is the first, is 1 / sqrt(n) of ours
 
     @property
     def head(self) -> str:
@@ -92,12 +93,17 @@ class DecoderConfig:
             None if name is None else f"{self.module(layer, name)}.weight"
             for name in (self.norms.attention, self.norms.behind_attention)
         )
-        return AttentionSite(layer, f"{self.module(layer, module)}.", front, self.residual, behind, self.replaces)
+        prefix, eps = f"{self.module(layer, module)}.", self.norm_eps(2 * layer + 1)
+        return AttentionSite(layer, prefix, front, self.residual, behind, self.replaces, eps)
 
     def block_norm(self, layer: int) -> NormConfig:
         """The norm in front of a layer's block."""
         name = self.module(layer, f"{self.norms.block}")
-        return NormConfig(f"{name}.weight", self.attention.norm_eps, self.attention.norm)
+        return NormConfig(f"{name}.weight", self.norm_eps(2 * layer + 2), self.attention.norm)
+
+    def norm_eps(self, summed: int) -> float:
+        """Of a norm of the sum of so many terms: one of x / sqrt(n) is that of x whose epsilon is n times as large."""
+        return self.attention.norm_eps * (summed if self.weighs_depth else 1)
 
 
 def parse_decoder(
@@ -162,7 +168,9 @@ class Decoder:
             next((name for name in (HEAD, config.head) if name in layers.weights), config.embedding),
             None
             if config.last_norm is None
-            else NormConfig(f"{config.prefix}{config.last_norm}.weight", a.norm_eps, a.norm),
+            else NormConfig(
+                f"{config.prefix}{config.last_norm}.weight", config.norm_eps(2 * config.num_layers + 1), a.norm
+            ),
             config.logits_scale,
             "lm_head.bias" if config.head_bias else None,
         )

@@ -137,7 +137,8 @@ class DeepseekMoe:
         for i in range(decoder.num_layers):
             layer, norm, weights = f"{decoder.prefix}layers.{i}.", decoder.block_norm(i), layers.weights
             prefix, name = layer + self.names.block, self._behind(i)
-            behind = None if name is None else weights.norm(replace(norm, name=f"{layer}{name}.weight"))
+            own = replace(norm, name=f"{layer}{name}.weight", eps=decoder.attention.norm_eps)
+            behind = None if name is None else weights.norm(own)
             if i not in self.moe_layers:
                 blocks.append(self._dense(decoder, layers, prefix, norm, behind))
                 continue

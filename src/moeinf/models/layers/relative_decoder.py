@@ -93,7 +93,7 @@ def text_fields(config: dict[str, Any]) -> Fields:
 
 def _decoder(f: Fields, num_layers: int, scale: Callable[[int], float]) -> DecoderConfig:
     floor = f.count("log_scaling_n_floor", 0)
-    sharpening = Sharpening(f.number("log_scaling_alpha", 0.1), floor, 1, smooth=True) if floor else None
+    sharpening = Sharpening(f.number("log_scaling_alpha", 0.1), floor, 1, growth="smooth") if floor else None
     kinds = f.kinds("layer_types", num_layers, "hybrid_sliding", "hybrid")
     if kinds is None:
         local = f.get("local_layer_ids")

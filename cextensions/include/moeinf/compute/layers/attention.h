@@ -26,7 +26,8 @@ struct AttentionShape {
   bool gated;  // the rows of q are each head's query and its gate, whose sigmoid multiplies the head's output
   bool gate_apart;  // the gates have a matrix of their own
   // Queries at position p are multiplied by 1 + sharpness ln(1 + (p + sharp_offset) / sharp_length), the
-  // quotient being a whole number.
+  // quotient being a whole number; or, with sharp_power, by (1 + (p + sharp_offset) /
+  // sharp_length)^sharpness.
   float sharpness;
   std::int64_t sharp_length, sharp_offset;
   std::int64_t ahead = 0;        // of sizes alone: how many positions behind its own a token sees at most
@@ -34,6 +35,9 @@ struct AttentionShape {
   std::int64_t most_chosen = 0;  // positions that a token attends to where they are chosen; 0: they are not
   std::int64_t value_dim = 0;    // of a head's values, where they are narrower than its keys; else 0
   bool softplus_gates = false;   // softplus, not sigmoid, of gates that have a matrix of their own
+  bool sharp_power = false;
+  float front_eps = 0;         // of the norm in front; norm_eps is that of the others
+  bool norms_outputs = false;  // an RMS norm without weights, over each head's output, before its gate
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {
@@ -54,6 +58,7 @@ struct AttentionWeights {  // pointers may be null where the model has no such t
   const float* output_norm = nullptr;  // [hidden]: an RMS norm of what the layer adds
   Matrix gate{};  // its rows are those of q, or one for each head: sigmoid(gate x) multiplies the heads'
                   // outputs; without rows there is none
+  const float* gate_bias = nullptr;  // [num_heads]: added to what the gates of a head are made of
 };
 
 // Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format`: f32, f16, bf16, or q8_0,
