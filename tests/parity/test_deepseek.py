@@ -159,7 +159,7 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
 def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
     decoder, config = parse_latent(Fields(DEEPSEEK_V2), interleaved=True)
     hidden_size = decoder.attention.hidden_size
-    shapes = latent_shapes(decoder, config) | {"model.layers.0.input_layernorm.weight": (hidden_size,)}
+    shapes = latent_shapes(decoder, config, 0) | {"model.layers.0.input_layernorm.weight": (hidden_size,)}
     torch.manual_seed(6)
     tensors = {name: stored(torch.randn(shape) / shape[-1] ** 0.5) for name, shape in shapes.items()}
     layers: Any = NativeLayers(Kernels(1), tensors, "f32")

@@ -264,6 +264,7 @@ KNOWN_AS = {
     "minimax_m3_vl": "minimax_m3_vl_text",
     "nemo_speechlm": "nemotron_h",
     "nemotron_h_omni": "nemotron_h",
+    "mistral_large4": "mistral_large4_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen4_exp": "qwen4_exp_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",

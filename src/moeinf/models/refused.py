@@ -39,7 +39,6 @@ REFUSED: Final = {
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "attention that is given queries, as experts make them of a token and take its outputs",
     "minimax_m3_vl_text": _part_of("minimax_m3_vl"),
-    "mistral_large4": f"{_INDEXER}, {_OF_IMAGES}",
     "mistral_large4_text": _part_of("mistral_large4"),
     "muse_spark": f"norms of heads' outputs, gated residuals, {_OF_SPEECH}",
     "muse_spark_text": _part_of("muse_spark"),

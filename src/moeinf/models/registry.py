@@ -517,6 +517,14 @@ FAMILIES = (
         "layer sees all tokens and has no positions, the others have a window",
     ),
     FamilyEntry(
+        "mistral_large4",
+        "deepseek",
+        ("Mistral-Large-4-1T-A52B",),
+        "the language model of checkpoints that also see images: latent attention to positions that an indexer "
+        "chooses, latents that layers share, learned frequencies of positions, queries that grow with their position; "
+        "softmax routing",
+    ),
+    FamilyEntry(
         "beam",
         "glm",
         ("Beam-1.0-501B-A23B",),

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.latent import LatentState, NativeLatentCore
+from moeinf.models.cpu.latent import LatentState, NativeLatentCore, growth_in
+from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import IndexHeads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray, Float32Array, IntArray
+from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat
 
 _BLOCK = 4096  # positions that are scored at once
 
@@ -18,11 +19,11 @@ _BLOCK = 4096  # positions that are scored at once
 class IndexedState(LatentState):
     """Beside the rows, the index keys [capacity, head_dim] in float32; both are saved as one row."""
 
-    def __init__(self, head_dim: int, *latent: Any) -> None:
-        """latent: as LatentState takes them. head_dim: 0 where the layer has no keys of its own."""
-        super().__init__(*latent)
+    def __init__(self, head_dim: int, width: int, capacity: int, kept: KVFormat) -> None:
+        """width, capacity, kept: as LatentState takes them. head_dim: 0 where the layer has no keys of its own."""
+        super().__init__(width, capacity, kept)
         self._latent_bytes = self.row_bytes
-        self.keys: Float32Array = np.empty((len(self.data) // self.row_bytes, head_dim), np.float32)
+        self.keys: Float32Array = np.empty((capacity, head_dim), np.float32)
         self.row_bytes += 4 * head_dim
 
     def save_rows(self, start: int, into: ByteArray) -> None:
@@ -38,7 +39,7 @@ class IndexedState(LatentState):
     @property
     def latents(self) -> ByteArray:
         """The rows as bytes, [capacity, bytes of a row]."""
-        return self.data.reshape(-1, self._latent_bytes)
+        return self.data.reshape(len(self.keys), self._latent_bytes)
 
 
 class NativeIndexedCore(NativeLatentCore):
@@ -47,10 +48,11 @@ class NativeIndexedCore(NativeLatentCore):
     Each token is scored and attends on its own, over what it sees: so it does not depend on the tokens of its call.
     """
 
-    def __init__(self, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
+    def __init__(self, weights: NativeWeights, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
         """latent: as NativeLatentCore takes them."""
-        super().__init__(*latent)
+        super().__init__(weights, *latent)
         self._index, self._keeps_keys = index, keeps_keys
+        self._index_growth = growth_in(weights, index.growth) if keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState:
         return IndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))
@@ -66,6 +68,7 @@ class NativeIndexedCore(NativeLatentCore):
         state: IndexedState = cache.states[self._layer]
         tokens, first = len(queries), cache.length + at
         own = [table[at : at + tokens] for table in positions]
+        queries = queries if self._index_growth is None else self._index_growth(queries, first)
         heads = self._rotated(queries.reshape(tokens, self._index.num_heads, -1), *own)
         beyond = range(self._seeing_all(tokens, first), tokens)
         chosen: IntArray = np.empty((len(beyond), self._index.top_k), np.int64)
@@ -79,7 +82,7 @@ class NativeIndexedCore(NativeLatentCore):
         self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int
     ) -> Float32Array:
         assert isinstance(chosen, np.ndarray | list)
-        state: IndexedState = cache.states[self._layer]
+        state: IndexedState = cache.states[self._source]
         dense = len(queries) - len(chosen)
         out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
         for row, token in enumerate(range(dense, len(queries))):

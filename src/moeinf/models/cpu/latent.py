@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import LatentHeads
+from moeinf.models.layers.attention_config import Growth, LatentHeads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
 
@@ -43,7 +45,8 @@ class NativeLatentCore:
         tensor = weights.tensors[keys_values]
         (rows, rank), rope, nope_dim = tensor.shape, heads.rope, heads.qk_nope_head_dim
         self._kept, self._layer, self._width = kept, layer, rank + rope.rotary_dim
-        self._sharpening = heads.sharpening
+        self._source = layer if heads.source is None else heads.source
+        self._sharpening, self._growth = heads.sharpening, growth_in(weights, heads.growth)
         value_dim = rows // heads.num_heads - nope_dim
         self._num_values = heads.num_heads * value_dim
         matrix = _native.Matrix(tensor.data, tensor.held_as, rows, rank)
@@ -63,8 +66,8 @@ class NativeLatentCore:
         return LatentState(*self.state_of(capacity))
 
     def state_of(self, capacity: int) -> tuple[int, int, KVFormat]:
-        """What LatentState is made of."""
-        return self._width, capacity, self._kept
+        """What LatentState is made of; a layer that attends to the rows of another keeps none."""
+        return self._width if self._source == self._layer else 0, capacity, self._kept
 
     def store(self, rows: Float32Array, cache: Cache, positions: Angles) -> None:
         state: LatentState = cache.states[self._layer]
@@ -74,13 +77,14 @@ class NativeLatentCore:
         return min(tokens, _TOKENS)
 
     def attend(self, queries: Float32Array, cache: Cache, positions: Angles, at: int) -> Float32Array:
-        state: LatentState = cache.states[self._layer]
+        state: LatentState = cache.states[self._source]
         return self._attended(self.sharpened(queries, cache.length + at), state.data, cache.length + at, positions, at)
 
     def sharpened(self, queries: Float32Array, start: int) -> Float32Array:
         """start: the position of the first of their tokens."""
         s = self._sharpening
-        return queries if s is None else queries * s.factors(start, len(queries))
+        queries = queries if s is None else queries * s.factors(start, len(queries))
+        return queries if self._growth is None else self._growth(queries, start)
 
     def _attended(
         self, queries: Float32Array, rows: ByteArray, length: int, positions: Angles, at: int
@@ -90,3 +94,17 @@ class NativeLatentCore:
         out = np.empty((len(queries), self._num_values), np.float32)
         self._native.attend(queries, rows, self._kept, length, cos, sin, out)
         return out
+
+
+def growth_in(weights: NativeWeights, growth: Growth | None) -> Callable[[Float32Array, int], Float32Array] | None:
+    """What multiplies queries [tokens, heads * head_dim], the first of which is at a position."""
+    if growth is None:
+        return None
+    scale, bias = weights.vector(growth.scale), weights.vector(growth.bias)
+
+    def grown(queries: Float32Array, start: int) -> Float32Array:
+        steps = np.log(np.arange(start + 1, start + 1 + len(queries), dtype=np.float32))
+        heads = queries.reshape(len(queries), len(scale), -1) * (steps[:, None] * scale + bias)[..., None]
+        return heads.reshape(queries.shape)
+
+    return grown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,9 +64,13 @@ class NativeLayers:
     def upload(self, rows: Float32Array) -> Float32Array:
         return rows
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], Angles]:
+    def rotary(
+        self, rope: Rope | None, context_length: int, learned: str | None = None
+    ) -> Callable[[int, int, Cache], Angles]:
         if rope is None:
             return lambda start, num_tokens, cache: (_NOTHING, _NOTHING)
+        if learned is not None and rope.rotary_dim:
+            rope = replace(rope, frequencies=rope.frequencies * np.exp(self.weights.vector(learned)))
         return lambda start, num_tokens, cache: rope.within(cache.capacity).tables(start, num_tokens, cache.pictures)
 
     def angles(self, cos: Float32Array, sin: Float32Array) -> Angles:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.vector_ops import KeyValues
-from moeinf.models.gpu.latent import DeviceLatentCore, DeviceLatentState
+from moeinf.models.gpu.latent import DeviceLatentCore, DeviceLatentState, growth_in
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
+from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import IndexHeads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import ByteArray
@@ -44,10 +45,11 @@ class DeviceIndexedCore(DeviceLatentCore):
     scores, so that what it sees comes first. Tokens of a prompt gather their rows one after the other.
     """
 
-    def __init__(self, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
+    def __init__(self, weights: DeviceWeights, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
         """latent: as DeviceLatentCore takes them."""
-        super().__init__(*latent)
+        super().__init__(weights, *latent)
         self._index, self._keeps_keys = index, keeps_keys
+        self._index_growth = growth_in(weights, index.growth) if keeps_keys else None
 
     def new_state(self, capacity: int) -> DeviceIndexedState:
         return DeviceIndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))
@@ -64,6 +66,7 @@ class DeviceIndexedCore(DeviceLatentCore):
         if cache.capacity <= top_k:
             return None
         where = positions_of(positions, at, tokens)
+        queries = queries if self._index_growth is None else self._index_growth(queries, where)
         heads = self._turned(queries.view(tokens, self._index.num_heads, -1), positions, where)
         numbers = torch.arange(cache.capacity, device=queries.device)
         size = max(1, NUMBERS // (self._index.num_heads * cache.capacity))
@@ -82,7 +85,7 @@ class DeviceIndexedCore(DeviceLatentCore):
         tokens, top_k = len(queries), self._index.top_k
         dense = 0 if tokens == 1 else min(max(top_k - positions.start - at, 0), tokens)
         out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
-        rows = cache.states[self._layer].rows
+        rows = cache.states[self._source].rows
         for token in range(dense, tokens):
             picked = rows.index_select(1, chosen[token])
             last = torch.clamp(positions.position + at + token, max=top_k - 1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
+from moeinf.gpu.vector_ops import AttentionForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, positions_of, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
-from moeinf.models.layers.attention_config import LatentHeads
+from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention_config import Growth, LatentHeads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import ByteArray
 
@@ -39,29 +42,26 @@ class DeviceLatentCore:
     """moeinf.models.layers.protocol.LatentCore. Positions are read on the device, so that a step can be captured."""
 
     def __init__(
-        self,
-        vectors: VectorOps,
-        keys_values: Tensor,
-        sinks: Tensor | None,
-        dtype: torch.dtype,
-        heads: LatentHeads,
-        layer: int,
+        self, weights: DeviceWeights, keys_values: Tensor, dtype: torch.dtype, heads: LatentHeads, layer: int
     ) -> None:
-        """keys_values [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in;
-        sinks [heads]: what `heads` names."""
-        self._vectors, self._dtype, self._layer = vectors, dtype, layer
+        """keys_values [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
+        self._vectors, self._dtype, self._layer = weights.ops.vectors, dtype, layer
+        self._source = layer if heads.source is None else heads.source
         nope_dim = heads.qk_nope_head_dim
         self._into = keys_values[:, :nope_dim]  # W_UK
         self._out_of = keys_values[:, nope_dim:].transpose(1, 2)  # W_UV
         self._num_heads, self._nope_dim, self._rank = len(keys_values), nope_dim, keys_values.shape[2]
+        sinks = None if heads.sinks is None else weights.vector(heads.sinks)
         self._rope, self._form, self._sharpening = heads.rope, AttentionForm(heads.scale, sinks=sinks), heads.sharpening
+        self._growth = growth_in(weights, heads.growth)
 
     def new_state(self, capacity: int) -> DeviceLatentState:
         return DeviceLatentState(*self.state_of(capacity))
 
     def state_of(self, capacity: int) -> tuple[torch.device, int, int, torch.dtype]:
-        """What DeviceLatentState is made of."""
-        return self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype
+        """What DeviceLatentState is made of; a layer that attends to the rows of another keeps none."""
+        width = self._rank + self._rope.rotary_dim if self._source == self._layer else 0
+        return self._into.device, width, capacity, self._dtype
 
     def store(self, rows: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: DeviceLatentState = cache.states[self._layer]
@@ -78,7 +78,7 @@ class DeviceLatentCore:
         return torch.cat(pieces)
 
     def _attended(self, queries: Tensor, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
-        state: DeviceLatentState = cache.states[self._layer]
+        state: DeviceLatentState = cache.states[self._source]
         position = positions.position + at if at else positions.position
         rows = KeyValues(state.rows, state.rows)
         return self._mixed(queries, rows, position, positions.start + at, positions, at)
@@ -90,6 +90,8 @@ class DeviceLatentCore:
         tokens, heads = len(queries), self._num_heads
         if self._sharpening is not None:
             queries = queries * sharpened(self._sharpening, positions, at, tokens)
+        if self._growth is not None:
+            queries = self._growth(queries, positions_of(positions, at, tokens))
         plain, end = torch.split(queries.view(tokens, heads, -1), [self._nope_dim, self._rope.rotary_dim], -1)
         inside = torch.cat([_by_head(plain, self._into), end], -1)
         rotated = self._rotated(inside, positions, positions_of(positions, at, tokens)).reshape(tokens, -1)
@@ -104,6 +106,19 @@ class DeviceLatentCore:
         rest, end = torch.split(x, [self._rank, self._rope.rotary_dim], -1)
         left, right = (end[..., ::2], end[..., 1::2]) if self._rope.interleaved else end.chunk(2, -1)
         return torch.cat([rest, left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def growth_in(weights: DeviceWeights, growth: Growth | None) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What multiplies queries [tokens, heads * head_dim] at positions [tokens]."""
+    if growth is None:
+        return None
+    scale, bias = weights.vector(growth.scale), weights.vector(growth.bias)
+
+    def grown(queries: Tensor, where: Tensor) -> Tensor:
+        factors = torch.log((where + 1).float())[:, None] * scale + bias
+        return (queries.view(len(queries), len(scale), -1) * factors[..., None]).view(queries.shape)
+
+    return grown
 
 
 def _by_head(x: Tensor, weights: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.program import DecodeProgram
-from moeinf.gpu.vector_ops import VectorOps
 from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
 from moeinf.models.gpu.block_sparse import DeviceBlockSparse
@@ -72,8 +71,9 @@ class DeviceLayers:
     def upload(self, rows: Float32Array) -> Tensor:
         return self.staging.upload(rows)
 
-    def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
-        return DeviceRotary(self.weights.device.kind, rope, min(context_length, self._context))
+    def rotary(self, rope: Rope | None, context_length: int, learned: str | None = None) -> DeviceRotary:
+        factors = None if learned is None or rope is None or not rope.rotary_dim else self.weights.vector(learned)
+        return DeviceRotary(self.weights.device.kind, rope, min(context_length, self._context), factors)
 
     def angles(self, cos: Float32Array, sin: Float32Array) -> DevicePositions:
         position = torch.zeros(1, dtype=torch.int32, device=self.weights.device.kind)
@@ -101,11 +101,11 @@ class DeviceLayers:
             return DevicePooledCore(*latent, index=index, pooled=pooled)
         return DeviceIndexedCore(*latent, index=index, keeps_keys=keeps_keys)
 
-    def _latent(self, keys_values: str, heads: LatentHeads) -> tuple[VectorOps, Tensor, Tensor | None]:
+    def _latent(self, keys_values: str, heads: LatentHeads) -> tuple[DeviceWeights, Tensor]:
         matrix = self.weights.matrix(keys_values)
         assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
         by_head = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
-        return self.weights.ops.vectors, by_head, None if heads.sinks is None else self.weights.vector(heads.sinks)
+        return self.weights, by_head
 
     def compressed_core(
         self, heads: CompressedHeads, sinks: Tensor, pools: PoolsOf[Tensor] | None, layer: int, number: int

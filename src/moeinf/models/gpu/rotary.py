@@ -27,8 +27,9 @@ class DevicePositions(NamedTuple):
 class DeviceRotary:
     """Rotary positions, for every position of the context at once."""
 
-    def __init__(self, device: torch.device, rope: Rope | None, context: int) -> None:
-        self._device, self._rope, self._context = device, rope, context
+    def __init__(self, device: torch.device, rope: Rope | None, context: int, factors: Tensor | None = None) -> None:
+        """factors [rotary_dim / 2]: logarithms of what multiplies the frequencies, which have no `beyond`."""
+        self._device, self._rope, self._context, self._factors = device, rope, context, factors
         self._tables: dict[Rope | None, tuple[Tensor, Tensor]] = {}
         self._turned_by: dict[Rope, list[tuple[int, tuple[int, int]]]] = {}  # the pictures of which tables know
         self._position = torch.zeros(1, dtype=torch.int32, device=device)
@@ -53,6 +54,11 @@ class DeviceRotary:
         self._turned_by[rope] = places
 
     def _of(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
+        if rope not in self._tables and self._factors is not None:
+            assert rope is not None
+            frequencies = torch.from_numpy(rope.frequencies).to(self._device) * torch.exp(self._factors)
+            angles = torch.arange(self._context, dtype=torch.float32, device=self._device)[:, None] * frequencies
+            self._tables[rope] = torch.cos(angles) * rope.scale, torch.sin(angles) * rope.scale
         if rope not in self._tables:
             cos, sin = (np.empty((0, 0), np.float32),) * 2 if rope is None else rope.tables(0, self._context)
             self._tables[rope] = torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device)

@@ -131,6 +131,14 @@ class AttentionSite:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """Queries at position p are multiplied by scale ln(p + 1) + bias, of which each head has its own."""
+
+    scale: str  # names of tensors, [heads]
+    bias: str
+
+
+@dataclass(frozen=True, slots=True)
 class LatentHeads:
     """The heads of multi-head latent attention (mla.py)."""
 
@@ -140,6 +148,8 @@ class LatentHeads:
     scale: float  # of the scores
     sharpening: Sharpening | None = None  # of the queries
     sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
+    growth: Growth | None = None
+    source: int | None = None  # the layer whose rows are attended to; None: they are the layer's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,7 @@ class IndexHeads:
     interleaved: bool  # how the pairs lie that positions rotate
     at_end: bool = False  # whether these lie at the end of a head, and not at its beginning
     pool: int = 0  # tokens that have one key and are chosen together, where these are more than one
+    growth: Growth | None = None
 
     @property
     def kept(self) -> int:

@@ -40,6 +40,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...] | None = None  # of each layer, where they differ; else attention.window
     special: Mapping[int, AttentionConfig] = field(default_factory=dict)  # of layers whose attention is another
     without_positions: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
+    frequencies: str | None = None  # a tensor, whose exponentials multiply the frequencies of positions
     embedding_scale: float = 1.0
     residual: float = 1.0  # multiplies what attention and blocks add
     logits_scale: float = 1.0
@@ -175,7 +176,7 @@ class Decoder:
             "lm_head.bias" if config.head_bias else None,
         )
         kinds: list[Rope | None] = [*config.ropes] or [None]
-        self._rotaries = [layers.rotary(rope, config.context_length) for rope in kinds]
+        self._rotaries = [layers.rotary(rope, config.context_length, config.frequencies) for rope in kinds]
         self._rotary_of = [  # layers without positions take whichever
             kinds.index(rope) if (rope := config.attention_of(i).rope) in kinds else 0 for i in range(config.num_layers)
         ]
@@ -309,6 +310,8 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
         shapes |= {f"{norm}.bias": (hidden,) for norm in norms}
     if not config.tied_embeddings:
         shapes[config.head] = (config.vocab_size, hidden)
+    if config.frequencies is not None and config.attention.rope is not None:
+        shapes[config.frequencies] = (config.attention.rope.rotary_dim // 2,)
     if config.head_bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
     return shapes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 from moeinf.models.family import DecoderFamily
@@ -91,11 +92,18 @@ class Family(DecoderFamily):
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c = self._config
         blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]
+        attention = [LatentAttention(layers, c.decoder, self.latent_of(i), i) for i in range(c.decoder.num_layers)]
         return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
 
+    def latent_of(self, layer: int) -> LatentConfig:
+        """The attention of a decoder layer."""
+        return self._config.latent
+
     def attention_shapes(self) -> Shapes:
-        return latent_shapes(self.decoder, self._config.latent)
+        shapes: Shapes = {}
+        for i in range(self.decoder.num_layers):
+            shapes |= latent_shapes(self.decoder, self.latent_of(i), i)
+        return shapes
 
     def block_shapes(self) -> Shapes:
         return self._config.blocks.shapes(self.decoder)
@@ -107,8 +115,9 @@ class Family(DecoderFamily):
 
     @property
     def attention_workspace(self) -> Workspace:
-        return latent_workspace(self.decoder, self._config.latent)
+        kinds = {self.latent_of(i): None for i in range(self.decoder.num_layers)}
+        return reduce(or_, (latent_workspace(self.decoder, kind) for kind in kinds))
 
     @property
     def cache_numbers(self) -> int:
-        return self.decoder.num_layers * (self._config.latent.rank + self._config.latent.rotary_dim)
+        return sum(self.latent_of(i).row_numbers for i in range(self.decoder.num_layers))

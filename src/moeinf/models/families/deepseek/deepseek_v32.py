@@ -72,7 +72,7 @@ class Family(deepseek_v3.Family):
     def layer(self, layers: Layers, i: int, selection: Selection) -> IndexedLatentAttention:
         """The attention of decoder layer i."""
         c = self._config
-        return IndexedLatentAttention(layers, c.decoder, c.latent, c.index, i, selection)
+        return IndexedLatentAttention(layers, c.decoder, self.latent_of(i), c.index, i, selection)
 
     def attention_shapes(self) -> Shapes:
         return super().attention_shapes() | index_shapes(self.decoder, self._config.latent, self._config.index)

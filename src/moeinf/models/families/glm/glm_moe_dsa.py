@@ -9,10 +9,10 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 
 
 def _parse(f: Fields) -> Config:
-    return parse_indexed(f, _choosing(f), norm_eps=1e-5, interleaved=True)
+    return parse_indexed(f, choosing_layers(f), norm_eps=1e-5, interleaved=True)
 
 
-def _choosing(f: Fields) -> tuple[bool, ...]:
+def choosing_layers(f: Fields) -> tuple[bool, ...]:
     """The layers with an indexer of their own, by whichever field tells it."""
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = f.kinds("indexer_types", num_layers, "full", "shared")

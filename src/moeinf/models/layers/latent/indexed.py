@@ -19,7 +19,7 @@ from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import IndexHeads, LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.latent.mla import INSIDE, LatentAttention, LatentConfig
+from moeinf.models.layers.latent.mla import INSIDE, LatentAttention, LatentConfig, growth_of
 from moeinf.models.layers.protocol import IndexedCore, Layers, Positions
 from moeinf.types import TensorPlan, Workspace
 
@@ -29,11 +29,21 @@ class IndexConfig:
     heads: IndexHeads
     choosing: tuple[bool, ...]  # layers with an indexer; others attend to what the last of these has chosen
     key_eps: float = 1e-6  # of the norm of keys; the published code of most leaves it at this
+    query_norm: str | None = None  # queries are made of this layer norm of hidden states, and not of compressed ones
+    growth: str | None = None  # module with the numbers by which heads' queries grow with their position
 
     @staticmethod
-    def parse(f: Fields, latent: LatentConfig, choosing: tuple[bool, ...], *, interleaved: bool) -> IndexConfig:
+    def parse(
+        f: Fields,
+        latent: LatentConfig,
+        choosing: tuple[bool, ...],
+        *,
+        interleaved: bool,
+        query_norm: str | None = None,
+        growth: str | None = None,
+    ) -> IndexConfig:
         """interleaved: how the pairs lie that positions rotate, at the beginning of a head."""
-        if latent.query_rank is None:
+        if latent.query_rank is None and query_norm is None:
             raise CheckpointError(f"{f.where}: q_lora_rank is null; an indexer needs compressed queries")
         if not choosing[0]:
             raise CheckpointError(f"{f.where}: the first layer has no indexer (indexer_types, index_topk_pattern)")
@@ -42,7 +52,7 @@ class IndexConfig:
             raise CheckpointError(f"{f.where}: index_head_dim {size} is below qk_rope_head_dim {latent.rotary_dim}")
         f.present("index_n_heads", "index_topk")
         heads = IndexHeads(f.count("index_n_heads"), size, f.count("index_topk"), interleaved)
-        return IndexConfig(heads, choosing)
+        return IndexConfig(heads, choosing, query_norm=query_norm, growth=growth)
 
     @property
     def token_bytes(self) -> int:
@@ -54,13 +64,18 @@ class IndexConfig:
 def index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig) -> Shapes:
     """Names and shapes of the indexers' tensors in all layers."""
     hidden, heads = decoder.attention.hidden_size, c.heads
+    given = hidden if c.query_norm is not None else latent.query_rank or 0
     one: Shapes = {
-        "wq_b.weight": (heads.num_heads * heads.head_dim, latent.query_rank or 0),
+        "wq_b.weight": (heads.num_heads * heads.head_dim, given),
         "wk.weight": (heads.head_dim, hidden),
         "k_norm.weight": (heads.head_dim,),
         "k_norm.bias": (heads.head_dim,),
         "weights_proj.weight": (heads.num_heads, hidden),
     }
+    if c.query_norm is not None:
+        one |= {f"{c.query_norm}.weight": (hidden,), f"{c.query_norm}.bias": (hidden,)}
+    if c.growth is not None:
+        one |= {f"{c.growth}.scale": (heads.num_heads,), f"{c.growth}.bias": (heads.num_heads,)}
     prefixes = (f"{decoder.prefix}layers.{i}.self_attn.indexer." for i, own in enumerate(c.choosing) if own)
     return {prefix + name: shape for prefix in prefixes for name, shape in one.items()}
 
@@ -100,12 +115,17 @@ class IndexedLatentAttention(LatentAttention):
         norm: Callable[[Hidden], Hidden] | None = None,
     ) -> None:
         """norm: the one in front, of a family that has its own."""
-        self._index, self._shared, self._chooses = index.heads, shared, index.choosing[layer]
+        prefix = f"{decoder.prefix}layers.{layer}.self_attn.indexer."
+        growth = growth_of(None if index.growth is None else prefix + index.growth)
+        self._index, self._shared, self._chooses = replace(index.heads, growth=growth), shared, index.choosing[layer]
         self._replaces = decoder.replaces
         super().__init__(layers, decoder, c, layer)
         self._norm = norm or self._norm
-        weights, prefix = layers.weights, f"{decoder.prefix}layers.{layer}.self_attn.indexer."
+        weights = layers.weights
         if self._chooses:
+            own = index.query_norm
+            own_norm = None if own is None else NormConfig(f"{prefix}{own}.weight", index.key_eps, "layer")
+            self._index_norm = weights.norm(own_norm)
             self._index_queries, self._index_keys, self._index_weights = (
                 weights.linear(f"{prefix}{name}.weight") for name in ("wq_b", "wk", "weights_proj")
             )
@@ -141,7 +161,8 @@ class IndexedLatentAttention(LatentAttention):
             part = hidden[at : at + size]
             compressed, expanded, gates = self._queries(part)
             if self._chooses:
-                queries, weights = self._index_queries(compressed), self._index_weights(part) * scale
+                queries = self._index_queries(self._index_norm(compressed))
+                weights = self._index_weights(part) * scale
                 self._shared.parts[at] = core.choose(queries, weights, cache, positions, at)
             chosen = self._shared.parts[at]
             mixed = core.attend_to(expanded, chosen, cache, positions, at)

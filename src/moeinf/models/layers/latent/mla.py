@@ -19,7 +19,7 @@ import numpy as np
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes
+from moeinf.models.layers.attention_config import Growth, LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import LatentCore, Layers, Positions
@@ -48,6 +48,13 @@ class LatentConfig:
     eps: float = LATENT_EPS  # of the norms of latents
     latent_scale: float = 1.0  # multiplies latents behind their norm
     output: str = "o_proj"  # what the projection of all heads' outputs is called
+    growth: str | None = None  # module with the numbers by which heads' queries grow with their position
+    source: int | None = None  # an earlier layer, whose rows are attended to; None: the layer has its own
+
+    @property
+    def row_numbers(self) -> int:
+        """How many numbers are cached of a token."""
+        return self.rank + self.rotary_dim if self.source is None else 0
 
 
 def parse_latent(
@@ -93,15 +100,22 @@ def parse_latent(
     )
 
 
-def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
-    """Names and shapes of the attention's tensors in all layers."""
+def growth_of(module: str | None) -> Growth | None:
+    """module: what the names of the tensors begin with; None: there are none."""
+    return None if module is None else Growth(f"{module}.scale", f"{module}.bias")
+
+
+def latent_shapes(decoder: DecoderConfig, c: LatentConfig, layer: int) -> Shapes:
+    """Names and shapes of the tensors of a layer's attention."""
     hidden, heads = decoder.attention.hidden_size, c.num_heads
     one: Shapes = {
-        "kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden),
-        "kv_a_layernorm.weight": (c.rank,),
         "kv_b_proj.weight": (heads * (c.qk_nope_head_dim + c.value_dim), c.rank),
         f"{c.output}.weight": (hidden, heads * c.value_dim),
     }
+    if c.source is None:
+        one |= {"kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden), "kv_a_layernorm.weight": (c.rank,)}
+    if c.growth is not None:
+        one |= {f"{c.growth}.scale": (heads,), f"{c.growth}.bias": (heads,)}
     if c.head_gates:
         one["g_proj.weight"] = (heads, hidden)
     if c.value_gates is not None:
@@ -122,7 +136,7 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
     if c.biased:
         biased = [name for name in (*_BIASED, c.output) if f"{name}.weight" in one]
         one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in biased}
-    return {f"{_prefix(decoder, c, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
+    return {f"{_prefix(decoder, c, layer)}{name}": shape for name, shape in one.items()}
 
 
 def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
@@ -148,7 +162,7 @@ class LatentAttention:
     """moeinf.models.layers.protocol.Attention."""
 
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:
-        a, prefix = decoder.attention, _prefix(decoder, c, layer)
+        a, prefix = decoder.attention_of(layer), _prefix(decoder, c, layer)
         assert a.rope is not None and a.scale is not None
         weights = layers.weights
         self._config, self._math = c, weights.math
@@ -166,10 +180,14 @@ class LatentAttention:
             self._into = linear("q_a_proj")
             self._query_norm = weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", c.eps))
             self._expanded = linear("q_b_proj")
-        self._rows = linear("kv_a_proj_with_mqa")
-        self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", c.eps))
+        if c.source is None:
+            self._rows = linear("kv_a_proj_with_mqa")
+            self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", c.eps))
         sinks = None if c.sinks is None else prefix + c.sinks
-        heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening, sinks)
+        growth = growth_of(None if c.growth is None else prefix + c.growth)
+        heads = LatentHeads(
+            c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening, sinks, growth, source=c.source
+        )
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
         self._output = linear(c.output)
         gates = "g_proj" if c.head_gates else c.value_gates
@@ -208,6 +226,8 @@ class LatentAttention:
         return (heads * self._math.sigmoid(gates)).reshape(*mixed.shape)
 
     def _store(self, hidden: Hidden, cache: Cache, positions: Positions) -> None:
+        if self._config.source is not None:
+            return
         rows, rank = self._rows(hidden), self._config.rank
         latents = self._latent_norm(rows[:, :rank])
         latents = latents if self._config.latent_scale == 1.0 else latents * self._config.latent_scale
