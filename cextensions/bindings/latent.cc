@@ -38,7 +38,7 @@ class LatentLayer {
  public:
   LatentLayer(nb::object kernels, nb::object keys_values, std::int64_t num_heads,
               std::int64_t qk_nope_head_dim, std::int64_t value_dim, std::int64_t rotary_dim,
-              bool interleaved, double scale, OptionalVector sinks)
+              bool interleaved, double scale, OptionalVector sinks, std::int64_t window)
       : kernels_object_(kernels),
         matrix_object_(keys_values),
         kernels_(nb::cast<Kernels*>(kernels)),
@@ -54,6 +54,8 @@ class LatentLayer {
     require(rotary_dim >= 0 && rotary_dim % 2 == 0, "rotary_dim is odd or negative");
     require(!sinks_ || static_cast<std::int64_t>(sinks_->shape(0)) == num_heads, "each head has one sink");
     if (sinks_) shape_.sinks = sinks_->data();
+    require(window >= 0, "the window is negative");
+    shape_.window = window;
   }
 
   void store(ConstRows rows, Bytes cache, const std::string& format, std::int64_t length, ConstRows cos,
@@ -116,10 +118,10 @@ class LatentLayer {
 void moeinf::bind_latent(nb::module_& m) {
   nb::class_<LatentLayer>(m, "LatentLayer", "The core of multi-head latent attention of one layer.")
       .def(nb::init<nb::object, nb::object, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
-                    double, OptionalVector>(),
+                    double, OptionalVector, std::int64_t>(),
            nb::arg("kernels"), nb::arg("keys_values"), nb::kw_only(), nb::arg("num_heads"),
            nb::arg("qk_nope_head_dim"), nb::arg("value_dim"), nb::arg("rotary_dim"), nb::arg("interleaved"),
-           nb::arg("scale"), nb::arg("sinks").noconvert() = nb::none())
+           nb::arg("scale"), nb::arg("sinks").noconvert() = nb::none(), nb::arg("window") = 0)
       .def("store", &LatentLayer::store, nb::arg("rows").noconvert(), nb::arg("cache").noconvert(),
            nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
            "Writes rows [tokens, rank + rotary_dim], their ends rotated, behind `length` others.")

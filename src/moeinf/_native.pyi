@@ -674,9 +674,11 @@ class LatentLayer:
         interleaved: bool,
         scale: float,
         sinks: npt.NDArray[np.float32] | None = None,
+        window: int = 0,
     ) -> None:
         """keys_values [heads * (qk_nope_head_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
-        sinks [heads]: a further score of each, whose weight goes nowhere.
+        sinks [heads]: a further score of each, whose weight goes nowhere. window: a token sees itself and the rows
+        before it that are so many together; 0: all.
 
         ValueError for sizes that do not fit together.
         """

@@ -15,9 +15,11 @@ def latent_attention(
     scale: float,
     interleaved: bool,
     sinks: np.ndarray | None = None,
+    window: int = 0,
 ) -> np.ndarray:
     """queries [n, heads, plain + rotary] of the last n tokens, rows [tokens, rank + rotary], both not turned yet;
-    keys_values [heads, plain + value, rank]; sinks [heads]: of a further score each -> [n, heads, value]."""
+    keys_values [heads, plain + value, rank]; sinks [heads]: of a further score each; window: 0 where
+    a token sees all before it -> [n, heads, value]."""
     queries, rows, keys_values = queries.astype(np.float64), rows.astype(np.float64), keys_values.astype(np.float64)
     first, rank = len(rows) - len(queries), keys_values.shape[2]
     plain = queries.shape[2] - (rows.shape[1] - rank)
@@ -27,7 +29,10 @@ def latent_attention(
     made = np.einsum("hkr,sr->hsk", keys_values, rows[:, :rank])
     scores = np.einsum("nhk,hsk->nhs", queries[..., :plain], made[..., :plain])
     scores += np.einsum("nhp,sp->nhs", asked, shared.conj()).real
-    scores = np.where(np.tri(len(queries), len(rows), first, bool)[:, None], scores * scale, -np.inf)
+    sees = np.tri(len(queries), len(rows), first, bool)
+    if window:
+        sees &= ~np.tri(len(queries), len(rows), first - window, bool)
+    scores = np.where(sees[:, None], scores * scale, -np.inf)
     others = np.full(scores.shape[:2], -np.inf) if sinks is None else np.broadcast_to(sinks, scores.shape[:2])
     scores = np.concatenate([scores, others[..., None]], -1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))

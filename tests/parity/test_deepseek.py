@@ -131,9 +131,9 @@ def on_device(dtype: DType, keys_values: StoredTensor) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("make", [on_cpu, on_device])
 @pytest.mark.parametrize("dtype, tolerance", [("f32", 1e-5), ("f16", 4e-3), ("bf16", 4e-2)])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("interleaved, window", [(False, 0), (True, 0), (True, 5), (True, 90)])
 def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_values_of_every_head(
-    make: Make, dtype: DType, tolerance: float, interleaved: bool, monkeypatch: pytest.MonkeyPatch
+    make: Make, dtype: DType, tolerance: float, interleaved: bool, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_latent, "_NUMBERS", 2 * HEADS * (RANK + ROTARY))  # pieces of two tokens
     rng = np.random.default_rng(5)
@@ -142,7 +142,7 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     data = weights.view(-1).view(torch.uint8).numpy()
     layers, given = make(dtype, StoredTensor(data, dtype, (HEADS * (PLAIN + VALUE), RANK)))
     rope = plain_rope(ROTARY, 1e4, interleaved)
-    core = layers.latent_core("kv_b", LatentHeads(HEADS, PLAIN, rope, 0.07), 0)
+    core = layers.latent_core("kv_b", LatentHeads(HEADS, PLAIN, rope, 0.07, window=window), 0)
     cache = Cache([core.new_state(1024)], 1024)
     rows = rng.standard_normal((SEEN + NEW, RANK + ROTARY)).astype(np.float32)
     queries = rng.standard_normal((NEW, HEADS, PLAIN + ROTARY)).astype(np.float32)
@@ -152,7 +152,8 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     core.store(given(rows[SEEN:]), cache, positions(SEEN, NEW, cache))
     asked = given(queries.reshape(NEW, -1))
     found = [np.asarray(core.attend(asked[at : at + 3], cache, positions(SEEN, NEW, cache), at)) for at in (0, 3)]
-    wanted = latent_attention(queries, rows, weights.float().numpy(), rope.tables(0, SEEN + NEW), 0.07, interleaved)
+    tables, made = rope.tables(0, SEEN + NEW), weights.float().numpy()
+    wanted = latent_attention(queries, rows, made, tables, 0.07, interleaved, window=window)
     assert np.abs(np.concatenate(found) - wanted.reshape(NEW, -1)).max() < tolerance
 
 

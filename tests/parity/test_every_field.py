@@ -265,6 +265,7 @@ KNOWN_AS = {
     "nemo_speechlm": "nemotron_h",
     "nemotron_h_omni": "nemotron_h",
     "mistral_large4": "mistral_large4_text",
+    "dots3_note": "dots3_note_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen4_exp": "qwen4_exp_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
@@ -277,7 +278,10 @@ KNOWN_AS = {
 # What is before the names of the tensors of a part that transformers also has alone.
 BEFORE = {"qwen3_omni_moe": "thinker."}
 # With which the layers of a family are alike, so that its configuration has a value of each field.
-ALIKE: dict[str, dict[str, Any]] = {"gemma4": {"per_layer_config": {}}}
+ALIKE: dict[str, dict[str, Any]] = {
+    "gemma4": {"per_layer_config": {}},
+    "dots3_note": {"per_layer_config": {}, "layer_types": ["indexed_attention"] * 46},
+}
 
 
 @cache

@@ -34,6 +34,11 @@ class Fields:
     def names(self) -> list[str]:
         return list(self._values)
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """A copy of the object."""
+        return dict(self._values)
+
     def replaced(self, **values: Any) -> Fields:
         """The same object with these values in place of its own."""
         return Fields({**self._values, **values}, self._where)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-_INDEXER: Final = "sparse attention with an indexer"
 _HYPER: Final = "hyper-connections whose mixtures are doubly stochastic (mHC)"
 _CLAMPED: Final = "experts whose gates are clamped"
 _CONVOLUTIONS: Final = "short convolutions"
@@ -26,8 +25,6 @@ REFUSED: Final = {
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",
     "doge": "experts of single rows, found by products of keys",
-    "dots3_note": f"{_INDEXER}, {_OF_SPEECH}",
-    "dots3_note_text": _part_of("dots3_note"),
     "dots3_note_vision_encoder": _NO_LANGUAGE,
     "ernie4_5_vl_moe_text": _part_of("ernie4_5_vl_moe"),
     "glm4v_moe_text": _part_of("glm4v_moe"),

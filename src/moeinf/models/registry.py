@@ -525,6 +525,14 @@ FAMILIES = (
         "softmax routing",
     ),
     FamilyEntry(
+        "dots3_note",
+        "deepseek",
+        ("dots3-note-prev",),
+        "the language model of checkpoints that also see and hear: latent attention to positions that an indexer "
+        "chooses, or with a window and sizes of its own; gates of heads, norms of rotary keys, DeepSeek-V3's routing",
+        also=("dots3_note_text",),
+    ),
+    FamilyEntry(
         "beam",
         "glm",
         ("Beam-1.0-501B-A23B",),

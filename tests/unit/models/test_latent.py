@@ -35,6 +35,7 @@ def latent_layer(
     interleaved: bool = False,
     scale: float = 1.0,
     sinks: Float32Array | None = None,
+    window: int = 0,
 ) -> _native.LatentLayer:
     heads, plain, value, rotary = sizes
     return _native.LatentLayer(
@@ -47,6 +48,7 @@ def latent_layer(
         interleaved=interleaved,
         scale=scale,
         sinks=sinks,
+        window=window,
     )
 
 
@@ -74,6 +76,7 @@ class Case:
         self.queries = 3 * rng.standard_normal((tokens, heads, plain + rotary), np.float32)
         self.angles = plain_rope(rotary, 1e4, interleaved).tables(0, tokens)
         self.sinks: Float32Array | None = None
+        self.window = 0
 
     def attended(
         self, kernels: _native.Kernels, passes: list[int], last: int, kept: KVFormat | None = None
@@ -81,7 +84,7 @@ class Case:
         """What the last tokens give [last, heads * value], the tokens taken in passes of such sizes."""
         heads, plain, value, rotary = self.sizes
         matrix = _native.Matrix(self.data, self.kind, heads * (plain + value), self.width - rotary)
-        layer = latent_layer(kernels, matrix, self.sizes, self.interleaved, self.scale, self.sinks)
+        layer = latent_layer(kernels, matrix, self.sizes, self.interleaved, self.scale, self.sinks, self.window)
         kept = kept or self.kind
         cache = np.full(format_bytes(kept, (self.tokens, self.width)), 0xFF, np.uint8)  # NaN where not written
         outs, length = [], 0
@@ -98,7 +101,14 @@ class Case:
 
     def expected(self, last: int) -> np.ndarray:
         twin = latent_attention(
-            self.queries[-last:], self.rows, self.keys_values, self.angles, self.scale, self.interleaved, self.sinks
+            self.queries[-last:],
+            self.rows,
+            self.keys_values,
+            self.angles,
+            self.scale,
+            self.interleaved,
+            self.sinks,
+            self.window,
         )
         return twin.reshape(last, -1)
 
@@ -124,6 +134,18 @@ def test_attention_of_odd_sizes_equals_its_twin(
     expected = case.expected(45)
     for passes in ([45], [1] * 45, [30, 1, 5, 9]):
         assert_near(case.attended(kernels, passes, 45), expected, kind)
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+@pytest.mark.parametrize("window", [1, 9, 200])
+def test_a_window_hides_what_lies_before_it_however_a_sequence_is_cut(
+    kernels: _native.Kernels, window: int, kind: Kind
+) -> None:
+    case = Case(6, 64, 8, 12, 32, 700, kind)  # several runs, of which the last tokens see one or two
+    case.window = window
+    whole = case.attended(kernels, [700], 700)
+    assert_near(whole, case.expected(700), kind)
+    assert np.array_equal(case.attended(kernels, [300, 1, 1, 133, 265], 700), whole)
 
 
 @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 511, 512, 513, 2000])

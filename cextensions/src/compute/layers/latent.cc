@@ -131,7 +131,11 @@ class HeadsOfTokens {
     const std::int64_t row = (first_head_ + head) * (s_.qk_nope_head_dim + s_.value_dim) + first;
     return {keys_values_.row(row), keys_values_.format, count, s_.rank};
   }
+  // A query sees the rows from first_seen to rows_seen.
   std::int64_t rows_seen(std::int64_t query) const { return length_ + query % tokens_ + 1; }
+  std::int64_t first_seen(std::int64_t query) const {
+    return s_.window == 0 ? 0 : std::max<std::int64_t>(0, rows_seen(query) - s_.window);
+  }
 
   // A head's queries into the latents' space.
   void take_in(std::int64_t head, const float* queries, const float* cos, const float* sin, int thread) {
@@ -156,18 +160,20 @@ class HeadsOfTokens {
   // sums [queries, rank].
   void attend_run(std::int64_t block, std::int64_t run, SoftmaxState* states, float* sums, int thread) {
     const std::int64_t first = block * kBlockQueries, queries = queries_of(block);
-    std::int64_t end = 0;  // of the rows that some query sees
+    std::int64_t end = 0, begin = length_ + tokens_;  // of the rows that some query sees
     for (std::int64_t p = 0; p < queries; ++p) {
+      begin = std::min(begin, first_seen(first + p));
       end = std::max(end, rows_seen(first + p));
       states[p] = s_.sinks != nullptr && run == 0
                       ? SoftmaxState{s_.sinks[first_head_ + (first + p) / tokens_], 1.0f}
                       : SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f};
     }
     end = std::min(end, (run + 1) * run_rows_);
-    if (kernels_.ops().attend_shared != nullptr && fits_shared(s_, cache_.format))
+    if (s_.window == 0 && kernels_.ops().attend_shared != nullptr && fits_shared(s_, cache_.format))
       return attend_shared(first, queries, run * run_rows_, end, states, sums, thread);
     std::fill(sums, sums + queries * s_.rank, 0.0f);
     for (std::int64_t start = run * run_rows_; start < end; start += kBlockRows) {
+      if (start + kBlockRows <= begin) continue;  // blocks begin at the same rows for every query
       attend_rows(first, queries, start, std::min(kBlockRows, end - start), states, sums, thread);
     }
   }
@@ -228,7 +234,9 @@ class HeadsOfTokens {
     for (std::int64_t p = 0; p < queries; ++p) {
       float* const of_query = scores + p * kBlockRows;
       const std::int64_t seen = std::clamp<std::int64_t>(rows_seen(first + p) - start, 0, count);
-      ops.online_softmax(of_query, seen, states[p], sums + p * s_.rank, s_.rank);
+      const std::int64_t before = std::clamp<std::int64_t>(first_seen(first + p) - start, 0, seen);
+      std::fill(of_query, of_query + before, 0.0f);
+      ops.online_softmax(of_query + before, seen - before, states[p], sums + p * s_.rank, s_.rank);
       std::fill(of_query + seen, of_query + count, 0.0f);
     }
     ops.weighted_sum(rows, 0, s_.rank, scores, kBlockRows, queries, sums, s_.rank);

@@ -60,6 +60,7 @@ class NativeLatentCore:
             interleaved=rope.interleaved,
             scale=heads.scale,
             sinks=None if heads.sinks is None else weights.vector(heads.sinks),
+            window=heads.window,
         )
 
     def new_state(self, capacity: int) -> LatentState:

@@ -53,7 +53,8 @@ class DeviceLatentCore:
         self._num_heads, self._nope_dim, self._rank = len(keys_values), nope_dim, keys_values.shape[2]
         sinks = None if heads.sinks is None else weights.vector(heads.sinks)
         self._rope, self._form, self._sharpening = heads.rope, AttentionForm(heads.scale, sinks=sinks), heads.sharpening
-        self._growth = growth_in(weights, heads.growth)
+        self._growth, self._window = growth_in(weights, heads.growth), heads.window
+        assert sinks is None or not self._window, "no family has both"
 
     def new_state(self, capacity: int) -> DeviceLatentState:
         return DeviceLatentState(*self.state_of(capacity))
@@ -94,11 +95,29 @@ class DeviceLatentCore:
             queries = self._growth(queries, positions_of(positions, at, tokens))
         plain, end = torch.split(queries.view(tokens, heads, -1), [self._nope_dim, self._rope.rotary_dim], -1)
         inside = torch.cat([_by_head(plain, self._into), end], -1)
-        rotated = self._rotated(inside, positions, positions_of(positions, at, tokens)).reshape(tokens, -1)
-        out = torch.empty_like(rotated)
-        self._vectors.attend(rotated, rows, position, start, self._form, out)
-        mixed = out.view(tokens, heads, -1)[..., : self._rank]
+        rotated = self._rotated(inside, positions, positions_of(positions, at, tokens))
+        if self._window:
+            mixed = self._mixed_in_window(rotated, rows.keys[0], position)
+        else:
+            flat = rotated.reshape(tokens, -1)
+            out = torch.empty_like(flat)
+            self._vectors.attend(flat, rows, position, start, self._form, out)
+            mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
+
+    def _mixed_in_window(self, queries: Tensor, rows: Tensor, position: Tensor) -> Tensor:
+        """queries [tokens, heads, width], the first at `position` -> mixtures of latents, [tokens, heads, rank].
+
+        Rows may be wider than what the kernels have room for; of those in a window there are few.
+        """
+        tokens, window, form = len(queries), self._window, self._form
+        first = position - (window - 1)  # that the first of the tokens sees
+        numbers = torch.arange(window - 1 + tokens, device=rows.device)
+        seen = rows.index_select(0, torch.clamp(first + numbers, min=0)).float()
+        ages = torch.arange(tokens, device=rows.device)[:, None] + (window - 1) - numbers  # [tokens, rows]
+        sees = (ages >= 0) & (ages < window) & (first + numbers >= 0)
+        scores = (queries @ seen.T * form.scale).masked_fill(~sees[:, None], -torch.inf)
+        return torch.softmax(scores, -1) @ seen[:, : self._rank]
 
     def _rotated(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
         """x [tokens, heads, rank + rotary_dim], the last rotary_dim of each head rotated."""

@@ -150,6 +150,7 @@ class LatentHeads:
     sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
     growth: Growth | None = None
     source: int | None = None  # the layer whose rows are attended to; None: they are the layer's own
+    window: int = 0  # a token sees itself and the window-1 tokens before it; 0: all
 
 
 @dataclass(frozen=True, slots=True)

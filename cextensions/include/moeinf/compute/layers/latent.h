@@ -18,6 +18,7 @@ struct LatentShape {
   bool interleaved;               // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
   float scale;                    // of the scores
   const float* sinks = nullptr;   // [num_heads]: a further score of each head, whose weight goes nowhere
+  std::int64_t window = 0;        // a token sees itself and the window - 1 before it; 0: all
 
   std::int64_t query_dim() const { return qk_nope_head_dim + 2 * rotary_pairs; }
   std::int64_t width() const { return rank + 2 * rotary_pairs; }  // of a row

@@ -129,7 +129,7 @@ class IndexedLatentAttention(LatentAttention):
             self._index_queries, self._index_keys, self._index_weights = (
                 weights.linear(f"{prefix}{name}.weight") for name in ("wq_b", "wk", "weights_proj")
             )
-            self._key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", index.key_eps, "layer"))
+            self._index_key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", index.key_eps, "layer"))
 
     def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> IndexedCore:
         self._indexed = layers.indexed_core(
@@ -144,7 +144,7 @@ class IndexedLatentAttention(LatentAttention):
 
     def keys(self, hidden: Hidden) -> Hidden:
         """What the core is given of tokens."""
-        return self._key_norm(self._index_keys(hidden))
+        return self._index_key_norm(self._index_keys(hidden))
 
     def new_state(self, capacity: int) -> LayerState:
         return self._indexed.new_state(capacity)

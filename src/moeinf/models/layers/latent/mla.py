@@ -49,6 +49,7 @@ class LatentConfig:
     latent_scale: float = 1.0  # multiplies latents behind their norm
     output: str = "o_proj"  # what the projection of all heads' outputs is called
     growth: str | None = None  # module with the numbers by which heads' queries grow with their position
+    key_norm: str | None = None  # a norm of the key that all heads share, before it is rotated
     source: int | None = None  # an earlier layer, whose rows are attended to; None: the layer has its own
 
     @property
@@ -66,9 +67,11 @@ def parse_latent(
     partial: float = 1.0,
     rotated: bool = True,
     theta: float = 1e4,
+    windowed: bool = False,
 ) -> tuple[DecoderConfig, LatentConfig]:
     """interleaved: how the family's rotary pairs lie; norm_eps, theta: its defaults; also: as `rope_of` takes it;
     partial: what partial_rotary_factor may say of heads whose last part is rotated. rotated: False where no part is.
+    windowed: rows may be wider than those that a GPU attends to in all of a sequence.
 
     The decoder's attention is what the rows are attended to with.
     """
@@ -84,9 +87,8 @@ def parse_latent(
     sharpened, r = (nope_dim + rotary_dim) ** -0.5, rope_fields(f)
     if r.get("mscale_all_dim"):
         sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
-    decoder = parse_decoder(
-        f, norm_eps=norm_eps, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim, scale=sharpened
-    )
+    width = rotary_dim if windowed else rank + rotary_dim
+    decoder = parse_decoder(f, norm_eps=norm_eps, theta=1e4, rope=rope, num_kv_heads=1, head_dim=width, scale=sharpened)
     f.present("q_lora_rank")
     query_rank = None if f.get("q_lora_rank") is None else f.count("q_lora_rank")
     return decoder, LatentConfig(
@@ -114,6 +116,8 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig, layer: int) -> Shapes
     }
     if c.source is None:
         one |= {"kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden), "kv_a_layernorm.weight": (c.rank,)}
+    if c.key_norm is not None:
+        one[f"{c.key_norm}.weight"] = (c.rotary_dim,)
     if c.growth is not None:
         one |= {f"{c.growth}.scale": (heads,), f"{c.growth}.bias": (heads,)}
     if c.head_gates:
@@ -183,10 +187,20 @@ class LatentAttention:
         if c.source is None:
             self._rows = linear("kv_a_proj_with_mqa")
             self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", c.eps))
+        key_norm = None if c.key_norm is None else NormConfig(f"{prefix}{c.key_norm}.weight", c.eps)
+        self._key_norm = weights.norm(key_norm)
         sinks = None if c.sinks is None else prefix + c.sinks
         growth = growth_of(None if c.growth is None else prefix + c.growth)
         heads = LatentHeads(
-            c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening, sinks, growth, source=c.source
+            c.num_heads,
+            c.qk_nope_head_dim,
+            a.rope,
+            a.scale,
+            a.sharpening,
+            sinks,
+            growth,
+            source=c.source,
+            window=a.window or 0,
         )
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
         self._output = linear(c.output)
@@ -231,7 +245,8 @@ class LatentAttention:
         rows, rank = self._rows(hidden), self._config.rank
         latents = self._latent_norm(rows[:, :rank])
         latents = latents if self._config.latent_scale == 1.0 else latents * self._config.latent_scale
-        self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, positions)
+        keys = self._key_norm(rows[:, rank:])
+        self._core.store(self._math.concatenate([latents, keys], 1), cache, positions)
 
 
 def _unchanged(hidden: Hidden) -> Hidden:
