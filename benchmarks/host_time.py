@@ -31,6 +31,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.gpu.copies import Copies
@@ -97,7 +98,7 @@ class IdleCopier:
     def __init__(self) -> None:
         self.tickets = self.copied = 0
 
-    def copy(self, sources: np.ndarray, destinations: np.ndarray, num_bytes: int, compute_stream: int) -> int:
+    def copy(self, sources: np.ndarray, destinations: np.ndarray, num_bytes: np.ndarray, compute_stream: int) -> int:
         self.tickets += 1
         self.copied += len(sources)
         return self.tickets
@@ -189,14 +190,15 @@ class Step:
             matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
             vectors=SimpleNamespace(combine=lambda *_: None),
         )
-        profiler, stride, total = Profiler(), LAYOUT.stride_bytes, SHAPE.total_experts
-        arena = DeviceArena(device, stride)
+        profiler, sizes, total = Profiler(), equal_slots(LAYOUT.stride_bytes, SHAPE), SHAPE.total_experts
+        arena = DeviceArena(device, sizes.begins)
         arena.take(num_slots)
         policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE), num_slots)
         errors = ReadErrors([Path("none")] * SHAPE.num_layers, SHAPE.num_experts)
-        copies = Copies(copier, stride, total, device)
-        cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, num_slots), policy)
-        host = HostSlots(cache, SlotRegion(np.zeros(total * stride, np.uint8), 0, total), disk, copier, errors)
+        copies = Copies(copier, sizes.by_key(SHAPE.num_experts), device)
+        cache = ExpertCache(SHAPE, SlotRegion(None, 0, num_slots, sizes), policy)
+        behind = SlotRegion(np.zeros(sizes.num_bytes(total), np.uint8), 0, total, sizes)
+        host = HostSlots(cache, behind, disk, copier, errors)
         link = HostLink(host, copies, arena.addresses)
         tier = ExpertTier(cache, Loader(cache, link), errors, profiler, IdleWindow(lag_s=copies.lag_s))
         host.load_all(lambda done, total: None)
@@ -205,7 +207,7 @@ class Step:
         if prefetch:
             predictor = LookAheadPredictor(SHAPE)
             observers.append(predictor)
-            prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
+            prefetcher = Prefetcher(tier, predictor, link, SHAPE)
         program = DecodeProgram(device)
         compute = DeviceCompute(device, ops, program, [expert_parts_of(LAYOUT, ExpertForm())] * SHAPE.num_layers)
         slots = DeviceSlots(tier, arena, copies, host)

@@ -23,7 +23,7 @@ using moeinf::cuda::Stream;
 
 namespace {
 
-using Addresses = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Stream stream_of(std::uintptr_t handle) { return reinterpret_cast<Stream>(handle); }
@@ -42,7 +42,10 @@ class NativeCopier {
 
   bool batched() const { return copier_->batched(); }
 
-  std::int64_t register_memory(const Memory& memory, std::int64_t block_bytes, const nb::object& progress) {
+  std::int64_t register_memory(const Memory& memory, const Numbers& ends, const nb::object& progress) {
+    const std::vector<std::int64_t> of_blocks(ends.data(), ends.data() + ends.size());
+    if (!of_blocks.empty() && of_blocks.back() > static_cast<std::int64_t>(memory.size()))
+      throw std::invalid_argument("blocks end behind the memory");
     memories_.push_back(memory);  // before anything of it is pinned
     const nb::gil_scoped_release released;
     const auto between = [&progress](std::int64_t num_bytes) {
@@ -50,22 +53,22 @@ class NativeCopier {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (!progress.is_none()) progress(num_bytes);
     };
-    return copier_->register_memory(memory.data(), static_cast<std::int64_t>(memory.size()), block_bytes,
-                                    between);
+    return copier_->register_memory(memory.data(), of_blocks, between);
   }
 
   std::uint64_t device_address(std::uintptr_t address, std::int64_t num_bytes) const {
     return copier_->device_address(address, num_bytes);
   }
 
-  std::int64_t copy(const Addresses& sources, const Addresses& destinations, std::int64_t num_bytes,
+  std::int64_t copy(const Numbers& sources, const Numbers& destinations, const Numbers& num_bytes,
                     std::uintptr_t compute_stream) {
-    if (sources.shape(0) != destinations.shape(0)) {
-      throw std::invalid_argument(std::to_string(sources.shape(0)) + " sources and " +
-                                  std::to_string(destinations.shape(0)) + " destinations");
+    if (sources.shape(0) != destinations.shape(0) || sources.shape(0) != num_bytes.shape(0)) {
+      throw std::invalid_argument(std::to_string(sources.shape(0)) + " sources, " +
+                                  std::to_string(destinations.shape(0)) + " destinations and " +
+                                  std::to_string(num_bytes.shape(0)) + " sizes");
     }
     const nb::gil_scoped_release released;
-    return copier_->copy(sources.data(), destinations.data(), sources.shape(0), num_bytes,
+    return copier_->copy(sources.data(), destinations.data(), num_bytes.data(), sources.shape(0),
                          stream_of(compute_stream));
   }
 
@@ -139,11 +142,11 @@ void bind_copier(nb::module_& m) {
       .def(nb::init<std::shared_ptr<Driver>, int, std::int64_t>(), nb::arg("driver"), nb::arg("device"),
            nb::arg("ring_bytes") = std::int64_t{64} << 20)
       .def_prop_ro("batched", &NativeCopier::batched)
-      .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert(), nb::arg("block_bytes"),
-           nb::arg("progress") = nb::none())
+      .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert(),
+           nb::arg("ends").noconvert(), nb::arg("progress") = nb::none())
       .def("device_address", &NativeCopier::device_address, nb::arg("address"), nb::arg("num_bytes") = 1)
       .def("copy", &NativeCopier::copy, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(),
-           nb::arg("num_bytes"), nb::arg("compute_stream"))
+           nb::arg("num_bytes").noconvert(), nb::arg("compute_stream"))
       .def("make_wait", &NativeCopier::make_wait, nb::arg("compute_stream"), nb::arg("ticket"))
       .def("done", &NativeCopier::done, nb::arg("ticket"))
       .def("wait", &NativeCopier::wait, nb::arg("ticket"))

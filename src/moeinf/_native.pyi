@@ -332,12 +332,13 @@ class ExpertCache:
     def let_go(self) -> None:
         """Gives up all pins and reservations. The next `end_reservations` tells which reads go on for nobody."""
 
-    def make_room(self, wanted: int, *, also_held: Sequence[int] = (), at_any_cost: bool = False) -> int:
-        """Evicts what the policy values least until `wanted` slots are free; returns how many of them are.
+    def make_room(self, keys: Sequence[int], *, also_held: Sequence[int] = (), at_any_cost: bool = False) -> list[int]:
+        """Evicts what the policy values least until there are free slots for these absent experts; returns those that
+        find one, the first ones of each class of slots.
 
-        Slots of the class count that experts of the running layer have, and only experts in these leave. Neither what
-        is pinned or reserved leaves, nor what is `also_held`. at_any_cost: where that leaves not a single slot free,
-        reserved experts leave too.
+        For an expert only those leave that are in slots of its class. Neither what is pinned or reserved leaves, nor
+        what is `also_held`. at_any_cost: where that leaves not a single slot of the class free, reserved experts leave
+        too.
 
         A pass of many tokens takes nearly every expert of its layer through the slots once. For that it may use as many
         slots as a layer has experts, at most half of these: in simulation fewer let the disk wait, and more cost reads,
@@ -1148,22 +1149,24 @@ class Copier:
         """Whether the copies of one call go to the driver in one submission (drivers from 12.8 on)."""
 
     def register(
-        self, memory: npt.NDArray[np.uint8], block_bytes: int, progress: Callable[[int], None] | None = None
+        self, memory: npt.NDArray[np.uint8], ends: IntArray, progress: Callable[[int], None] | None = None
     ) -> int:
-        """Pins memory in pieces of whole blocks, some 256 MiB each; bytes pinned from its start.
+        """Pins memory in pieces of whole blocks, up to 256 MiB each; bytes pinned from its start.
+
+        ends: where each block ends, ascending; what lies behind the last is not pinned.
 
         Ends at the first piece that the system refuses, and gives the piece before it back then: others in this process
         need pinned memory too. The memory is kept alive until close(). Without the GIL; between pieces signal handlers
         run and progress is told the bytes pinned so far: what these raise ends the call, and what is pinned then
-        close() gives back. ValueError for memory that overlaps what is registered already, or does not start with a
-        page.
+        close() gives back. ValueError for memory that overlaps what is registered already or does not start with a
+        page, and for ends that do not ascend or lie behind it.
         """
 
     def device_address(self, address: int, num_bytes: int = 1) -> int:
         """Where kernels see registered memory. ValueError unless the range is registered, and in one piece for them."""
 
-    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
-        """Submits copies of num_bytes each, behind what was submitted to compute_stream so far; returns their ticket.
+    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: IntArray, compute_stream: int) -> int:
+        """Submits copies of so many bytes each, behind what compute_stream was given so far; returns their ticket.
 
         sources are host, destinations device addresses. Registered sources must stay as they are until the ticket is
         done; others go through the ring, which may have to wait for earlier copies, and are the caller's again at once.

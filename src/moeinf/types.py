@@ -377,8 +377,8 @@ class Copier(Protocol):
     Addresses are numbers. Tickets rise, and copies end in the order of their tickets. Called from one thread.
     """
 
-    def register(self, memory: ByteArray, block_bytes: int, progress: Callable[[int], None] | None = None) -> int:
-        """Pins memory that holds blocks of so many bytes; bytes from its start up to where that was refused, or less.
+    def register(self, memory: ByteArray, ends: IntArray, progress: Callable[[int], None] | None = None) -> int:
+        """Pins memory whose blocks end there, ascending; bytes from its start up to where that was refused, or less.
 
         Every block that is pinned has one address for the device. progress(bytes so far) may raise to end it.
         """
@@ -386,8 +386,8 @@ class Copier(Protocol):
 
     def device_address(self, address: int, num_bytes: int) -> int: ...  # of pinned memory; ValueError for other
 
-    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
-        """Submits copies of num_bytes each, which follow what compute_stream was given so far; returns their ticket.
+    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: IntArray, compute_stream: int) -> int:
+        """Submits copies of so many bytes each, behind what compute_stream was given so far; returns their ticket.
 
         sources stay as they are until the ticket is done.
         """

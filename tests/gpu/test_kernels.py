@@ -231,11 +231,13 @@ def test_missing_experts_are_claimed_and_gathered_from_pinned_memory() -> None:
         slot_of=torch.full((experts,), -1, dtype=torch.int32, device="cuda"),
         key_of=torch.full((slots,), -1, dtype=torch.int32, device="cuda"),
         slot_address=(memory.data_ptr() + torch.arange(slots) * size).cuda(),
+        slot_class=torch.zeros(slots, dtype=torch.int32, device="cuda"),
         host=(host.data_ptr() + torch.arange(experts) * size).cuda(),
         scores=random(experts + 1),
         misses=torch.zeros(1, dtype=torch.int64, device="cuda"),
         num_experts=experts,
         step=0,
+        layer_class=[0],
     )
     addresses = torch.zeros(TOP_K, dtype=torch.int64, device="cuda")
     copies = torch.zeros((TOP_K, 2), dtype=torch.int64, device="cuda")

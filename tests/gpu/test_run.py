@@ -224,17 +224,19 @@ def test_the_driver_copies_from_pinned_and_from_other_memory_behind_compute() ->
         arena = Arena(600 << 20)  # more than one pinned piece
         memory = arena.array()
         memory[:] = np.arange(len(memory), dtype=np.uint64).astype(np.uint8)
-        pinned = copier.register(memory, 4096)
+        pinned = copier.register(memory, np.arange(4096, len(memory) + 1, 4096))
         size, stream = 3 << 20, torch.cuda.current_stream().cuda_stream
         target = torch.zeros((100, size), dtype=torch.uint8, device="cuda")
         offsets = np.arange(100, dtype=np.int64) * 5_000_000 // 4096 * 4096  # some across two pieces: by the ring
-        ticket = copier.copy(arena.address + offsets, target.data_ptr() + np.arange(100) * size, size, stream)
+        ticket = copier.copy(
+            arena.address + offsets, target.data_ptr() + np.arange(100) * size, np.full(100, size), stream
+        )
         copier.make_wait(stream, ticket)
         total = target.sum(dim=1, dtype=torch.int64).cpu()
         assert pinned == len(memory)
         assert total.tolist() == [int(memory[at : at + size].sum(dtype=np.int64)) for at in offsets.tolist()]
         plain = np.full(2 * size, 7, np.uint8)
-        copier.wait(copier.copy(np.array([plain.ctypes.data]), np.array([target.data_ptr()]), size, stream))
+        copier.wait(copier.copy(np.array([plain.ctypes.data]), np.array([target.data_ptr()]), np.array([size]), stream))
         assert (target[0] == 7).all()
     finally:
         copier.close()

@@ -102,20 +102,21 @@ class PlainCache:
     def let_go(self) -> None:
         self.pinned, self.reserved, self.strays = set(), set(), True
 
-    def make_room(self, wanted: int, also_held: Collection[int], at_any_cost: bool) -> int:
-        of_layer = self.class_of_layers[self.layer]
-        others = {key for key in self.resident if self.class_of(key) != of_layer}
-        held = self.pinned | self.reserved | set(also_held) | others
-        missing = wanted - len(self.free_of(of_layer))
-        if self.many:
-            num_slots = list(self.class_of_slots).count(of_layer)
-            kept = max(num_slots // 2, num_slots - self.shape.num_experts)
-            self._evict(min(missing, len(self.resident - held) - kept), held)
-        else:
-            self._evict(missing, held)
-        if at_any_cost and not self.free_of(of_layer):
-            self._evict(wanted, self.pinned | (self.resident - self.reserved) | others)
-        return min(wanted, len(self.free_of(of_layer)))
+    def make_room(self, keys: Sequence[int], also_held: Collection[int], at_any_cost: bool) -> list[int]:
+        for each in sorted({self.class_of(key) for key in keys}):
+            wanted = sum(self.class_of(key) == each for key in keys)
+            others = {key for key in self.resident if self.class_of(key) != each}
+            held = self.pinned | self.reserved | set(also_held) | others
+            missing = wanted - len(self.free_of(each))
+            if self.many:
+                num_slots = list(self.class_of_slots).count(each)
+                kept = max(num_slots // 2, num_slots - self.shape.num_experts)
+                self._evict(min(missing, len(self.resident - held) - kept), held)
+            else:
+                self._evict(missing, held)
+            if at_any_cost and not self.free_of(each):
+                self._evict(wanted, self.pinned | (self.resident - self.reserved) | others)
+        return self.with_slots(keys)
 
     def release(self, keys: Sequence[int]) -> int:
         wasted = len(self.unused & set(keys))

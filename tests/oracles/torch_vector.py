@@ -83,7 +83,7 @@ class TorchVectorOps:
                     table.slot_of[old] = -1
                 table.key_of[slot], table.slot_of[key] = key, slot
                 copies[choice, 0], copies[choice, 1] = table.host[key], table.slot_address[slot]
-                table.misses.add_(1)
+                table.misses[table.layer_class[layer]] += 1
             addresses[choice] = table.slot_address[slot]
         table.scores[wanted] = table.scores[wanted].maximum(table.scores[-1])
 
@@ -130,13 +130,13 @@ def _finished(
 
 
 def _victim(table: SlotTensors, layer: int, wanted: list[int]) -> int:
-    """The lowest empty slot, else the lowest of least score among those that hold nothing of `wanted`."""
+    """Of the layer's class the lowest empty slot, else of least score among those that hold nothing of `wanted`."""
 
     def score(key: int) -> float:
         ahead = key // table.num_experts - layer if table.step else 0
         return float(table.scores[key] - (ahead if ahead > 0 else ahead + table.step))
 
-    slots = list(enumerate(table.key_of.tolist()))
+    slots = [each for each in enumerate(table.key_of.tolist()) if table.slot_class[each[0]] == table.layer_class[layer]]
     free = [slot for slot, key in slots if key < 0]
     if free:
         return free[0]

@@ -26,16 +26,17 @@ class FakeCopier:
         self._random = random.Random(seed)
         self._pinned_limit = pinned_bytes
         self._pinned: tuple[int, int] = (0, 0)  # from, to
-        self._pending: deque[tuple[int, list[int], list[int], int]] = deque()
+        self._pending: deque[tuple[int, list[int], list[int], list[int]]] = deque()
         self._next_ticket = 0
         self._waited_for = -1  # the ticket that compute comes behind
         self._bytes = 0
         self.submissions: list[int] = []  # experts of each
         self.patient = False  # then `done` hurries nothing
 
-    def register(self, memory: ByteArray, block_bytes: int, progress: Callable[[int], None] | None = None) -> int:
+    def register(self, memory: ByteArray, ends: IntArray, progress: Callable[[int], None] | None = None) -> int:
         """In two pieces."""
-        num_bytes = len(memory) if self._pinned_limit is None else min(len(memory), self._pinned_limit)
+        num_bytes = int(ends[-1]) if len(ends) else 0
+        num_bytes = num_bytes if self._pinned_limit is None else min(num_bytes, self._pinned_limit)
         for done in (num_bytes // 2, num_bytes):
             self._pinned = memory.ctypes.data, memory.ctypes.data + done
             if progress is not None:
@@ -47,11 +48,11 @@ class FakeCopier:
             raise ValueError("not registered")
         return address
 
-    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
-        assert compute_stream == COMPUTE_STREAM and len(sources) == len(destinations) > 0
+    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: IntArray, compute_stream: int) -> int:
+        assert compute_stream == COMPUTE_STREAM and len(sources) == len(destinations) == len(num_bytes) > 0
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._pending.append((ticket, sources.tolist(), destinations.tolist(), num_bytes))
+        self._pending.append((ticket, sources.tolist(), destinations.tolist(), num_bytes.tolist()))
         self.submissions.append(len(sources))
         return ticket
 
@@ -88,8 +89,8 @@ class FakeCopier:
 
     def _carry_out(self, ticket: int) -> None:
         while self._pending and self._pending[0][0] <= ticket:
-            _, sources, destinations, num_bytes = self._pending.popleft()
-            for source, destination in zip(sources, destinations, strict=True):
+            _, sources, destinations, sizes = self._pending.popleft()
+            for source, destination, num_bytes in zip(sources, destinations, sizes, strict=True):
                 ctypes.memmove(destination, source, num_bytes)
                 self._bytes += num_bytes
 

@@ -10,6 +10,7 @@ import numpy as np
 from moeinf._native import IdleWindow
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.sizes import SlotSizes, equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.gpu.copies import Copies
@@ -23,6 +24,7 @@ from tests.support.fake_device import COMPUTE_STREAM, FakeCopier, address_of
 from tests.support.fake_reader import LAYOUT, SHAPE, SLOTS_START, FakeReader, errors_of
 
 STRIDE = LAYOUT.stride_bytes
+EQUAL = equal_slots(STRIDE, SHAPE)
 NONE = np.empty(0, np.int64)
 
 
@@ -45,17 +47,21 @@ class Machine:
         failing: frozenset[int] = frozenset(),
         pinned_bytes: int | None = None,
         copying: Mapping[str, int] | None = None,
+        sizes: SlotSizes = EQUAL,
+        host_sizes: SlotSizes | None = None,
     ) -> None:
-        """copying: sizes of Copies other than its own."""
-        self.device = np.full(device_slots * STRIDE, 0x5A, np.uint8)
-        self.host = np.full(SLOTS_START + host_slots * STRIDE, 0xA5, np.uint8)
+        """copying: sizes of Copies other than its own. sizes: of slots; host_sizes: of the host's, if others."""
+        host_sizes = host_sizes or sizes
+        self.device = np.full(sizes.num_bytes(device_slots), 0x5A, np.uint8)
+        self.host = np.full(SLOTS_START + host_sizes.num_bytes(host_slots), 0xA5, np.uint8)
         disk = self.opened(seed, failing)
         self.copier = FakeCopier(seed, pinned_bytes=pinned_bytes)
         self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE), device_slots)
-        stride, errors = STRIDE, errors_of(SHAPE)
-        self.copies = Copies(self.copier, stride, SHAPE.total_experts, Compute(), **(copying or {}))
-        cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, device_slots), self.policy)
-        self.slots = HostSlots(cache, SlotRegion(self.host, SLOTS_START, host_slots), disk, self.copier, errors)
+        errors = errors_of(SHAPE)
+        self.copies = Copies(self.copier, sizes.by_key(SHAPE.num_experts), Compute(), **(copying or {}))
+        cache = ExpertCache(SHAPE, SlotRegion(None, 0, device_slots, sizes), self.policy)
+        behind = SlotRegion(self.host, SLOTS_START, host_slots, host_sizes)
+        self.slots = HostSlots(cache, behind, disk, self.copier, errors)
         self.link = HostLink(self.slots, self.copies, lambda offsets: address_of(self.device, offsets))
         idle = IdleWindow(lag_s=self.copies.lag_s)
         self.tier = ExpertTier(cache, Loader(cache, self.link), errors, Profiler(), idle)

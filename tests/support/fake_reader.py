@@ -13,7 +13,7 @@ from moeinf._native import IdleWindow, ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
+from moeinf.runtime.cache.sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
@@ -52,7 +52,7 @@ class FakeReader:
         columns = zip(keys, files, offsets, destinations, priorities, strict=True)
         for key, file, offset, destination, priority in columns:
             assert int(key) not in self.queued, "read twice at once"
-            assert (file, offset) == (key // self._keys_of_layer, key % self._keys_of_layer * LAYOUT.stride_bytes)
+            assert (file, offset) == (key // self._keys_of_layer, key % self._keys_of_layer * num_bytes)
             self.queued[int(key)] = int(destination), float(priority)
             self.submitted += 1
 
@@ -246,18 +246,18 @@ def make_tier(
     slices: how many an expert of each layer is cut into; a slot then holds one of them.
     sizes: of slots, none of which is smaller than the others are without.
     """
-    num_bytes = num_slots * LAYOUT.stride_bytes if sizes is None else sizes.num_bytes(num_slots)
-    memory = np.full(SLOTS_START + num_bytes, 0xA5, np.uint8)
     most = max(slices, default=1)
+    shape = shape_of_slices(SHAPE, most)
+    sizes = sizes or equal_slots(LAYOUT.stride_bytes, shape)
+    memory = np.full(SLOTS_START + sizes.num_bytes(num_slots), 0xA5, np.uint8)
     reader = FakeReader(memory, seed, failing, most)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE), num_slots)
     region = SlotRegion(memory, SLOTS_START, num_slots, sizes)
     if slices:
         exists = np.arange(most) < np.repeat(slices, SHAPE.num_experts)[:, None]
-        shape, scores = shape_of_slices(SHAPE, most), SliceScores(chosen, most)
-        cache = ExpertCache(shape, LAYOUT.stride_bytes, region, scores, most, exists.ravel())
+        cache = ExpertCache(shape, region, SliceScores(chosen, most), most, exists.ravel())
     else:
-        cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, region, chosen)
+        cache = ExpertCache(SHAPE, region, chosen)
     times = itertools.count(0.0, idle_s)
     idle = IdleWindow(lambda: next(times), seconds=idle_s)
     loader = Loader(cache, reader, memory, load_bytes_ahead)

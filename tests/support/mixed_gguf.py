@@ -58,8 +58,9 @@ def by_turns(types: Sequence[str]) -> Kinds:
     return kind
 
 
-def wide_model(folder: Path, types: Sequence[str], name: str = "wide", **how: Any) -> StoredModel:
+def wide_model(folder: Path, types: Sequence[str], name: str = "wide", num_layers: int = 3, **how: Any) -> StoredModel:
     """A model in these types by turns, of which any fits its rows; how: see write_gguf."""
-    tensors = small(random_tensors(WIDE))
-    [file] = write_gguf(folder / f"{name}.gguf", WIDE, tensors, kinds=by_turns(types), **how)
+    config = WIDE | {"num_hidden_layers": num_layers}
+    tensors = small(random_tensors(config))
+    [file] = write_gguf(folder / f"{name}.gguf", config, tensors, kinds=by_turns(types), **how)
     return ensure(str(file), home=folder / "home")

@@ -35,12 +35,10 @@ nb::tuple begin_layer(BoundExpertCache& cache, std::int64_t layer, const Keys& k
   return as_tuple(std::move(groups));
 }
 
-std::int64_t make_room(BoundExpertCache& cache, std::int64_t wanted, const Keys& also_held,
-                       bool at_any_cost) {
-  const std::int64_t count =
-      cache.core().make_room(cache.core().class_of_layer(), wanted, also_held, at_any_cost);
+Keys make_room(BoundExpertCache& cache, const Keys& keys, const Keys& also_held, bool at_any_cost) {
+  Keys chosen = cache.core().make_room(keys, also_held, at_any_cost);
   cache.flush();
-  return count;
+  return chosen;
 }
 
 std::int64_t release(BoundExpertCache& cache, const Keys& keys) {
@@ -120,7 +118,7 @@ void bind_expert_cache(nb::module_& m) {
           [](Cache& cache, const Keys& keys, bool prefetched) { cache.core().reserve(keys, prefetched); },
           nb::arg("keys"), nb::kw_only(), nb::arg("prefetched"))
       .def("let_go", [](Cache& cache) { cache.core().let_go(); })
-      .def("make_room", &make_room, nb::arg("wanted"), nb::kw_only(), nb::arg("also_held") = Keys(),
+      .def("make_room", &make_room, nb::arg("keys"), nb::kw_only(), nb::arg("also_held") = Keys(),
            nb::arg("at_any_cost") = false)
       .def("release", &release, nb::arg("keys"))
       .def("take_over", &take_over, nb::arg("numbers"));

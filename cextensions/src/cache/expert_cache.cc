@@ -117,8 +117,20 @@ void ExpertCache::let_go() {
   strays_ = true;
 }
 
-std::int64_t ExpertCache::make_room(std::size_t size_class, std::int64_t wanted, const Keys& also_held,
-                                    bool at_any_cost) {
+Keys ExpertCache::make_room(const Keys& keys, const Keys& also_held, bool at_any_cost) {
+  std::vector<std::int64_t> room(table_.num_classes(), 0);
+  for (const std::int64_t key : keys) ++room[table_.class_of(key)];
+  for (std::size_t each = 0; each < room.size(); ++each)
+    if (room[each] > 0) room[each] = room_of(each, room[each], also_held, at_any_cost);
+  Keys chosen;
+  chosen.reserve(keys.size());
+  for (const std::int64_t key : keys)
+    if (--room[table_.class_of(key)] >= 0) chosen.push_back(key);
+  return chosen;
+}
+
+std::int64_t ExpertCache::room_of(std::size_t size_class, std::int64_t wanted, const Keys& also_held,
+                                  bool at_any_cost) {
   std::int64_t missing = wanted - table_.free_of(size_class);
   if (missing > 0) {
     missing -= evict(size_class, missing, also_held);

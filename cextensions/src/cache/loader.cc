@@ -17,19 +17,11 @@ void Loader::demand(const Keys& keys) {
 }
 
 std::int64_t Loader::prefetch(const Keys& keys, const std::vector<double>& priorities) {
-  const SlotTable& table = cache_.table();
-  std::vector<std::int64_t> room(table.num_classes(), 0);
-  for (const std::int64_t key : keys) ++room[table.class_of(key)];
-  for (std::size_t each = 0; each < room.size(); ++each)
-    if (room[each] > 0) room[each] = cache_.make_room(each, room[each]);
-  Keys chosen;
-  std::vector<double> theirs;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (--room[table.class_of(keys[i])] < 0) continue;
-    chosen.push_back(keys[i]);
-    theirs.push_back(priorities[i]);
-  }
+  const Keys chosen = cache_.make_room(keys);
   if (chosen.empty()) return 0;
+  std::vector<double> theirs;
+  for (std::size_t i = 0; i < keys.size() && theirs.size() < chosen.size(); ++i)
+    if (keys[i] == chosen[theirs.size()]) theirs.push_back(priorities[i]);
   submit(chosen, theirs);
   cache_.reserve(chosen, true);
   cache_.counts().prefetches += static_cast<std::int64_t>(chosen.size());

@@ -78,11 +78,9 @@ void TokenVisit::queue_demand() {
   if (pending_.empty()) return;
   // With nothing to compute or to wait for, the visit can only go on at the cost of the layers to come.
   const bool stuck = ready_.empty() && waiting_.empty();
-  const std::int64_t count =
-      cache_.make_room(cache_.class_of_layer(), static_cast<std::int64_t>(pending_.size()), {}, stuck);
-  if (count == 0) return;
-  const Keys chosen(pending_.begin(), pending_.begin() + count);
-  pending_.erase(pending_.begin(), pending_.begin() + count);
+  const Keys chosen = cache_.make_room(pending_, {}, stuck);
+  if (chosen.empty()) return;
+  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
   loader_.demand(chosen);
   waiting_.insert(waiting_.end(), chosen.begin(), chosen.end());
 }

@@ -117,11 +117,11 @@ Event Copier::make_event(unsigned flags) {
   return event;
 }
 
-std::int64_t Copier::register_memory(unsigned char* data, std::int64_t num_bytes, std::int64_t block_bytes,
+std::int64_t Copier::register_memory(unsigned char* data, const std::vector<std::int64_t>& ends,
                                      const std::function<void(std::int64_t)>& between) {
   require_open();
   const CurrentContext current(*driver_, context_);
-  return pinned_.add(reinterpret_cast<std::uintptr_t>(data), num_bytes, block_bytes, between);
+  return pinned_.add(reinterpret_cast<std::uintptr_t>(data), ends, between);
 }
 
 DeviceAddress Copier::device_address(std::uintptr_t address, std::int64_t num_bytes) const {
@@ -193,20 +193,22 @@ Copier::Flight Copier::take_flight() {
   return flight;
 }
 
-std::int64_t Copier::copy(const std::int64_t* sources, const std::int64_t* destinations, std::size_t count,
-                          std::int64_t num_bytes, Stream compute) {
+std::int64_t Copier::copy(const std::int64_t* sources, const std::int64_t* destinations,
+                          const std::int64_t* num_bytes, std::size_t count, Stream compute) {
   require_open();
-  if (num_bytes <= 0) throw std::invalid_argument("num_bytes is " + std::to_string(num_bytes));
+  std::int64_t all_bytes = 0;
+  for (std::size_t i = 0; i < count; all_bytes += num_bytes[i++])
+    if (num_bytes[i] <= 0) throw std::invalid_argument("num_bytes is " + std::to_string(num_bytes[i]));
   const CurrentContext current(*driver_, context_);
   reap();
   if (count == 0) return last_done_ + static_cast<std::int64_t>(flights_.size());
   direct_.clear();
   staged_.clear();
   for (std::size_t i = 0; i < count; ++i) {
-    take(static_cast<std::uintptr_t>(sources[i]), static_cast<DeviceAddress>(destinations[i]), num_bytes);
+    take(static_cast<std::uintptr_t>(sources[i]), static_cast<DeviceAddress>(destinations[i]), num_bytes[i]);
   }
   Flight flight = take_flight();
-  flight.num_bytes = static_cast<std::int64_t>(count) * num_bytes;
+  flight.num_bytes = all_bytes;
   try {
     driver_->check(api_.event_record(order_, compute), "cuEventRecord");
     driver_->check(api_.stream_wait_event(stream_, order_, 0), "cuStreamWaitEvent");

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace moeinf::cuda {
 namespace {
@@ -23,23 +23,34 @@ bool is_refusal(Result result) {
 
 }  // namespace
 
-std::int64_t PinnedMemory::add(std::uintptr_t start, std::int64_t num_bytes, std::int64_t block_bytes,
+std::int64_t PinnedMemory::add(std::uintptr_t start, const std::vector<std::int64_t>& ends,
                                const std::function<void(std::int64_t)>& between) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  if (block_bytes <= 0 || start % page != 0) {
-    throw std::invalid_argument("memory is registered from the start of a page, in blocks of a size");
-  }
-  const std::uintptr_t end = start + static_cast<std::uintptr_t>(num_bytes);
+  std::int64_t before = 0;
+  for (const std::int64_t each : ends)
+    if (each <= std::exchange(before, each))
+      throw std::invalid_argument("blocks of memory end in their order");
+  if (ends.empty()) return 0;
+  if (start % page != 0) throw std::invalid_argument("memory is registered from the start of a page");
+  const std::uintptr_t end = start + static_cast<std::uintptr_t>(ends.back());
   const auto after = pieces_.lower_bound(end);
   if (after != pieces_.begin() && std::prev(after)->second.end > start) {
     throw std::invalid_argument("the memory overlaps what is registered already");
   }
   // Neither a block nor a page may belong to two pieces.
-  const std::uintptr_t whole = std::lcm(static_cast<std::uintptr_t>(block_bytes), page);
-  const std::uintptr_t piece_bytes = std::max(whole, kPieceBytes / whole * whole);
+  auto next = ends.begin();
+  const auto piece_end_behind = [&next, &ends, start, end, page](std::uintptr_t piece) {
+    std::uintptr_t found = piece;
+    for (; next != ends.end(); ++next) {
+      const std::uintptr_t at = start + static_cast<std::uintptr_t>(*next);
+      if (found > piece && at - piece > kPieceBytes) return found;
+      if (at % page == 0) found = at;
+    }
+    return end;
+  };
   std::uintptr_t piece = start, last = start;
   while (piece < end) {
-    const std::uintptr_t piece_end = std::min(end, piece + piece_bytes);
+    const std::uintptr_t piece_end = piece_end_behind(piece);
     if (!pin(piece, piece_end)) {
       if (piece == start) return 0;
       drop(last);  // the system has no more to give, and others in this process need a little
@@ -49,7 +60,7 @@ std::int64_t PinnedMemory::add(std::uintptr_t start, std::int64_t num_bytes, std
     piece = piece_end;
     between(static_cast<std::int64_t>(piece - start));
   }
-  return num_bytes;
+  return ends.back();
 }
 
 bool PinnedMemory::pin(std::uintptr_t start, std::uintptr_t end) {

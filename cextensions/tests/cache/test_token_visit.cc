@@ -207,7 +207,7 @@ TEST(slots_of_each_size_go_and_come_again) {
   CHECK(machine.table.slot_bytes(kExperts) == 3 * kStride &&
         machine.table.offset(kExperts) == kStart + kStride);
   machine.cache.begin_token(0, {});
-  CHECK(machine.cache.make_room(1, 4) == 4 && machine.cache.make_room(0, 1) == 1);
+  CHECK(machine.cache.make_room({kExperts + 2, 4, 5, 6, 7}) == Keys({kExperts + 2, 4, 5, 6, 7}));
   CHECK(machine.table.num_resident() == 3);
   machine.cache.release({1, 2, 3});
   machine.table.limit(3);

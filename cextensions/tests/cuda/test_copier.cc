@@ -51,10 +51,25 @@ struct Machine {
   std::shared_ptr<const Driver> driver;
 };
 
+// Of blocks in so much memory; the last may be shorter.
+std::vector<std::int64_t> ends_of(std::int64_t num_bytes, std::int64_t block_bytes) {
+  std::vector<std::int64_t> ends;
+  for (std::int64_t end = block_bytes; end < num_bytes; end += std::max<std::int64_t>(block_bytes, 1))
+    ends.push_back(end);
+  ends.push_back(num_bytes);
+  return ends;
+}
+
 std::int64_t register_all(Copier& copier, void* memory, std::int64_t num_bytes,
                           std::int64_t block_bytes = kExpert) {
-  return copier.register_memory(static_cast<unsigned char*>(memory), num_bytes, block_bytes,
+  return copier.register_memory(static_cast<unsigned char*>(memory), ends_of(num_bytes, block_bytes),
                                 [](std::int64_t) {});
+}
+
+std::int64_t copy_each(Copier& copier, const std::int64_t* sources, const std::int64_t* destinations,
+                       std::size_t count, std::int64_t num_bytes, Stream compute = nullptr) {
+  const std::vector<std::int64_t> of_each(count, num_bytes);
+  return copier.copy(sources, destinations, of_each.data(), count, compute);
 }
 
 // Experts in host memory, and slots for as many on the device.
@@ -70,7 +85,7 @@ struct Experts {
   }
   std::int64_t num_bytes() const { return static_cast<std::int64_t>(host.num_bytes()); }
   std::int64_t copy(Copier& copier, Stream compute = nullptr) const {
-    return copier.copy(sources.data(), destinations.data(), sources.size(), kExpert, compute);
+    return copy_each(copier, sources.data(), destinations.data(), sources.size(), kExpert, compute);
   }
   bool arrived() const { return std::memcmp(host.data(), device.data(), host.num_bytes()) == 0; }
 
@@ -170,7 +185,7 @@ TEST(tickets_are_done_in_their_order) {
   const std::int64_t first = experts.copy(copier);
   const std::int64_t second = experts.copy(copier);
   CHECK(second == first + 1);
-  CHECK(copier.copy(nullptr, nullptr, 0, kExpert, nullptr) == second);  // nothing to copy: no new one
+  CHECK(copier.copy(nullptr, nullptr, nullptr, 0, nullptr) == second);  // nothing to copy: no new one
   CHECK(!copier.done(first) && !copier.done(second));
   fake_hold_copies(2);  // until they are waited for
   copier.wait(second);
@@ -213,7 +228,7 @@ TEST(an_expert_larger_than_the_ring_goes_through_it_in_pieces) {
   Bytes device(host.size());
   Copier copier(machine.driver, 0, kRing);
   const std::int64_t source = address_of(host.data()), destination = address_of(device.data());
-  copier.wait(copier.copy(&source, &destination, 1, static_cast<std::int64_t>(host.size()), nullptr));
+  copier.wait(copy_each(copier, &source, &destination, 1, static_cast<std::int64_t>(host.size())));
   CHECK(device == host);
 }
 
@@ -233,7 +248,7 @@ TEST(a_system_that_refuses_gets_the_last_piece_back_and_the_rest_is_copied_all_t
     unsigned char* const place = host.data() + border - kExpert;
     std::memcpy(place, expert.data(), expert.size());
     const std::int64_t source = address_of(place), destination = address_of(device.data());
-    copier.wait(copier.copy(&source, &destination, 1, 2 * kExpert, nullptr));
+    copier.wait(copy_each(copier, &source, &destination, 1, 2 * kExpert));
     CHECK(device == expert);
   }
 }
@@ -278,7 +293,7 @@ TEST(registering_can_be_interrupted_between_pieces) {
   {
     Copier copier(machine.driver, 0, kRing);
     CHECK(throws<std::runtime_error>([&] {
-      copier.register_memory(host.data(), 512 * kMiB, kExpert,
+      copier.register_memory(host.data(), ends_of(512 * kMiB, kExpert),
                              [](std::int64_t) { throw std::runtime_error("stop"); });
     }));
     const auto address = reinterpret_cast<std::uintptr_t>(host.data());
@@ -312,7 +327,7 @@ TEST(a_device_that_sees_registered_memory_elsewhere_is_given_its_own_addresses) 
   std::memcpy(place, expert.data(), expert.size());
   const std::int64_t sources[] = {address_of(place), address_of(place) + kExpert};
   const std::int64_t destinations[] = {address_of(device.data()), address_of(device.data()) + kExpert};
-  copier.wait(copier.copy(sources, destinations, 2, kExpert, nullptr));
+  copier.wait(copy_each(copier, sources, destinations, 2, kExpert));
   CHECK(device == expert);
   CHECK(fake_num_batches() == 1);
 }
@@ -433,16 +448,18 @@ TEST(random_copies_from_pinned_and_other_memory_bring_the_right_bytes) {
     const Stream compute = streams[random() % 3];
     std::shuffle(order.begin(), order.end(), random);
     const std::size_t count = 1 + random() % 8;
-    const std::int64_t num_bytes = 1 + static_cast<std::int64_t>(random() % kExpert);
-    std::vector<std::int64_t> sources, destinations;
-    Bytes seen(count * static_cast<std::size_t>(num_bytes)), expected;
+    std::vector<std::int64_t> sources, destinations, sizes;
+    Bytes expected;
     for (std::size_t i = 0; i < count; ++i) {
       sources.push_back(experts.sources[static_cast<std::size_t>(order[i])]);
-      destinations.push_back(address_of(experts.device.data()) + static_cast<std::int64_t>(i) * num_bytes);
+      destinations.push_back(address_of(experts.device.data()) + static_cast<std::int64_t>(expected.size()));
+      sizes.push_back(1 + static_cast<std::int64_t>(random() % kExpert));
       const auto* bytes = reinterpret_cast<const unsigned char*>(sources.back());
-      expected.insert(expected.end(), bytes, bytes + num_bytes);
+      expected.insert(expected.end(), bytes, bytes + sizes.back());
     }
-    const std::int64_t ticket = copier.copy(sources.data(), destinations.data(), count, num_bytes, compute);
+    Bytes seen(expected.size());
+    const std::int64_t ticket =
+        copier.copy(sources.data(), destinations.data(), sizes.data(), count, compute);
     copier.make_wait(compute, ticket);
     fake_compute(compute, seen.data(), experts.device.data(), seen.size());
     fake_synchronize(compute);

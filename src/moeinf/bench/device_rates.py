@@ -43,7 +43,7 @@ def gpu_rates(gpu: Gpu) -> GpuRates:
     copier = Copier(CudaDriver(), gpu.index)
     try:
         target = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
-        pinned = copier.register(host, _PIECE_BYTES)
+        pinned = copier.register(host, np.arange(_PIECE_BYTES, len(host) + 1, _PIECE_BYTES))
         link = measure_link(copier, host.ctypes.data, target.data_ptr(), pinned)
         seen = [copier.device_address(host.ctypes.data + at, _PIECE_BYTES) for at in _pieces(pinned).tolist()]
         gather = measure_gather(TritonVectorOps(), device, np.array(seen, np.int64), target)
@@ -68,7 +68,7 @@ def measure_link(
     rates = []
     for _ in range(_ROUNDS):
         started = clock()
-        copier.wait(copier.copy(source + offsets, destination + offsets, _PIECE_BYTES, 0))
+        copier.wait(copier.copy(source + offsets, destination + offsets, np.full_like(offsets, _PIECE_BYTES), 0))
         rates.append(len(offsets) * _PIECE_BYTES / (clock() - started))
     return max(rates)
 

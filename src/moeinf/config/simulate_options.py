@@ -24,7 +24,12 @@ class SimulateOptions(GuessOptions):
     compute: float | None = option(
         None, "Time layers: what one takes of a token beside waiting for experts.", metavar="US"
     )
-    expert_bytes: str | None = option(None, "What is read of an expert: 4.9MB, for instance.", metavar="SIZE")
+    expert_bytes: str | None = option(
+        None,
+        "What is read of an expert: 4.9MB, for instance; or of one of each layer, with commas, which then have slots "
+        "of their sizes. [default: what the trace says of that]",
+        metavar="SIZES",
+    )
     prefill: int = option(
         0, "Let so many tokens of each request go through together, where a trace does not say it.", metavar="N"
     )

@@ -166,7 +166,6 @@ def prefetcher_of(
     tier: ExpertTier,
     link: Link,
     observers: list[Observer],
-    slot_bytes: int,
     *,
     fits: bool,
     on_cpu: bool = False,
@@ -189,4 +188,4 @@ def prefetcher_of(
         return None
     observers.append(predictor)
     trial = PrefetchTrial(tier.num_slots) if on_cpu and context.observation.witness is None else None
-    return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers, trial, slices)
+    return Prefetcher(tier, predictor, link, context.moe, context.encoder_layers, trial, slices)

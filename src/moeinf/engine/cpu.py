@@ -26,6 +26,7 @@ from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.sizes import equal_slots
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import SlotRegion
@@ -101,8 +102,9 @@ class CpuRunner:
         )
         loader = Loader(slots.cache, self._reader, memory, placed=slots.reads)
         self.tier = ExpertTier(slots.cache, loader, errors, profiler)
-        reserve, slot_bytes, sizes = reserve_bytes(self.plan, host.machine), slots.cache.stride_bytes, self.plan.sizes
-        least_slots = shape.top_k * manifest.layout.stride_bytes // slot_bytes if sizes is None else sizes.least_slots
+        reserve, least_slots = reserve_bytes(self.plan, host.machine), self.plan.sizes.least_slots
+        if self.plan.slices is not None:
+            least_slots = shape.top_k * manifest.layout.stride_bytes // self.plan.slices.slot_bytes
         self._watch = MemoryWatch(self.tier, least_slots, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(
@@ -110,7 +112,6 @@ class CpuRunner:
             self.tier,
             self._reader,
             advisers,
-            slot_bytes if sizes is None else sizes.mean_bytes,
             fits=False,  # it need not stay so
             on_cpu=True,
             slices=slots.cache.slices,
@@ -137,12 +138,11 @@ class CpuRunner:
         if cut is None or slices is None:
             region = SlotRegion(memory, 0, self.plan.num_slots, self.plan.sizes)
             reads = placed_reads(manifest, self._reader)
-            cache = ExpertCache(shape, manifest.layout.stride_bytes, region, policy)
-            return _Slots(cache, reads, parts_of_layers(manifest))
+            return _Slots(ExpertCache(shape, region, policy), reads, parts_of_layers(manifest))
+        of_slices = shape_of_slices(shape, cut.of_expert)
         cache = ExpertCache(
-            shape_of_slices(shape, cut.of_expert),
-            cut.slot_bytes,
-            SlotRegion(memory, 0, cut.num_slots),
+            of_slices,
+            SlotRegion(memory, 0, cut.num_slots, equal_slots(cut.slot_bytes, of_slices)),
             SliceScores(policy, cut.of_expert),
             cut.of_expert,
             slices_that_exist(manifest, slices),

@@ -55,7 +55,12 @@ class Footprint:
     tower_bytes: int = 0  # of the vision tower while it runs, where pictures may come
     whole_tokens: int = 0  # of the largest picture, where a pass must not cut one apart
     slices: ExpertSlices | None = None  # of experts, where these are large
-    sizes: SlotSizes | None = None  # of slots, where experts of layers differ by more than a tenth
+
+    @property
+    def sizes(self) -> SlotSizes:
+        """Of slots in which no expert leaves more than a tenth empty."""
+        layouts = self.layers or (self.layout,) * self.moe.num_layers
+        return slot_sizes([layout.stride_bytes for layout in layouts], self.moe)
 
 
 def footprint_of(
@@ -84,15 +89,13 @@ def footprint_of(
         text_bytes,
         apart_bytes=apart_bytes,
         slices=slices_of(manifest),
-        sizes=slot_sizes_of(manifest),
     )
 
 
-def slot_sizes_of(manifest: Manifest) -> SlotSizes | None:
-    """The sizes of slots on a CPU; None where one is enough for all experts."""
-    layers = range(manifest.moe.num_layers)
-    sizes = slot_sizes([manifest.layout_of(layer).stride_bytes for layer in layers], manifest.moe)
-    return sizes if len(sizes.class_bytes) > 1 else None
+def unequal_bytes(manifest: Manifest) -> tuple[int, ...]:
+    """What is read of an expert of each layer, where layers differ; else ()."""
+    num_bytes = tuple(layout.stride_bytes for layout in manifest.layers)
+    return num_bytes if len(set(num_bytes)) > 1 else ()
 
 
 def kept_format(info: ModelInfo, config: RuntimeConfig) -> KVFormat:

@@ -211,7 +211,7 @@ class GpuRunner:
         """Gives up some slots for another process or a longer prompt. Raises OutOfMemoryError when none are left."""
         cards = self._cards
         left = [card.arena.smaller() for card in cards]
-        if min(left) <= self._context.manifest.moe.top_k:
+        if any(few <= card.plan.sizes.least_slots for few, card in zip(left, cards, strict=True)):
             raise OutOfMemoryError(
                 f"the GPU's memory does not suffice, even with {cards[left.index(min(left))].arena.num_slots} experts "
                 "in it: end what else uses it (nvidia-smi lists that), or lower --num-ctx or --prefill-chunk"
@@ -227,7 +227,7 @@ class GpuRunner:
     def _progress(self, before: int) -> Callable[[int, int], None]:
         """Returns the progress of a step before which `before` bytes were loaded."""
         fits = self._context.manifest.moe.total_experts in (self.plan.num_slots, self.plan.host_slots)
-        experts = self._context.manifest.moe.total_experts * self.plan.slot_bytes if fits else 0
+        experts = self.plan.sizes.num_bytes(len(self.plan.sizes.order)) if fits else 0
         return lambda done, _: self._context.reporting.progress(before + done, self.plan.dense_bytes + experts)
 
     def _named(self, error: BaseException) -> BaseException:

@@ -9,12 +9,12 @@ from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.config.size import Bytes, Share
 from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, kept_as_asked, sequence_bytes
 from moeinf.engine.placed.slices import SliceSlots
-from moeinf.engine.placed.slots import wanted_sizes, wanted_slices, wanted_slots
+from moeinf.engine.placed.slots import least_host_slots, ring_bytes, wanted_sizes, wanted_slices, wanted_slots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.runtime.cache.sizes import SlotSizes, equal_slots
+from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.text.quantities import size_text
-from moeinf.types import KVFormat, ModelInfo, MoeShape
+from moeinf.types import KVFormat, ModelInfo
 
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 FEW_TOKENS: Final = 4  # whose experts are to fit before a chunk that was not asked for takes what others could have
@@ -39,10 +39,8 @@ DISPLAY_LEFT_BYTES: Final = 1 << 30  # of a card, at least, where a display or W
 DISPLAY_LEFT_PERCENT: Final = 8  # memory that is taken, but moves it to the host's, which is ten times slower
 MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read less often and nothing computes faster
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
-RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
 PREFIX_PERCENT: Final = 5  # of the available memory, for the beginnings of earlier prompts, where these are kept
 PREFIX_SHARE: Final = 4  # a share of memory for them takes at most a quarter of what could hold experts
-SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +51,23 @@ class MemoryPlan:
     context: int  # tokens
     prefill_chunk: int  # tokens
     num_slots: int
-    slot_bytes: int  # of the largest
+    sizes: SlotSizes  # of the slots
     prefix_bytes: int = field(default=0, kw_only=True)  # of host memory, for the beginnings of earlier prompts
     program_bytes: int = field(default=0, kw_only=True)  # of host memory, for what this process is still to touch
     kept: KVFormat | None = field(default=None, kw_only=True)  # of keys and values; None: as the checkpoint's numbers
     slices: SliceSlots | None = field(default=None, kw_only=True)  # in place of slots of experts
-    sizes: SlotSizes | None = field(default=None, kw_only=True)  # of the slots; None: all have one
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a slot, one of the largest."""
+        return self.sizes.class_bytes[0]
 
     @property
     def cache_bytes(self) -> int:
         """Of num_slots experts; where these are cut into slices, also of a part of another."""
         if self.slices is not None:
             return self.slices.num_bytes
-        return self.num_slots * self.slot_bytes if self.sizes is None else self.sizes.num_bytes(self.num_slots)
+        return self.sizes.num_bytes(self.num_slots)
 
     @property
     def held_experts(self) -> float:
@@ -86,6 +88,7 @@ class DevicePlan(MemoryPlan):
     may not have a slot of the host as well.
     """
 
+    host_sizes: SlotSizes  # of the host's slots
     host_slots: int
     pinned_slots: int  # the first so many of the host's: the GPU reads what lies there by itself
     limit_bytes: int  # of the GPU's memory that this process may use: --vram, or the card but for what stays free
@@ -96,11 +99,11 @@ class DevicePlan(MemoryPlan):
 
     @property
     def host_bytes(self) -> int:
-        return self.host_slots * self.slot_bytes
+        return self.host_sizes.num_bytes(self.host_slots)
 
     @property
     def pinned_bytes(self) -> int:
-        return self.pinned_slots * self.slot_bytes
+        return self.host_sizes.num_bytes(self.pinned_slots)
 
 
 def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
@@ -125,7 +128,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     while True:
         activations = activation_bytes(footprint, chunk, context, config.threads or machine.cores)
         kv_bytes = sequence_bytes(info, context)
-        fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, stride)
+        fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, footprint.sizes)
         fixed = replace(fixed, program_bytes=program_bytes(footprint))
         room = machine.available_bytes - fixed.total_bytes - fixed.program_bytes
         if chunk > MIN_CHUNK and config.prefill_chunk is None and token_bytes <= room < FEW_TOKENS * token_bytes:
@@ -145,7 +148,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     free = min(free, max(0, room) // 2)
     prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - token_bytes)
     sizes = wanted_sizes(footprint, config, room - free - prefix_bytes)
-    num_slots = wanted_slots(sizes or equal_slots(stride, moe), config, room - free - prefix_bytes)
+    num_slots = wanted_slots(sizes, config, room - free - prefix_bytes)
     slices = wanted_slices(footprint, config, num_slots, room - free - prefix_bytes)
     plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept)
     plan = replace(plan, slices=slices, sizes=sizes)
@@ -244,7 +247,8 @@ def plan_device_memory(
         if slots_room >= moe.top_k * stride or config.context is not None or context <= MIN_CONTEXT:
             break
         context = max(MIN_CONTEXT, context // 2)
-    num_slots = wanted_slots(equal_slots(stride, moe), config, slots_room)
+    sizes = wanted_sizes(footprint, config, slots_room)
+    num_slots = wanted_slots(sizes, config, slots_room)
     prefix_bytes = _device_prefix_bytes(footprint, config, machine)
     machine = replace(machine, available_bytes=machine.available_bytes - prefix_bytes)
     plan = DevicePlan(
@@ -254,7 +258,7 @@ def plan_device_memory(
         context,
         chunk,
         num_slots,
-        stride,
+        sizes,
         *_host_slots(footprint, config, machine, num_slots),
         limit,
         prefix_bytes=prefix_bytes,
@@ -277,7 +281,7 @@ def device_room(config: RuntimeConfig, free_bytes: int, total_bytes: int, has_di
 def _device_prefix_bytes(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> int:
     within = _within_ram(machine, config)
     least = HOST_OVERHEAD_BYTES + footprint.tower_bytes
-    least += _least_host_slots(footprint.moe) * footprint.layout.stride_bytes
+    least += least_host_slots(footprint.moe) * footprint.layout.stride_bytes
     return _prefix_bytes(footprint, config, within, within.available_bytes - least)
 
 
@@ -289,9 +293,11 @@ def _largest_chunk(footprint: Footprint, context: int, room: int) -> int:
     return chunk
 
 
-def _host_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine, device_slots: int) -> tuple[int, int]:
-    """How many slots the host has, and how many of them may be pinned: as many as memory allows, at most one for each
-    expert; where the GPU holds all experts, a ring that they pass through.
+def _host_slots(
+    footprint: Footprint, config: RuntimeConfig, machine: Machine, device_slots: int
+) -> tuple[SlotSizes, int, int]:
+    """Of which sizes the host's slots are, how many there are, and how many of them may be pinned: as many as memory
+    allows, at most one for each expert; where the GPU holds all experts, a ring that they pass through.
 
     Without a --ram, others on the machine keep a part of its memory, unless one token's experts need that. The dense
     weights pass through a small buffer before the slots are taken. Raises OutOfMemoryError.
@@ -300,7 +306,7 @@ def _host_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine, d
     whole = machine.total_bytes if machine.limited_by == "machine" else 0  # a control group's is what it has left
     whole = whole or machine.available_bytes
     machine = _within_ram(machine, config)
-    beside, least = HOST_OVERHEAD_BYTES + footprint.tower_bytes, _least_host_slots(moe)
+    beside, least = HOST_OVERHEAD_BYTES + footprint.tower_bytes, least_host_slots(moe)
     room = machine.available_bytes - beside
     if room < least * stride:
         raise OutOfMemoryError(
@@ -308,18 +314,14 @@ def _host_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine, d
             f"experts {_mib(least * stride)}, CUDA and pictures {_mib(beside)}), {_mib(machine.available_bytes)} "
             f"available ({machine.limited_by}); raise --ram, or free memory"
         )
-    wanted = moe.total_experts
-    if device_slots == wanted:
-        wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
     if config.ram is None:
         left = max(HOST_LEFT_BYTES, whole * HOST_LEFT_PERCENT // 100)
         room = machine.available_bytes - left - footprint.tower_bytes
-    slots = max(least, min(wanted, room // stride))
-    return slots, min(slots, max(least, whole * PINNED_PERCENT // 100 // stride))
-
-
-def _least_host_slots(moe: MoeShape) -> int:
-    return min(moe.top_k + SPARE_HOST_SLOTS, moe.total_experts)
+    if device_slots == moe.total_experts:
+        room = min(room, ring_bytes(footprint.sizes))
+    room, pinned = max(room, least * stride), max(whole * PINNED_PERCENT // 100, least * stride)
+    sizes = footprint.sizes.worth_in(room)
+    return sizes, sizes.slots_in(room), sizes.slots_in(min(room, pinned))
 
 
 def _device_shortfall(plan: DevicePlan, available: int, config: RuntimeConfig) -> OutOfMemoryError:
@@ -344,7 +346,7 @@ def smallest_device_bytes(footprint: Footprint) -> tuple[int, int]:
     overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
     return (
         overhead + footprint.dense_bytes + kv_bytes + activations + moe.top_k * stride,
-        HOST_OVERHEAD_BYTES + footprint.tower_bytes + _least_host_slots(moe) * stride,
+        HOST_OVERHEAD_BYTES + footprint.tower_bytes + least_host_slots(moe) * stride,
     )
 
 

@@ -15,7 +15,7 @@ from moeinf.engine.build_context import BuildContext, Host, Observation, Reporti
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.disk_wait import DiskWait
-from moeinf.engine.footprint import kept_format
+from moeinf.engine.footprint import kept_format, unequal_bytes
 from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import DevicePlan, shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
@@ -102,7 +102,7 @@ class Model:
         self._activations = ActivationFile(stored, self._notify)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         form, moe = weights.family.encoder_input, stored.manifest.moe
-        facts = TraceFacts(stored.name, moe, stored.id)
+        facts = TraceFacts(stored.name, moe, stored.id, expert_bytes=unequal_bytes(stored.manifest))
         trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
         attendants = Attendants(RequestRecorder(moe, collection.add), Profiler(), disk_wait, trace)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)

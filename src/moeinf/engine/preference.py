@@ -54,11 +54,12 @@ def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
         return None
     if on_cpu.num_slots < total:
         return None
-    if plan.host_slots < total and plan.slot_bytes > footprint.layout.stride_bytes:
+    stored_bytes, made_bytes = (each.sizes.num_bytes(total) for each in (footprint, on_gpu))
+    if plan.host_slots < total and made_bytes > stored_bytes:
         return (
-            f"memory holds all experts as they are stored ({size_text(total * footprint.layout.stride_bytes)}), but "
-            f"not in the form in which the GPU computes them ({size_text(total * plan.slot_bytes)}): it would wait "
-            "for the disk; --device cuda takes the GPU all the same"
+            f"memory holds all experts as they are stored ({size_text(stored_bytes)}), but not in the form in which "
+            f"the GPU computes them ({size_text(made_bytes)}): it would wait for the disk; --device cuda takes the GPU "
+            "all the same"
         )
     return slower(footprint, plan, measured(gpu.device, host.kernels))
 
@@ -73,9 +74,11 @@ def slower(footprint: Footprint, plan: DevicePlan, rates: Rates) -> str | None:
     moe = footprint.moe
     used = moe.num_layers * moe.top_k  # experts of a token
     share = plan.num_slots / moe.total_experts
-    missed = MISSED * (1 - share) ** 2 * used * plan.slot_bytes  # as measured for next-use at 10 to 80 %: policies.md
-    on_cpu = (footprint.dense_bytes + used * footprint.layout.stride_bytes) / (CPU_SHARE * rates.memory)
-    on_device = (plan.dense_bytes + used * plan.slot_bytes) / (DEVICE_SHARE * rates.device)
+    missed = (
+        MISSED * (1 - share) ** 2 * used * plan.sizes.mean_bytes
+    )  # as measured for next-use at 10 to 80 %: policies.md
+    on_cpu = (footprint.dense_bytes + used * footprint.sizes.mean_bytes) / (CPU_SHARE * rates.memory)
+    on_device = (plan.dense_bytes + used * plan.sizes.mean_bytes) / (DEVICE_SHARE * rates.device)
     on_gpu = on_device + missed / rates.link + moe.num_layers * LAYER_S
     if on_cpu >= MARGIN * on_gpu:
         return None

@@ -15,27 +15,33 @@ SEGMENT_BYTES: Final = 512 << 20
 
 
 class DeviceArena:
-    """Slots of `slot_bytes` each. Their offsets are slot number * slot_bytes, as if the segments were one memory."""
+    """Slots that begin at `begins`, as if the segments were one memory, and lie at `slot_addresses`."""
 
-    def __init__(self, device: Device, slot_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self.slot_bytes = slot_bytes
+    def __init__(self, device: Device, begins: IntArray, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """begins: in bytes, of each slot that there may be, and at last where they end."""
         self.slot_addresses: IntArray = np.empty(0, np.int64)
+        self._begins = begins
         self._device = device
-        self._per_segment = max(1, segment_bytes // slot_bytes)
+        self._segment_bytes = segment_bytes
         self._segments: list[Tensor] = []
+        self._firsts: list[int] = []  # the first slot of each segment
 
     def take(self, num_slots: int) -> None:
         """Takes memory for so many slots, or for as many as there is memory for."""
         assert not self._segments, "slots are taken once"
-        addresses: list[IntArray] = []
-        for first in range(0, num_slots, self._per_segment):
-            count = min(self._per_segment, num_slots - first)
+        begins, addresses, first = self._begins, list[IntArray](), 0
+        while first < num_slots:
+            fit = int(np.searchsorted(begins, begins[first] + self._segment_bytes, side="right")) - 1
+            last = min(num_slots, max(first + 1, fit))
+            num_bytes = int(begins[last] - begins[first])
             try:
-                segment = torch.empty(count * self.slot_bytes, dtype=torch.uint8, device=self._device.kind)
+                segment = torch.empty(num_bytes, dtype=torch.uint8, device=self._device.kind)
             except torch.OutOfMemoryError:
                 break
             self._segments.append(segment)
-            addresses.append(segment.data_ptr() + np.arange(count, dtype=np.int64) * self.slot_bytes)
+            self._firsts.append(first)
+            addresses.append(segment.data_ptr() + begins[first:last] - begins[first])
+            first = last
         self.slot_addresses = np.concatenate(addresses) if addresses else self.slot_addresses
 
     @property
@@ -44,19 +50,20 @@ class DeviceArena:
 
     def addresses(self, offsets: IntArray) -> IntArray:
         """Where on the device the slots at `offsets` lie."""
-        found: IntArray = self.slot_addresses[offsets // self.slot_bytes]
+        found: IntArray = self.slot_addresses[np.searchsorted(self._begins, offsets)]
         return found
 
     def smaller(self) -> int:
         """How many slots would be left without the last segment."""
-        return (len(self._segments) - 1) * self._per_segment
+        return self._firsts[-1]
 
     def shrink(self) -> None:
         """Gives the last segment back; nothing may lie in it any more, and no submitted work use it."""
         self._segments.pop()
-        self.slot_addresses = self.slot_addresses[: len(self._segments) * self._per_segment]
+        self.slot_addresses = self.slot_addresses[: self._firsts.pop()]
 
     def release(self) -> None:
         """Gives all of it back, as `shrink` a part."""
         self._segments.clear()
+        self._firsts.clear()
         self.slot_addresses = self.slot_addresses[:0]

@@ -140,10 +140,10 @@ def combine(pairs, weights, out, COUNT: tl.constexpr, K: tl.constexpr, BLOCK: tl
     tl.store(out + token * COUNT + at, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["layer"])  # or layers 1 and 16 would each be compiled apart, maybe while capturing
+@triton.jit(do_not_specialize=["layer", "size_class"])  # or some would be compiled apart, maybe while capturing
 def claim(
-    ids, layer, num_experts, slot_of, key_of, slot_address, host, scores, misses, addresses, copies, num_slots,
-    num_keys, STEP: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+    ids, layer, num_experts, slot_of, key_of, slot_address, slot_class, host, scores, misses, addresses, copies,
+    size_class, num_slots, num_keys, STEP: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program. Each victim is one minimum over (rank of its score in the order of floats, slot) in 64 bits."""
     choice = tl.arange(0, BLOCK_P)
@@ -166,7 +166,8 @@ def claim(
         bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # negative floats: the larger their bits, the smaller
         order = (tl.where(old_key >= 0, bits, -0x80000000).to(tl.int64) << 32) | slot
         out_of_reach = 0x7FFFFFFFFFFFFFFF
-        order = tl.where(slot < num_slots, order, out_of_reach)
+        of_slot = tl.load(slot_class + slot, mask=slot < num_slots, other=-1)
+        order = tl.where(of_slot == size_class, order, out_of_reach)
         for p in range(P):
             used = tl.sum(tl.where(choice == p, held, 0), axis=0)
             order = tl.where(slot == used, out_of_reach, order)  # a miss has -1, which no slot is
@@ -186,7 +187,7 @@ def claim(
                 tl.store(addresses + p, destination)
                 tl.store(copies + 2 * p, tl.load(host + entering))
                 tl.store(copies + 2 * p + 1, destination)
-        tl.store(misses, tl.load(misses) + num_misses)
+        tl.store(misses + size_class, tl.load(misses + size_class) + num_misses)
     raised = tl.maximum(tl.load(scores + key, mask=valid, other=0.0), tl.load(scores + num_keys))
     tl.store(scores + key, raised, mask=valid)
 

@@ -6,6 +6,7 @@ does not wait for the device, and for up to MAX_ROWS tokens allocates nothing an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -33,11 +34,13 @@ class SlotTensors:
     slot_of: Tensor  # int32 [layers * experts]: slot of each key, -1 where absent
     key_of: Tensor  # int32 [slots]: key in each slot, -1 where empty
     slot_address: Tensor  # int64 [slots]: on the device
+    slot_class: Tensor  # int32 [slots]: the class of each slot's size
     host: Tensor  # int64 [layers * experts]: address of each expert in mapped, pinned host memory
     scores: Tensor  # f32 [layers * experts + 1]; the last: what the score of a key rises to that `claim` is asked for
-    misses: Tensor  # int64 [1]: counted since the host last set it
+    misses: Tensor  # int64 [classes]: counted since the host last set them
     num_experts: int  # of one layer
     step: int  # layers that a token visits, for the distance; 0: there is none
+    layer_class: Sequence[int]  # of the slots that each layer's experts may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,10 @@ class VectorOps(Protocol):
         """Gives each of the distinct experts `ids` (int32 [P], of a layer) a slot, and says what has to be copied.
 
         addresses int64 [P]: of the slots. copies int64 [P, 2]: source in host memory and destination, (0, 0) where the
-        expert is resident. Victims are the lowest empty slots, then the slots of least score (ties: the lowest) that
-        this call does not use; there must be at least P slots. The score of a key of layer j counts less j - layer
-        where that is positive, else less j - layer + step. For decode: P is at most a few dozen.
+        expert is resident. Victims are, of the layer's class, the lowest empty slots, then the slots of least score
+        (ties: the lowest) that this call does not use; the class must have at least P slots. The score of a
+        key of layer j counts less j - layer where that is positive, else less j - layer + step. For decode: P is at
+        most a few dozen.
         """
         ...
 
@@ -283,11 +287,13 @@ class TritonVectorOps:
             table.slot_of,
             table.key_of,
             table.slot_address,
+            table.slot_class,
             table.host,
             table.scores,
             table.misses,
             addresses,
             copies,
+            table.layer_class[layer],
             num_slots,
             len(table.slot_of),
             STEP=table.step,

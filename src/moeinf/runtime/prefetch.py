@@ -41,7 +41,6 @@ class Prefetcher:
         predictor: Predictor,
         link: Link,
         shape: MoeShape,
-        expert_bytes: int,
         encoder_layers: int = 0,
         trial: PrefetchTrial | None = None,
         slices: int = 1,
@@ -60,7 +59,7 @@ class Prefetcher:
         self._num_experts = shape.num_experts * slices
         self._slices = slices
         self._proximity = layer_proximity(shape.num_layers)
-        self._expert_bytes = expert_bytes
+        self._expert_bytes = tier.sizes.mean_bytes
         self._admission = Admission(self._num_experts)
         self._look_ahead = look_ahead_of(predictor)
         self._maps = maps_of(predictor)

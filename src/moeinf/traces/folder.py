@@ -30,6 +30,7 @@ class TraceFacts:
     shape: MoeShape
     model_id: str = ""
     version: int = VERSION
+    expert_bytes: tuple[int, ...] = ()  # of an expert of each layer, where they differ
 
     def dumps(self) -> bytes:
         shape = self.shape
@@ -42,6 +43,8 @@ class TraceFacts:
             "num_experts": list(shape.counts) or shape.num_experts,
             "top_k": shape.top_k,
         }
+        if self.expert_bytes:
+            facts["expert_bytes"] = list(self.expert_bytes)
         return (json.dumps(facts, indent=2) + "\n").encode()
 
 
@@ -86,7 +89,12 @@ def _facts_of(facts: Mapping[str, Any], path: Path) -> TraceFacts:
         shape = shape_of(facts["num_layers"], facts["num_experts"], facts["top_k"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} does not tell the shape of its model ({error}); name another folder") from error
-    return TraceFacts(model, shape, model_id, facts["version"])
+    expert_bytes = facts.get("expert_bytes", [])
+    if not isinstance(expert_bytes, list) or len(expert_bytes) not in (0, shape.num_layers):
+        raise UsageError(f"{path} does not tell the size of each layer's experts; name another folder")
+    if not all(type(size) is int and size > 0 for size in expert_bytes):
+        raise UsageError(f"{path} has a size of experts that is no number of bytes; name another folder")
+    return TraceFacts(model, shape, model_id, facts["version"], tuple(expert_bytes))
 
 
 def request_files(folder: Path) -> list[Path]:

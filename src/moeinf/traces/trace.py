@@ -42,6 +42,7 @@ class Trace:
     guess_weights: Float32Array | None = None
     model: str = ""  # its name; "" where the files do not say it
     states: HalfArray | JoinedStates | None = None  # [tokens, layers, hidden], before attention; None: not asked for
+    expert_bytes: tuple[int, ...] = ()  # of an expert of each layer, where they are known to differ
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +73,12 @@ def load_trace(folder: Path, max_tokens: int | None = None, *, states: bool = Fa
         trace = _load_requests(folder, max_tokens, states=states)
     if facts is not None and trace.shape != facts.shape:
         raise UsageError(f"{folder} has a trace of another model than its trace.json says ({facts.model})")
-    return replace(trace, name=folder.resolve().name, model="" if facts is None else facts.model)
+    return replace(
+        trace,
+        name=folder.resolve().name,
+        model="" if facts is None else facts.model,
+        expert_bytes=() if facts is None else facts.expert_bytes,
+    )
 
 
 def _load_requests(folder: Path, max_tokens: int | None, *, states: bool) -> Trace:

@@ -18,7 +18,7 @@ from moeinf._native import quantise
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.build_context import Reporting
-from moeinf.engine.memory_plan import plan_device_memory
+from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, NotFiniteError
 from moeinf.gpu.cuda import Gpu
@@ -197,9 +197,12 @@ def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
 
 
 def test_logits_of_tritons_kernels_are_those_of_their_twins(tmp_path: Path) -> None:
-    """In the interpreter, with parts and layers of several types; it rounds bfloat16 otherwise, so the rest is f32."""
+    """In the interpreter, with parts and layers of several types, and slots of two sizes, of which the device chooses.
+
+    It rounds bfloat16 otherwise, so the rest is f32.
+    """
     pytest.importorskip("triton", reason="triton is not installed")
-    experts = by_turns(["Q5_0", "F32", "Q4_0", "Q5_1"])
+    experts = by_turns(["Q5_0", "Q4_0", "Q5_1", "F32", "Q5_0", "F32"])
     config = CONFIG | {"moe_intermediate_size": 64}
     [file] = write_gguf(
         tmp_path / "m.gguf",
@@ -208,6 +211,9 @@ def test_logits_of_tritons_kernels_are_those_of_their_twins(tmp_path: Path) -> N
         kinds=lambda name: experts(name) if "exps" in name else "F32",
     )
     stored = ensure(str(file), home=tmp_path / "home")
+    with opened(stored, context=32, expert_cache="60%") as model:
+        assert isinstance(model.plan, DevicePlan) and len(model.plan.sizes.class_bytes) == 2
+        assert model.plan.host_slots == stored.manifest.moe.total_experts
     found, wanted = (logits(stored, gpu, expert_cache="60%") for gpu in (interpreted(), emulated()))
     assert np.linalg.norm(found - wanted) < 0.01 * np.linalg.norm(wanted)
 

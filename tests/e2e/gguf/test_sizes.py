@@ -11,9 +11,9 @@ import pytest
 from moeinf.bench.forecast.forecast import forecast
 from moeinf.bench.forecast.report import memory_rows
 from moeinf.config import RuntimeConfig
-from moeinf.engine import footprint
 from moeinf.engine.model import Model
 from moeinf.engine.stored.outline import outline_of
+from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import StoredModel
 from tests.support.footprints import on
@@ -35,11 +35,11 @@ def seen(stored: StoredModel, num_sizes: int, **options: Any) -> np.ndarray:
     """The logits of a prompt, and of tokens behind it, while slots are given back and taken again."""
     with Model(stored, RuntimeConfig.of(context=64, threads=1, device="cpu", **options)) as model:
         sizes = model.plan.sizes
-        assert (1 if sizes is None else len(sizes.class_bytes)) == num_sizes
+        assert len(sizes.class_bytes) == num_sizes
         assert model.tier.num_bytes == model.plan.cache_bytes
         network: Any = model.runner.network
         found = [network.forward(IDS[:-4], model.runner.cache, last_only=False)]
-        least = stored.manifest.moe.top_k if sizes is None else sizes.least_slots
+        least = sizes.least_slots
         for token, slots in zip(
             IDS[-4:], (least, model.tier.most_slots, least + 1, model.tier.most_slots), strict=True
         ):
@@ -87,5 +87,5 @@ def test_a_plan_says_which_sizes_slots_have_and_what_memory_was_too_short_for(st
 def test_equal_slots_give_the_same(
     stored: StoredModel, all_resident: np.ndarray, share: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footprint, "slot_sizes_of", lambda manifest: None)
+    monkeypatch.setattr(SlotSizes, "worth_in", lambda sizes, room: sizes.equal())
     assert np.array_equal(seen(stored, 1, expert_cache=share), all_resident)

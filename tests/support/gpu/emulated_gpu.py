@@ -50,12 +50,16 @@ def opened(
     pinned: int = 0,
     **options: Any,
 ) -> Model:
-    """host: experts that the machine's memory holds; None for what the plan gives, all or a ring. pinned: so many of
-    them, 0 for all."""
+    """host: the largest experts that the machine's memory holds; None for what the plan gives, all or a ring. pinned:
+    so many slots of them, 0 for all."""
 
     def plan(*args: Any) -> DevicePlan:
         made = plan_device_memory(*args)
-        return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
+        if host is None:
+            return made
+        sizes = args[0].sizes.worth_in(host * made.slot_bytes)
+        slots = sizes.slots_in(host * made.slot_bytes)
+        return replace(made, host_sizes=sizes, host_slots=slots, pinned_slots=pinned or slots)
 
     config = RuntimeConfig.of(**{"prefill_chunk": 16, "threads": 1} | options)
     with patch("moeinf.engine.ranks.card.plan_device_memory", plan):

@@ -23,8 +23,9 @@ class Link:
         self.rates = rates
         self.seen: list[tuple[IntArray, IntArray, int]] = []
 
-    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
-        self.seen.append((sources, destinations, num_bytes))
+    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: IntArray, compute_stream: int) -> int:
+        (size,) = set(num_bytes.tolist())
+        self.seen.append((sources, destinations, size))
         return len(self.seen) - 1
 
     def wait(self, ticket: int) -> None:

@@ -17,7 +17,6 @@ from moeinf.engine.memory_plan import (
     MIN_CONTEXT,
     MIN_FREE_BYTES,
     PROCESS_BYTES,
-    RING_BYTES,
     DevicePlan,
     plan_device_memory,
     plan_memory,
@@ -27,6 +26,7 @@ from moeinf.engine.memory_plan import (
     smallest_bytes,
     smallest_device_bytes,
 )
+from moeinf.engine.placed.slots import RING_BYTES
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine

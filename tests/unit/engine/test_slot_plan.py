@@ -10,7 +10,6 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine.footprint import Footprint
 from moeinf.engine.memory_plan import MemoryPlan, plan_device_memory, plan_memory
-from moeinf.runtime.cache.sizes import slot_sizes
 from moeinf.store.format import expert_layout
 from moeinf.types import Format, MoeShape
 from tests.support.footprints import FOOTPRINT, MIB, on
@@ -28,17 +27,17 @@ def footprint_of(types: Types, moe: MoeShape | None = None) -> Footprint:
     layouts = tuple(
         expert_layout([(name, cast(Format, each[which]), shape) for name, shape, which in parts]) for each in types
     )
-    moe = moe or MoeShape(len(types), 128, 8)
     largest = max(layouts, key=lambda layout: layout.stride_bytes)
-    sizes = slot_sizes([layout.stride_bytes for layout in layouts], moe)
-    return dataclasses.replace(
-        FOOTPRINT, moe=moe, layout=largest, layers=layouts, sizes=sizes if len(sizes.class_bytes) > 1 else None
-    )
+    return dataclasses.replace(FOOTPRINT, moe=moe or MoeShape(len(types), 128, 8), layout=largest, layers=layouts)
+
+
+def equal(footprint: Footprint) -> Footprint:
+    """The same with experts that are all as large as the largest."""
+    return dataclasses.replace(footprint, layers=())
 
 
 def shares(plan: MemoryPlan) -> list[float]:
     """Of each layer's experts, those that slots of its size hold."""
-    assert plan.sizes is not None
     order = plan.sizes.order[: plan.num_slots].tolist()
     whole = plan.sizes.order.tolist()
     return [order.count(each) / whole.count(each) for each in plan.sizes.of_layers.tolist()]
@@ -48,9 +47,8 @@ def shares(plan: MemoryPlan) -> list[float]:
 @pytest.mark.parametrize("available", [4000, 8000])
 def test_no_expert_of_a_mixture_wastes_a_tenth(types: Types, num_sizes: int, gain: float, available: int) -> None:
     footprint = footprint_of(types)
-    assert footprint.sizes is not None
     plan = plan_memory(footprint, RuntimeConfig(), on(available))
-    before = plan_memory(dataclasses.replace(footprint, sizes=None), RuntimeConfig(), on(available))
+    before = plan_memory(equal(footprint), RuntimeConfig(), on(available))
     assert plan.sizes == footprint.sizes and len(footprint.sizes.class_bytes) == num_sizes
     assert footprint.sizes.wasted() <= 0.1 and plan.slot_bytes == before.slot_bytes
     assert plan.num_slots >= gain * before.num_slots or plan.num_slots == footprint.moe.total_experts
@@ -72,19 +70,35 @@ def test_where_memory_is_short_there_are_fewer_sizes() -> None:
     counts = []
     for share in ("1%", "3%", "5%", "7%", "20%"):
         plan = plan_memory(footprint, RuntimeConfig.of(expert_cache=share), on(8000))
-        counts.append(1 if plan.sizes is None else len(plan.sizes.class_bytes))
-        equal = plan_memory(
-            dataclasses.replace(footprint, sizes=None), RuntimeConfig.of(expert_cache=plan.cache_bytes), on(8000)
-        )
-        least = min(shares(plan)) if plan.sizes is not None else plan.num_slots / footprint.moe.total_experts
-        assert least > equal.num_slots / footprint.moe.total_experts - 1 / 128
+        counts.append(len(plan.sizes.class_bytes))
+        before = plan_memory(equal(footprint), RuntimeConfig.of(expert_cache=plan.cache_bytes), on(8000))
+        assert min(shares(plan)) > before.num_slots / footprint.moe.total_experts - 1 / 128
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 3, counts
 
 
-def test_equal_slots_for_ranks_gpus_and_sizes_within_a_tenth() -> None:
+def test_sizes_within_a_tenth_are_one() -> None:
+    assert len(footprint_of([("q4_k", "q4_k"), ("q4_k", "q5_k")]).sizes.class_bytes) == 1
+
+
+def test_ranks_have_the_sizes_of_a_machine_alone() -> None:
     footprint = footprint_of(Q4_K_M)
-    shared = RuntimeConfig(workers="127.0.0.1:1")
-    assert plan_memory(footprint, shared, on(8000)).sizes is None
-    device = plan_device_memory(footprint, RuntimeConfig(), on(64_000), 16_000 * MIB, 16_000 * MIB)
-    assert device.sizes is None and device.cache_bytes == device.num_slots * device.slot_bytes
-    assert footprint_of([("q4_k", "q4_k"), ("q4_k", "q5_k")]).sizes is None
+    shared = plan_memory(footprint, RuntimeConfig(workers="127.0.0.1:1"), on(8000))
+    assert shared == plan_memory(footprint, RuntimeConfig(), on(8000))
+
+
+@pytest.mark.parametrize(("types", "num_sizes", "gain"), [(Q4_K_M, 2, 1.06), (BY_LAYER, 3, 1.6)])
+@pytest.mark.parametrize("available", [4000, 8000])
+def test_a_gpu_and_the_host_behind_it_have_them_too(types: Types, num_sizes: int, gain: float, available: int) -> None:
+    footprint = footprint_of(types)
+    plan, before = (
+        plan_device_memory(each, RuntimeConfig.of(ram=f"{available}MiB"), on(64_000), available * MIB, available * MIB)
+        for each in (footprint, equal(footprint))
+    )
+    total = footprint.moe.total_experts
+    for sizes, slots, num_bytes, equal_slots, equal_bytes in (
+        (plan.sizes, plan.num_slots, plan.cache_bytes, before.num_slots, before.cache_bytes),
+        (plan.host_sizes, plan.host_slots, plan.host_bytes, before.host_slots, before.host_bytes),
+    ):
+        assert len(sizes.class_bytes) == num_sizes and slots >= min(total, int(gain * equal_slots))
+        assert num_bytes == sizes.num_bytes(slots) <= equal_bytes + sizes.class_bytes[0] or slots == total
+    assert plan.pinned_bytes <= plan.host_bytes and plan.total_bytes <= available * MIB

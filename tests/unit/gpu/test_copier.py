@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from moeinf._native import Arena, Copier, CudaDriver, CudaError
+from moeinf.types import ByteArray
 
 REPOSITORY = Path(__file__).parents[3]
 NATIVE_TESTS = REPOSITORY / "cextensions" / "tests" / "cuda"
@@ -66,6 +67,12 @@ def copier(driver: CudaDriver) -> Iterator[Copier]:
     copier.close()
 
 
+def registered(copier: Copier, memory: ByteArray, progress: Callable[[int], None] | None = None) -> int:
+    """Registers memory that holds experts, of which the last may be shorter."""
+    ends = np.minimum(np.arange(EXPERT, len(memory) + EXPERT, EXPERT), len(memory))
+    return copier.register(memory, ends, progress)
+
+
 class Experts:
     """Four experts in host memory, and as many slots of a device."""
 
@@ -76,7 +83,7 @@ class Experts:
         self.sources, self.destinations = rows(self.host), rows(self.device)
 
     def copy(self, copier: Copier, stream: int = 0) -> int:
-        return copier.copy(self.sources, self.destinations, EXPERT, stream)
+        return copier.copy(self.sources, self.destinations, np.full_like(self.sources, EXPERT), stream)
 
 
 def rows(memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -121,7 +128,7 @@ def test_experts_arrive_from_registered_and_from_other_memory(fake: ctypes.CDLL,
     experts = Experts()
     copier.wait(experts.copy(copier))
     assert np.array_equal(experts.device, experts.host)
-    assert copier.register(experts.host.reshape(-1), EXPERT) == experts.host.nbytes
+    assert registered(copier, experts.host.reshape(-1)) == experts.host.nbytes
     experts.device[:] = 0
     copier.wait(experts.copy(copier))
     assert np.array_equal(experts.device, experts.host)
@@ -168,14 +175,14 @@ def test_a_copy_that_waits_for_the_ring_lets_other_threads_run(fake: ctypes.CDLL
 def test_what_the_system_will_not_pin_is_told_and_copied_all_the_same(fake: ctypes.CDLL, copier: Copier) -> None:
     arena = Arena(700 * MIB)
     fake.fake_set_pin_limit(RING + 600 * MIB)
-    assert copier.register(arena.array(), EXPERT) == 256 * MIB, "the second piece is left to others"
+    assert registered(copier, arena.array()) == 256 * MIB, "the second piece is left to others"
     assert copier.device_address(arena.address + 5) == arena.address + 5
     with pytest.raises(ValueError, match="not registered"):
         copier.device_address(arena.address + 256 * MIB - 1, 2)
     half = arena.array()[256 * MIB - EXPERT : 256 * MIB + EXPERT].reshape(2, EXPERT)
     half[:] = np.random.default_rng(2).integers(0, 256, half.shape, np.uint8)
     device = np.zeros(2 * EXPERT, np.uint8)
-    copier.wait(copier.copy(rows(half)[:1], np.array([device.ctypes.data]), device.nbytes, 0))
+    copier.wait(copier.copy(rows(half)[:1], np.array([device.ctypes.data]), np.array([device.nbytes]), 0))
     assert np.array_equal(device, half.reshape(-1))
 
 
@@ -184,7 +191,7 @@ def test_pinning_tells_how_far_it_is_and_what_was_pinned_before_an_interrupt_is_
 ) -> None:
     copier, arena = Copier(driver, 0, RING), Arena(700 * MIB)
     told: list[int] = []
-    assert copier.register(arena.array(), EXPERT, told.append) == 700 * MIB
+    assert registered(copier, arena.array(), told.append) == 700 * MIB
     assert told == [256 * MIB, 512 * MIB, 700 * MIB]
     copier.close()
     copier = Copier(driver, 0, RING)
@@ -194,7 +201,7 @@ def test_pinning_tells_how_far_it_is_and_what_was_pinned_before_an_interrupt_is_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        copier.register(arena.array(), EXPERT, interrupt)
+        registered(copier, arena.array(), interrupt)
     assert copier.device_address(arena.address + 256 * MIB, 256 * MIB) == arena.address + 256 * MIB
     copier.close()
     assert fake.fake_num_live() == 0
@@ -204,7 +211,7 @@ def test_registered_memory_lives_until_the_copier_is_closed(driver: CudaDriver) 
     copier = Copier(driver, 0, RING)
     memory = Arena(EXPERT).array()
     alive = weakref.ref(memory)
-    copier.register(memory, EXPERT)
+    registered(copier, memory)
     del memory
     gc.collect()
     assert alive() is not None
@@ -229,7 +236,7 @@ def test_a_closed_copier_holds_nothing_and_only_counts(fake: ctypes.CDLL, driver
 
 def test_a_copier_that_is_dropped_gives_everything_back(fake: ctypes.CDLL, driver: CudaDriver) -> None:
     copier = Copier(driver, 0, RING)
-    copier.register(Arena(EXPERT).array(), EXPERT)
+    registered(copier, Arena(EXPERT).array())
     assert fake.fake_num_live() > 0
     del copier
     gc.collect()
@@ -238,19 +245,19 @@ def test_a_copier_that_is_dropped_gives_everything_back(fake: ctypes.CDLL, drive
 
 def test_misuse_is_a_value_error(driver: CudaDriver, copier: Copier) -> None:
     experts = Experts()
-    with pytest.raises(ValueError, match="4 sources and 3 destinations"):
-        copier.copy(experts.sources, experts.destinations[:3], EXPERT, 0)
+    with pytest.raises(ValueError, match="4 sources, 3 destinations and 4 sizes"):
+        copier.copy(experts.sources, experts.destinations[:3], np.full_like(experts.sources, EXPERT), 0)
     with pytest.raises(ValueError, match="num_bytes is 0"):
-        copier.copy(experts.sources, experts.destinations, 0, 0)
+        copier.copy(experts.sources, experts.destinations, np.zeros_like(experts.sources), 0)
     with pytest.raises(ValueError, match="no ticket 1"):
         copier.wait(1)
     with pytest.raises(ValueError, match="ring_bytes is 4096"):
         Copier(driver, 0, 4096)
-    copier.register(experts.host[1], EXPERT)
+    registered(copier, experts.host[1])
     with pytest.raises(ValueError, match="overlaps"):
-        copier.register(experts.host.reshape(-1), EXPERT)
+        registered(copier, experts.host.reshape(-1))
     with pytest.raises(ValueError, match="start of a page"):
-        copier.register(experts.host[2, 1:], EXPERT)
+        registered(copier, experts.host[2, 1:])
 
 
 def test_the_declarations_of_the_driver_are_those_of_its_headers() -> None:

@@ -97,7 +97,7 @@ def launch_all(ops: TritonVectorOps) -> None:
         ops.combine(floats, weights, torch.empty(1, 4096))
     for slots in (8, 2000, 6144, 15000):
         slot, address = torch.empty(slots, dtype=torch.int32), torch.empty(slots, dtype=torch.int64)
-        table = SlotTensors(slot, slot, address, address, floats, address, 128, 48)
+        table = SlotTensors(slot, slot, address, slot, address, floats, address, 128, 48, [1] * 4)
         ops.claim(ids, 3, table, address[:8], torch.empty(8, 2, dtype=torch.int64))
     ops.gather(torch.empty(8, 2, dtype=torch.int64), 1152 * 4096)
 

@@ -449,12 +449,13 @@ def test_a_tokens_sum_has_the_same_bits_whatever_the_others(kernels: VectorOps) 
 # slots
 
 
-def empty_table(layers: int, experts: int, slots: int, step: int = 0) -> SlotTensors:
+def empty_table(layers: int, experts: int, slots: int, step: int = 0, classes: int = 1) -> SlotTensors:
     keys = layers * experts
     return SlotTensors(
         torch.full((keys,), -1, dtype=torch.int32), torch.full((slots,), -1, dtype=torch.int32),
-        1000 + 7 * torch.arange(slots), 50_000 + 3 * torch.arange(keys), torch.zeros(keys + 1),
-        torch.zeros(1, dtype=torch.int64), experts, step,
+        1000 + 7 * torch.arange(slots), torch.arange(slots, dtype=torch.int32) % classes,
+        50_000 + 3 * torch.arange(keys), torch.zeros(keys + 1), torch.zeros(classes, dtype=torch.int64),
+        experts, step, [layer % classes for layer in range(layers)],
     )  # fmt: skip
 
 
@@ -503,13 +504,17 @@ def test_a_layer_that_comes_soon_is_kept_and_so_is_what_the_token_has_used(ops: 
 
 
 @pytest.mark.parametrize("step", [0, 3])
-@pytest.mark.parametrize(("experts", "slots", "k"), [(12, 5, 5), (7, 30, 3), (24, 45, 8), (8, 9, 1)])
-def test_claims_equal_a_plain_model_of_the_table(ops: VectorOps, experts: int, slots: int, k: int, step: int) -> None:
+@pytest.mark.parametrize(
+    ("experts", "slots", "k", "classes"), [(12, 5, 5, 1), (7, 30, 3, 2), (24, 45, 8, 3), (8, 9, 1, 1)]
+)
+def test_claims_equal_a_plain_model_of_the_table(
+    ops: VectorOps, experts: int, slots: int, k: int, classes: int, step: int
+) -> None:
     rng = np.random.default_rng(slots)
     layers = 3
-    table = empty_table(layers, experts, slots, step)
+    table = empty_table(layers, experts, slots, step, classes)
     model: dict[int, int] = {}  # slot of each key
-    misses = 0
+    misses = [0] * classes
     for turn in range(30):
         scores = rng.choice(np.array([-np.inf, -2.5, -1, 0, 1e-30, 3, 4, 7, np.inf], np.float32), layers * experts + 1)
         table.scores[:] = torch.from_numpy(scores)
@@ -525,15 +530,16 @@ def test_claims_equal_a_plain_model_of_the_table(ops: VectorOps, experts: int, s
         for place, key in enumerate(wanted):
             missing = key not in model
             if missing:
-                misses += 1
-                empty = sorted(set(range(slots)) - set(model.values()))
-                victim = min((k for k in model if k not in wanted), key=lambda k: (scores[k], model[k]), default=-1)
+                misses[layer % classes] += 1
+                empty = sorted(set(range(layer % classes, slots, classes)) - set(model.values()))
+                others = [k for k in model if k not in wanted and k // experts % classes == layer % classes]
+                victim = min(others, key=lambda k: (scores[k], model[k]), default=-1)
                 model[key] = empty[0] if empty else model.pop(victim)
             address = 1000 + 7 * model[key]
             assert addresses[place] == address
             assert copies[place].tolist() == ([50_000 + 3 * key, address] if missing else [0, 0])
         assert slots_by_key(table) == model
-    assert table.misses.tolist() == [misses]
+    assert table.misses.tolist() == misses
 
 
 def test_gather_copies_blocks_by_their_addresses_and_leaves_source_0_alone(ops: VectorOps) -> None:

@@ -29,7 +29,7 @@ def streamed(
     tier: Tier, reader: FakeReader, policy: EvictionPolicy, *, prefetch: bool = True
 ) -> tuple[StreamedExperts, FakeKernel]:
     kernel, predictor = FakeKernel(tier.memory, SHAPE.num_experts), LookAheadPredictor(SHAPE)
-    prefetcher = Prefetcher(tier, predictor, reader, SHAPE, LAYOUT.stride_bytes) if prefetch else None
+    prefetcher = Prefetcher(tier, predictor, reader, SHAPE) if prefetch else None
     return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher), kernel
 
 

@@ -68,21 +68,21 @@ def hold_polls(reader: FakeReader) -> None:
 def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle_window() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)  # two experts of the link's ten a second
     ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.9, 2: 0.7, 3: 0.6})
-    Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
+    Prefetcher(tier, Oracle(ahead), Link(), SHAPE).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8]
 
 
 def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.1)
     oracle = Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5}))
-    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
+    Prefetcher(tier, oracle, Link(), SHAPE).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [11]
 
 
 def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.1)
     for prediction in (None, likelihood(layer1={1: 0.2}, layer2={0: 0.4})):
-        Prefetcher(tier, Oracle(prediction), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
+        Prefetcher(tier, Oracle(prediction), Link(), SHAPE).after_routing(begun(tier, 0, tokens=1))
         assert queued(reader) == []
 
 
@@ -91,13 +91,13 @@ def test_what_the_window_does_not_hold_whole_has_to_be_likelier(idle_s: float, w
     """Of a prefetch that outlasts it, demand waits for the rest, whether it is used or not."""
     tier, reader, _ = make_tier(num_slots=12, idle_s=idle_s)
     ahead = likelihood(layer1={1: 0.9, 2: 0.9, 3: 0.9})
-    Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
+    Prefetcher(tier, Oracle(ahead), Link(), SHAPE).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == wanted
 
 
 def test_what_was_never_used_is_read_no_more_and_comes_back_when_it_would_be() -> None:
     tier, _, policy = make_tier(num_slots=12, idle_s=0.1)
-    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9})), Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9})), Link(), SHAPE)
 
     def token(experts: list[int]) -> bool:
         """Whether expert 1 of layer 1 was read ahead; it is absent again afterwards, as are those of layer 0."""
@@ -125,7 +125,7 @@ def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)
     hold_polls(reader)
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6}))
-    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE)
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
@@ -134,7 +134,7 @@ def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -
 def test_the_time_in_which_the_host_asks_for_reads_counts_as_a_share_of_them() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)
     tier.profiler.clock = lambda: 0.05 * reader.submitted  # a read of the link takes 0.1 s
-    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7})), Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7})), Link(), SHAPE)
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8]
     assert prefetcher._admission._host == pytest.approx(HOST_SMOOTHING * 0.5)
@@ -144,7 +144,7 @@ def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
     tier, reader, policy = make_tier(num_slots=4, idle_s=10.0)
     hold_polls(reader)
     oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.6)))
-    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
+    Prefetcher(tier, oracle, Link(), SHAPE).after_routing(begun(tier, 0, tokens=1))
     assert len(queued(reader)) == (4 - SHAPE.top_k) // 2
     visit(tier, policy, 0, np.array([[0, 1]]))
     tier.check_integrity()
@@ -154,7 +154,7 @@ def test_a_queued_prefetch_follows_the_new_priorities() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)
     hold_polls(reader)
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
-    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE)
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     oracle.likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
     prefetcher.after_routing(begun(tier, 0, tokens=1))
@@ -178,7 +178,7 @@ def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
     """The decoder comes next, but with one token, which uses few experts."""
     tier, reader, _ = make_tier(num_slots=12)
     oracle = Oracle(likelihood(layer1={0: 0.9}, layer2={1: 0.9}))
-    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes, 2)
+    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, 2)
     prefetcher.after_routing(begun(tier, 1, tokens=30))
     assert queued(reader) == []
     prefetcher.after_routing(begun(tier, 0, tokens=30))
@@ -189,7 +189,7 @@ def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
 def test_a_guess_that_is_no_number_queues_nothing(bad: float) -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
     predictor = LookAheadPredictor(SHAPE)
-    prefetcher = Prefetcher(tier, predictor, Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, predictor, Link(), SHAPE)
     prefetcher.expect(1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == []
@@ -208,7 +208,7 @@ class Seer(MapPredictor):
 
 def test_a_state_tells_what_to_read_while_attention_runs() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=5.0)
-    prefetcher = Prefetcher(tier, Seer(likelihood(layer0={1: 0.9, 2: 0.4}, layer1={3: 0.9})), Link(), SHAPE, BYTES)
+    prefetcher = Prefetcher(tier, Seer(likelihood(layer0={1: 0.9, 2: 0.4}, layer1={3: 0.9})), Link(), SHAPE)
     assert prefetcher.wants_states and not prefetcher.wants_expectations
     now = [0.0]
     prefetcher._attention = IdleWindow(lambda: now[0], seconds=0.2)  # two experts of the link's ten a second
@@ -221,7 +221,7 @@ def test_a_state_tells_what_to_read_while_attention_runs() -> None:
 
 def test_states_of_many_tokens_read_nothing_before_their_routing() -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=5.0)
-    prefetcher = Prefetcher(tier, Seer(likelihood(layer0={1: 0.9})), Link(), SHAPE, BYTES)
+    prefetcher = Prefetcher(tier, Seer(likelihood(layer0={1: 0.9})), Link(), SHAPE)
     prefetcher.before_attention(0, np.ones((3, 4), np.float32))
     assert queued(reader) == []
 

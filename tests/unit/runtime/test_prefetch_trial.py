@@ -18,7 +18,7 @@ from moeinf.runtime.prefetch_trial import (
     SHORTEST_HALF,
     PrefetchTrial,
 )
-from tests.support.fake_reader import LAYOUT, SHAPE, Clock, make_tier, visit
+from tests.support.fake_reader import SHAPE, Clock, make_tier, visit
 
 SLOTS = 100
 READ = 10  # experts a token: half of the slots change in 5 tokens
@@ -172,7 +172,7 @@ def test_a_token_without_it_asks_for_no_guess_and_reads_nothing_ahead() -> None:
             return 1.0
 
     tier.idle.seconds = 10.0
-    prefetcher = Prefetcher(tier, Certain(), Link(), SHAPE, LAYOUT.stride_bytes, trial=trial)  # type: ignore[arg-type]
+    prefetcher = Prefetcher(tier, Certain(), Link(), SHAPE, trial=trial)  # type: ignore[arg-type]
     ahead = dict[bool, int]()
     for _ in range(2 + TOKENS):
         kind, before = trial.on, tier.stats.prefetches

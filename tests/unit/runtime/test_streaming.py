@@ -7,6 +7,7 @@ import pytest
 
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import BATCH_EXPERTS
@@ -30,10 +31,10 @@ class Machine:
         self.disk = Disk(memory, self.clock, SHAPE, read_s)
         chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE), num_slots)
         predictor = LookAheadPredictor(SHAPE)
-        cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, SlotRegion(memory, 0, num_slots), chosen)
+        cache = ExpertCache(SHAPE, SlotRegion(memory, 0, num_slots, equal_slots(LAYOUT.stride_bytes, SHAPE)), chosen)
         self.tier = ExpertTier(cache, Loader(cache, self.disk, memory), errors_of(SHAPE), Profiler())
         self.kernel = FakeKernel(memory, SHAPE.num_experts, self.clock, expert_s)
-        prefetcher = Prefetcher(self.tier, predictor, self.disk, SHAPE, LAYOUT.stride_bytes)
+        prefetcher = Prefetcher(self.tier, predictor, self.disk, SHAPE)
         self.experts = StreamedExperts(self.tier, self.kernel, [], [chosen, predictor], prefetcher)
         self.computed_s = [0.0] * SHAPE.num_layers  # when a layer's last expert was done
 

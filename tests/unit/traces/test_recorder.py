@@ -191,6 +191,8 @@ def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
             b'{"format": "moeinf trace", "version": 1, "model": "m", "num_layers": 1, "num_experts": "4", "top_k": 1}',
             "are not whole numbers",
         ),
+        (TraceFacts("m", SHAPE, expert_bytes=(1, 2)).dumps(), "does not tell the size of each layer's experts"),
+        (TraceFacts("m", SHAPE, expert_bytes=(1, 0, 1, 1)[: SHAPE.num_layers]).dumps(), "that is no number of bytes"),
     ],
 )
 def test_facts_that_are_none_are_refused(tmp_path: Path, data: bytes, said: str) -> None:

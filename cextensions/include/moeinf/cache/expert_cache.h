@@ -63,17 +63,15 @@ class ExpertCache {
   // Gives up all pins and reservations. The next end_reservations tells which reads go on for nobody.
   void let_go();
 
-  // Evicts what is valued least until `wanted` slots of a class are free; returns how many of them are. Only
-  // experts in slots of that class leave, but neither what is pinned or reserved, nor what is also_held.
-  // at_any_cost: where that leaves not a single slot free, reserved experts leave too.
+  // Evicts what is valued least until there are free slots for these absent experts; returns those that find
+  // one, the first ones of each class of slots. Only experts in slots of that class leave for them, but
+  // neither what is pinned or reserved, nor what is also_held. at_any_cost: where that leaves not a single
+  // slot of the class free, reserved experts leave too.
   //
   // A pass of many tokens takes nearly every expert of its layer through the slots once. For that it may use
   // as many slots as a layer has experts, at most half of the class: in simulation fewer let the disk wait,
   // and more cost reads, as the others keep what is valued most for the layers to come and for decode.
-  std::int64_t make_room(std::size_t size_class, std::int64_t wanted, const Keys& also_held = {},
-                         bool at_any_cost = false);
-  // Of the slots that the running layer's experts may have.
-  std::size_t class_of_layer() const { return table_.class_of(layer_ * num_experts_); }
+  Keys make_room(const Keys& keys, const Keys& also_held = {}, bool at_any_cost = false);
   // Takes their slots from these experts; returns how many of them were prefetched in vain.
   std::int64_t release(const Keys& keys);
   // As of SlotTable; nothing is held of what is not there any more.
@@ -83,6 +81,8 @@ class ExpertCache {
   CacheCounts& counts() { return counts_; }
 
  private:
+  // How many of `wanted` slots of a class are free, once others have left them.
+  std::int64_t room_of(std::size_t size_class, std::int64_t wanted, const Keys& also_held, bool at_any_cost);
   std::int64_t evict(std::size_t size_class, std::int64_t wanted, const Keys& also_held);
   void evict_reserved(std::size_t size_class, std::int64_t wanted);
   void begin(std::int64_t layer, const Groups& groups, const Keys& keys, bool many);

@@ -31,15 +31,15 @@ class Copier {
   bool batched() const { return batched_; }  // whether one submission holds all copies of a call
 
   // As PinnedMemory::add and device_address. What is pinned must stay mapped until close().
-  std::int64_t register_memory(unsigned char* data, std::int64_t num_bytes, std::int64_t block_bytes,
+  std::int64_t register_memory(unsigned char* data, const std::vector<std::int64_t>& ends,
                                const std::function<void(std::int64_t)>& between);
   DeviceAddress device_address(std::uintptr_t address, std::int64_t num_bytes) const;
 
-  // Submits `count` copies of num_bytes, which begin when everything submitted to `compute` so far has ended,
-  // and returns their ticket. Registered sources must not change before it is done. May wait for earlier
-  // copies when the ring is full. When it throws, nothing of the call is under way any more.
-  std::int64_t copy(const std::int64_t* sources, const std::int64_t* destinations, std::size_t count,
-                    std::int64_t num_bytes, Stream compute);
+  // Submits `count` copies, each of its num_bytes, which begin when everything submitted to `compute` so far
+  // has ended, and returns their ticket. Registered sources must not change before it is done. May wait for
+  // earlier copies when the ring is full. When it throws, nothing of the call is under way any more.
+  std::int64_t copy(const std::int64_t* sources, const std::int64_t* destinations,
+                    const std::int64_t* num_bytes, std::size_t count, Stream compute);
 
   // What is submitted to the stream later comes after the copies.
   void make_wait(Stream compute, std::int64_t ticket);

@@ -17,11 +17,12 @@ class PinnedMemory {
  public:
   explicit PinnedMemory(std::shared_ptr<const Driver> driver) : driver_(std::move(driver)) {}
 
-  // Pins memory that holds blocks of block_bytes one behind the other, and returns how many bytes from the
-  // start were pinned: all, or, where a piece is refused, what was pinned before but for its last piece.
-  // `between` is told after each piece how many bytes that makes, and may throw; so does add,
-  // std::invalid_argument where the range overlaps a registered one or does not start with a page.
-  std::int64_t add(std::uintptr_t start, std::int64_t num_bytes, std::int64_t block_bytes,
+  // Pins memory that holds blocks, each of which ends where `ends` says, in ascending order, in bytes behind
+  // the start, and returns how many bytes from the start were pinned: all up to the last end, or, where a
+  // piece is refused, what was pinned before but for its last piece. `between` is told after each piece how
+  // many bytes that makes, and may throw; so does add, std::invalid_argument where the range overlaps a
+  // registered one or does not start with a page, or where ends do not ascend.
+  std::int64_t add(std::uintptr_t start, const std::vector<std::int64_t>& ends,
                    const std::function<void(std::int64_t)>& between);
 
   // Where the device sees the range; 0 where it is not registered in one piece.

@@ -103,15 +103,13 @@ def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
 
 def _slots_text(forecast: Forecast) -> str:
     """The sizes of the slots, and what memory was too short for."""
-    sizes, wanted = forecast.plan.sizes, forecast.outline.footprint.sizes
-    if sizes is None:
-        text = f"{binary_size_text(forecast.plan.slot_bytes)} each"
-    else:
-        text = "in slots of " + " or ".join(binary_size_text(num_bytes) for num_bytes in sizes.class_bytes)
-    count = 1 if sizes is None else len(sizes.class_bytes)
-    if wanted is None or count == len(wanted.class_bytes) or forecast.plan.slices is not None:
+    sizes, wanted = forecast.plan.sizes.class_bytes, forecast.outline.footprint.sizes.class_bytes
+    text = f"{binary_size_text(sizes[0])} each"
+    if len(sizes) > 1:
+        text = "in slots of " + " or ".join(binary_size_text(num_bytes) for num_bytes in sizes)
+    if len(sizes) == len(wanted) or forecast.plan.slices is not None:
         return text
-    return f"{text} ({count} of {len(wanted.class_bytes)} sizes: more would leave some layers fewer experts)"
+    return f"{text} ({len(sizes)} of {len(wanted)} sizes: more would leave some layers fewer experts)"
 
 
 def process_bytes(forecast: Forecast) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from moeinf.runtime.cache.loader import DEMAND
@@ -22,7 +24,7 @@ class Clock:
 
 
 class SimulatedLink:
-    """moeinf.runtime.io.protocol.Reader that lands one expert after the other, `read_s` each, while its clock goes on.
+    """moeinf.runtime.io.protocol.Reader that lands one expert after the other while its clock goes on.
 
     Demand overtakes prefetches that have not begun; of equals, the first come is first served.
 
@@ -32,15 +34,15 @@ class SimulatedLink:
 
     backend, notice = "simulated", ""
 
-    def __init__(self, clock: Clock, read_s: float) -> None:
+    def __init__(self, clock: Clock, read_s: Sequence[float], expert_bytes: Sequence[int]) -> None:
+        """By key: how many seconds the read of an expert takes, and how many bytes it brings."""
         self._clock = clock
-        self._read_s = read_s
+        self._read_s, self._expert_bytes = read_s, expert_bytes
         self._queue: dict[int, float] = {}  # key -> priority, in the order of submission or of becoming demand
         self._reading: int | None = None
         self._ends_s = 0.0  # when the read under way ends
         self._landed: list[int] = []
-        self._num_read = 0
-        self._expert_bytes = 0
+        self._bytes_read, self._busy_s = 0, 0.0
         self.waits_for_all = False
 
     def submit(
@@ -53,7 +55,6 @@ class SimulatedLink:
         priorities: FloatArray,
     ) -> None:
         self._catch_up()
-        self._expert_bytes = num_bytes
         self._queue.update(zip(keys.tolist(), priorities.tolist(), strict=True))
         self._begin(self._clock.now)
 
@@ -92,10 +93,10 @@ class SimulatedLink:
         return ReadDone(np.array(landed, np.int64), _NONE)
 
     def bytes_read(self) -> int:
-        return self._num_read * self._expert_bytes
+        return self._bytes_read
 
     def busy_seconds(self) -> float:
-        return self._num_read * self._read_s
+        return self._busy_s
 
     def close(self) -> bool:
         return True
@@ -105,12 +106,13 @@ class SimulatedLink:
         if self._reading is None and self._queue:
             self._reading = max(self._queue, key=self._queue.__getitem__)  # of equals the first
             del self._queue[self._reading]
-            self._ends_s = at_s + self._read_s
+            self._ends_s = at_s + self._read_s[self._reading]
 
     def _catch_up(self) -> None:
         """Lands what has ended by now."""
         while self._reading is not None and self._ends_s <= self._clock.now:
             self._landed.append(self._reading)
-            self._num_read += 1
+            self._bytes_read += self._expert_bytes[self._reading]
+            self._busy_s += self._read_s[self._reading]
             self._reading = None
             self._begin(self._ends_s)

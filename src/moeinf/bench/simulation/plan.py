@@ -49,6 +49,7 @@ class Plan:
     max_tokens: int | None
     plot: Path | None
     ranks: RanksPlan | None = None
+    expert_bytes: tuple[int, ...] = ()  # one for all experts, or one for those of each layer; none: the trace tells
 
     @property
     def timed(self) -> bool:
@@ -57,7 +58,8 @@ class Plan:
 
 def plan_of(options: SimulateOptions) -> Plan:
     """Raises UsageError for options that cannot be, and for a plot that would overwrite a file."""
-    timing = _timing(options)
+    expert_bytes = _expert_bytes(options)
+    timing = _timing(options, expert_bytes)
     predictors = _predictors(options.predictor)
     for name, value, least in (("--prefill", options.prefill, 0), ("--max-tokens", options.max_tokens, 1)):
         if value is not None and value < least:
@@ -74,6 +76,7 @@ def plan_of(options: SimulateOptions) -> Plan:
         options.max_tokens,
         None if options.plot is None else _plot(Path(options.plot)),
         None if options.ranks is None else _ranks(options, timed=timing != UNTIMED),
+        expert_bytes,
     )
 
 
@@ -96,20 +99,28 @@ def _ranks(options: SimulateOptions, *, timed: bool) -> RanksPlan:
     return RanksPlan(counts, networks_of(options.network), gathers, options.copies, size.num_bytes)
 
 
-def _timing(options: SimulateOptions) -> Timing:
-    given = options.link, options.compute, options.expert_bytes
-    if given == (None, None, None):
-        return UNTIMED
-    if options.link is None or options.compute is None or options.expert_bytes is None:
-        raise UsageError("--link, --compute and --expert-bytes time a machine together: give all three, or none")
-    size = parse_size("--expert-bytes", options.expert_bytes)
-    if not isinstance(size, Bytes) or size.num_bytes <= 0:
+def _expert_bytes(options: SimulateOptions) -> tuple[int, ...]:
+    if options.expert_bytes is None:
+        return ()
+    sizes = [parse_size("--expert-bytes", part) for part in options.expert_bytes.split(",")]
+    found = tuple(size.num_bytes for size in sizes if isinstance(size, Bytes) and size.num_bytes > 0)
+    if len(found) < len(sizes):
         raise UsageError(f"--expert-bytes {options.expert_bytes!r} is no number of bytes; write for example 4.9MB")
+    return found
+
+
+def _timing(options: SimulateOptions, expert_bytes: tuple[int, ...]) -> Timing:
+    given = options.link, options.compute
+    if given == (None, None) and len(expert_bytes) != 1:  # several say what slots there are, whatever they take
+        return UNTIMED
+    if options.link is None or options.compute is None or not expert_bytes:
+        raise UsageError("--link, --compute and --expert-bytes time a machine together: give all three, or none")
     if not 0 < options.link <= 1e6:
         raise UsageError(f"--link is a positive number of GB/s, not {options.link:g}")
     if not 0 <= options.compute <= 1e9:
         raise UsageError(f"--compute is a number of microseconds, not {options.compute:g}")
-    return Timing(size.num_bytes / (options.link * 1e9), options.compute * 1e-6)
+    mean_bytes = sum(expert_bytes) / len(expert_bytes)
+    return Timing(mean_bytes / (options.link * 1e9), options.compute * 1e-6)
 
 
 def _policies(text: str, *, timed: bool) -> tuple[str, ...]:

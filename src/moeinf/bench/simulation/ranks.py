@@ -11,6 +11,7 @@ import numpy as np
 from moeinf.bench.simulation.link import Clock
 from moeinf.bench.simulation.network import SEND_S, Gather, Network, answered_at, asked_at
 from moeinf.bench.simulation.run import Results, SimulatedRun, Timing
+from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
 from moeinf.types import IntArray, MoeShape
@@ -55,6 +56,7 @@ class SimulatedRanks:
         policy: EvictionPolicy,
         predictor: Predictor | None,
         timing: Timing,
+        sizes: SlotSizes | None = None,
     ) -> None:
         """owner [layers, experts]: the rank that has each expert; second: another one that has it too, or the same."""
         self.balance = Balance()
@@ -63,7 +65,7 @@ class SimulatedRanks:
         self._clock, self._stats = Clock(), CacheStats()
         self.results = Results(self._stats, self._clock)
         reads = Timing(timing.read_s, 0.0)
-        self._ranks = [SimulatedRun(shape, num_slots, policy, predictor, reads) for _ in range(star.num_ranks)]
+        self._ranks = [SimulatedRun(shape, num_slots, policy, predictor, reads, sizes) for _ in range(star.num_ranks)]
         for rank, run in enumerate(self._ranks):
             run.only(((owner == rank) | (second == rank)).ravel())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Final, Protocol
 
 import numpy as np
 
 from moeinf.bench.simulation.run import UNTIMED, PhaseResult, Results, SimulatedRun, Timing
+from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
@@ -70,16 +72,18 @@ def replay(
     timing: Timing = UNTIMED,
     prefill_tokens: int = 0,
     guesses: Guesses | None = None,
+    sizes: Sequence[SlotSizes] | None = None,
 ) -> list[dict[Phase, PhaseResult]]:
-    """What tiers of these sizes do, each under its policy, all in one pass. No tier changes what a policy sees.
+    """What tiers of so many slots do, each under its policy, all in one pass. No tier changes what a policy sees.
 
-    One policy may serve several tiers. prefill_tokens: see passes_of. guesses: what look-ahead is told, where the
-    predictor has it. A trace whose states maps are to see has them. Where nothing is known of prefill, all is decode.
+    One policy may serve several tiers. sizes: of each tier's slots; None: all have one. prefill_tokens: see
+    passes_of. guesses: what look-ahead is told, where the predictor has it. A trace whose states maps are to see has
+    them. Where nothing is known of prefill, all is decode.
     """
     shared = None if predictor is None else SharedPrediction(predictor)
     runs = [
-        SimulatedRun(trace.shape, slots, policy, shared, timing)
-        for slots, policy in zip(num_slots, policies, strict=True)
+        SimulatedRun(trace.shape, slots, policy, shared, timing, of_slots)
+        for slots, policy, of_slots in zip(num_slots, policies, sizes or repeat(None), strict=sizes is not None)
     ]
     observers = [observer for observer in (recorder, *dict.fromkeys(policies), shared) if observer is not None]
     look_ahead = None if predictor is None else look_ahead_of(predictor)

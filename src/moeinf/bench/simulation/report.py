@@ -22,7 +22,7 @@ def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
         shape = each.trace.shape
         lines += [
             f"{each.trace.name}: {each.trace.num_tokens} tokens, {shape.num_layers} layers x {shape.experts_text} "
-            f"experts, top-{shape.top_k}",
+            f"experts{_sizes_text(each)}, top-{shape.top_k}",
             "",
             *(_times(each, plan) if plan.timed else _hit_rates(each, plan)),
             "",
@@ -30,6 +30,11 @@ def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
         if each.quality:
             lines += [*_quality(each, plan), ""]
     return lines[:-1]
+
+
+def _sizes_text(each: Simulated) -> str:
+    sizes = len(set(each.trace.expert_bytes))
+    return f" of {sizes} sizes" if sizes > 1 else ""
 
 
 def _hit_rates(each: Simulated, plan: Plan) -> Iterator[str]:

@@ -12,6 +12,7 @@ from moeinf.errors import UsageError
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.sizes import SlotSizes, equal_slots
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import BoolArray, SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
@@ -19,14 +20,12 @@ from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import IntArray, MoeShape, Phase, Profiler
 
-_ONE_BYTE: Final = 1  # of an expert: the replay counts experts, so its bytes are experts
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """What a simulated machine takes for the read of an expert, and for a layer beside its reads."""
 
-    read_s: float = 0.0
+    read_s: float = 0.0  # where layers differ in the size of experts: of a read of the mean of these sizes
     layer_s: float = 0.0
 
 
@@ -35,7 +34,7 @@ UNTIMED: Final = Timing()
 
 @dataclass(slots=True)
 class PhaseResult:
-    """What a phase did, in all requests together. The bytes of the stats count experts."""
+    """What a phase did, in all requests together. Where experts have one size, the bytes of the stats count them."""
 
     stats: CacheStats = field(default_factory=CacheStats)
     tokens: int = 0
@@ -69,6 +68,11 @@ class Results:
         self._tokens += tokens
 
 
+def one_size(shape: MoeShape) -> SlotSizes:
+    """Of slots where all experts are as large: one byte, which is how many experts it is."""
+    return equal_slots(1, shape)
+
+
 class SimulatedRun:
     """A tier of `num_slots` experts, with its own clock and link."""
 
@@ -79,22 +83,31 @@ class SimulatedRun:
         policy: EvictionPolicy,
         predictor: Predictor | None = None,
         timing: Timing = UNTIMED,
+        sizes: SlotSizes | None = None,
     ) -> None:
-        """Raises UsageError for too few slots. Without a predictor nothing is prefetched."""
+        """sizes: of the slots; None: all have one. Raises UsageError for too few slots.
+
+        Without a predictor nothing is prefetched.
+        """
         if num_slots < shape.top_k:
             raise UsageError(f"{num_slots} slots cannot hold the {shape.top_k} experts of one token")
         self._clock = Clock()
         self._layer_s = timing.layer_s
         self._attention_s = 0.0  # what of it has passed before the visit
         self._num_experts = shape.num_experts
-        self._link = link = SimulatedLink(self._clock, timing.read_s)
-        self._cache = cache = ExpertCache(shape, _ONE_BYTE, SlotRegion(None, 0, num_slots), policy)
+        sizes = sizes or one_size(shape)
+        mean_bytes = sum(sizes.layer_bytes) / shape.num_layers
+        by_key = sizes.by_key(shape.num_experts)
+        self._link = link = SimulatedLink(
+            self._clock, (timing.read_s * (by_key / mean_bytes)).tolist(), by_key.tolist()
+        )
+        self._cache = cache = ExpertCache(shape, SlotRegion(None, 0, num_slots, sizes), policy)
         errors = ReadErrors([], shape.num_experts)
         self.tier = ExpertTier(cache, Loader(cache, link), errors, Profiler(self._clock), IdleWindow(self._clock))
         self.results = Results(self.tier.stats, self._clock)
         self._prefetcher = None
         if predictor is not None:
-            self._prefetcher = Prefetcher(self.tier, predictor, link, shape, _ONE_BYTE)
+            self._prefetcher = Prefetcher(self.tier, predictor, link, shape)
         self._at_once = timing == UNTIMED and predictor is None
 
     def load(self, keys: IntArray) -> None:
@@ -141,9 +154,9 @@ class SimulatedRun:
         cache = self._cache
         absent, _, _ = cache.begin_layer(layer, keys, counts, many=False)
         if absent:
-            cache.make_room(len(absent))
+            cache.make_room(absent)
             cache.table.assign(absent)
             cache.table.land(absent)
             cache.stats.demand_reads += len(absent)
-            cache.stats.demand_bytes += len(absent)
+            cache.stats.demand_bytes += cache.table.bytes_for(absent)
         cache.unpin(keys)

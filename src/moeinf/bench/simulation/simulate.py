@@ -11,8 +11,9 @@ from moeinf.bench.simulation.belady import BOUND, Belady
 from moeinf.bench.simulation.plan import Plan, predicts
 from moeinf.bench.simulation.quality import Quality, QualityMeter
 from moeinf.bench.simulation.replay import drive, replay
-from moeinf.bench.simulation.run import PhaseResult, SimulatedRun
+from moeinf.bench.simulation.run import PhaseResult, SimulatedRun, one_size
 from moeinf.errors import UsageError
+from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
@@ -68,7 +69,7 @@ def simulate(folders: Sequence[Path], plan: Plan, progress: Callable[[str], None
 
     Every trace is read before the first is replayed.
     """
-    traces = [load_trace(folder, plan.max_tokens) for folder in folders]
+    traces = read_traces(folders, plan)
     guesses = [guesses_of(trace, plan.drawn, plan.seed) for trace in traces]
     predictors = [predictors_of(trace, of_trace, plan) for trace, of_trace in zip(traces, guesses, strict=True)]
     return [
@@ -77,9 +78,34 @@ def simulate(folders: Sequence[Path], plan: Plan, progress: Callable[[str], None
     ]
 
 
+def read_traces(folders: Sequence[Path], plan: Plan) -> list[Trace]:
+    """With the sizes of experts that the plan gives, or else their own. Raises UsageError as load_trace does."""
+    traces = [load_trace(folder, plan.max_tokens) for folder in folders]
+    for trace in traces:
+        if plan.expert_bytes and len(plan.expert_bytes) not in (1, trace.shape.num_layers):
+            raise UsageError(
+                f"--expert-bytes gives {len(plan.expert_bytes)} sizes, and {trace.name} has "
+                f"{trace.shape.num_layers} layers: give one for each, or one for all"
+            )
+    if not plan.expert_bytes:
+        return traces
+    return [replace(trace, expert_bytes=plan.expert_bytes * (len(plan.expert_bytes) > 1)) for trace in traces]
+
+
 def slots_of(shape: MoeShape, share: float) -> int:
     """How many experts a cache of so many percent holds; those of one token at least."""
     return max(shape.top_k, round(shape.total_experts * share / 100))
+
+
+def sized_slots(trace: Trace, share: float) -> tuple[int, SlotSizes]:
+    """The same, with the sizes of the slots: where those of experts are known, as an engine has them in that memory."""
+    shape = trace.shape
+    if not trace.expert_bytes:
+        return slots_of(shape, share), one_size(shape)
+    sizes = slot_sizes(trace.expert_bytes, shape)
+    room = int(sizes.num_bytes(shape.total_experts) * share / 100)
+    sizes = sizes.worth_in(room)
+    return max(shape.top_k, sizes.slots_in(room)), sizes
 
 
 def predictors_of(trace: Trace, guesses: Guesses | None, plan: Plan) -> tuple[str, ...]:
@@ -112,7 +138,7 @@ def _simulated(trace: Trace, guesses: Guesses | None, plan: Plan, progress: Call
 
 def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predictor: str) -> Iterator[Cell]:
     shape = trace.shape
-    slots = [slots_of(shape, share) for share in plan.shares]
+    slots, sizes = zip(*(sized_slots(trace, share) for share in plan.shares), strict=True)
     collection = ActivationCollection(shape)
     recorder = RequestRecorder(shape, collection.add)
     if policy in BASELINES:
@@ -128,6 +154,7 @@ def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predi
             plan.timing,
             plan.prefill_tokens,
             guesses,
+            sizes,
         )
     for share, size, phases in zip(plan.shares, slots, results, strict=True):
         yield Cell(policy, predictor, share, size, phases)
@@ -151,9 +178,9 @@ def _quality(trace: Trace, guesses: Guesses | None, plan: Plan, name: str) -> li
     shape = trace.shape
     collection = ActivationCollection(shape)
     policy_name = next((name for name in plan.policies if name not in BASELINES), "next-use")
-    slots = slots_of(shape, plan.shares[0])
+    slots, sizes = sized_slots(trace, plan.shares[0])
     (policy,) = policies_of(policy_name, trace, [slots], collection)
-    run = SimulatedRun(shape, slots, policy)
+    run = SimulatedRun(shape, slots, policy, sizes=sizes)
     predictor = make_predictor(name, shape, collection)
     assert predictor is not None
     meter = QualityMeter(shape, run, predictor)

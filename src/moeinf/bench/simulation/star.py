@@ -12,7 +12,7 @@ from moeinf.bench.simulation.plan import Plan, RanksPlan
 from moeinf.bench.simulation.ranks import SimulatedRanks, Star, seconds_of, uses_of
 from moeinf.bench.simulation.replay import SharedPrediction, drive
 from moeinf.bench.simulation.run import PhaseResult
-from moeinf.bench.simulation.simulate import policies_of, predictors_of, slots_of
+from moeinf.bench.simulation.simulate import policies_of, predictors_of, read_traces, sized_slots
 from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import ActivationCollection
@@ -20,7 +20,7 @@ from moeinf.runtime.policy.predictors import look_ahead_of, make_predictor
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.terminal.screen import table
 from moeinf.traces.guesses import Guesses, guesses_of
-from moeinf.traces.trace import Trace, load_trace
+from moeinf.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RanksCell:
 
 def simulate_ranks(folders: Sequence[Path], plan: Plan, progress: Callable[[str], None]) -> list[RanksCell]:
     """progress(what is simulated now). Raises UsageError as simulate does."""
-    traces = [load_trace(folder, plan.max_tokens) for folder in folders]
+    traces = read_traces(folders, plan)
     cells: list[RanksCell] = []
     for trace in traces:
         guesses = guesses_of(trace, plan.drawn, plan.seed)
@@ -59,7 +59,7 @@ def _cells(
     trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predictor: str, share: float
 ) -> Iterator[RanksCell]:
     assert plan.ranks is not None
-    shape, slots = trace.shape, slots_of(trace.shape, share)
+    shape, (slots, sizes) = trace.shape, sized_slots(trace, share)
     collection = ActivationCollection(shape)
     (decides,) = policies_of(policy, trace, [slots], collection)
     made = make_predictor(predictor, shape, collection)
@@ -71,7 +71,7 @@ def _cells(
         owner = owner.reshape(shape.num_layers, -1)
         uses = uses_of(trace.experts, shape, range(trace.num_tokens // 2))
         second = seconds_of(owner, uses, plan.ranks.copies, star.num_ranks)
-        runs.append(SimulatedRanks(shape, slots, star, owner, second, decides, predicts, plan.timing))
+        runs.append(SimulatedRanks(shape, slots, star, owner, second, decides, predicts, plan.timing, sizes))
     observers: list[Observer] = [RequestRecorder(shape, collection.add), decides]
     observers += [] if predicts is None else [predicts]
     look_ahead = None if made is None else look_ahead_of(made)

@@ -55,25 +55,29 @@ def _scales(manifest: Manifest) -> Sequence[Mapping[str, Sequence[float]]]:
 
 
 def device_layouts(manifest: Manifest) -> tuple[ExpertLayout, ...]:
-    """Returns the block from which a GPU computes an expert of each layer, in slots of one size.
+    """Returns the block from which a GPU computes an expert of each layer.
 
-    A slot also holds what is read of an expert's file, which is converted there.
+    Its memory also has room for what is read of an expert's file, which is converted there.
     """
     if not manifest.layers:
         return (manifest.layout,) * manifest.moe.num_layers
-    made = [
+    made = (
         expert_layout([(t.name, _form(t.dtype, scaled=t.name in scales), t.shape) for t in layout.tensors])
         for layout, scales in zip(manifest.layers, _scales(manifest), strict=True)
-    ]
-    stride_bytes = max(manifest.layout.stride_bytes, *(layout.stride_bytes for layout in made))
-    return tuple(replace(layout, stride_bytes=stride_bytes) for layout in made)
+    )
+    return tuple(
+        replace(layout, stride_bytes=max(layout.stride_bytes, read.stride_bytes))
+        for layout, read in zip(made, manifest.layers, strict=True)
+    )
 
 
 def device_footprint(footprint: Footprint, manifest: Manifest, dense: HeldDense) -> Footprint:
     """Returns the sizes of a model of which `footprint` are those on a CPU."""
     stored_bytes = sum(format_bytes(format, shape) for format, shape in dense.kinds.values())
     dense_bytes = footprint.dense_bytes - stored_bytes + sum(device_bytes(manifest, dense).values())
-    return replace(footprint, layout=device_layouts(manifest)[0], layers=(), sizes=None, dense_bytes=dense_bytes)
+    layouts = device_layouts(manifest)
+    largest = max(layouts, key=lambda layout: layout.stride_bytes)
+    return replace(footprint, layout=largest, layers=layouts, dense_bytes=dense_bytes)
 
 
 def device_bytes(manifest: Manifest, dense: HeldDense) -> dict[str, int]:
@@ -103,7 +107,7 @@ def conversion_notice(footprint: Footprint, manifest: Manifest, dense: DenseFile
     return (
         f"the GPU has no kernels for {', '.join(sorted(named))} and computes these weights as "
         f"{', '.join(sorted({made for _, made in changes}))}: all experts take "
-        f"{size_text(moe.total_experts * footprint.layout.stride_bytes)} there instead of {size_text(stored_bytes)}, "
+        f"{size_text(footprint.sizes.num_bytes(moe.total_experts))} there instead of {size_text(stored_bytes)}, "
         f"dense weights {size_text(footprint.dense_bytes)} instead of {size_text(dense.memory_bytes)}"
     )
 
@@ -124,12 +128,13 @@ class ExpertConversion:
 
     def __init__(self, manifest: Manifest, layouts: Sequence[ExpertLayout]) -> None:
         """layouts: see device_layouts."""
-        self._num_experts, self._read_bytes = manifest.moe.num_experts, manifest.layout.stride_bytes
+        self._num_experts = manifest.moe.num_experts
+        self._read_bytes = [manifest.layout_of(layer).stride_bytes for layer in range(len(layouts))]
         self._moves = [_moves(manifest, layer, layout) for layer, layout in enumerate(layouts)]
 
     def __call__(self, key: int, slot: ByteArray) -> None:
         layer, expert = divmod(key, self._num_experts)
-        read = slot[: self._read_bytes].copy()  # parts are made where others were read to
+        read = slot[: self._read_bytes[layer]].copy()  # parts are made where others were read to
         for move in self._moves[layer]:
             shift = (move.start_bytes + expert * move.step_bytes) % BLOCK_ALIGN_BYTES
             source = read[move.read.offset_bytes + shift :][: move.read.num_bytes]

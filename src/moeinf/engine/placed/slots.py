@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeinf.config import RuntimeConfig
 from moeinf.engine.footprint import Footprint
 from moeinf.engine.placed.slices import SliceSlots
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.text.quantities import at_least_text, binary_size_text
+from moeinf.types import MoeShape
+
+RING_BYTES: Final = 256 << 20  # of host memory through which experts pass, where two tokens' layers take no more
+SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
 
-def wanted_sizes(footprint: Footprint, config: RuntimeConfig, room: int) -> SlotSizes | None:
-    """Of slots in so much memory; None: all have one. Other machines share out equal slots, and slices have them."""
+def wanted_sizes(footprint: Footprint, config: RuntimeConfig, room: int) -> SlotSizes:
+    """Of slots in so much memory, or in what was asked for. Where experts are cut into slices, all have one."""
     sizes = footprint.sizes
-    if sizes is None or config.workers:
-        return None
-    all_bytes = sizes.num_bytes(footprint.moe.total_experts)
+    all_bytes = sizes.num_bytes(len(sizes.order))
     room = room if config.expert_cache is None else config.expert_cache.of(all_bytes)
-    if footprint.slices is not None and room < all_bytes:
-        return None
-    sizes = sizes.worth_in(room)
-    return sizes if len(sizes.class_bytes) > 1 else None
+    if footprint.slices is not None and not config.workers and room < all_bytes:
+        return sizes.equal()
+    return sizes.worth_in(room)
+
+
+def ring_bytes(sizes: SlotSizes) -> int:
+    """Of host slots through which experts pass into a device that holds them all."""
+    return max(2 * sizes.top_k * sizes.class_bytes[0], RING_BYTES)
+
+
+def least_host_slots(moe: MoeShape) -> int:
+    """How many slots of host memory a GPU needs behind its own."""
+    return min(moe.top_k + SPARE_HOST_SLOTS, moe.total_experts)
 
 
 def wanted_slots(sizes: SlotSizes, config: RuntimeConfig, room: int) -> int:

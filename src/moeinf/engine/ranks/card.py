@@ -15,8 +15,6 @@ from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.memory_plan import (
     CONTEXT_BYTES,
     PINNED_PERCENT,
-    RING_BYTES,
-    SPARE_HOST_SLOTS,
     DevicePlan,
     plan_device_memory,
     sequence_text,
@@ -24,6 +22,7 @@ from moeinf.engine.memory_plan import (
 )
 from moeinf.engine.placed.device_form import ExpertConversion
 from moeinf.engine.placed.experts import placed_reads
+from moeinf.engine.placed.slots import SPARE_HOST_SLOTS, least_host_slots, ring_bytes
 from moeinf.engine.ranks.stages import Stage, stages_of
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
@@ -114,20 +113,30 @@ def shared_out(context: BuildContext, gpus: Sequence[OpenGpu], divided: bool = F
     parts = []
     for number, (gpu, each, stage) in enumerate(zip(gpus, plans, stages, strict=True)):
         mine = (owner == number) & exists
-        parts.append(Part(gpu, _share_of(each, plans[0], moe, int(np.count_nonzero(mine))), mine, stage))
+        parts.append(Part(gpu, _share_of(each, plans[0], moe, mine), mine, stage))
     return parts
 
 
-def _share_of(plan: DevicePlan, first: DevicePlan, moe: MoeShape, num_owned: int) -> DevicePlan:
-    """A card's plan with slots for the experts that it owns, and its share of the first one's slots in host memory."""
-    num_slots = min(plan.num_slots, max(num_owned, moe.top_k))
-    least = min(moe.top_k + SPARE_HOST_SLOTS, moe.total_experts)
-    host_slots, pinned_slots = (
-        max(least, slots * num_owned // moe.total_experts) for slots in (first.host_slots, first.pinned_slots)
+def _share_of(plan: DevicePlan, first: DevicePlan, moe: MoeShape, mine: BoolArray) -> DevicePlan:
+    """A card's plan with slots for the experts that it owns, and its share of the first one's memory of the host."""
+    counts = np.count_nonzero(mine.reshape(moe.num_layers, -1), axis=1)
+    fewest = -(-least_host_slots(moe) // moe.num_layers)  # so that there are slots for a token's layer in any case
+    sizes, behind = (each.only(np.maximum(counts, fewest).tolist()) for each in (plan.sizes, first.host_sizes))
+    num_slots = sizes.slots_in(plan.cache_bytes)
+    least = min(behind.least_slots + SPARE_HOST_SLOTS, len(behind.order))
+
+    def part_of(slots: int) -> int:
+        if slots == len(first.host_sizes.order):
+            return len(behind.order)
+        return max(least, behind.slots_in(first.host_sizes.num_bytes(slots) * int(counts.sum()) // moe.total_experts))
+
+    host_slots, pinned_slots = part_of(first.host_slots), part_of(first.pinned_slots)
+    if num_slots == len(sizes.order):
+        host_slots = min(host_slots, max(least, behind.slots_in(ring_bytes(sizes))))
+    pinned_slots = min(host_slots, pinned_slots)
+    return replace(
+        plan, sizes=sizes, num_slots=num_slots, host_sizes=behind, host_slots=host_slots, pinned_slots=pinned_slots
     )
-    if num_slots >= num_owned:
-        host_slots = min(host_slots, max(2 * moe.top_k, RING_BYTES // plan.slot_bytes))
-    return replace(plan, num_slots=num_slots, host_slots=host_slots, pinned_slots=min(host_slots, pinned_slots))
 
 
 class ExpertCard:
@@ -156,18 +165,18 @@ class ExpertCard:
     @property
     def fits(self) -> bool:
         """Whether the plan has a slot for every expert that the card owns."""
-        return self.plan.num_slots >= self.num_owned
+        return self.plan.num_slots == len(self.plan.sizes.order)
 
     def assemble(self, observers: list[Observer], others: Sequence[ExpertTier] = ()) -> None:
         """Opens the slots, whose policy and predictor join the observers. others: what `tier` tells of as well."""
         context, gpu, plan = self._context, self.gpu, self.plan
-        self.arena = DeviceArena(gpu.device, plan.slot_bytes, gpu.segment_bytes)
+        self.arena = DeviceArena(gpu.device, plan.sizes.begins, gpu.segment_bytes)
         self.policy = policy_of(context, plan.num_slots)
         self.slots = self._open_slots(self.policy, others)
         self.tier = self.slots.tier
         if not self.fits:
             observers.append(self.policy)
-        self.prefetcher = prefetcher_of(context, self.tier, self.link, observers, plan.slot_bytes, fits=self.fits)
+        self.prefetcher = prefetcher_of(context, self.tier, self.link, observers, fits=self.fits)
         forms = context.weights.family.tensors.forms
         parts = [expert_parts_of(layout, forms[i % len(forms)]) for i, layout in enumerate(self._layouts)]
         self.compute = DeviceCompute(gpu.device, gpu.ops, self.program, parts)
@@ -176,17 +185,18 @@ class ExpertCard:
         """Opens device slots over host slots over the disk. Nothing keeps `self`: the tier outlives a closed model."""
         context, plan, gpu = self._context, self.plan, self.gpu
         stored, manifest, device = context.weights.stored, context.manifest, gpu.device
-        shape, stride_bytes, memory = manifest.moe, plan.slot_bytes, self.host.array()
+        shape, memory = manifest.moe, self.host.array()
+        expert_bytes = plan.sizes.by_key(shape.num_experts)
         own_files = manifest.in_place is None
         errors = ReadErrors(stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy)
-        copies = Copies(gpu.copier, stride_bytes, shape.num_keys, device)
-        cache = ExpertCache(shape, stride_bytes, SlotRegion(None, 0, plan.num_slots), policy, stats=self._stats)
+        copies = Copies(gpu.copier, expert_bytes, device)
+        cache = ExpertCache(shape, SlotRegion(None, 0, plan.num_slots, plan.sizes), policy, stats=self._stats)
         disk: Reader = self.reader
         if (placed := placed_reads(manifest, self.reader)) is not None:
             conversion, num_threads = ExpertConversion(manifest, self._layouts), context.host.config.threads
-            slots = memory, stride_bytes
+            slots = memory, expert_bytes
             disk = ConvertedReads(self.reader, placed, slots, conversion, num_threads or usable_cores())
-        host = HostSlots(cache, SlotRegion(memory, 0, plan.host_slots), disk, gpu.copier, errors)
+        host = HostSlots(cache, SlotRegion(memory, 0, plan.host_slots, plan.host_sizes), disk, gpu.copier, errors)
         self.link = HostLink(host, copies, self.arena.addresses)
         idle = IdleWindow(lag_s=copies.lag_s)
         tier = FirstTier(cache, Loader(cache, self.link), errors, context.observation.profiler, idle)
@@ -200,7 +210,7 @@ class ExpertCard:
         """Takes the slots, after all else that needs the device's memory. If the plan was wrong, there are fewer."""
         self.arena.take(self.plan.num_slots)
         left = self.arena.num_slots
-        if left < self._context.manifest.moe.top_k:
+        if left < self.plan.sizes.least_slots:
             raise torch.OutOfMemoryError(f"{left} experts fit")
         if left < self.plan.num_slots:
             self.tier.shrink(left)
@@ -213,9 +223,9 @@ class ExpertCard:
 
         The slots are pinned last: a system that refuses to pin more has then given what else a run needs.
         """
-        report, owned = self._context.reporting, self.num_owned
-        fits = self.arena.num_slots >= owned
-        if self.plan.host_slots >= owned and not fits:  # memory is pinned sooner when it is there
+        report = self._context.reporting
+        fits = self.arena.num_slots == len(self.plan.sizes.order)
+        if self.slots.host.has_room_for_all and not fits:  # memory is pinned sooner when it is there
             self.slots.host.load_all(progress)
         wanted = self.plan.pinned_bytes
         pinned = self.slots.host.pin(wanted, lambda done: report.pin_progress(done, wanted))
@@ -240,7 +250,7 @@ class ExpertCard:
     @property
     def used_bytes(self) -> int:
         """Of the card's memory, as planned but for slots that it does not have."""
-        return self.plan.total_bytes - (self.plan.num_slots - self.arena.num_slots) * self.plan.slot_bytes
+        return replace(self.plan, num_slots=self.arena.num_slots).total_bytes
 
     def experts_text(self, total_experts: int) -> str:
         """What the card holds of the model's experts, and what lies behind it."""
@@ -250,7 +260,7 @@ class ExpertCard:
         if slots < owned:
             rest = f" · RAM: experts {min(plan.host_slots, owned)}/{owned} ({size_text(plan.host_bytes)})"
             rest += " · rest on disk" if plan.host_slots < owned else ""
-        return f"experts {min(slots, owned)}/{whose} ({size_text(slots * plan.slot_bytes)}){rest}"
+        return f"experts {min(slots, owned)}/{whose} ({size_text(plan.sizes.num_bytes(slots))}){rest}"
 
     def describe(self, total_experts: int) -> str:
         """A further card's part of the line about memory."""

@@ -65,20 +65,20 @@ class WorkerExperts:
         """Puts empty slots together with policy and predictor of tokens with so many experts."""
         self._top_k, context = top_k, replace(self._context, top_k=top_k)
         weights, manifest, stored = context.weights, context.manifest, context.weights.stored
-        memory, stride = self._arena.array(), manifest.layout.stride_bytes
+        memory = self._arena.array()
         policy = policy_of(context, self.plan.num_slots)
-        cache = ExpertCache(self._shape, stride, SlotRegion(memory, 0, self.plan.num_slots), policy)
+        cache = ExpertCache(self._shape, SlotRegion(memory, 0, self.plan.num_slots, self.plan.sizes), policy)
         shards = stored.shard_paths if manifest.in_place is None else ()
         errors = ReadErrors(shards, self._shape.num_experts, stored.name, stored.remedy)
         loader = Loader(cache, self._reader, memory, placed=placed_reads(manifest, self._reader))
         self.tier = ExpertTier(cache, loader, errors, context.observation.profiler)
         advisers: list[Observer] = [policy]
-        self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, stride, fits=False, on_cpu=True)
+        self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, fits=False, on_cpu=True)
         native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.forms)
         self._kernel = PartKernel(native, self.tier)
         self._experts = StreamedExperts(self.tier, self._kernel, (), advisers, self._prefetcher, stored.name)
         reserve = reserve_bytes(self.plan, context.host.machine)
-        self._watch = MemoryWatch(self.tier, self._shape.top_k, reserve, context.reporting.notify)
+        self._watch = MemoryWatch(self.tier, self.plan.sizes.least_slots, reserve, context.reporting.notify)
         self._watch.start()
 
     def forms(self) -> tuple[RequestForm, ReplyForm]:
@@ -145,7 +145,7 @@ class WorkerExperts:
 
 
 def _plan(manifest: Manifest, config: RuntimeConfig, here: Machine) -> MemoryPlan:
-    """As for a whole model, without dense weights, keys and values; equal slots, since whole experts are shared out."""
+    """As for a whole model without dense weights, keys and values, and in whole experts, as these are shared out."""
     footprint = footprint_of(manifest, 0, Workspace(), 1)
     info = replace(footprint.info, kv_bytes_per_token=0, state_bytes=0)
-    return plan_memory(replace(footprint, info=info, slices=None, sizes=None), config, here)
+    return plan_memory(replace(footprint, info=info, slices=None), config, here)

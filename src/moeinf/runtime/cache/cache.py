@@ -43,28 +43,30 @@ class ExpertCache(_native.ExpertCache):
     def __init__(
         self,
         shape: MoeShape,
-        stride_bytes: int,
         slots: SlotRegion,
         policy: KeepScores,
         slices: int = 1,
         exists: BoolArray | None = None,
         stats: CacheStats | None = None,
     ) -> None:
-        """stride_bytes: of a slot, the largest if they differ. stats: where it counts, beside others.
+        """stats: where it counts, beside others.
 
         slices: of an expert. Where there are several, shape and policy are those of slices (slices.py), every key is a
         slice's, and exists says by key which there are.
         """
-        assert slots.num_slots >= 1
         self.shape = shape
         self.slices = slices
-        self.stride_bytes = stride_bytes
-        self.table = SlotTable(shape, slots, stride_bytes, exists)
+        self.table = SlotTable(shape, slots, exists)
         self.stats = stats or CacheStats()
         super().__init__(self.table, shape.num_layers, shape.num_experts, policy, self.stats)
         self._total = self.table.total_experts
         self._policy = policy
         self._state_rows = self.table.state.reshape(shape.num_layers, shape.num_experts)
+
+    @property
+    def stride_bytes(self) -> int:
+        """Of a slot, one of the largest."""
+        return self.table.sizes.class_bytes[0]
 
     def only(self, mine: BoolArray) -> None:
         """Says by key which experts may be here, others being another machine's. None of those is on its way."""

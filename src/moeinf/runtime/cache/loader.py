@@ -52,7 +52,7 @@ class Loader(_native.Loader):
         progress(bytes done, bytes in all). Raises ReadFailure; after it, or an interrupt, what has landed stays.
         """
         table, stride_bytes = self._cache.table, self._cache.stride_bytes
-        num_experts = min(table.num_slots, table.total_experts)
+        num_experts = table.most_held
         total_bytes = min(table.num_bytes, table.bytes_for(table.state != NO_EXPERT))
         progress(table.bytes_for(table.state == RESIDENT), total_bytes)
         if table.num_resident >= num_experts:

@@ -35,6 +35,11 @@ class SlotSizes:
         classes: IntArray = fits.sum(axis=1) - 1
         return classes
 
+    def by_key(self, num_experts: int) -> IntArray:
+        """Of an expert, in bytes; a layer has keys for so many."""
+        num_bytes: IntArray = np.repeat(self.layer_bytes, num_experts)
+        return num_bytes
+
     @property
     def order(self) -> IntArray:
         """The class of each slot that there may be, one for each expert."""
@@ -68,6 +73,14 @@ class SlotSizes:
         slots = np.array(self.class_bytes)[self.of_layers]
         return float((1 - np.array(self.layer_bytes) / slots).max())
 
+    def equal(self) -> SlotSizes:
+        """The same with the largest size alone."""
+        return replace(self, class_bytes=self.class_bytes[:1])
+
+    def only(self, counts: Sequence[int]) -> SlotSizes:
+        """The same where there are only so many experts of each layer."""
+        return replace(self, layer_experts=tuple(counts))
+
     def fewer(self) -> SlotSizes:
         """The same without the size whose experts cost least in slots of the next larger one."""
         larger = -np.diff(self.class_bytes) * self._experts()[1:]
@@ -81,7 +94,6 @@ class SlotSizes:
         given up until every layer has as large a share of its experts resident as in slots of one size, but for the
         slot that rounding takes.
         """
-        equal = replace(self, class_bytes=self.class_bytes[:1])
         share = min(len(self.order), num_bytes // self.class_bytes[0]) / len(self.order)
         sizes = self
         while len(sizes.class_bytes) > 1:
@@ -90,7 +102,7 @@ class SlotSizes:
             if slots >= sizes.least_slots and ((found + 1) / sizes._experts() > share).all():
                 return sizes
             sizes = sizes.fewer()
-        return equal
+        return self.equal()
 
     def _experts(self) -> IntArray:
         """How many experts have slots of each class."""

@@ -24,16 +24,15 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SlotRegion:
-    """The part of an arena that holds slots: `num_slots` of them, each of an expert's stride, from offset_bytes on.
+    """The part of an arena that holds slots: the lowest `num_slots` of those that there may be, from offset_bytes on.
 
-    sizes: where the experts of layers differ in size, those of the slots.
     memory: the arena, where it is the host's; None for a device's, of which only the reader knows the addresses.
     """
 
     memory: ByteArray | None
     offset_bytes: int
     num_slots: int
-    sizes: SlotSizes | None = None
+    sizes: SlotSizes
 
 
 def exists_by_key(shape: MoeShape) -> BoolArray:
@@ -46,25 +45,23 @@ def exists_by_key(shape: MoeShape) -> BoolArray:
 class SlotTable(_native.SlotTable):
     """Slots in an arena, each known by its offset in bytes; experts by key (layer * num_experts + expert).
 
-    All have one size, or are of classes (SlotSizes), each for the experts of some layers. An expert that is LOADING or
+    They are of one size or of several (SlotSizes), each for the experts of some layers. An expert that is LOADING or
     RESIDENT has a slot. The arrays are indexed by key; others read them and never write.
     """
 
-    def __init__(self, shape: MoeShape, slots: SlotRegion, stride_bytes: int, exists: BoolArray | None = None) -> None:
-        """stride_bytes: of a slot, where all have one size. exists: by key, where shape.counts does not tell."""
+    def __init__(self, shape: MoeShape, slots: SlotRegion, exists: BoolArray | None = None) -> None:
+        """exists: by key, where shape.counts does not tell."""
         self.exists: BoolArray = exists_by_key(shape) if exists is None else exists
         self.state: npt.NDArray[np.uint8] = np.where(self.exists, ABSENT, NO_EXPERT).astype(np.uint8)
         self.offset_of: IntArray = np.full(shape.num_keys, NO_SLOT, np.int64)
-        class_bytes: tuple[int, ...] = (stride_bytes,)
-        of_slots, self._class_of = np.zeros(slots.num_slots, np.uint8), np.zeros(shape.num_keys, np.uint8)
-        if slots.sizes is not None:
-            class_bytes = slots.sizes.class_bytes
-            of_slots = slots.sizes.order[: slots.num_slots].astype(np.uint8)
-            self._class_of = np.repeat(slots.sizes.of_layers, shape.num_experts).astype(np.uint8)
-        super().__init__(slots.offset_bytes, list(class_bytes), of_slots, self._class_of, self.state, self.offset_of)
-        self._of_slots, sizes = of_slots, np.array(class_bytes, np.int64)
-        self._begins: IntArray = slots.offset_bytes + np.concatenate([[0], np.cumsum(sizes[of_slots])])
-        self._slot_bytes: IntArray = sizes[self._class_of]  # by key
+        self.sizes = sizes = slots.sizes
+        assert 1 <= slots.num_slots <= len(sizes.order), "there is a slot for each expert at most"
+        self._of_slots = sizes.order[: slots.num_slots].astype(np.uint8)
+        self._class_of = np.repeat(sizes.of_layers, shape.num_experts).astype(np.uint8)
+        class_bytes = list(sizes.class_bytes)
+        super().__init__(slots.offset_bytes, class_bytes, self._of_slots, self._class_of, self.state, self.offset_of)
+        self._begins: IntArray = slots.offset_bytes + sizes.begins[: slots.num_slots + 1]
+        self.slot_bytes: IntArray = np.array(class_bytes, np.int64)[self._class_of]  # by key
 
     def only(self, mine: BoolArray) -> None:
         """Says by key which experts may have slots here, others being as if there were none; those must have none."""
@@ -94,13 +91,24 @@ class SlotTable(_native.SlotTable):
         """How many of the lowest slots, of all that there may be, fit into so much memory."""
         return int(np.searchsorted(self._begins - self._begins[0], num_bytes, side="right")) - 1
 
-    def bytes_for(self, keys: IntArray | BoolArray) -> int:
+    def bytes_for(self, keys: Sequence[int] | IntArray | BoolArray) -> int:
         """The slots of these experts together."""
-        return int(self._slot_bytes[keys].sum())
+        return int(self.slot_bytes[keys].sum())
 
     def classes_of(self, keys: Sequence[int] | IntArray) -> IntArray:
         """The class of slot that each of these experts may have."""
-        return self._class_of[keys].astype(np.int64)
+        return self._class_of[np.asarray(keys, np.int64)].astype(np.int64)
+
+    def ends(self) -> IntArray:
+        """Returns where each slot ends, in bytes of the arena, in their order."""
+        ends: IntArray = self._begins[1 : self.num_slots + 1]
+        return ends
+
+    @property
+    def most_held(self) -> int:
+        """How many of the experts that may come here find slots of theirs."""
+        experts = np.bincount(self._class_of[self.state != NO_EXPERT], minlength=self.num_classes)
+        return int(np.minimum(experts, self.slots_by_class()).sum())
 
     def first_with_slots(self, keys: IntArray) -> IntArray:
         """Returns those of these experts that free slots suffice for, the first ones of each class."""

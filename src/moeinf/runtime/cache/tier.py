@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from moeinf.runtime.cache.cache import CacheSnapshot, ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.prefetches import Prefetches
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.slices import keys_of_slices
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT, BoolArray
@@ -32,14 +33,15 @@ class Lease:
 
     slots: IntArray  # by key: number of the slot of each expert when the lease began, NO_SLOT where absent
     stats: CacheStats
-    stride_bytes: int
+    class_bytes: tuple[int, ...]  # of a slot of each class (SlotSizes)
 
-    def count(self, activations: int, misses: int) -> None:
-        """Counts what was used, and of that brought into the slots, since the last count."""
-        self.stats.hits += activations - misses
-        self.stats.misses += misses
-        self.stats.demand_reads += misses
-        self.stats.demand_bytes += misses * self.stride_bytes
+    def count(self, activations: int, misses: Sequence[int]) -> None:
+        """Counts what was used, and of that brought into the slots of each class, since the last count."""
+        missed = sum(misses)
+        self.stats.hits += activations - missed
+        self.stats.misses += missed
+        self.stats.demand_reads += missed
+        self.stats.demand_bytes += sum(count * size for count, size in zip(misses, self.class_bytes, strict=True))
 
 
 class ExpertTier:
@@ -118,6 +120,11 @@ class ExpertTier:
     def num_bytes(self) -> int:
         """All slots together."""
         return self._table.num_bytes
+
+    @property
+    def sizes(self) -> SlotSizes:
+        """Of the slots."""
+        return self._table.sizes
 
     def slots_in(self, num_bytes: int) -> int:
         """How many slots, of all that there may be, fit into so much memory."""
@@ -206,7 +213,7 @@ class ExpertTier:
     @property
     def has_room_for_all(self) -> bool:
         """Whether there is a slot for every expert that may come here."""
-        return self.num_slots >= self._table.total_experts
+        return self._table.most_held == self._table.total_experts
 
     # ---- slots in other hands
 
@@ -218,7 +225,7 @@ class ExpertTier:
         self._cache.let_go()
         self._loader.drain(np.arange(self.shape.num_keys))
         self._leased = True
-        return Lease(self._table.numbers(), self.stats, self._cache.stride_bytes)
+        return Lease(self._table.numbers(), self.stats, self._table.sizes.class_bytes)
 
     def reclaim(self, slots: IntArray) -> None:
         """Ends the lease. slots says by key what lies where now, numbered as in the lease."""

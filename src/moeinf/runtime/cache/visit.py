@@ -186,16 +186,15 @@ class Visit:
         if self._order is not None and self.num_tokens == 1:
             wanted = max(0, min(wanted, SLICES_AHEAD - len(self._waiting)))
         # with nothing to compute or to wait for, the visit can only go on at the cost of the layers to come
-        count = cache.make_room(wanted, at_any_cost=stuck)
-        if not count and stuck and self._order is not None and (last := self._order.give_up()) is not None:
+        chosen = cache.make_room(pending[:wanted], at_any_cost=stuck)
+        if not chosen and stuck and self._order is not None and (last := self._order.give_up()) is not None:
             cache.release([last])  # of slices that wait for others
             pending.append(last)
             pending.sort(key=self._order.place_of)
-            count = cache.make_room(1)
-        if not count:
+            chosen = cache.make_room(pending[:1])
+        if not chosen:
             return
-        chosen = pending[:count]
-        del pending[:count]
+        del pending[: len(chosen)]
         self._parts.loader.demand(chosen)
         self._waiting += chosen
 

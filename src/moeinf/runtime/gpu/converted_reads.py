@@ -24,14 +24,17 @@ class ConvertedReads:
         self,
         disk: DiskReader,
         placed: PlacedReads,
-        slots: tuple[ByteArray, int],
+        slots: tuple[ByteArray, IntArray],
         convert: Callable[[int, ByteArray], None],
         num_threads: int,
     ) -> None:
-        """slots: the memory that `disk` reads into, and the bytes of a slot. convert(key, slot): called in threads."""
+        """slots: the memory that `disk` reads into, and by key what an expert may take of it.
+
+        convert(key, slot): called in threads.
+        """
         self.backend, self.notice = disk.backend, disk.notice
         self._disk, self._placed = disk, placed
-        self._memory, self._slot_bytes = slots
+        self._memory, self._expert_bytes = slots
         self._convert = convert
         self._slot_of: dict[int, int] = {}  # of what is read or converted
         self._converting: dict[int, Future[None]] = {}
@@ -47,7 +50,6 @@ class ConvertedReads:
         priorities: FloatArray,
     ) -> None:
         """Does as Reader.submit; where an expert lies in the files follows from its key."""
-        assert num_bytes == self._slot_bytes, "experts come as whole blocks"
         self._slot_of.update(zip(keys.tolist(), destinations.tolist(), strict=True))
         self._placed.submit(keys, destinations, priorities)
 
@@ -88,9 +90,8 @@ class ConvertedReads:
         """Has threads convert what has been read."""
         for key in keys.tolist():
             slot = self._slot_of.pop(key)
-            self._converting[key] = self._threads.submit(
-                self._convert, key, self._memory[slot : slot + self._slot_bytes]
-            )
+            memory = self._memory[slot : slot + int(self._expert_bytes[key])]
+            self._converting[key] = self._threads.submit(self._convert, key, memory)
 
     def _landed(self, wanted: list[int]) -> list[int]:
         """Takes those of the keys that are converted. Raises what a conversion has raised."""

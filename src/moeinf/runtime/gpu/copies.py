@@ -25,7 +25,7 @@ class ComputeStream(Protocol):
 
 class _Batch(NamedTuple):
     ticket: int
-    num_demand: int
+    demand_bytes: int
     num_prefetches: int
 
 
@@ -35,19 +35,19 @@ class Copies:
     def __init__(
         self,
         copier: Copier,
-        expert_bytes: int,
-        num_keys: int,
+        expert_bytes: IntArray,
         compute: ComputeStream,
         *,
         batch_experts: int = BATCH_EXPERTS,
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
+        """expert_bytes: by key, what is copied of an expert."""
         self._copier = copier
         self._expert_bytes = expert_bytes
         self._compute = compute
         self._batch_experts = batch_experts
-        self._num_prefetches = max(1, prefetch_bytes // expert_bytes)  # that may be under way at once
-        self._ticket_of: IntArray = np.full(num_keys, NO_TICKET, np.int64)
+        self._num_prefetches = max(1, prefetch_bytes // int(expert_bytes.max()))  # that may be under way at once
+        self._ticket_of: IntArray = np.full(len(expert_bytes), NO_TICKET, np.int64)
         self._ticket_of_one = self._ticket_of.data.__getitem__  # a token has few experts: items beat arrays here
         self._under_way: deque[_Batch] = deque()
         self._last_done = NO_TICKET
@@ -60,10 +60,12 @@ class Copies:
         stream = self._compute.stream
         for at in range(0, len(keys), self._batch_experts):
             part = slice(at, at + self._batch_experts)
-            ticket = self._copier.copy(sources[part], destinations[part], self._expert_bytes, stream)
+            num_bytes = self._expert_bytes[keys[part]]
+            ticket = self._copier.copy(sources[part], destinations[part], num_bytes, stream)
             self._ticket_of[keys[part]] = self.last_ticket = ticket
-            count = len(keys[part])
-            self._under_way.append(_Batch(ticket, count if demand else 0, 0 if demand else count))
+            self._under_way.append(
+                _Batch(ticket, int(num_bytes.sum()) if demand else 0, 0 if demand else len(num_bytes))
+            )
 
     def retire(self) -> None:
         """Forgets the submissions that have ended."""
@@ -98,7 +100,7 @@ class Copies:
     def lag_s(self) -> float:
         """How long the demand under way will take, at the rate measured so far."""
         self.retire()
-        num_bytes = self._expert_bytes * sum(batch.num_demand for batch in self._under_way)
+        num_bytes = sum(batch.demand_bytes for batch in self._under_way)
         copied = self._copier.bytes_copied()
         return num_bytes * self._copier.busy_seconds() / copied if copied else 0.0
 

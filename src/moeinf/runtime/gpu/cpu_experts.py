@@ -27,7 +27,7 @@ class CpuExperts:
     ) -> None:
         self._host = host
         self._copier = copier
-        self._expert_bytes = host.cache.stride_bytes
+        self._expert_bytes = host.cache.table.sizes.mean_bytes
         self._kernel = kernel
         self._share = share
         self._num_experts = host.cache.shape.num_experts

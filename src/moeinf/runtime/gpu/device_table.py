@@ -50,7 +50,7 @@ class DeviceTable:
         self._policy = policy
         self._observers = observers
         self._witness = witness
-        self._expert_bytes = slots.arena.slot_bytes
+        self._sizes = slots.tier.sizes
         self._encoder_layers = encoder_layers
         self._lease: Lease | None = None
         self._table: SlotTensors | None = None
@@ -63,7 +63,7 @@ class DeviceTable:
         self._weights = torch.zeros((layers, k), dtype=torch.float32, device=kind)  # only where there is a witness
         self._weights_host = device.pinned((layers, k), torch.float32)
         self._scores_host = device.pinned((shape.num_keys + 1,), torch.float32)
-        self._misses_host = device.pinned((1,), torch.int64)
+        self._misses_host = device.pinned((len(self._sizes.class_bytes),), torch.int64)
 
     @property
     def active(self) -> bool:
@@ -72,9 +72,9 @@ class DeviceTable:
 
     @property
     def possible(self) -> bool:
-        """Whether the device can reach every expert, and has slots for those of one token's layer."""
+        """Whether the device can reach every expert, and has slots of each size for those of one token's layer."""
         tier = self._tier
-        reached = tier.all_resident or (self._host.device_reaches_all and tier.num_slots >= self._shape.top_k)
+        reached = tier.all_resident or (self._host.device_reaches_all and tier.num_slots >= self._sizes.least_slots)
         return self._allowed and reached
 
     @property
@@ -135,7 +135,7 @@ class DeviceTable:
             self._weights[layer].copy_(routing.weights.view(-1))
         vectors.claim(chosen, layer, table, self._addresses, self._to_fetch)
         if not self._tier.all_resident:
-            vectors.gather(self._to_fetch, self._expert_bytes)
+            vectors.gather(self._to_fetch, self._sizes.layer_bytes[layer])
         return self._addresses
 
     def after_token(self) -> None:
@@ -155,7 +155,7 @@ class DeviceTable:
                 observer.observe(layer, ids[None])
             if self._witness is not None:
                 self._witness.routed(layer, ids[None], self._weights_host[layer].numpy()[None])
-        self._lease.count(routings.size, int(self._misses_host[0]))
+        self._lease.count(routings.size, self._misses_host.tolist())
         self._send_scores()
 
     def _send_scores(self) -> None:
@@ -175,9 +175,11 @@ class DeviceTable:
             slot_of=torch.full((keys,), -1, dtype=torch.int32, device=kind),
             key_of=torch.full((self._arena.num_slots,), -1, dtype=torch.int32, device=kind),
             slot_address=torch.from_numpy(self._arena.slot_addresses).to(kind),
+            slot_class=torch.from_numpy(self._sizes.order[: self._arena.num_slots].astype(np.int32)).to(kind),
             host=torch.from_numpy(host).to(kind),
             scores=torch.zeros(keys + 1, dtype=torch.float32, device=kind),
-            misses=torch.zeros(1, dtype=torch.int64, device=kind),
+            misses=torch.zeros(len(self._sizes.class_bytes), dtype=torch.int64, device=kind),
             num_experts=self._shape.num_experts,
             step=self._policy.step,
+            layer_class=self._sizes.of_layers.tolist(),
         )

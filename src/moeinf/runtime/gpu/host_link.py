@@ -64,8 +64,7 @@ class HostLink:
         num_bytes: int,
         priorities: FloatArray,
     ) -> None:
-        """Does as Reader.submit; where an expert lies in the files follows from its key."""
-        assert num_bytes == self._cache.stride_bytes, "experts come as whole blocks"
+        """Does as Reader.submit; where an expert lies in the files, and its size, follow from its key."""
         for key, destination, priority in zip(keys.tolist(), destinations.tolist(), priorities.tolist(), strict=True):
             assert key not in self._requests, "requested twice"
             self._requests[key] = _Request(destination, priority)
@@ -169,20 +168,24 @@ class HostLink:
             self._landed += keys
 
     def _read(self, absent: Sequence[int]) -> None:
-        """Queues reads of as many as find slots, in this order; prefetches leave half of the slots to demand."""
+        """Queues reads of as many as find slots, in this order; prefetches leave half of each size to demand."""
         requests, table = self._requests, self._table
-        num_demand = sum(requests[key].priority == DEMAND for key in absent)
-        placed = sum(table.state[key] != ABSENT for key in requests)
-        wanted = min(len(absent), max(num_demand, max(1, table.num_slots // 2) - placed))
-        if wanted <= 0:
+        placed = table.classes_of([key for key in requests if table.state[key] != ABSENT])
+        room = [max(1, count // 2) for count in table.slots_by_class()]
+        for which in placed.tolist():
+            room[which] -= 1
+        wanted: list[int] = []
+        for key, which in zip(absent, table.classes_of(absent).tolist(), strict=True):
+            if requests[key].priority == DEMAND or room[which] > 0:
+                wanted.append(key)
+            room[which] -= 1
+        if not wanted:
             return
         held: list[int] = []
-        if wanted > table.num_free:
+        if len(table.first_with_slots(np.array(wanted))) < len(wanted):
             self._copies.retire()
             held = [*requests, *self._copies.under_way()]
-        count = self._cache.make_room(wanted, also_held=held)
-        if count:
-            keys = list(absent[:count])
+        if keys := self._cache.make_room(wanted, also_held=held):
             self._loader.submit(keys, [requests[key].priority for key in keys])
 
     def _poll_disk(self) -> None:

@@ -24,7 +24,7 @@ class HostSlots:
     def __init__(self, above: ExpertCache, slots: SlotRegion, disk: Reader, copier: Copier, errors: ReadErrors) -> None:
         """above: the cache of the device's slots, from which follows what leaves here. disk reads into slots.memory."""
         assert slots.memory is not None
-        self.cache = ExpertCache(above.shape, above.stride_bytes, slots, ScoresBelow(above))
+        self.cache = ExpertCache(above.shape, slots, ScoresBelow(above))
         self.loader = Loader(self.cache, disk, slots.memory)
         self.disk = disk
         self._copier = copier
@@ -34,6 +34,12 @@ class HostSlots:
         self._pinned_bytes = 0
         self._device_addresses: IntArray | None = None
         self._loading_busy_s = 0.0  # the disk's busy seconds that brought nothing to the device
+
+    @property
+    def has_room_for_all(self) -> bool:
+        """Whether there is a slot for every expert that may come here."""
+        table = self.cache.table
+        return table.most_held == table.total_experts
 
     def load_all(self, progress: Callable[[int, int], None]) -> None:
         """Fills the slots in the order of the files. progress(bytes done, bytes in all). Raises ExpertReadError."""
@@ -61,7 +67,8 @@ class HostSlots:
 
         progress(bytes pinned so far) may raise to end it: what is pinned then, the copier gives back when it is closed.
         """
-        self._pinned_bytes = self._copier.register(self._memory[:num_bytes], self.cache.stride_bytes, progress)
+        ends = self.cache.table.ends()
+        self._pinned_bytes = self._copier.register(self._memory, ends[ends <= num_bytes], progress)
         self._device_addresses = None
         return self._pinned_bytes
 
@@ -75,15 +82,15 @@ class HostSlots:
 
         Every expert must be there.
         """
-        table, stride_bytes = self.cache.table, self.cache.stride_bytes
+        table = self.cache.table
         assert table.all_resident
         if self._device_addresses is None:
             self._device_addresses = np.empty(0, np.int64)
-            if int(table.offset_of.max()) + stride_bytes <= self._pinned_bytes:
-                keys = table.held()
-                at = self.addresses(keys).tolist()
+            keys = table.held()
+            if int((table.offset_of + table.slot_bytes)[keys].max()) <= self._pinned_bytes:
+                at = zip(self.addresses(keys).tolist(), table.slot_bytes[keys].tolist(), strict=True)
                 self._device_addresses = np.zeros(len(table.state), np.int64)
-                self._device_addresses[keys] = [self._copier.device_address(a, stride_bytes) for a in at]
+                self._device_addresses[keys] = [self._copier.device_address(*each) for each in at]
         return self._device_addresses
 
     # ---- experts that the CPU computes

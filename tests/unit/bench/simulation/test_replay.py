@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from moeinf.bench.simulation.belady import Belady
 from moeinf.bench.simulation.link import SimulatedLink
 from moeinf.bench.simulation.replay import drive, replay, whole
-from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing
+from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing, one_size
+from moeinf.bench.simulation.simulate import sized_slots
 from moeinf.errors import UsageError
+from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
@@ -55,17 +57,22 @@ def fresh(name: str, trace: Trace, slots: int) -> tuple[EvictionPolicy, RequestR
     return policy, RequestRecorder(trace.shape, collection.add)
 
 
-def replayed(name: str, trace: Trace, slots: int, timing: Timing = UNTIMED) -> CacheStats:
+def replayed(
+    name: str, trace: Trace, slots: int, timing: Timing = UNTIMED, sizes: SlotSizes | None = None
+) -> CacheStats:
     policy, recorder = fresh(name, trace, slots)
-    return whole(replay(trace, [slots], [policy], recorder, timing=timing)[0])
+    return whole(replay(trace, [slots], [policy], recorder, timing=timing, sizes=sizes and [sizes])[0])
 
 
 def hits_of(name: str, trace: Trace, slots: int) -> int:
     return replayed(name, trace, slots).hits
 
 
-def obvious_replay(trace: Trace, slots: int, policy: EvictionPolicy, recorder: RequestRecorder) -> CacheStats:
+def obvious_replay(
+    trace: Trace, slots: int, policy: EvictionPolicy, recorder: RequestRecorder, sizes: SlotSizes
+) -> CacheStats:
     """Dictionaries and sorting, one activation after the other."""
+    of_layers, of_slots = sizes.of_layers.tolist(), sizes.order[:slots].tolist()
     stats, resident = CacheStats(), set[Key]()
     for start, end in zip(trace.offsets[:-1], trace.offsets[1:], strict=True):
         for token in range(start, end):
@@ -82,19 +89,44 @@ def obvious_replay(trace: Trace, slots: int, policy: EvictionPolicy, recorder: R
                 stats.hits += len(needed) - len(missing)
                 stats.misses += len(missing)
                 stats.demand_reads += len(missing)
-                surplus = max(0, len(resident) + len(missing) - slots)
-                candidates = sorted(resident - set(needed), key=lambda key: (scores[key], key))
+                stats.demand_bytes += len(missing) * sizes.class_bytes[of_layers[layer]]
+                alike = {key for key in resident if of_layers[key[0]] == of_layers[layer]}
+                surplus = max(0, len(alike) + len(missing) - of_slots.count(of_layers[layer]))
+                candidates = sorted(alike - set(needed), key=lambda key: (scores[key], key))
                 resident = (resident - set(candidates[:surplus])) | set(missing)
     return stats
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "belady"])
-@pytest.mark.parametrize("slots", [2, 5, 11, 18])
-def test_the_replay_counts_as_a_brute_force_replay_does(name: str, slots: int) -> None:
-    trace = random_trace(seed=slots)
-    fast, obvious = replayed(name, trace, slots), obvious_replay(trace, slots, *fresh(name, trace, slots))
-    counted = fast.hits, fast.misses, fast.demand_reads
-    assert counted == (obvious.hits, obvious.misses, obvious.demand_reads)
+@pytest.mark.parametrize(
+    ("slots", "layer_bytes"), [(2, (1, 1, 1)), (5, (1, 1, 1)), (6, (3, 5, 4)), (11, (5, 3, 5)), (18, (1, 2, 1))]
+)
+def test_the_replay_counts_as_a_brute_force_replay_does(
+    name: str, slots: int, layer_bytes: tuple[int, int, int]
+) -> None:
+    trace, sizes = random_trace(seed=slots), slot_sizes(layer_bytes, SHAPE)
+    fast = replayed(name, trace, slots, sizes=sizes)
+    obvious = obvious_replay(trace, slots, *fresh(name, trace, slots), sizes)
+    assert fast == replace(obvious, stall_s=fast.stall_s)
+
+
+def test_a_cache_of_a_share_of_the_bytes_has_the_slots_of_an_engine() -> None:
+    trace = replace(random_trace(0), expert_bytes=(4096, 8192, 4096))
+    slots, sizes = sized_slots(trace, 50)
+    assert sizes.class_bytes == (8192, 4096) and slots == sizes.slots_in(6 * 8192) == 9
+    assert sized_slots(trace, 10)[1].class_bytes == (8192,), "each size would keep slots for a token's layer"
+    assert sized_slots(random_trace(0), 50) == (9, one_size(SHAPE))
+
+
+@pytest.mark.parametrize("layer_bytes", [(1, 1, 1), (3000, 4000, 5000)])
+def test_reads_take_as_long_as_their_experts_are_large(layer_bytes: tuple[int, int, int]) -> None:
+    trace = random_trace(3)
+    policy, _ = fresh("lru", trace, 9)
+    run = SimulatedRun(SHAPE, 9, policy, None, Timing(read_s=2.0), slot_sizes(layer_bytes, SHAPE))
+    for layer, size in enumerate(layer_bytes):
+        before = run.now
+        run.visit(layer, np.array([0, 4]), np.ones(2, np.int64), 1)
+        assert run.now - before == pytest.approx(2 * 2.0 * size / np.mean(layer_bytes))
 
 
 @settings(max_examples=25, deadline=None)

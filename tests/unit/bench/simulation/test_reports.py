@@ -20,6 +20,7 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.terminal.traces.picture import check_picture
+from moeinf.traces.folder import TraceFacts
 
 TIMED: dict[str, Any] = {"link": 2.0, "compute": 500.0, "expert_bytes": "2MB"}
 
@@ -82,6 +83,21 @@ def test_json_has_every_figure(trace: Path) -> None:
     assert told["predictions"]["popularity"][0]["distance"] == 1
 
 
+def test_slots_have_the_sizes_of_experts_that_the_trace_or_an_option_tells(trace: Path) -> None:
+    options: dict[str, Any] = {"cache": "50", "policy": "lru,belady"}
+    (equal,), _ = simulated(trace, **options)
+    (timed,), _ = simulated(trace, **options, **TIMED)
+    asked, plan = simulated(trace, expert_bytes="2MB,4MB,2MB", **options)
+    assert "x 8 experts of 2 sizes, top-2" in tables(asked, plan)[0]
+    with pytest.raises(UsageError, match=r"gives 2 sizes, and .* has 3 layers: give one for each, or one for all"):
+        simulated(trace, expert_bytes="2MB,4MB")
+    facts = TraceFacts("m", equal.trace.shape, expert_bytes=(2_000_000, 4_000_000, 2_000_000))
+    (trace / "trace.json").write_bytes(facts.dumps())
+    (told,), _ = simulated(trace, **options)
+    assert told.cells == asked[0].cells != equal.cells
+    assert simulated(trace, **options, **TIMED)[0][0].cells == timed.cells, "one size for all was asked for"
+
+
 def test_the_same_options_give_the_same_figures(trace: Path) -> None:
     options: dict[str, Any] = {"policy": "next-use", "predictor": "look-ahead", "lookahead_recall": 0.7, **TIMED}
     first, again = (as_json(*simulated(trace, **options)) for _ in range(2))
@@ -100,6 +116,8 @@ def test_the_same_options_give_the_same_figures(trace: Path) -> None:
         ({"link": 2.0}, "give all three, or none"),
         (TIMED | {"expert_bytes": "40%"}, "no number of bytes"),
         (TIMED | {"expert_bytes": "much"}, "is not a size"),
+        ({"expert_bytes": "2MB"}, "give all three, or none"),
+        ({"expert_bytes": "2MB,auto"}, "no number of bytes"),
         (TIMED | {"link": 0.0}, "positive number of GB/s"),
         (TIMED | {"compute": -1.0}, "number of microseconds"),
         (TIMED | {"compute": float("nan")}, "number of microseconds"),

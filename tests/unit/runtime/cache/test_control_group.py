@@ -25,6 +25,7 @@ from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.python_reader import PureReader
@@ -37,7 +38,7 @@ with path.open("wb") as file:
     file.truncate(160 * MIB)
 reader = PureReader([str(path)], [160 * MIB], arena)
 policy = make_policy("lru", shape, ActivationCollection(shape), 40)
-cache = ExpertCache(shape, 4 * MIB, SlotRegion(arena.array(), 0, 40), policy)
+cache = ExpertCache(shape, SlotRegion(arena.array(), 0, 40, equal_slots(4 * MIB, shape)), policy)
 loader = Loader(cache, reader, arena.array())
 tier = ExpertTier(cache, loader, ReadErrors([path], shape.num_experts), Profiler())
 watch = MemoryWatch(tier, shape.top_k, 40 * MIB, print, memory_now)

@@ -24,6 +24,7 @@ from tests.support.fake_reader import SHAPE, Tier, make_tier, sizes_of
 
 STRIDE, START = 4096, 8192
 UNEVEN = MoeShape(num_layers=3, num_experts=7, top_k=2, counts=(7, 4, 6))
+EQUAL = equal_slots(STRIDE, UNEVEN)
 
 
 class Fixed:
@@ -54,7 +55,7 @@ def random_step(rng: np.random.Generator, plain: PlainCache) -> Callable[[Any], 
         lambda cache: cache.begin_layer(layer, keys, counts, many),
         lambda cache: cache.end_reservations(),
         lambda cache: cache.reserve(some, prefetched),
-        lambda cache: cache.make_room(wanted, also, cost),
+        lambda cache: cache.make_room(absent[:wanted], also, cost),
         lambda cache: cache.assign(plain.with_slots(absent)[:wanted]),
         lambda cache: cache.land(loading[:wanted]),
         lambda cache: cache.release(some[:1]),
@@ -66,15 +67,15 @@ def random_step(rng: np.random.Generator, plain: PlainCache) -> Callable[[Any], 
 class Fast:
     """The native cache with its table, called as the plain one is."""
 
-    def __init__(self, num_slots: int, policy: Fixed, sizes: SlotSizes | None = None) -> None:
-        self.cache = ExpertCache(UNEVEN, STRIDE, SlotRegion(None, START, num_slots, sizes), policy)
-        self.begins = (sizes or equal_slots(STRIDE, UNEVEN)).begins + START
+    def __init__(self, num_slots: int, policy: Fixed, sizes: SlotSizes = EQUAL) -> None:
+        self.cache = ExpertCache(UNEVEN, SlotRegion(None, START, num_slots, sizes), policy)
+        self.begins = sizes.begins + START
 
     def begin_layer(self, layer: int, keys: list[int], counts: np.ndarray, many: bool) -> object:
         return self.cache.begin_layer(layer, keys, counts, many=many)
 
-    def make_room(self, wanted: int, also_held: list[int], at_any_cost: bool) -> int:
-        return self.cache.make_room(wanted, also_held=also_held, at_any_cost=at_any_cost)
+    def make_room(self, keys: list[int], also_held: list[int], at_any_cost: bool) -> list[int]:
+        return self.cache.make_room(keys, also_held=also_held, at_any_cost=at_any_cost)
 
     def reserve(self, keys: list[int], prefetched: bool) -> None:
         self.cache.reserve(keys, prefetched=prefetched)

@@ -123,7 +123,7 @@ def test_a_tier_takes_over_what_somebody_else_has_brought_into_its_slots(num_slo
         slots[key] = slot
         offset = SLOTS_START + slot * STRIDE
         tier.memory[offset : offset + STRIDE].view(np.float32)[:] = key
-    lease.count(activations=20, misses=4)
+    lease.count(activations=20, misses=[4])
     tier.reclaim(slots)
     tier.check_integrity()
     assert tier.snapshot().offsets == {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.gpu.converted_reads import ConvertedReads
 from moeinf.types import ByteArray, FloatArray, IntArray
-from tests.support.fake_machine import STRIDE, Machine
+from tests.support.fake_machine import EQUAL, STRIDE, Machine
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader
 
 TOTAL = SHAPE.total_experts
@@ -51,7 +51,8 @@ class Converting(Machine):
         self._random = random.Random(seed)
         self.disk = disk = Stored(self.host, seed, failing)
         places: object = Places(disk)
-        return ConvertedReads(disk, places, (self.host, STRIDE), lambda *given: self.convert(*given), 2)  # type: ignore[arg-type]
+        slots = self.host, EQUAL.by_key(SHAPE.num_experts)
+        return ConvertedReads(disk, places, slots, lambda *given: self.convert(*given), 2)  # type: ignore[arg-type]
 
     def convert(self, key: int, slot: ByteArray) -> None:
         time.sleep(self._random.choice([0, 0, 0.0003]))

@@ -18,7 +18,7 @@ from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eviction import POLICIES
 from tests.support.fake_device import address_of
 from tests.support.fake_machine import STRIDE, Machine
-from tests.support.fake_reader import SHAPE, SLOTS_START
+from tests.support.fake_reader import SHAPE, SLOTS_START, sizes_of
 
 TOTAL = SHAPE.total_experts
 EMPTY = np.empty(0, np.int64)
@@ -45,6 +45,8 @@ passes = st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 5]), st.integers(0, 2**
     filled=st.booleans(),
     patient=st.booleans(),
     failing=st.frozensets(st.integers(0, TOTAL - 1), max_size=2),
+    large=st.just(frozenset[int]()) | st.frozensets(st.integers(0, SHAPE.num_layers - 1)),
+    alike=st.booleans(),
 )
 def test_any_schedule_computes_the_right_weights(
     device_slots: int,
@@ -56,8 +58,17 @@ def test_any_schedule_computes_the_right_weights(
     filled: bool,
     patient: bool,
     failing: frozenset[int],
+    large: frozenset[int],
+    alike: bool,
 ) -> None:
-    machine = Machine(device_slots, host_slots, policy=policy, seed=seed, failing=frozenset() if filled else failing)
+    """Slots are of one size or of two, on the host those of the device or all as large as the largest."""
+    sizes = sizes_of(large)
+    behind = sizes if alike else sizes.equal()
+    device_slots, failing = max(device_slots, sizes.least_slots), frozenset() if filled else failing
+    host_slots = max(host_slots, behind.least_slots - SHAPE.top_k + 1)
+    machine = Machine(
+        device_slots, host_slots, policy=policy, seed=seed, failing=failing, sizes=sizes, host_sizes=behind
+    )
     machine.copier.patient = patient
     tier = machine.tier
     if filled:
@@ -343,6 +354,17 @@ def test_the_device_reaches_all_where_the_host_holds_all_and_it_is_pinned(
     if reaches:
         at = address_of(machine.host, SLOTS_START + np.arange(TOTAL) * STRIDE)
         assert machine.slots.device_addresses().tolist() == at.tolist()
+
+
+def test_the_device_reaches_slots_of_two_sizes() -> None:
+    sizes = sizes_of({1})
+    machine = Machine(device_slots=6, host_slots=TOTAL, sizes=sizes)
+    machine.slots.load_all(lambda done, total: None)
+    assert machine.slots.pin(1 << 40) == SLOTS_START + sizes.num_bytes(TOTAL) and machine.slots.device_reaches_all
+    addresses = machine.slots.device_addresses()
+    ends = addresses + np.where(np.arange(TOTAL) // SHAPE.num_experts == 1, 2, 1) * STRIDE
+    order = np.argsort(addresses)
+    assert (addresses[order][1:] == ends[order][:-1]).all(), "no slot lies within another, and none is lost"
 
 
 def test_the_rate_of_the_link_is_that_of_its_slower_part() -> None:
