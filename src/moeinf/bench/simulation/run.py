@@ -108,6 +108,7 @@ class SimulatedRun:
         self._prefetcher = None
         if predictor is not None:
             self._prefetcher = Prefetcher(self.tier, predictor, link, shape)
+        self._slot_bytes = cache.table.slot_bytes[:: shape.num_experts].tolist()  # of each layer
         self._at_once = timing == UNTIMED and predictor is None
 
     def load(self, keys: IntArray) -> None:
@@ -154,9 +155,10 @@ class SimulatedRun:
         cache = self._cache
         absent, _, _ = cache.begin_layer(layer, keys, counts, many=False)
         if absent:
+            table, stats, count = cache.table, cache.stats, len(absent)
             cache.make_room(absent)
-            cache.table.assign(absent)
-            cache.table.land(absent)
-            cache.stats.demand_reads += len(absent)
-            cache.stats.demand_bytes += cache.table.bytes_for(absent)
+            table.assign(absent)
+            table.land(absent)
+            stats.demand_reads += count
+            stats.demand_bytes += count * self._slot_bytes[layer]
         cache.unpin(keys)

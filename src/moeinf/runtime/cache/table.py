@@ -91,7 +91,7 @@ class SlotTable(_native.SlotTable):
         """How many of the lowest slots, of all that there may be, fit into so much memory."""
         return int(np.searchsorted(self._begins - self._begins[0], num_bytes, side="right")) - 1
 
-    def bytes_for(self, keys: Sequence[int] | IntArray | BoolArray) -> int:
+    def bytes_for(self, keys: IntArray | BoolArray) -> int:
         """The slots of these experts together."""
         return int(self.slot_bytes[keys].sum())
 
