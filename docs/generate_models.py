@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _sizes(path: Path) -> str:
-    family = family_of(json.loads(path.read_text()))
-    small = footprint_at_4_bits(family)
+    family, small = at_4_bits(path)
     info, moe = small.info, small.moe
     least, published = smallest_bytes(small, num_threads=4) + PROCESS_BYTES, _layout(family.tensors, "bf16")
     cells = [
@@ -122,9 +122,13 @@ def _sizes(path: Path) -> str:
     return "| " + " | ".join(cells) + " |\n"
 
 
-def footprint_at_4_bits(family: Family) -> Footprint:
+@cache
+def at_4_bits(path: Path) -> tuple[Family, Footprint]:
+    """The family of this config.json, and what the model takes."""
+    family = family_of(json.loads(path.read_text()))
     plan = family.tensors
-    return Footprint(family.info("bf16"), plan.moe, _layout(plan, "q4_k"), _dense_bytes(plan), family.workspace)
+    small = _layout(plan, "q4_k")
+    return family, Footprint(family.info("bf16"), plan.moe, small, _dense_bytes(plan), family.workspace)
 
 
 def _layout(plan: TensorPlan, format: Format) -> Any:

@@ -1,4 +1,7 @@
-"""Configurations as published: they give the sizes that their makers name, and memory is divided for each."""
+"""Configurations as published: they give the sizes that their makers name, and memory is divided for each.
+
+docs/models.md says the same of them, and what the table of families says.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from moeinf.engine.memory_plan import MIN_CONTEXT, plan_memory, program_bytes, s
 from moeinf.errors import OutOfMemoryError, UnsupportedModelError
 from moeinf.hardware import Machine
 from moeinf.models.family import family_of
+from moeinf.models.registry import FAMILIES
 from tests.support.true_configs import PUBLISHED
 
+ROOT = Path(__file__).parents[3]
 ALL = sorted(path.parent.name for path in PUBLISHED.glob("*/config.json"))
-GENERATOR = Path(__file__).parents[3] / "docs" / "generate_models.py"
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -28,15 +32,15 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 @cache
+def generator() -> dict[str, Any]:
+    """The script that writes the page, which makes a plan for every published model."""
+    return runpy.run_path(str(ROOT / "docs" / "generate_models.py"))
+
+
 def footprint_of(name: str) -> Footprint:
     """What the page of models is made from."""
-    made: Footprint = _generator()["footprint_at_4_bits"](family_of(config_of(name)))
-    return made
-
-
-@cache
-def _generator() -> dict[str, Any]:
-    return runpy.run_path(str(GENERATOR))
+    footprint: Footprint = generator()["at_4_bits"](PUBLISHED / name / "config.json")[1]
+    return footprint
 
 
 @pytest.mark.parametrize(
@@ -111,3 +115,13 @@ def test_what_a_published_field_does_not_mean_is_refused(name: str, changed: dic
     """These fields are taken with the values that they were published with, which change nothing."""
     with pytest.raises(UnsupportedModelError, match=next(iter(changed)).replace("rope_parameters", "partial_rotary")):
         family_of(config_of(name) | changed)
+
+
+def test_the_page_is_what_its_script_writes() -> None:
+    written = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert written == generator()["render"](PUBLISHED), "run: python docs/generate_models.py"
+
+
+def test_each_family_has_a_module_of_its_own() -> None:
+    families = ROOT / "src" / "moeinf" / "models" / "families"
+    assert all((families / f"{family.module.replace('.', '/')}.py").is_file() for family in FAMILIES)

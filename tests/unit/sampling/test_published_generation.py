@@ -71,11 +71,13 @@ def is_said(name: str) -> bool:
 
 
 def test_every_field_that_transformers_knows_has_its_place() -> None:
-    known = set(GenerationConfig().to_dict())
+    make: Any = GenerationConfig  # which has no types
+    asks_nothing = make().to_dict()
+    known = set(asks_nothing)
     elsewhere = FOLLOWED | FOLLOWED_BY_TRANSLATORS | NO_EFFECT
     assert {name for name in known - elsewhere if not is_said(name)} == set()
     assert {name for name in FOLLOWED | NO_EFFECT if is_said(name)} == set()
-    assert not not_done(GenerationConfig().to_dict(), beams=False)
+    assert not not_done(asks_nothing, beams=False)
 
 
 def test_all_that_are_published_are_known() -> None:

@@ -17,7 +17,7 @@ MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")  # what most families call the matrices of a gated MLP
-Growth = Literal["steps", "smooth", "power"]
+QueryGrowth = Literal["steps", "smooth", "power"]
 NormKind = Literal["rms", "rms+1", "layer", "centred"]
 
 
@@ -45,7 +45,7 @@ class Sharpening:
     sharpness: float
     length: int
     offset: int = 0
-    growth: Growth = "steps"
+    growth: QueryGrowth = "steps"
 
     def factors(self, start: int, num_tokens: int) -> Float32Array:
         """[num_tokens, 1] of the positions from `start`."""
