@@ -30,6 +30,6 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     from transformers import AriaConfig, AriaForConditionalGeneration
 
     values = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
-    whole: Any = AriaForConditionalGeneration(AriaConfig(**values, vision_config=_VISION)).float().eval()
+    whole: Any = AriaForConditionalGeneration(AriaConfig(**values, vision_config=_VISION))
     del whole.model.vision_tower, whole.model.multi_modal_projector
-    return whole
+    return whole.float().eval()

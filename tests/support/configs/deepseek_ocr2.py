@@ -33,7 +33,7 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     with torch.device("meta"):
         whole: Any = DeepseekOcr2ForConditionalGeneration(made)
     del whole.model.vision_tower, whole.model.multi_modal_projector, whole.model.view_separator
-    text = made.text_config
+    text: Any = made.text_config
     whole.model.language_model = DeepseekOcr2TextModel(text)
     whole.lm_head = torch.nn.Linear(text.hidden_size, text.vocab_size, bias=False)
     return whole.float().eval()

@@ -32,9 +32,9 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     from transformers import HYV4VLConfig, HYV4VLForConditionalGeneration
 
     values = {key: value for key, value in config.items() if key != "model_type"}
-    whole: Any = HYV4VLForConditionalGeneration(HYV4VLConfig(**values)).float().eval()
+    whole: Any = HYV4VLForConditionalGeneration(HYV4VLConfig(**values))
     del whole.model.vision_tower
     for name, tensor in whole.named_parameters():
         if name.endswith(("sinks", "base", "scale")):  # made alike, which would hide them
             torch.nn.init.normal_(tensor, std=0.5)
-    return whole
+    return whole.float().eval()

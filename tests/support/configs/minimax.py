@@ -37,6 +37,7 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     def length(cache: Any, layer_idx: int = 0) -> int:
         return max((layer.get_seq_length() for layer in cache.layers), default=0)
 
-    MiniMaxCache.get_seq_length = length
-    MiniMaxCache.get_mask_sizes = lambda cache, query_length, layer_idx: (length(cache) + query_length, 0)
+    kind: Any = MiniMaxCache
+    kind.get_seq_length = length
+    kind.get_mask_sizes = lambda cache, query_length, layer_idx: (length(cache) + query_length, 0)
     return transformers_model(config)

@@ -22,8 +22,9 @@ def REFERENCE(config: dict[str, Any]) -> Any:
         whole: Any = Nemotron3_5TranscribeForConditionalGeneration(made)
     del whole.model.audio_tower, whole.model.multi_modal_projector, whole.model.word_timestamp_encoder
     del whole.word_timestamp_head
-    text = made.text_config
-    whole.model.language_model = AutoModel.from_config(text)
+    text: Any = made.text_config
+    auto: Any = AutoModel
+    whole.model.language_model = auto.from_config(text)
     whole.lm_head = torch.nn.Linear(text.hidden_size, text.vocab_size, bias=False)
     whole.float().eval()
     save = whole.save_pretrained

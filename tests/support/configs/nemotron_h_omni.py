@@ -28,6 +28,6 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     from transformers import NemotronH_Omni_Reasoning_V3, NemotronH_Omni_Reasoning_V3_Config
 
     values = {key: value for key, value in config.items() if key != "model_type"}
-    whole: Any = NemotronH_Omni_Reasoning_V3(NemotronH_Omni_Reasoning_V3_Config(**values)).float().eval()
+    whole: Any = NemotronH_Omni_Reasoning_V3(NemotronH_Omni_Reasoning_V3_Config(**values))
     del whole.vision_model, whole.vision_final_layernorm, whole.multi_modal_projector
-    return whole
+    return whole.float().eval()

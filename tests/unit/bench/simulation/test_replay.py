@@ -61,7 +61,7 @@ def replayed(
     name: str, trace: Trace, slots: int, timing: Timing = UNTIMED, sizes: SlotSizes | None = None
 ) -> CacheStats:
     policy, recorder = fresh(name, trace, slots)
-    return whole(replay(trace, [slots], [policy], recorder, timing=timing, sizes=sizes and [sizes])[0])
+    return whole(replay(trace, [slots], [policy], recorder, timing=timing, sizes=None if sizes is None else [sizes])[0])
 
 
 def hits_of(name: str, trace: Trace, slots: int) -> int:

@@ -29,5 +29,5 @@ class Family(hy_v4.Family):
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = super().tensors
-        renamed = {r"\.hc_head\.hc_pre\.": ".hc_head."} | plan.renamed
+        renamed = {r"\.hc_head\.hc_pre\.": ".hc_head.", **plan.renamed}
         return replace(plan, ignored=(*plan.ignored, _VISION), renamed=renamed)

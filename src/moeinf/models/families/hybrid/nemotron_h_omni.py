@@ -33,4 +33,4 @@ class Family(nemotron_h.Family):
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, self.others), renamed=self.renamed | plan.renamed)
+        return replace(plan, ignored=(*plan.ignored, self.others), renamed={**self.renamed, **plan.renamed})
