@@ -108,8 +108,7 @@ class AttentionLayer {
                 v.rows == shape_.num_kv_heads * value_dim && value_dim <= head_dim && keys % head_dim == 0 &&
                 o.cols == shape_.num_heads * value_dim && o.rows == q.cols,
             "the matrices of attention do not fit together");
-    require(shape_.value_dim == 0 || (!t.value_norm && !shape_.norms_outputs),
-            "values that are narrower than keys have no norm");
+    require(shape_.value_dim == 0 || !t.value_norm, "values that are narrower than keys have no norm");
     const bool full = shape_.head_norm == HeadNorm::kAll;
     weights_.q = q;
     weights_.k = k;
@@ -253,7 +252,7 @@ void bind_shape(nb::module_& m) {
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
              std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
              std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces, bool softplus_gates,
-             bool sharp_power, std::optional<double> front_eps, bool norms_outputs) {
+             bool sharp_power, std::optional<double> front_eps) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
             require(sharp_length > 0 && sharp_offset >= 0, "queries are not sharpened by such a length");
@@ -265,7 +264,6 @@ void bind_shape(nb::module_& m) {
             self->softplus_gates = softplus_gates;
             self->sharp_power = sharp_power;
             self->front_eps = static_cast<float>(front_eps.value_or(norm_eps));
-            self->norms_outputs = norms_outputs;
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
@@ -273,7 +271,7 @@ void bind_shape(nb::module_& m) {
           nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
           nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false,
           nb::arg("softplus_gates") = false, nb::arg("sharp_power") = false,
-          nb::arg("front_eps") = nb::none(), nb::arg("norms_outputs") = false);
+          nb::arg("front_eps") = nb::none());
 }
 
 }  // namespace

@@ -568,7 +568,6 @@ class AttentionShape:
         softplus_gates: bool = False,
         sharp_power: bool = False,
         front_eps: float | None = None,
-        norms_outputs: bool = False,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
@@ -579,8 +578,7 @@ class AttentionShape:
         1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)), or with sharp_power by
         (1 + (p + sharp_offset) / sharp_length)^sharpness. replaces: what the layer would add to x takes its place.
         softplus_gates: softplus, not sigmoid, of gates with a matrix of their own. front_eps: of the norm in front,
-        None for norm_eps. norms_outputs: an RMS norm without weights over each head's output, before its gate.
-        ValueError for sizes that cannot be.
+        None for norm_eps. ValueError for sizes that cannot be.
         """
 
 class AttentionLayer:

@@ -50,7 +50,7 @@ CONFIGS = {
     "chunks": replace(PLAIN, window=7, chunked=True),
     "sharpened queries": replace(PLAIN, rope=None, sharpening=Sharpening(0.4, 5, 1)),
     "queries sharpened by a power": replace(PLAIN, sharpening=Sharpening(0.4, 5, 1, growth="power")),
-    "biased gates, norms of outputs": replace(PLAIN, gate_apart=True, gate_bias="gate_bias", norms_outputs=True),
+    "biased gates": replace(PLAIN, gate_apart=True, gate_bias="gate_bias"),
     "biased gates of heads": replace(PLAIN, gate_apart=True, gate_of_heads=True, gate_bias="gate_bias"),
     "layer norm": replace(PLAIN, norm="layer", bias=True, output_bias=True),
 }
@@ -94,8 +94,7 @@ class Twin:
         if c.sinks:
             scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
         weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
-        mixed = torch.einsum("hij,jhd->ihd", weights, v)
-        mixed = (self._rms(mixed, torch.ones(HEAD_DIM)) if c.norms_outputs else mixed).flatten(1)
+        mixed = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
         if c.gate_apart:
             gates = (hidden @ self._tensors["a.gate_proj.weight"].T).view(len(x), HEADS, -1)
             gates = gates + self._tensors.get("a.gate_bias", torch.zeros(HEADS))[:, None]

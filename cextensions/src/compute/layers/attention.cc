@@ -88,15 +88,6 @@ void apply_gates(const Ops& ops, const AttentionShape& s, const float* projected
   }
 }
 
-void norm_outputs(const AttentionShape& s, float* mixed) {
-  for (float* head = mixed; head < mixed + s.num_heads * s.head_dim; head += s.head_dim) {
-    float sum = 0;
-    for (std::int64_t i = 0; i < s.head_dim; ++i) sum += head[i] * head[i];
-    const float factor = 1 / std::sqrt(sum / static_cast<float>(s.head_dim) + s.norm_eps);
-    for (std::int64_t i = 0; i < s.head_dim; ++i) head[i] *= factor;
-  }
-}
-
 // gates: of each head head_dim numbers, or one; bias, which may be null, is added to them.
 void apply_gates_apart(const Ops& ops, const AttentionShape& s, bool of_heads, const float* bias,
                        float* gates, float* mixed) {
@@ -194,9 +185,6 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   }
   attend_chosen(kernels, s, w.sinks, kv, chosen, v.query + seeing_all * queries,
                 v.mixed + seeing_all * queries);
-  if (s.norms_outputs) {
-    each_token([&](std::int64_t t) { norm_outputs(s, v.mixed + t * queries); });
-  }
   if (s.gated) {
     each_token(
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });

@@ -77,7 +77,6 @@ class NativeAttention:
             softplus_gates=config.softplus_gates,
             sharp_power=s.growth == "power",
             front_eps=site.front_eps,
-            norms_outputs=config.norms_outputs,
         )
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 

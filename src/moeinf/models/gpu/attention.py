@@ -161,9 +161,6 @@ class DeviceAttention:
         self.attend(q, cache, positions, attention, mixture)
         if c.value_dim is not None:
             mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., : c.value_dim].reshape(len(x), -1)
-        if c.norms_outputs:
-            heads = mixture.view(-1, c.head_dim)
-            mixture = weights.normed(heads, torch.ones_like(heads[0]), c.norm_eps).view(mixture.shape)
         if gate is not None:
             gate = torch.nn.functional.softplus(gate) if c.softplus_gates else torch.sigmoid(gate)
             mixture *= gate.repeat_interleave(c.head_dim, 1) if c.gate_of_heads else gate

@@ -89,7 +89,6 @@ class AttentionConfig:
     gate_of_heads: bool = False  # one number for each head
     softplus_gates: bool = False  # softplus, not sigmoid, of gates apart
     gate_bias: str | None = None  # tensor with a number for each head, added to what gates apart are made of
-    norms_outputs: bool = False  # an RMS norm without weights, over each head's output, before its gate
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
     sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it

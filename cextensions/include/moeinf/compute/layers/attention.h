@@ -36,8 +36,7 @@ struct AttentionShape {
   std::int64_t value_dim = 0;    // of a head's values, where they are narrower than its keys; else 0
   bool softplus_gates = false;   // softplus, not sigmoid, of gates that have a matrix of their own
   bool sharp_power = false;
-  float front_eps = 0;         // of the norm in front; norm_eps is that of the others
-  bool norms_outputs = false;  // an RMS norm without weights, over each head's output, before its gate
+  float front_eps = 0;  // of the norm in front; norm_eps is that of the others
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {
