@@ -41,7 +41,19 @@ class Config(deepseek_v32.Config):
 
 
 def _parse(f: Fields) -> Config:
-    f.only("mlp_bias", False, None)
+    for name, *allowed in (
+        ("mlp_bias", False),
+        ("normalization", "RMSNorm"),
+        ("final_norm", "RMSNorm"),
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+        ("k_rope_only_layernorm", True),
+        ("apply_mla_qkv_lora_rescale", True),
+        ("attention_gate_type", "headwise"),
+        ("swa_attention_gate_type", "headwise"),
+        ("use_dynamic_rsf", False),
+    ):
+        f.only(name, *allowed, None)
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = _kinds(f, num_layers)
     own = {kind: _attention(f, kinds, kind) for kind in (_INDEXED, _FULL, _SLIDING) if kind in kinds}
