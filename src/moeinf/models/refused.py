@@ -10,6 +10,7 @@ from typing import Final
 _HYPER: Final = "hyper-connections whose mixtures are doubly stochastic (mHC)"
 _CLAMPED: Final = "experts whose gates are clamped"
 _CONVOLUTIONS: Final = "short convolutions"
+_HEADS_NORMS: Final = "norms of heads' outputs, gated residuals"
 _OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
 _OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
@@ -37,7 +38,7 @@ REFUSED: Final = {
     "jetmoe": "attention that is given queries, as experts make them of a token and take its outputs",
     "minimax_m3_vl_text": _part_of("minimax_m3_vl"),
     "mistral_large4_text": _part_of("mistral_large4"),
-    "muse_spark": f"norms of heads' outputs, gated residuals, {_OF_SPEECH}",
+    "muse_spark": f"experts whose outputs each have a norm before they are summed, {_HEADS_NORMS}, {_OF_SPEECH}",
     "muse_spark_text": _part_of("muse_spark"),
     "openai_privacy_filter": _NO_LANGUAGE,
     "qwen3_omni_moe_talker_text": _part_of("qwen3_omni_moe"),
