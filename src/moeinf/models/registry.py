@@ -278,7 +278,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "mistral4",
-        "deepseek",
+        "mistral",
         ("Mistral-Small-4-119B",),
         "latent attention, softmax routing, queries that are sharpened in long contexts; the language model where it "
         "was saved alone",
@@ -518,7 +518,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "mistral_large4",
-        "deepseek",
+        "mistral",
         ("Mistral-Large-4-1T-A52B",),
         "the language model of checkpoints that also see images: latent attention to positions that an indexer "
         "chooses, latents that layers share, learned frequencies of positions, queries that grow with their position; "
@@ -531,6 +531,7 @@ FAMILIES = (
         "the language model of checkpoints that also see and hear: latent attention to positions that an indexer "
         "chooses, or with a window and sizes of its own; gates of heads, norms of rotary keys, DeepSeek-V3's routing",
         also=("dots3_note_text",),
+        notes=("llama.cpp rotates halves of the indexer's heads; here, as in transformers, neighbouring pairs",),
     ),
     FamilyEntry(
         "beam",

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.models.families.deepseek import deepseek_v32, mistral4
+from moeinf.models.families.deepseek import deepseek_v32
 from moeinf.models.families.glm.glm_moe_dsa import choosing_layers
+from moeinf.models.families.mistral import mistral4
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_layers
 from moeinf.models.layers.latent.indexed import IndexConfig

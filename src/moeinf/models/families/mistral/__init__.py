@@ -1,0 +1,1 @@
+"""DeepSeek's latent attention under softmax routing."""
