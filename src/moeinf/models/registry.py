@@ -101,14 +101,14 @@ FAMILIES = (
     ),
     FamilyEntry(
         "hy_v4",
-        "deepseek",
+        "hunyuan",
         ("Hy4-preview",),
         "GLM-5's attention with sinks and gates; hyper-connections; clamped SwiGLU; MTP is kept, not run",
         notes=("other engines rotate neighbouring pairs; here, as in transformers, positions rotate halves",),
     ),
     FamilyEntry(
         "hy_v4_vl",
-        "deepseek",
+        "hunyuan",
         ("Hy4",),
         "the language model of checkpoints that also see images: Hunyuan 4's, whose rotary pairs are neighbours",
     ),
@@ -199,7 +199,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "kimi_k2",
-        "deepseek",
+        "kimi",
         ("Kimi-K2-Instruct", "Kimi-K2-Thinking"),
         "DeepSeek-V3 with one group, 384 experts and fewer heads",
         verified="transformers' DeepSeek-V3, under which name it reads these checkpoints",
@@ -258,7 +258,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "hunyuan_v1_moe",
-        "mixtral",
+        "hunyuan",
         ("Hunyuan-A13B",),
         "Mixtral's routing beside a shared MLP; queries and keys are normed behind their rotation",
         also=("hunyuan",),
@@ -291,7 +291,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "hy_v3",
-        "glm",
+        "hunyuan",
         ("Hy3-preview",),
         "Qwen3's attention, sigmoid routing with a correction bias, a shared expert; the layer that predicts further "
         "tokens is kept, and not run",
@@ -370,7 +370,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "kimi_k25",
-        "deepseek",
+        "kimi",
         ("Kimi-K2.5", "Kimi-K2.6", "Kimi-K2.7-Code"),
         "the language model of checkpoints that also see images: Kimi K2's",
         verified="transformers' DeepSeek-V3 under the names of these checkpoints",
@@ -412,7 +412,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "kimi_linear",
-        "deepseek",
+        "kimi",
         ("Kimi-Linear-48B-A3B-Instruct",),
         "linear attention with a decay for each channel (KDA) and a recurrent state in three of four layers, latent "
         "attention without positions in the others; DeepSeek-V3's blocks",

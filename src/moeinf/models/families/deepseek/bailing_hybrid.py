@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from moeinf.models.families.deepseek import kimi_linear
-from moeinf.models.families.deepseek.kimi_linear import NAMES, Config, renamed
+from moeinf.models.families.kimi import kimi_linear
+from moeinf.models.families.kimi.kimi_linear import NAMES, Config, renamed
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
 from moeinf.models.layers.latent.mla import parse_latent

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.deepseek import kimi_linear
+from moeinf.models.families.kimi import kimi_linear
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.families.deepseek import hy_v4
+from moeinf.models.families.hunyuan import hy_v4
 from moeinf.models.text_part import text_part, tied_as_said_outside
 from moeinf.types import TensorPlan
 

@@ -1,0 +1,1 @@
+"""Hunyuan: three generations, of common and of latent attention."""
