@@ -273,6 +273,7 @@ KNOWN_AS = {
     "glm4v_moe": "glm4v_moe_text",
     "inkling_mm_model": "inkling_text",
     "inkling2": "inkling2_text",
+    "inkling2_loop": "inkling2_loop_text",
     "kimi_k2": "deepseek_v3",
 }
 # What is before the names of the tensors of a part that transformers also has alone.

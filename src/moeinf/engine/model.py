@@ -102,6 +102,11 @@ class Model:
         self._activations = ActivationFile(stored, self._notify)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         form, moe = weights.family.encoder_input, stored.manifest.moe
+        if weights.family.repeats and (config.trace or recorded is not None):
+            raise UsageError(
+                f"layers of {stored.name} run several times for a token, for which a trace has no place; "
+                f"leave out {'--trace' if config.trace else '--routing'}"
+            )
         facts = TraceFacts(stored.name, moe, stored.id, expert_bytes=unequal_bytes(stored.manifest))
         trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
         attendants = Attendants(RequestRecorder(moe, collection.add), Profiler(), disk_wait, trace)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-_HYPER: Final = "hyper-connections whose mixtures are doubly stochastic (mHC)"
-_CLAMPED: Final = "experts whose gates are clamped"
-_CONVOLUTIONS: Final = "short convolutions"
 _HEADS_NORMS: Final = "norms of heads' outputs, gated residuals"
 _OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
 _OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
@@ -32,7 +29,6 @@ REFUSED: Final = {
     "glm5_next_text": _part_of("glm5_next"),
     "hy_v4_vl_text": _part_of("hy_v4_vl"),
     "inkling2_text": _part_of("inkling2"),
-    "inkling2_loop": f"layers that run several times, {_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_loop_text": _part_of("inkling2_loop"),
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "attention that is given queries, as experts make them of a token and take its outputs",

@@ -510,6 +510,13 @@ FAMILIES = (
         "layers choose what they are given among what blocks of layers have left; experts between softcaps",
     ),
     FamilyEntry(
+        "inkling2_loop",
+        "inkling",
+        ("Inkling-2-Mini",),
+        "Inkling 2, some of whose layers run several times, each pass being told what the one before has left; their "
+        "routing is not recorded, nor replayed",
+    ),
+    FamilyEntry(
         "kolibri1",
         "glm",
         ("Kolibri-1",),

@@ -34,7 +34,7 @@ from moeinf.models.layers.relative_decoder import (
     text_fields,
 )
 from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, block_states_workspace, rms_normed
-from moeinf.models.layers.streams.hyper import streamed
+from moeinf.models.layers.streams.hyper import Connection, streamed
 from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.models.text_part import VISION
 from moeinf.types import DType, ExpertForm, ModelInfo, Profiler, TensorPlan, Workspace
@@ -54,6 +54,7 @@ class Config:
 
     @staticmethod
     def parse(f: Fields) -> Config:
+        """Of what Inkling 2 and its kin share."""
         f.only("scoring_func", "sigmoid", None)
         f.only("local_layer_ids", None)
         f.present("num_experts_per_tok", "log_scaling_n_floor", "unpadded_vocab_size")
@@ -123,37 +124,44 @@ class Inkling2Attention:
         site: AttentionSite,
         convolutions: ConvolutionsBeside[Array],
         states: BlockStates[Array],
+        number: int,
     ) -> None:
+        """number: of the state in the cache that keeps keys and values."""
         weights, layer, prefix = layers.weights, site.layer, site.prefix
         a = self._config = c.decoder.attention_of(layer)
         self._math, self._convolutions, self._states = weights.math, convolutions, states
         self._opens, self._dynamic, self._d_rel = c.opens_block(layer), c.sees_all(layer), c.common.d_rel
-        self._queries = _query(weights, c, f"attn_queries.{layer - 1}") if layer else None
+        self._queries = query(weights, c, f"attn_res.attn_queries.{layer - 1}") if layer else None
         self._norms = [weights.norm(NormConfig(name, a.norm_eps)) for name in c.norms_of(layer)]
         self._q, self._k, self._v, self._r, self._o = (weights.linear(f"{prefix}{n}.weight") for n in PROJECTIONS)
         self._gate, self._sinks = (weights.linear(f"{prefix}{name}.weight") for name in (_GATE, _SINKS))
         self._q_length = HeadLengths(weights.math, c.length, weights.vector(f"{prefix}q_l2_clip.scale"))
         self._k_length = HeadLengths(weights.math, c.length)
         self._r_length = HeadLengths(weights.math, c.state_length, weights.vector(f"{prefix}rel_l2_clip.scale"))
-        self._core = layers.heads_core(a, layer, f"{prefix}rel_logits_proj.proj")
+        self._core = layers.heads_core(a, number, f"{prefix}rel_logits_proj.proj")
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
     def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         self._convolutions.begin(cache)
-        given = [x] if self._queries is None else self._states.given(x, self._queries)
-        added = self._attended(self._normed(given), cache, positions)
+        added = self._attended(self._normed(self._given(x)), cache, positions)
         if self._opens:
             self._states.add(x)
             x[...] = added
         else:
             x += added
 
+    def _given(self, x: Hidden) -> list[Hidden]:
+        """One for queries, keys and values, or one for each of them."""
+        return [x] if self._queries is None else self._states.given(x, self._queries)
+
     def _normed(self, given: Sequence[Hidden]) -> list[Hidden]:
         """What queries, keys and values are made of."""
-        normed = [norm(given[min(i, len(given) - 1)]) for i, norm in enumerate(self._norms)]
-        return normed if len(normed) > 1 else normed * 3
+        norms = self._norms
+        if len(given) == len(norms) == 1:
+            return [norms[0](given[0])] * 3
+        return [norms[min(i, len(norms) - 1)](given[min(i, len(given) - 1)]) for i in range(3)]
 
     def _attended(self, given: Sequence[Hidden], cache: Cache, positions: Positions) -> Hidden:
         of_queries, of_keys, of_values = given
@@ -196,33 +204,40 @@ class BlocksStem(NormedStem):
         return self._blocks.given(x, self._query, left)[0]
 
 
-def _query(weights: Weights, c: Config, name: str) -> Array:
+def query(weights: Weights, c: Config, name: str) -> Array:
     """[count, hidden]."""
-    return weights.vector(f"{c.decoder.prefix}attn_res.{name}").reshape(-1, c.decoder.attention.hidden_size)
+    return weights.vector(c.decoder.prefix + name).reshape(-1, c.decoder.attention.hidden_size)
 
 
 class Family(DecoderFamily):
     name = "inkling2"
     divisible = False  # states beside those of the layers
+    parse = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        c = self._config = Config.parse(text_fields(config))
+        c = self._config = self.parse(text_fields(config))
         self.decoder, self.moe = c.decoder, c.blocks.moe
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, d, weights = self._config, self.decoder, layers.weights
         states = BlockStates[Array](weights.math)
-        beside = [self._beside(weights, i) for i in range(d.num_layers)]
+        beside = [self.beside(weights, i, d.num_layers + i) for i in range(d.num_layers)]
         attention = [
-            Inkling2Attention(layers, c, d.attention_site(i, "attn"), beside[i], states) for i in range(d.num_layers)
+            Inkling2Attention(layers, c, d.attention_site(i, "attn"), beside[i], states, i) for i in range(d.num_layers)
         ]
-        blocks = [self._block(i, weights, experts, profiler, beside[i], states) for i in range(d.num_layers)]
+        blocks = [
+            self.block(i, weights, experts, profiler, beside[i], self.residual(weights, i, states))
+            for i in range(d.num_layers)
+        ]
         norm = weights.norm(NormConfig(f"{d.prefix}embed_norm.weight", d.attention.norm_eps))
-        further, query = [each.new_state for each in beside], _query(weights, c, "output_query")
-        stem = BlocksStem(layers.embedding(d.embedding), norm, further, states, query)
+        further = [each.new_state for each in beside]
+        stem = BlocksStem(
+            layers.embedding(d.embedding), norm, further, states, query(weights, c, "attn_res.output_query")
+        )
         return Decoder(d, layers, blocks, experts, profiler, attention, stem)
 
-    def _beside(self, weights: Weights, layer: int) -> ConvolutionsBeside[Array]:
+    def beside(self, weights: Weights, layer: int, number: int) -> ConvolutionsBeside[Array]:
+        """number: of the state in the cache that convolutions keep."""
         c = self._config.common
         a, widths, names = self.decoder.attention_of(layer), c.widths_of(layer), c.convolutions_of(layer)
         plain, dynamic = (c.kernel + 1) ** -0.5, (2 * c.kernel + 1) ** -0.5
@@ -233,16 +248,16 @@ class Family(DecoderFamily):
             else:
                 found.append(Convolution[Array](weights, name, width, c.kernel))
         scales = [dynamic if isinstance(each, DynamicConvolution) else plain for each in found]
-        return ConvolutionsBeside(weights, found, widths, c.kernel, self.decoder.num_layers + layer, scales)
+        return ConvolutionsBeside(weights, found, widths, c.kernel, number, scales)
 
-    def _block(
+    def block(
         self,
         layer: int,
         weights: Weights,
         experts: Experts,
         profiler: Profiler,
         beside: ConvolutionsBeside[Array],
-        states: BlockStates[Array],
+        residual: Connection,
     ) -> Block:
         c, prefix = self._config, f"{self.decoder.module(layer, 'mlp')}."
 
@@ -251,7 +266,10 @@ class Family(DecoderFamily):
 
         router = SigmoidRouter(weights, c.blocks, prefix, self.decoder.block_norm(layer))
         block = MoeBlock(layer, router, experts, profiler, behind=behind, replaces=True)
-        return streamed(BlockResidual(states, _query(weights, c, f"mlp_queries.{layer}")), block)
+        return streamed(residual, block)
+
+    def residual(self, weights: Weights, layer: int, states: BlockStates[Array]) -> BlockResidual:
+        return BlockResidual(states, query(weights, self._config, f"attn_res.mlp_queries.{layer}"))
 
     def attention_shapes(self) -> Shapes:
         c, d = self._config, self.decoder

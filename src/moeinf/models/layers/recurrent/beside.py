@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import accumulate, pairwise
 from typing import Generic
 
@@ -30,6 +31,12 @@ class ConvolutionsBeside(Generic[A]):
         self._convolutions, self._scales = convolutions, scales or [1.0] * len(widths)
         self._places = [slice(a, b) for a, b in pairwise(accumulate(widths, initial=0))]
         self._states: list[RecurrentState[A]] = []  # one: of the cache of this pass
+
+    def again(self, number: int) -> ConvolutionsBeside[A]:
+        """The same convolutions with another state of the cache, of a layer that runs several times."""
+        found = copy(self)
+        found._number, found._states = number, []
+        return found
 
     def new_state(self, capacity: int) -> RecurrentState[A]:
         return RecurrentState(self._math, (self._kernel - 1, self._channels), (0,))
