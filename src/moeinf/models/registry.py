@@ -500,14 +500,15 @@ FAMILIES = (
         ("Inkling",),
         "the language model alone: scores are biased by distance, there are no positions; short convolutions on keys, "
         "values and what attention and blocks add; shared experts that the router weighs; layers that predict further "
-        "tokens are kept, and not run",
+        "tokens are kept, and not run; checkpoints in NVFP4 are refused",
     ),
     FamilyEntry(
         "inkling2",
         "inkling",
         ("Inkling-2-Small",),
         "the language model alone: Inkling's attention with queries and keys of bounded length, sinks and gates; "
-        "layers choose what they are given among what blocks of layers have left; experts between softcaps",
+        "layers choose what they are given among what blocks of layers have left; experts between softcaps; "
+        "checkpoints in MXFP8 are refused",
     ),
     FamilyEntry(
         "inkling2_loop",
