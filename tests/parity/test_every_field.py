@@ -30,7 +30,8 @@ from tests.support.tiny_models import all_configs, reference, text_of
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
 FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
 for _config in (all_configs() | SEQ2SEQ).values():
-    if _config["model_type"] not in ("arctic", "bailing_moe", "kimi_k25"):  # of which transformers has none, or kimi_k2
+    # Of which transformers has none, or which are read as kimi_k2 and nemotron_h_omni.
+    if _config["model_type"] not in ("arctic", "bailing_moe", "kimi_k25", "nemo_speechlm"):
         FAMILIES.setdefault(_config["model_type"], _config)
 
 # They say nothing about the mathematics of inference, or have no other value.
@@ -195,9 +196,8 @@ WORDS: dict[str, list[Any]] = {
 DIFFERENT = {
     ("deepseek_v2", "norm_topk_prob"),
     ("minimax", "rotary_dim"),  # transformers rotates whole heads
-    *(  # transformers raises steps to it in prompts alone
-        (family, "time_step_min") for family in ("nemotron_h", "nemotron_h_omni", "nemo_speechlm")
-    ),
+    ("nemotron_h", "time_step_min"),  # transformers raises steps to it in prompts alone
+    ("nemotron_h_omni", "time_step_min"),
     *(
         (family, "partial_rotary_factor")
         for family in (  # transformers ignores it there; here it is followed
@@ -262,7 +262,6 @@ KNOWN_AS = {
     "llama4": "llama4_text",
     "step3p7": "step3p5",
     "minimax_m3_vl": "minimax_m3_vl_text",
-    "nemo_speechlm": "nemotron_h",
     "nemotron_h_omni": "nemotron_h",
     "mistral_large4": "mistral_large4_text",
     "dots3_note": "dots3_note_text",

@@ -174,7 +174,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "yuan": {"moe_config": {"moe_num_experts": 32}},
     "some": {"num_routed_experts": 8},
     "other": {"moe_expert_num": 8},
-    "aria": {"text_config": {"moe_num_experts": 64}},
+    "unlimited_ocr": {"text_config": {"n_routed_experts": 64}},
     "nested in a list": {"stages": [{"num_moe_experts": 4}]},
 }
 DENSE: dict[str, dict[str, Any]] = {

@@ -1,1 +1,1 @@
-"""Sigmoid routing with a correction bias in every layer; in M3 attention to chosen blocks of tokens."""
+"""Lightning attention in the first; then sigmoid routing in every layer, and in M3 chosen blocks of tokens."""
