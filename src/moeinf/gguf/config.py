@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.architectures import ARCHITECTURES
 from moeinf.gguf.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
@@ -15,8 +17,28 @@ from moeinf.gguf.windows import WINDOWED
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
-
 _CENTRED = {"cohere2moe", "dbrx"}  # whose norms are layer norms, which they tell themselves
+_DIFFUSION: Final = "generation of text by diffusion"
+_NO_LANGUAGE: Final = "nothing: it generates no text"
+REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
+    "deci": "layers of different widths, some without attention",
+    "deepseek": "DeepSeek's blocks under common attention",
+    "deepseek2-ocr": "DeepSeek's blocks under common attention",
+    "dflash": "the model for which it drafts tokens",
+    "dots3note": "latent attention of two sizes, in layers with a window and in those that see all tokens",
+    "grok": "bounds of the scores of attention and routing (soft caps), a plain MLP beside the experts",
+    "grovemoe": "small experts beside the others, each of which several of them share",
+    "kimi-k3": "attention to the residuals of earlier layers, experts of the activation SiTU on narrower states",
+    "llada-moe": _DIFFUSION,
+    "llama-embed": _NO_LANGUAGE,
+    "maple": "experts whose gates are clamped, under layers with windows of which the others have no positions",
+    "minicpm": "Mixtral's experts between MiniCPM's scaled residuals",
+    "minimax-01": "linear attention with a decay for each head (lightning attention)",
+    "mistral3": "queries that are scaled by their position, under Mixtral's experts",
+    "nomic-bert-moe": _NO_LANGUAGE,
+    "rnd1": _DIFFUSION,
+    "smallthinker": "routers that see what attention is given, experts with the activation relu",
+}
 
 
 def config_of(gguf: Gguf) -> Config:
@@ -33,9 +55,13 @@ def config_of(gguf: Gguf) -> Config:
     architectures = ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED
     make = architectures.get(m.architecture)
     if make is None or not has_experts(m):
-        fault = "is not a Mixture-of-Experts model" if make is not None else "is not one that moeinf runs from a GGUF"
-        known = ", ".join(sorted(architectures))
-        raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault} (those are {known}, with experts)")
+        fault = "is not a Mixture-of-Experts model (the file names no experts)"
+        if has_experts(m):
+            needs = f": it needs {REFUSED[m.architecture]}" if m.architecture in REFUSED else ""
+            fault = f"is an architecture with experts that this version does not run{needs}"
+        raise UnsupportedModelError(
+            f"{gguf.where}: {m.architecture!r:.50} {fault}; moeinf runs what is in docs/gguf.md"
+        )
     config = _common(m) | _ids(gguf) | make(m)
     m.refuse_others()
     return config if gguf.mmproj is None else seeing_config(gguf, config)

@@ -78,7 +78,8 @@ def _deepseek4(m: Metadata) -> Config:
     refuse_unless(m, m.count("expert_gating_func") == SQRT_SOFTPLUS, "expert_gating_func")
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     refuse_unless(m, m.count("expert_shared_count") == 1, "expert_shared_count")
-    m.count("embedding_length_out", 0)
+    refuse_unless(m, m.count("expert_group_count", 1) < 2, "expert_group_count")
+    m.count("embedding_length_out", 0), m.count("expert_group_used_count", 1)
     layers, ratios = range(num_layers_of(m)), m.values("attention.compress_ratios") or []
     chooses = [m.tensor(f"blk.{i}.indexer.attn_q_b.weight") is not None for i in layers]
     rates = {

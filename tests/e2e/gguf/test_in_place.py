@@ -107,6 +107,7 @@ def test_experts_in_fp4_and_tables_of_experts_are_those_of_the_published_checkpo
     own = pull(str(file), PullOptions(repack=True), home=tmp_path / "home")
     for model, options in ((stored, {}), (stored, {"expert_cache": "30%", "prefetch": False}), (own, {})):
         assert np.array_equal(logits(model, **options), wanted), options
+    assert verify(pull(str(file), home=tmp_path / "other")) == []
     assert stored.manifest.in_place is not None
     [table] = [place for place in stored.manifest.in_place.dense if place.name == "layers.1.ffn.gate.tid2eid"]
     with file.open("r+b") as damaged:

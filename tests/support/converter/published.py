@@ -174,7 +174,7 @@ def published_name(config: dict[str, Any], name: str) -> str:
 
 def published(config: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint, as it is published."""
-    found = {published_name(config, name): tensor for name, tensor in ({**tensors, **hashes(config)}).items()}
+    found = {published_name(config, name): tensor for name, tensor in {**tensors, **hashes(config)}.items()}
     if config["model_type"] != "deepseek_v4":
         return found
     from gguf import GGMLQuantizationType, quants  # the converter's own, where it is recorded

@@ -17,10 +17,15 @@ from gguf import quants
 from torch import Tensor
 
 from moeinf.errors import CheckpointError, StoreError, UnsupportedModelError
-from moeinf.gguf.config import config_of
-from moeinf.gguf.header import Gguf, GgufTensor, read_gguf
+from moeinf.gguf.architectures import ARCHITECTURES
+from moeinf.gguf.config import REFUSED, config_of
+from moeinf.gguf.header import Gguf, GgufFile, GgufTensor, Value, read_gguf
+from moeinf.gguf.hybrids import HYBRIDS
+from moeinf.gguf.latent import LATENT
+from moeinf.gguf.qwen import QWEN
 from moeinf.gguf.tensors import Placement, places_of
 from moeinf.gguf.undo import Columns, Kind, Stored, outcome, parse_undo, undo_json, undone
+from moeinf.gguf.windows import WINDOWED
 from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan
 from tests.support.converter.meant import meant
@@ -238,7 +243,7 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("olmoe", {"olmoe.expert_count": 9}, ("metadata mean", "9")),
         ("olmoe", {"olmoe.expert_count": 0}, ("not a Mixture-of-Experts model",)),
         ("olmoe", {"olmoe.rope.scaling.type": "polar"}, ("polar",)),
-        ("olmoe", {"general.architecture": "gemma4"}, ("'gemma4'", "olmoe, phimoe")),
+        ("olmoe", {"general.architecture": "gemma4"}, ("'gemma4' is not a Mixture-of-Experts model",)),
         ("olmoe", {"general.type": "mmproj"}, ("mmproj",)),
         ("olmoe", {"olmoe.attention.head_count_kv": [2, 2, 1]}, ("differs from layer to layer",)),
         ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, ("expert_weights_scale",)),
@@ -332,6 +337,21 @@ def test_an_architecture_without_experts_is_no_model_of_ours(tmp_path: Path) -> 
     writer.close()
     with pytest.raises(UnsupportedModelError, match="not a Mixture-of-Experts model"):
         config_of(read_gguf(tmp_path / "x.gguf"))
+
+
+def test_what_else_has_experts_is_refused_by_what_it_would_need() -> None:
+    experts = {gguf.MODEL_TENSOR.FFN_GATE_EXP, gguf.MODEL_TENSOR.FFN_UP_EXP, gguf.MODEL_TENSOR.FFN_DOWN_EXP}
+    known = ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED
+    theirs = {gguf.MODEL_ARCH_NAMES[each] for each, found in gguf.MODEL_TENSORS.items() if experts & set(found)}
+    assert theirs <= known.keys() | REFUSED.keys() and not known.keys() & REFUSED.keys()
+    for name, words in [*((name, f"needs {needs}; moeinf runs") for name, needs in REFUSED.items()), ("new", "new")]:
+        fields: dict[str, Value] = {"general.architecture": name, f"{name}.expert_count": 8}
+        with pytest.raises(UnsupportedModelError) as raised:
+            config_of(Gguf((GgufFile(Path("x.gguf"), 9, 9),), fields, {}))
+        line = str(raised.value)
+        assert (
+            line.startswith(f"x.gguf: {name!r} is an architecture with experts") and words in line and len(line) < 250
+        )
 
 
 @pytest.mark.parametrize(
