@@ -18,6 +18,7 @@ from moeinf.gguf.common import (
     refuse_unless,
     refuse_unless_sigmoid,
     shared_width,
+    slides_of,
 )
 from moeinf.gguf.metadata import Metadata, numbers_of
 
@@ -42,14 +43,13 @@ def _glm4_moe(m: Metadata) -> Config:
 
 
 def _gpt_oss(m: Metadata) -> Config:
-    pattern = m.values("attention.sliding_window_pattern")
-    slides = pattern or [i % 2 == 0 for i in range(num_layers_of(m))]
+    slides = slides_of(m, lambda i: i % 2 == 1)
     found = plain_heads(m) | {
         "model_type": "gpt_oss",
         "num_local_experts": experts_of(m),
         "intermediate_size": expert_width(m),
         "sliding_window": m.count("attention.sliding_window"),
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides[: num_layers_of(m)]],
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
         "swiglu_limit": m.number("swiglu_clamp_exp", 7.0),
     }
     positions = positions_of(m)
@@ -162,7 +162,7 @@ def _exaone_moe(m: Metadata) -> Config:
     layers, dense = range(num_layers_of(m)), dense_layers_of(m)
     found = grouped_routing(m)
     experts, shared = found.pop("n_routed_experts"), found.pop("n_shared_experts")
-    slides = m.values("attention.sliding_window_pattern") or [(i + 1) % 4 != 0 for i in layers]
+    slides = slides_of(m, lambda i: (i + 1) % 4 == 0)
     return (
         plain_heads(m)
         | found
@@ -179,8 +179,8 @@ def _exaone_moe(m: Metadata) -> Config:
 
 def _gemma4(m: Metadata) -> Config:
     layers = range(num_layers_of(m))
-    slides = m.values("attention.sliding_window_pattern") or [(i + 1) % 6 != 0 for i in layers]
-    sliding, whole = (next((i for i in layers if bool(slides[i]) == kind), None) for kind in (True, False))
+    slides = slides_of(m, lambda i: (i + 1) % 6 == 0)
+    sliding, whole = (next((i for i in layers if slides[i] == kind), None) for kind in (True, False))
     heads = m.values("attention.head_count_kv") or [m.count("attention.head_count_kv")] * len(layers)
     shared = whole is not None and m.tensor(f"blk.{whole}.attn_v.weight") is None
     found = {"head_dim": head_dim_of(m), "num_key_value_heads": None if whole is None else heads[whole]}

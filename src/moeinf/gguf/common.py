@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
@@ -56,6 +57,19 @@ def experts_of(m: Metadata) -> int | list[int]:
 def dense_layers_of(m: Metadata) -> list[int]:
     """The layers that have a plain block instead of experts."""
     return [i for i in range(num_layers_of(m)) if m.tensor(f"blk.{i}.ffn_gate_inp.weight") is None]
+
+
+def slides_of(m: Metadata, whole: Callable[[int], bool]) -> list[bool]:
+    """Of each layer, whether it has a window; whole: where the file has no pattern, the layers that see all tokens."""
+    pattern, layers = m.values("attention.sliding_window_pattern"), num_layers_of(m)
+    if pattern is None:
+        return [not whole(i) for i in range(layers)]
+    if len(pattern) < layers:
+        raise CheckpointError(
+            f"{m.where}: {m.architecture}.attention.sliding_window_pattern tells of {len(pattern)} of {layers} layers; "
+            "the file is damaged, fetch it again"
+        )
+    return [bool(each) for each in pattern[:layers]]
 
 
 def mlps_of(m: Metadata) -> list[str]:

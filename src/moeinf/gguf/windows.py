@@ -20,6 +20,7 @@ from moeinf.gguf.common import (
     refuse_unless,
     refuse_unless_sigmoid,
     shared_width,
+    slides_of,
 )
 from moeinf.gguf.metadata import Metadata, shortest
 
@@ -27,11 +28,8 @@ _LLAMA4_CHUNK = 8192  # of attention, and of the sharpening of queries: what no 
 
 
 def _kinds(m: Metadata, whole: Callable[[int], bool], windowed: str = "sliding_attention") -> list[str]:
-    """Of each layer; whole: where the file has no pattern, the layers that see all tokens."""
-    pattern = m.values("attention.sliding_window_pattern")
-    layers = range(num_layers_of(m))
-    slides = [not whole(i) for i in layers] if pattern is None else [bool(each) for each in pattern]
-    return [windowed if slides[i] else "full_attention" for i in layers]
+    """Of each layer; whole: as `slides_of` takes it."""
+    return [windowed if slides else "full_attention" for slides in slides_of(m, whole)]
 
 
 def _ropes(m: Metadata, rotated: int, rotated_sliding: int, head_dim: int) -> Config:

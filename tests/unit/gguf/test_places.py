@@ -258,6 +258,7 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("deepseek_v4", {"deepseek4.attention.compress_ratios": [6, 2, 0, 4]}, ("compress_ratios [6, 2, 0, 4] is",)),
         ("deepseek_v4", {"deepseek4.hash_layer_count": 3}, ("ffn_gate_tid2eid",)),
         ("cohere2_moe", {"cohere2moe.expert_gating_func": 3}, ("expert_gating_func",)),
+        ("cohere2_moe", {"cohere2moe.attention.sliding_window_pattern": [True]}, ("tells of 1 of 3 layers",)),
         ("dbrx", {"dbrx.attention.layer_norm_epsilon": 1e-6}, ("layer_norm_epsilon",)),
         ("glm5_next", {"glm5-next.attention.indexer.kpool_select_tail": False}, ("kpool_select_tail",)),
         ("glm5_next", {"glm5-next.attention.layer_norm_epsilon": 1e-5}, ("layer_norm_epsilon",)),
