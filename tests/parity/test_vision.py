@@ -34,8 +34,11 @@ def test_the_tower_gives_the_rows_of_the_reference(pair: SeeingPair) -> None:
         options = {"image_grid_thw": given["image_grid_thw"]} if "image_grid_thw" in given else {}
         if "image_position_ids" in given:
             options["image_position_ids"] = given["image_position_ids"]
-        theirs = pair.theirs.model.get_image_features(given["pixel_values"], **options).pooler_output[0]
-        assert theirs.shape == (rows * cols, 64) and theirs.std() > 0.05
+        features = pair.theirs.model.get_image_features(given["pixel_values"], **options)
+        deep = [each[0] for each in getattr(features, "deepstack_features", None) or []]
+        assert len(deep) == pair.vision.tower.deep
+        theirs = torch.cat([features.pooler_output[0], *deep], 1)
+        assert theirs.shape == (rows * cols, 64 * (1 + len(deep))) and theirs.std() > 0.05
         assert (torch.from_numpy(pair.rows(image)) - theirs).abs().max() < 2e-5 * theirs.abs().max().clamp(min=1)
 
 

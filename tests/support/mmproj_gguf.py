@@ -6,7 +6,7 @@ tests/unit/gguf/test_towers.py holds it against files that the converter itself 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _RENAMED = (
     (r"model\.visual\.merger\.linear_fc2\.", "mm.2."),
     (r"model\.visual\.pos_embed\.", "v.position_embd."),
     (r"model\.visual\.patch_embed\.proj\.", "v.patch_embd."),
+    (r"model\.visual\.deepstack_merger_list\.(\d+)\.(?:linear_)?", r"v.deepstack.\1."),
     (r"model\.vision_tower\.std_", "v.std_"),
     (r"model\.vision_tower\.patch_embedder\.input_proj\.", "v.patch_embd."),
     (r"model\.vision_tower\.patch_embedder\.position_embedding_table", "v.position_embd.weight"),
@@ -63,8 +64,9 @@ def write_mmproj(
     for name, value in fields.items():
         if value is not None:
             add_field(writer, name, value)
+    deep = config["vision_config"].get("deepstack_visual_indexes", [])
     for source, tensor in tensors.items():
-        for name, values in _changed(source, tensor.float().numpy()):
+        for name, values in _changed(source, tensor.float().numpy(), deep):
             plain = _ALWAYS_F32.search(name)
             kind = gguf.GGMLQuantizationType["F32" if plain else kinds(name)]
             if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
@@ -112,11 +114,12 @@ def tower_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f"clip.{name}": value for name, value in found.items()}
 
 
-def _changed(name: str, values: Floats) -> Iterator[tuple[str, Floats]]:
-    """A tensor as files have it."""
+def _changed(name: str, values: Floats, deep: Sequence[int]) -> Iterator[tuple[str, Floats]]:
+    """A tensor as files have it. deep: the blocks behind which there are rows for layers."""
     renamed = name
     for pattern, to in _RENAMED:
         renamed = re.sub(pattern, to, renamed)
+    renamed = re.sub(r"(?<=^v\.deepstack\.)\d+", lambda at: str(deep[int(at[0])]), renamed)
     if name.endswith("patch_embed.proj.weight"):
         yield renamed, np.ascontiguousarray(values[:, :, 0])
         yield f"{renamed}.1", np.ascontiguousarray(values[:, :, 1])

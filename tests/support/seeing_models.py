@@ -21,11 +21,9 @@ from tests.support.mmproj_gguf import write_mmproj
 from tests.support.text_models import SPECIALS, byte_level_tokenizer, write_text_model
 from tests.support.tiny_models import all_configs
 
-MARKS = {
-    "qwen3_5_moe": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
-    "gemma4": ("<|image|>", "<|image>", "<image|>"),
-}
-FAMILIES = tuple(MARKS)
+_OF_QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+MARKS = {"qwen3_5_moe": _OF_QWEN, "qwen3_vl_moe": _OF_QWEN, "gemma4": ("<|image|>", "<|image>", "<image|>")}
+FAMILIES = ("qwen3_5_moe", "gemma4")
 _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
 {%- if part.type == 'image' %}PICTURE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
@@ -38,16 +36,10 @@ def seeing_config(family: str) -> dict[str, Any]:
     config = all_configs("SEEING")[family]
     tokenizer = byte_level_tokenizer([*SPECIALS, *MARKS[family]])
     token, before, behind = map(tokenizer.token_to_id, MARKS[family])
-    names = {
-        "qwen3_5_moe": ("vision_start_token_id", "vision_end_token_id"),
-        "gemma4": ("boi_token_id", "eoi_token_id"),
-    }
+    pools = family == "gemma4"
+    names = ("boi_token_id", "eoi_token_id") if pools else ("vision_start_token_id", "vision_end_token_id")
     text = config["text_config"] | {"vocab_size": 400, "max_position_embeddings": 1024}
-    return (
-        config
-        | {"image_token_id": token, "text_config": text}
-        | dict(zip(names[family], (before, behind), strict=True))
-    )
+    return config | {"image_token_id": token, "text_config": text} | dict(zip(names, (before, behind), strict=True))
 
 
 def write_seeing(
@@ -64,11 +56,11 @@ def write_seeing(
         for name, shape in shapes.items()
     }
     folder.mkdir(parents=True)
-    written = f"{marks[1]}{marks[0]}{marks[2]}" if family == "qwen3_5_moe" else marks[0]
+    written = f"{marks[1]}{marks[0]}{marks[2]}" if family != "gemma4" else marks[0]
     tokenizer = byte_level_tokenizer([*SPECIALS, *marks])
     write_text_model(folder, _TEMPLATE.replace("PICTURE", written) if template else None, tokenizer, config=config)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    if family == "qwen3_5_moe":
+    if family != "gemma4":
         (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 256, "longest_edge": 8192}}')
     else:
         (folder / "processor_config.json").write_text('{"image_processor": {"max_soft_tokens": 30}}')
@@ -81,15 +73,15 @@ def seeing_model(folder: Path, family: str, **options: Any) -> StoredModel:
 
 
 def write_seeing_gguf(folder: Path, family: str, tower: str = "mmproj-F32.gguf", **how: Any) -> tuple[Path, Path]:
-    """What `write_seeing` writes, as a GGUF file of f32 and the file of its tower; how: of the latter."""
-    source = write_seeing(folder / "checkpoint", family)
+    """What `write_seeing` writes, in f32, as a GGUF file and the file of its tower; how: of the latter."""
+    source = write_seeing(folder / "checkpoint", family, dtype=torch.float32)
     config = json.loads((source / "config.json").read_text())
     tensors = safetensors.torch.load_file(source / "model.safetensors")
     seen_by = family_of(config).seen_by
     fields = tokenizer_fields(json.loads((source / "tokenizer.json").read_text()), size=400, bos=0, eos=1)
     fields["tokenizer.chat_template"] = (source / "chat_template.jinja").read_text()
     text = {name: tensor for name, tensor in tensors.items() if name not in seen_by}
-    if family == "qwen3_5_moe":
+    if family != "gemma4":
         text = dict(each for item in text.items() for each in _experts_apart(*item))
     [model] = write_gguf(folder / "model.gguf", config, text, kinds=lambda name: "F32", metadata=fields)
     mmproj = write_mmproj(

@@ -87,10 +87,11 @@ def tower_places(gguf: Gguf, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
     Raises CheckpointError for a tensor that is missing or of another shape, UnsupportedModelError for one too many.
     """
-    sight, mmproj = _sight(gguf), _metadata(gguf).gguf
+    sight, m = _sight(gguf), _metadata(gguf)
+    mmproj, deep = m.gguf, _deep_blocks(m)
     number, used, found = len(gguf.files), set[str](), dict[str, DenseSource]()
     for name, shape in shapes.items():
-        sources, undo = _sources(mmproj, _file_names(sight, name), shape)
+        sources, undo = _sources(mmproj, _file_names(sight, name, deep), shape)
         used |= {tensor.name for tensor in sources}
         kind = outcome([Kind(tensor.format, tensor.shape) for tensor in sources], undo)
         if kind is None or kind.shape != shape:
@@ -142,11 +143,13 @@ def _token_ids(gguf: Gguf, sight: Sight) -> Config:
     return {field: tokens.index(text) for field, text in sight.tokens.items()}
 
 
-def _file_names(sight: Sight, name: str) -> list[str]:
+def _file_names(sight: Sight, name: str, deep: list[int]) -> list[str]:
+    """deep: the blocks behind which there are rows for layers, whose numbers files have in place of the layers'."""
     for pattern, template in sight.names:
         found = re.fullmatch(pattern, name)
         if found is not None:
-            return [found.expand(each) for each in template.split()]
+            names = [found.expand(each) for each in template.split()]
+            return [re.sub(r"(?<=^v\.deepstack\.)\d+", lambda at: str(deep[int(at[0])]), each) for each in names]
     raise AssertionError(f"no mmproj file has a tensor for {name}")
 
 
@@ -173,7 +176,6 @@ def _sources(mmproj: Gguf, names: list[str], shape: tuple[int, ...]) -> tuple[li
 
 
 def _merging(m: Metadata) -> Config:
-    deepstack = m.values("vision.is_deepstack_layers") or []
     m.number("vision.attention.layer_norm_epsilon", 0.0)  # the language model's, which is not the tower's
     refuse_unless(m, m.flag("use_gelu", False), "use_gelu")
     return {
@@ -186,8 +188,12 @@ def _merging(m: Metadata) -> Config:
         "patch_size": m.count("vision.patch_size"),
         "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
         "temporal_patch_size": 2,
-        "deepstack_visual_indexes": [i for i, each in enumerate(deepstack) if each],
+        "deepstack_visual_indexes": _deep_blocks(m),
     }
+
+
+def _deep_blocks(m: Metadata) -> list[int]:
+    return [i for i, each in enumerate(m.values("vision.is_deepstack_layers") or []) if each]
 
 
 def _three_positions(gguf: Gguf, text: Config) -> Config:
@@ -224,6 +230,8 @@ _OF_MERGING = (
     (r"model\.visual\.blocks\.(\d+)\.norm([12])\.(\w+)", r"v.blk.\1.ln\2.\3"),
     (r"model\.visual\.blocks\.(\d+)\.mlp\.linear_fc1\.(\w+)", r"v.blk.\1.ffn_up.\2"),
     (r"model\.visual\.blocks\.(\d+)\.mlp\.linear_fc2\.(\w+)", r"v.blk.\1.ffn_down.\2"),
+    (r"model\.visual\.deepstack_merger_list\.(\d+)\.norm\.(\w+)", r"v.deepstack.\1.norm.\2"),
+    (r"model\.visual\.deepstack_merger_list\.(\d+)\.linear_(\w+)\.(\w+)", r"v.deepstack.\1.\2.\3"),
     (r"model\.visual\.merger\.norm\.(\w+)", r"v.post_ln.\1"),
     (r"model\.visual\.merger\.linear_fc1\.(\w+)", r"mm.0.\1"),
     (r"model\.visual\.merger\.linear_fc2\.(\w+)", r"mm.2.\1"),
@@ -286,6 +294,9 @@ _OF_GEMMA = {"image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_tok
 _SIGHTS: Mapping[str, Sight] = {
     "qwen35moe": Sight(
         "qwen3_5_moe", "qwen3vl_merger", _merging, _three_positions, _merged_pictures, _OF_QWEN, _OF_MERGING
+    ),
+    "qwen3vlmoe": Sight(
+        "qwen3_vl_moe", "qwen3vl_merger", _merging, _three_positions, _merged_pictures, _OF_QWEN, _OF_MERGING
     ),
     "gemma4": Sight(
         "gemma4",

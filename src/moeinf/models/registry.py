@@ -175,7 +175,7 @@ FAMILIES = (
         "qwen3_vl_moe",
         "qwen",
         ("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
-        "the language model of checkpoints that also see images: Qwen3-MoE, whose experts were published transposed",
+        "Qwen3-MoE, whose experts were published transposed; sees pictures, of which its first layers are given more",
     ),
     FamilyEntry(
         "qwen3_omni_moe",

@@ -189,7 +189,7 @@ def test_a_model_of_text_refuses_pictures(demo: StoredModel) -> None:
         answer(opened, asking(QUESTION, png(1)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_vl_moe"])
 def test_a_gpu_sees_what_the_cpu_sees(family: str, tmp_path: Path) -> None:
     """In float32, which rounds alike on both."""
     stored = seeing_model(tmp_path, family, dtype=torch.float32)

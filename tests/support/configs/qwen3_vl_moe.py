@@ -1,4 +1,4 @@
-"""Tiny configs of Qwen3-VL-MoE: whole checkpoints, whose model of images is left out."""
+"""Tiny configs of Qwen3-VL-MoE: whole checkpoints, and some of which the tower is read."""
 
 from typing import Any
 
@@ -26,6 +26,10 @@ VISION = {
 }
 _IDS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 QWEN3_VL: dict[str, Any] = {"model_type": "qwen3_vl_moe", "text_config": TEXT, "vision_config": VISION, **_IDS}
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe": QWEN3_VL
+    | {"vision_config": VISION | {"depth": 4, "patch_size": 8, "deepstack_visual_indexes": [0, 2]}}
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": QWEN3_VL,
     "qwen3_vl_moe tied, dense layers, biased": QWEN3_VL

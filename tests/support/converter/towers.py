@@ -22,7 +22,7 @@ from tests.support.converter.record import HF, numbered, summary
 from tests.support.tiny_models import all_configs
 
 RECORDED = Path(__file__).with_name("recorded_towers.json")
-NAMES = ("qwen3_5_moe", "gemma4", "gemma4 standardised, no bidirectional attention")
+NAMES = ("qwen3_5_moe", "qwen3_vl_moe", "gemma4", "gemma4 standardised, no bidirectional attention")
 
 
 def tower(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

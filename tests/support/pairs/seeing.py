@@ -40,7 +40,7 @@ class SeeingPair:
         import transformers
 
         torch.manual_seed(11)
-        name = {"qwen3_5_moe": "Qwen3_5Moe", "gemma4": "Gemma4"}[config["model_type"]]
+        name = {"qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe", "gemma4": "Gemma4"}[config["model_type"]]
         values = {key: value for key, value in config.items() if key != "model_type"}
         made = getattr(transformers, f"{name}Config")(**values)
         self.theirs: Any = getattr(transformers, f"{name}ForConditionalGeneration")(made).float().eval()

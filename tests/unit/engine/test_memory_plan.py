@@ -284,6 +284,14 @@ def test_a_host_smaller_than_the_dense_weights_suffices() -> None:
     )
 
 
+def test_a_host_keeps_room_for_a_tower_and_a_card_for_a_whole_picture() -> None:
+    seeing = dataclasses.replace(WIDE, tower_bytes=1200 * MIB, whole_tokens=1000)
+    for config in (RuntimeConfig.of(ram="10000MiB"), RuntimeConfig()):
+        without, within = (on_gpu(config, host_mib=30_000, footprint=each).host_bytes for each in (WIDE, seeing))
+        assert 800 * MIB <= without - within <= 1600 * MIB
+    assert device_activation_bytes(seeing, 64, 4096) == device_activation_bytes(WIDE, 1000, 4096)
+
+
 @pytest.mark.parametrize("free_mib", [3000, 6000, 12_000, 24_000])
 def test_an_automatic_chunk_takes_an_eighth_of_what_is_left_at_most(free_mib: int) -> None:
     plan = on_gpu(RuntimeConfig(context=32768), free=free_mib * MIB + 3_300_000_000, footprint=WIDE)

@@ -77,7 +77,7 @@ def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None
     assert ours.vision is not None and theirs.vision is not None
     assert ours.seen_by == theirs.seen_by
     first = config["text_config"]["vocab_size"] - len(TOKENS)
-    marks = TOKENS[1:3] if name == "qwen3_5_moe" else TOKENS[4:]
+    marks = TOKENS[4:] if name.startswith("gemma4") else TOKENS[1:3]
     assert ours.vision.brackets == tuple(first + TOKENS.index(mark) for mark in marks)
     said = {field: value for field, value in config["vision_config"].items() if field in wanted["vision_config"]}
     assert said == {field: wanted["vision_config"][field] for field in said}
@@ -99,6 +99,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5_moe", {"clip.vision.embedding_length": 32}, "which the metadata mean; the file is damaged"),
     ("qwen3_5_moe", {"clip.vision.image_mean": [0.5]}, "clip.vision.image_mean is .* must be three numbers"),
     ("qwen3_5_moe", {"clip.use_gelu": False}, "use_gelu"),
+    ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [True, True, False, False]}, r"tensor 'v\.deepstack\.1\."),
+    ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [False] * 4}, r"tensor 'v\.deepstack\..*' is none of a tower"),
     ("gemma4", {"clip.vision.projector_type": "gemma3"}, "takes 'gemma4v'"),
     ("gemma4", {"clip.vision.image_std": [0.5] * 3}, "normalised"),
     ("gemma4", {"clip.vision.attention.head_count": 2}, "which the metadata mean"),

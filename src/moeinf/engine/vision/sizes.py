@@ -84,7 +84,7 @@ def tower_bytes(vision: Vision, form: ImageProcessor, hidden_size: int, num_thre
     patches = form.most_tokens * vision.patches_of_token
     rows = 2 * patch + _ROWS * config.hidden_size + 2 * config.num_kv_heads * config.head_dim + config.head_dim
     widest = max(shape[0] for shape in tower.shapes.values())
-    numbers = patches * rows + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size
+    numbers = patches * rows + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size * (1 + 2 * tower.deep)
     (sizes,) = attention_workspace(config).layers
     assert isinstance(sizes, AttentionSizes)
     shape = PassShape("f32", "f32", patches, patches, num_threads)

@@ -41,6 +41,7 @@ from moeinf.models.layers.recurrent.delta_net import DeltaNet
 from moeinf.models.layers.recurrent.mamba2 import Mamba2, Scan
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.soft_tokens import any_within
 from moeinf.models.layers.weights import Embedding
 from moeinf.types import DType, Float32Array
 
@@ -159,8 +160,12 @@ class DeviceLayers:
     def run_or_replay(
         self, compute: Callable[[Tensor, DevicePositions], Tensor], x: Tensor, positions: DevicePositions, cache: Cache
     ) -> Float32Array:
-        """Waits for the device; a decode step, of one token of each beam, becomes a captured program."""
-        if self._program is None or len(x) > min(cache.beams, MAX_ROWS):
+        """Waits for the device; a decode step, of one token of each beam, becomes a captured program.
+
+        But one of a picture's tokens, to which layers may add what another token's do not.
+        """
+        few = len(x) <= min(cache.beams, MAX_ROWS) and not any_within(cache.pictures, cache.length, len(x))
+        if self._program is None or not few:
             return self.staging.to_host(compute(x, positions))
         if self._input is None or self._input.shape != x.shape:
             self._input = torch.empty_like(x)

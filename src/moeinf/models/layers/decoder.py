@@ -13,7 +13,7 @@ from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of
-from moeinf.models.layers.soft_tokens import put_rows
+from moeinf.models.layers.soft_tokens import add_rows, put_rows
 from moeinf.models.layers.streams.stem import PlainStem, Stem
 from moeinf.types import Float32Array, Profiler
 
@@ -276,6 +276,8 @@ class Decoder:
             if layer + 1 < layers.stop:
                 self._look_ahead(layer, x)
             block.add_to(x)
+            if cache.pictures:
+                add_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host, layer)
             self._profiler.lap("experts")
 
     def _look_ahead(self, layer: int, x: Hidden) -> None:

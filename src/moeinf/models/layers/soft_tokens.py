@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,8 @@ SOFT_IDS = -1  # and below: the token ids of pictures, which differ with the pic
 class SoftTokens:
     """The tokens of one picture, which have rows instead of ids that are looked up, from token `start` of a sequence.
 
-    rows() gives them, [tokens, hidden]; it is called when they are first needed, which is never where keys and values
+    rows() gives them, [tokens, hidden], or [tokens, hidden * (1 + n)] where the first n layers are given some besides,
+    which are added behind each; it is called when they are first needed, which is never where keys and values
     of an earlier request are reused.
     """
 
@@ -36,10 +37,31 @@ class SoftTokens:
 
 def put_rows(x: A, pictures: Sequence[SoftTokens], start: int, of_host: Callable[[Float32Array], A]) -> None:
     """Writes the rows of pictures into the hidden states x [tokens, hidden] of the tokens from `start` on."""
+    for place, rows in _rows_within(pictures, start, len(x)):
+        x[place] = of_host(rows[:, : x.shape[1]])
+
+
+def add_rows(
+    x: A, pictures: Sequence[SoftTokens], start: int, of_host: Callable[[Float32Array], A], layer: int
+) -> None:
+    """Adds what pictures have for a layer to the hidden states behind it."""
+    begin = (layer + 1) * x.shape[1]
+    for place, rows in _rows_within(pictures, start, len(x)):
+        if begin < rows.shape[1]:
+            x[place] += of_host(rows[:, begin : begin + x.shape[1]])
+
+
+def any_within(pictures: Sequence[SoftTokens], start: int, count: int) -> bool:
+    """Whether any of the tokens from `start` on is a picture's."""
+    return any(each.start < start + count and start < each.end for each in pictures)
+
+
+def _rows_within(pictures: Sequence[SoftTokens], start: int, count: int) -> Iterator[tuple[slice, Float32Array]]:
+    """Of each picture with some of the tokens from `start` on: which of these they are, and their rows."""
     for picture in pictures:
-        first, last = max(picture.start, start), min(picture.end, start + len(x))
+        first, last = max(picture.start, start), min(picture.end, start + count)
         if first < last:
-            x[first - start : last - start] = of_host(picture.rows()[first - picture.start : last - picture.start])
+            yield slice(first - start, last - start), picture.rows()[first - picture.start : last - picture.start]
 
 
 def ends_seen(pictures: Sequence[SoftTokens], start: int, count: int) -> IntArray | None:
@@ -48,7 +70,7 @@ def ends_seen(pictures: Sequence[SoftTokens], start: int, count: int) -> IntArra
     None where no picture has any of them: each sees what is up to itself. A token of a picture sees all of the picture,
     which has to lie in what is computed; any other ends with itself.
     """
-    if all(each.end <= start or each.start >= start + count for each in pictures):
+    if not any_within(pictures, start, count):
         return None
     ends = np.arange(start + 1, start + count + 1, dtype=np.int64)
     for picture in pictures:

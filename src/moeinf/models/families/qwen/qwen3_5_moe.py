@@ -10,6 +10,7 @@ import numpy as np
 
 from moeinf.models.families.qwen import qwen3_next
 from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.rope import Rope, rope_fields
 from moeinf.models.layers.vision.merging_tower import MergingConfig, MergingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
@@ -29,33 +30,40 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
     ):
         text.fields.only(name, *allowed, None)
     c = qwen3_next.Config.parse(text.fields, stacked=False)
-    attention = replace(c.decoder.attention, rope=_rope(config, c.decoder.attention.rope))
+    attention = replace(c.decoder.attention, rope=turned_by_pictures(config, c.decoder.attention.rope, [11, 11, 10]))
     return replace(c, decoder=replace(c.decoder, prefix=text.prefix, attention=attention))
 
 
-def _rope(config: dict[str, Any], rope: Rope | None) -> Rope | None:
-    """The positions of text, of which pictures turn some frequencies by their rows and columns, one in three."""
+def turned_by_pictures(config: dict[str, Any], rope: Rope | None, default: list[int]) -> Rope | None:
+    """The positions of text, of which pictures turn some frequencies by their rows and columns, one in three.
+
+    default: how many turn by time, rows and columns.
+    """
     if rope is None or config.get("vision_config") is None:
         return rope
     f = rope_fields(Fields(config).within("text_config"))
     f.only("mrope_interleaved", True, None)
-    sections = f.counts("mrope_section", 3) if f.get("mrope_section") is not None else [11, 11, 10]
+    sections = f.counts("mrope_section", 3) if f.get("mrope_section") is not None else default
     axes = np.zeros(len(rope.frequencies), np.int64)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis
     return replace(rope, axes=axes)
 
 
-def _vision(config: dict[str, Any], hidden_size: int) -> Vision | None:
+def merging_vision(
+    config: dict[str, Any], decoder: DecoderConfig, ids: tuple[int, int, int], *, deep: bool = False
+) -> Vision | None:
+    """ids: those of the start, a picture and the end, where config.json has none; deep: layers may be given rows."""
     f = Fields(config)
     if f.get("vision_config") is None or f.get("text_config") is None:
         return None
-    tower = MergingConfig.parse(f.within("vision_config"), hidden_size)
-    start, end = f.count("vision_start_token_id", 248053), f.count("vision_end_token_id", 248054)
+    hidden_size, most_deep = decoder.attention.hidden_size, decoder.num_layers if deep else 0
+    tower = MergingConfig.parse(f.within("vision_config"), hidden_size, most_deep)
+    start, end = f.count("vision_start_token_id", ids[0]), f.count("vision_end_token_id", ids[2])
     return Vision(
         MergingTower(tower, "model.visual."),
         tower.form,
-        f.count("image_token_id", 248056),
+        f.count("image_token_id", ids[1]),
         tower.merge**2,
         (start, end),
     )
@@ -66,7 +74,7 @@ class Family(qwen3_next.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._take(parse(config))
-        self.vision, self.no_vision = seeing(lambda: _vision(config, self.decoder.attention.hidden_size))
+        self.vision, self.no_vision = seeing(lambda: merging_vision(config, self.decoder, (248053, 248056, 248054)))
 
     @cached_property
     def tensors(self) -> TensorPlan:

@@ -1,6 +1,6 @@
-"""Qwen3-VL-MoE, the language model of it: Qwen3-MoE, whose experts were published transposed (arXiv 2511.21631).
+"""Qwen3-VL-MoE: Qwen3-MoE with experts published transposed, and a tower that sees pictures (arXiv 2511.21631).
 
-Checkpoints hold a model of images beside it (`model.visual.*`), which is left out.
+Its first layers are given more of a picture, behind each, than the rows that stand for embeddings.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any
 
 from moeinf.models.families.qwen import qwen2_moe
 from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.families.qwen.qwen3_5_moe import merging_vision, turned_by_pictures
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.qwen_moe import QwenMoe
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
 from moeinf.types import TensorPlan
 
@@ -24,6 +26,8 @@ def _parse(config: dict[str, Any]) -> Config:
     f.only("norm_topk_prob", True, None)
     f.only("use_sliding_window", False, None)
     decoder = replace(parse_decoder(f, norm_eps=1e-6, theta=5e5, qk_norm="head"), prefix=text.prefix)
+    rope = turned_by_pictures(config, decoder.attention.rope, [24, 20, 20])
+    decoder = replace(decoder, attention=replace(decoder.attention, rope=rope))
     return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))
 
 
@@ -32,8 +36,11 @@ class Family(qwen2_moe.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._take(_parse(config))
+        self.vision, self.no_vision = seeing(
+            lambda: merging_vision(config, self.decoder, (151652, 151655, 151653), deep=True)
+        )
 
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = self.gated_experts(replace(self._config.blocks.experts(self.decoder), transposed=True))
-        return replace(plan, ignored=(*plan.ignored, VISION))
+        return replace(plan, ignored=(*plan.ignored, VISION), vision=self.seen_by)

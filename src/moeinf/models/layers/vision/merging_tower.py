@@ -1,6 +1,7 @@
 """The vision tower of Qwen3.5 and its kin: a ViT whose neighbouring patches are merged into tokens (arXiv 2511.21631).
 
-Learnt positions of a square grid are interpolated to the picture's, and heads turn by row and column.
+Learnt positions of a square grid are interpolated to the picture's, and heads turn by row and column. Qwen3-VL's also
+gives what it has behind some of its blocks to the first layers of the language model (deepstack, arXiv 2406.04334).
 """
 
 from __future__ import annotations
@@ -38,21 +39,25 @@ class MergingConfig:
     frames: int
     side: int  # of the square grid of learnt positions
     theta: float
+    deep: tuple[int, ...] = ()  # the blocks behind which there are rows for a layer of the language model each
 
     @staticmethod
-    def parse(f: Fields, out_hidden: int) -> MergingConfig:
-        """f: vision_config."""
+    def parse(f: Fields, out_hidden: int, most_deep: int = 0) -> MergingConfig:
+        """f: vision_config. most_deep: layers of the language model that may be given rows."""
         f.only("hidden_act", "gelu_pytorch_tanh", None)
         f.only("in_channels", 3, None)
-        f.only("deepstack_visual_indexes", [], None)
         f.only("out_hidden_size", out_hidden)
         places = f.count("num_position_embeddings", 2304)
         if isqrt(places) ** 2 != places:
             raise UnsupportedModelError(f"{f.where}: num_position_embeddings {places} is no square")
         rope = f.within("rope_parameters")
         rope.only("rope_type", "axial", "default", None)
+        depth, deep = f.count("depth", 27, maximum=MOST_LAYERS), f.get("deepstack_visual_indexes") or []
+        sound = isinstance(deep, list) and all(type(each) is int and 0 <= each < depth for each in deep)
+        if not sound or sorted({*deep}) != deep or len(deep) > most_deep:
+            raise UnsupportedModelError(f"{f.where}: deepstack_visual_indexes {deep!r:.50} is not supported")
         return MergingConfig(
-            f.count("depth", 27, maximum=MOST_LAYERS),
+            depth,
             f.count("hidden_size", 1152),
             f.count_of("num_heads", "num_attention_heads") if "num_heads" in f or "num_attention_heads" in f else 16,
             f.count("intermediate_size", 4304),
@@ -62,6 +67,7 @@ class MergingConfig:
             f.count("temporal_patch_size", 2),
             isqrt(places),
             rope.number("rope_theta", 1e4),
+            tuple(deep),
         )
 
     def form(self, f: Fields, tokens: int | None) -> MergedPatches:
@@ -71,7 +77,7 @@ class MergingConfig:
 class MergingTower(Tower):
     def __init__(self, config: MergingConfig, prefix: str) -> None:
         c = self._config = config
-        self._prefix, head_dim = prefix, c.hidden // c.heads
+        self._prefix, head_dim, self.deep = prefix, c.hidden // c.heads, len(c.deep)
         if c.hidden % c.heads or head_dim % 4:
             raise UnsupportedModelError(f"config.json: a vision tower with heads of {c.hidden / c.heads:g}")
         self.attention = AttentionConfig(
@@ -93,8 +99,11 @@ class MergingTower(Tower):
     def _shapes(self) -> Shapes:
         c, p = self._config, self._prefix
         merged = c.hidden * c.merge**2
-        matrices = {"merger.linear_fc1": (merged, merged), "merger.linear_fc2": (c.out_hidden, merged)}
+        mergers = ["merger", *(f"deepstack_merger_list.{i}" for i in range(len(c.deep)))]
+        matrices = {f"{each}.linear_fc1": (merged, merged) for each in mergers}
+        matrices |= {f"{each}.linear_fc2": (c.out_hidden, merged) for each in mergers}
         norms, shapes = ["merger.norm"], Shapes()
+        shapes |= {f"{p}{each}.norm.{kind}": (merged,) for each in mergers[1:] for kind in ("weight", "bias")}
         for i in range(c.depth):
             block = f"blocks.{i}."
             matrices |= {f"{block}mlp.linear_fc1": (c.intermediate, c.hidden)}
@@ -129,9 +138,18 @@ class MergingTower(Tower):
         x += math.of_host(self._positions(part(f"{p}pos_embed."), row, col, patches.grid))
         turned = turned_by(first, axial_frequencies(self.attention.head_dim, c.theta), row, col)
         cache = Cache([], len(row))
+        deep = list[Array]()
         for i in range(c.depth):
             self._block(part(f"{p}blocks.{i}."), f"{p}blocks.{i}.", x, cache, turned)
-        return math.to_host(self._merged(part(f"{p}merger."), x))
+            if i in c.deep:
+                name = f"{p}deepstack_merger_list.{len(deep)}."
+                merger = part(name)
+                normed = merger.weights.norm(NormConfig(f"{name}norm.weight", _EPS, "layer"))(self._joined(x))
+                deep.append(self._projected(merger, name, normed))
+        merger = part(f"{p}merger.")
+        normed = merger.weights.norm(NormConfig(f"{p}merger.norm.weight", _EPS, "layer"))(x)
+        found = self._projected(merger, f"{p}merger.", self._joined(normed))
+        return math.to_host(math.concatenate([found, *deep], 1))
 
     def _places(self, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Row and column of each patch: those that are merged follow one another."""
@@ -169,9 +187,12 @@ class MergingTower(Tower):
         )
         by_blocks(x, lambda rows: down(weights.math.gelu_tanh(up(norm(rows)))))
 
-    def _merged(self, part: Layers, x: Array) -> Array:
-        weights, name = part.weights, f"{self._prefix}merger."
-        merged = weights.norm(NormConfig(f"{name}norm.weight", _EPS, "layer"))(x)
-        merged = merged.reshape(-1, prod(x.shape[1:]) * self._config.merge**2)
+    def _joined(self, x: Array) -> Array:
+        """The patches of each token, one behind the other."""
+        joined: Array = x.reshape(-1, self._config.hidden * self._config.merge**2)
+        return joined
+
+    def _projected(self, part: Layers, name: str, joined: Array) -> Array:
+        weights = part.weights
         one, two = (weights.linear(f"{name}{n}.weight", f"{name}{n}.bias") for n in ("linear_fc1", "linear_fc2"))
-        return two(weights.math.gelu(one(merged)))
+        return two(weights.math.gelu(one(joined)))

@@ -29,10 +29,12 @@ class Tower(ABC):
 
     shapes: Shapes  # of its tensors, by their names in the checkpoint
     attention: AttentionConfig
+    deep: int = 0  # how many of the language model's layers, the first ones, are given rows besides
 
     @abstractmethod
     def rows(self, part: Part, patches: Patches) -> Float32Array:
-        """[soft tokens, hidden of the language model]. Each part is asked for once, and may be dropped afterwards."""
+        """[soft tokens, hidden of the language model * (1 + deep)]: the rows that stand for embeddings, then those that
+        are added behind each of its first layers. Each part is asked for once, and may be dropped afterwards."""
 
     def prepared(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Some of the checkpoint's tensors as `rows` wants them."""
