@@ -97,7 +97,7 @@ def test_a_file_is_named_moved_and_left_out(tmp_path: Path) -> None:
     named = pull(str(model), PullOptions(mmproj=str(elsewhere)), home=home)
     assert named.name == text.name and seen(named)[0] and verify(named) == []
     assert [file.folder for file in named.manifest.in_place.files] == ["", str(elsewhere.parent)]  # type: ignore[union-attr]
-    assert ensure(str(model), home=home).id == named.id
+    assert ensure(str(model), home=home).id == named.id == pull("model", home=home).id
     assert not pull(str(model), PullOptions(mmproj="none"), home=home).manifest.vision_bytes
     plan = plan_pull(str(model), PullOptions(mmproj=str(elsewhere)), home=home)
     assert [file.file for file in plan.files] == ["model.gguf", "tower.gguf"]
@@ -156,8 +156,12 @@ def test_it_comes_with_its_model_from_the_hub(tmp_path: Path, monkeypatch: pytes
         assert (stored.path / mmproj.name).read_bytes() == mmproj.read_bytes()
         assert seen(stored)[0] and verify(stored) == []
         assert pull(REPO, home=tmp_path / "home").id == stored.id
+        served.seen.clear()
         text = pull(REPO, PullOptions(mmproj="none", name="blind"), home=tmp_path / "home")
         assert not text.manifest.vision_bytes and not (text.path / mmproj.name).exists()
+        assert served.sent_bytes("Tiny-Q4_K_M.gguf") < 1 << 20, "the header alone: the file is there"
+        Library(tmp_path / "home").remove(stored.name)
+        assert verify(text) == []
         with pytest.raises(CheckpointError, match=r"has no file 'x\.gguf', which --mmproj names"):
             pull(REPO, PullOptions(mmproj="x.gguf"), home=tmp_path / "home")
 

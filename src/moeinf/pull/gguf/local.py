@@ -107,12 +107,17 @@ class LocalFile:
 
     def _read(self) -> Gguf:
         """The headers of the model and of its tower."""
-        folder = self.path.parent
-        asked = os.path.realpath(os.path.expanduser(self.mmproj)) if self.mmproj not in (None, NONE) else self.mmproj
-        gguf, _ = with_tower(
-            read_gguf(self.path), asked, self._beside(), lambda name: read_gguf(folder / name), self.progress.note
-        )
-        return gguf
+        folder, note = self.path.parent, self.progress.note
+        gguf = read_gguf(self.path)
+        return with_tower(gguf, self._asked(), self._beside(), lambda name: read_gguf(folder / name), note)[0]
+
+    def _asked(self) -> str | None:
+        """The file of the tower that was named, now or when the model was made, if it is not beside the model."""
+        if self.mmproj is None and not self.repacked:
+            known = known_model(self.path, self.library)
+            tower = known.manifest.in_place.tower_path(known.path) if known and known.manifest.in_place else None
+            return str(tower) if tower and tower.parent != self.path.parent else None
+        return self.mmproj if self.mmproj in (None, NONE) else os.path.realpath(os.path.expanduser(self.mmproj))
 
     def _beside(self) -> list[str]:
         with errors_named(self.path.parent, CheckpointError):

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moeinf.errors import CheckpointError, DiskSpaceError
+from moeinf.errors import CheckpointError, DiskSpaceError, StoreError
 from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names, read_gguf
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.files import choose
@@ -177,7 +178,22 @@ class HubFile:
             for entry in os.scandir(self.folder / "model"):
                 if entry.name.removesuffix(".part") not in names:
                     os.unlink(entry.path)
+            for part in self.files:
+                self._take_over(part, self.folder / "model" / part.rpartition("/")[2])
             sync_folder(self.folder)
+
+    def _take_over(self, part: str, path: Path) -> None:
+        """Gives a file that another model has of the repository a second name, as where a tower is added to a model."""
+        sha256 = self.repository.sha256(part)
+        if path.exists() or not sha256:
+            return
+        for model in self.library.list():
+            with suppress(StoreError):
+                in_place = model.manifest.in_place
+                files = [file for file in in_place.files if file.sha256 == sha256] if in_place else []
+                if files and not (in_place and in_place.folder):
+                    path.hardlink_to(model.path / files[0].file)
+                    return
 
     def _header(self, part: str) -> GgufHeader:
         repository = self.repository
