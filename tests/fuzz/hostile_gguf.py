@@ -2,8 +2,9 @@
 
     python -m tests.fuzz.hostile_gguf [--seconds 600 | --cases 60] [--seed 1] [--case 17]
 
-A case is a sound tiny model in one file or two, of which something is mutated: a value of the metadata, a tensor's
-entry, a count, single bytes, or a whole file, which is cut off, missing, a link, a FIFO or a folder. Whatever is read
+A case is a sound tiny model in one file or two, some with a vision tower, of which something is mutated: a value of the
+metadata, a tensor's entry, a count, single bytes, or a whole file, which is cut off, missing, a link, a FIFO or a
+folder. Whatever is read
 lies inside its file, whatever has a place does too, and memory stays within eight times what was given and a fixed
 allowance. An address space with a limit and an alarm stand behind that. Exits 1 at a fault.
 """
@@ -17,6 +18,7 @@ import shutil
 import struct
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,13 @@ from moeinf.gguf.config import config_of
 from moeinf.gguf.header import parse_gguf, read_gguf
 from moeinf.gguf.tensors import places_of
 from moeinf.gguf.tokenizer import tokenizer_files
+from moeinf.gguf.vision import processor_file, tower_places
 from moeinf.models.family import family_of
+from moeinf.pull.gguf.index import check_runs
 from tests.support.fuzzing import run_cases
 from tests.support.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, U64, Entry, header, text
 from tests.support.gguf_files import ARCHITECTURES, converted, model_metadata
+from tests.support.mmproj_gguf import as_in_files, tower_metadata
 from tests.support.tiny_models import all_configs
 
 CONFIG: dict[str, Any] = {
@@ -122,6 +127,23 @@ def sound_parts(config: dict[str, Any]) -> list[tuple[list[tuple[str, Any]], lis
     return found
 
 
+def seeing_parts() -> tuple[list[tuple[str, Any]], list[Entry], list[tuple[str, Any]], list[Entry]]:
+    """Metadata and entries of a model in one file, and of its tower."""
+    config = all_configs("SEEING")["qwen3_vl_moe"]
+    fields, entries = joined(sound_parts(config))
+    marks = [*TOKENS[:5], "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    fields = [(name, marks if name == "tokenizer.ggml.tokens" else value) for name, value in fields]
+    shapes, deep, ends = family_of(config).seen_by, config["vision_config"]["deepstack_visual_indexes"], [0]
+    of_tower: list[Entry] = []
+    for source, shape in shapes.items():
+        for name, values in as_in_files(source, np.zeros(shape, np.float32), deep):
+            of_tower.append(Entry(name, values.shape[::-1], 0, ends[-1]))
+            end = ends[-1] + values.nbytes
+            ends.append(end + -end % 32)
+    named = {"general.architecture": "clip", "general.type": "mmproj"} | tower_metadata(config)
+    return fields, entries, list(named.items()), of_tower
+
+
 def joined(parts: list[tuple[list[tuple[str, Any]], list[Entry]]]) -> tuple[list[tuple[str, Any]], list[Entry]]:
     """The same model in one file."""
     entries: list[Entry] = []
@@ -164,6 +186,7 @@ class Cases:
     def __init__(self, folder: Path) -> None:
         np.seterr(all="raise")
         self._work = folder / "work"
+        self._seeing = seeing_parts()
         self._models = [sound_parts(CONFIG), *(sound_parts(all_configs()[name]) for name in OTHERS)]
 
     def run(self, seed: int, number: int) -> str:
@@ -187,28 +210,42 @@ class Cases:
         return f"{'split' if len(paths) > 1 else 'file'} {ended}"
 
     def _write(self, rng: random.Random) -> list[Path]:
+        self._tower: Path | None = None
+        if rng.random() < 0.2:
+            fields, entries, of_tower, its_entries = self._seeing
+            paths = [self._work / "m.gguf", self._work / "mmproj.gguf"]
+            self._write_one(paths[0], fields, entries, 20, rng)
+            self._write_one(paths[1], of_tower, its_entries, rng.randrange(20), rng)
+            self._tower = paths.pop()
+            return paths
         model = self._models[rng.choice([0, 0, 0, *range(len(self._models))])]
         parts = [joined(model)] if rng.random() < 0.6 else model
         names = ["m.gguf"] if len(parts) == 1 else [f"m-0000{number + 1}-of-00002.gguf" for number in range(2)]
         paths = [self._work / name for name in names]
         hit, kind = rng.randrange(len(parts)), rng.randrange(20)
         for number, (path, (fields, entries)) in enumerate(zip(paths, parts, strict=True)):
-            end = max((entry.offset + 4 * math.prod(entry.ne) for entry in entries), default=0)
-            fields, entries, counts = list(fields), list(entries), dict[str, int]()
-            if number == hit and kind < 8:
-                at = rng.randrange(len(fields))
-                fields[at] = (rng.choice([fields[at][0]] * 9 + ["", "x", "llama.x"]), rng.choice(HOSTILE))
-            elif number == hit and kind < 12:
-                at = rng.randrange(len(entries))
-                entries[at] = mutate_entry(entries[at], rng)
-            elif number == hit and kind == 12:
-                counts = {rng.choice(["num_tensors", "num_keys"]): rng.choice(SIZES)}
-            data = header(fields, entries, **counts)
-            data += bytes(-len(data) % 32 + end)
-            path.write_bytes(mutate_bytes(data, rng) if number == hit and 13 <= kind < 17 else data)
-            if number == hit and kind == 17:
-                self._replace(path, rng)
+            self._write_one(path, fields, entries, kind if number == hit else 20, rng)
         return paths
+
+    def _write_one(
+        self, path: Path, fields: list[tuple[str, Any]], entries: list[Entry], kind: int, rng: random.Random
+    ) -> None:
+        """kind: of what is mutated; from 18 on nothing is."""
+        end = max((entry.offset + 4 * math.prod(entry.ne) for entry in entries), default=0)
+        fields, entries, counts = list(fields), list(entries), dict[str, int]()
+        if kind < 8:
+            at = rng.randrange(len(fields))
+            fields[at] = (rng.choice([fields[at][0]] * 9 + ["", "x", "llama.x"]), rng.choice(HOSTILE))
+        elif kind < 12:
+            at = rng.randrange(len(entries))
+            entries[at] = mutate_entry(entries[at], rng)
+        elif kind == 12:
+            counts = {rng.choice(["num_tensors", "num_keys"]): rng.choice(SIZES)}
+        data = header(fields, entries, **counts)
+        data += bytes(-len(data) % 32 + end)
+        path.write_bytes(mutate_bytes(data, rng) if 13 <= kind < 17 else data)
+        if kind == 17:
+            self._replace(path, rng)
 
     def _replace(self, path: Path, rng: random.Random) -> None:
         path.unlink()
@@ -232,6 +269,14 @@ class Cases:
                 last = source.offset_bytes + (source.tensor.shape[0] - 1) * source.stride_bytes + source.num_bytes
                 assert 0 < source.offset_bytes < last <= gguf.files[source.tensor.file].num_bytes
         tokenizer_files(gguf)
+        if self._tower is not None:
+            gguf = replace(gguf, mmproj=read_gguf(self._tower))
+            check_runs(gguf)
+            for place in tower_places(gguf, family_of(config_of(gguf)).seen_by).values():
+                for tensor in place.tensors:
+                    assert tensor.file == len(gguf.files)
+                    assert 0 < tensor.offset_bytes <= self._tower.stat().st_size - tensor.num_bytes
+            processor_file(gguf)
 
     def _read_within(self, path: Path) -> None:
         data = path.read_bytes()

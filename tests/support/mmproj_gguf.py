@@ -66,7 +66,7 @@ def write_mmproj(
             add_field(writer, name, value)
     deep = config["vision_config"].get("deepstack_visual_indexes", [])
     for source, tensor in tensors.items():
-        for name, values in _changed(source, tensor.float().numpy(), deep):
+        for name, values in as_in_files(source, tensor.float().numpy(), deep):
             plain = _ALWAYS_F32.search(name)
             kind = gguf.GGMLQuantizationType["F32" if plain else kinds(name)]
             if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
@@ -114,7 +114,7 @@ def tower_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f"clip.{name}": value for name, value in found.items()}
 
 
-def _changed(name: str, values: Floats, deep: Sequence[int]) -> Iterator[tuple[str, Floats]]:
+def as_in_files(name: str, values: Floats, deep: Sequence[int]) -> Iterator[tuple[str, Floats]]:
     """A tensor as files have it. deep: the blocks behind which there are rows for layers."""
     renamed = name
     for pattern, to in _RENAMED:
