@@ -50,7 +50,7 @@ class DeviceArena:
 
     def addresses(self, offsets: IntArray) -> IntArray:
         """Where on the device the slots at `offsets` lie."""
-        found: IntArray = self.slot_addresses[np.searchsorted(self._begins, offsets)]
+        found: IntArray = self.slot_addresses.take(self._begins.searchsorted(offsets))
         return found
 
     def smaller(self) -> int:

@@ -49,6 +49,7 @@ class Copies:
         self._num_prefetches = max(1, prefetch_bytes // int(expert_bytes.max()))  # that may be under way at once
         self._ticket_of: IntArray = np.full(len(expert_bytes), NO_TICKET, np.int64)
         self._ticket_of_one = self._ticket_of.data.__getitem__  # a token has few experts: items beat arrays here
+        self._bytes_of_one = expert_bytes.data.__getitem__
         self._under_way: deque[_Batch] = deque()
         self._last_done = NO_TICKET
         self._ordered = (0, NO_TICKET)  # the stream that was last made to wait, and for which ticket
@@ -60,12 +61,11 @@ class Copies:
         stream = self._compute.stream
         for at in range(0, len(keys), self._batch_experts):
             part = slice(at, at + self._batch_experts)
-            num_bytes = self._expert_bytes[keys[part]]
-            ticket = self._copier.copy(sources[part], destinations[part], num_bytes, stream)
-            self._ticket_of[keys[part]] = self.last_ticket = ticket
-            self._under_way.append(
-                _Batch(ticket, int(num_bytes.sum()) if demand else 0, 0 if demand else len(num_bytes))
-            )
+            some = keys[part]
+            ticket = self._copier.copy(sources[part], destinations[part], self._expert_bytes.take(some), stream)
+            self._ticket_of[some] = self.last_ticket = ticket
+            demand_bytes = sum(map(self._bytes_of_one, some.tolist())) if demand else 0
+            self._under_way.append(_Batch(ticket, demand_bytes, 0 if demand else len(some)))
 
     def retire(self) -> None:
         """Forgets the submissions that have ended."""
