@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.gguf.architectures import ARCHITECTURES
-from moeinf.gguf.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
+from moeinf.gguf.configs.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
+from moeinf.gguf.configs.hybrids import HYBRIDS
+from moeinf.gguf.configs.latent import LATENT
+from moeinf.gguf.configs.plain import ARCHITECTURES
+from moeinf.gguf.configs.qwen import QWEN
+from moeinf.gguf.configs.windows import WINDOWED
 from moeinf.gguf.header import Gguf
-from moeinf.gguf.hybrids import HYBRIDS
-from moeinf.gguf.latent import LATENT
 from moeinf.gguf.metadata import Metadata
-from moeinf.gguf.qwen import QWEN
 from moeinf.gguf.vision import seeing_config
-from moeinf.gguf.windows import WINDOWED
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.gguf.common import Config, refuse_unless
+from moeinf.gguf.configs.common import Config, refuse_unless
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, shortest, texts_of
 from moeinf.gguf.tensors import DenseSource

@@ -17,15 +17,15 @@ from gguf import quants
 from torch import Tensor
 
 from moeinf.errors import CheckpointError, StoreError, UnsupportedModelError
-from moeinf.gguf.architectures import ARCHITECTURES
 from moeinf.gguf.config import REFUSED, config_of
+from moeinf.gguf.configs.hybrids import HYBRIDS
+from moeinf.gguf.configs.latent import LATENT
+from moeinf.gguf.configs.plain import ARCHITECTURES
+from moeinf.gguf.configs.qwen import QWEN
+from moeinf.gguf.configs.windows import WINDOWED
 from moeinf.gguf.header import Gguf, GgufFile, GgufTensor, Value, read_gguf
-from moeinf.gguf.hybrids import HYBRIDS
-from moeinf.gguf.latent import LATENT
-from moeinf.gguf.qwen import QWEN
 from moeinf.gguf.tensors import Placement, places_of
 from moeinf.gguf.undo import Columns, Kind, Stored, outcome, parse_undo, undo_json, undone
-from moeinf.gguf.windows import WINDOWED
 from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan
 from tests.support.converter.meant import meant

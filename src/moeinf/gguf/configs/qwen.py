@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.gguf.common import (
+from moeinf.gguf.configs.common import (
     Config,
     dense_layers_of,
     expert_width,

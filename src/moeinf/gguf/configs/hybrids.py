@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.gguf.common import (
+from moeinf.gguf.configs.common import (
     SIGMOID,
     Config,
     expert_width,

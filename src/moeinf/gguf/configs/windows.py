@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moeinf.gguf.common import (
+from moeinf.gguf.configs.common import (
     SIGMOID,
     Config,
     dense_layers_of,
