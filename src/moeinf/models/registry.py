@@ -104,14 +104,12 @@ FAMILIES = (
         "hunyuan",
         ("Hy4-preview",),
         "GLM-5's attention with sinks and gates; hyper-connections; clamped SwiGLU; MTP is kept, not run",
-        notes=("other engines rotate neighbouring pairs; here, as in transformers, positions rotate halves",),
+        notes=(
+            "transformers rotates pairs half a head apart, and has another epsilon in norms of latents; here both "
+            "are as in vLLM and llama.cpp, which serve the published checkpoint, and in transformers' Hunyuan 4 VL",
+        ),
     ),
-    FamilyEntry(
-        "hy_v4_vl",
-        "hunyuan",
-        ("Hy4",),
-        "the language model of checkpoints that also see images: Hunyuan 4's, whose rotary pairs are neighbours",
-    ),
+    FamilyEntry("hy_v4_vl", "hunyuan", ("Hy4",), "the language model of checkpoints that also see images: Hunyuan 4's"),
     FamilyEntry(
         "glm5_next", "deepseek", ("GLM-5.3-Flash",), "Kimi Linear's layers, DeepSeek-V4's streams; an indexer of pools"
     ),

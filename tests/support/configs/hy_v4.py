@@ -49,7 +49,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def REFERENCE(config: dict[str, Any]) -> Any:
+    """transformers', with the rotary pairs of Hunyuan 4 VL, which are neighbours, and its epsilon of latents."""
+    from transformers.models.hy_v4 import modeling_hy_v4
+    from transformers.models.hy_v4_vl.modeling_hy_v4_vl import apply_rotary_pos_emb
+
+    module: Any = modeling_hy_v4
+    module.apply_rotary_pos_emb = apply_rotary_pos_emb
     model = transformers_model(config)
+    for layer in model.model.layers:
+        for norm in (layer.self_attn.q_a_layernorm, layer.self_attn.kv_a_layernorm):
+            norm.variance_epsilon = model.config.rms_norm_eps
     for name, tensor in model.named_parameters():
         if name.endswith(("sinks", "base", "scale")):  # made alike, which would hide them
             torch.nn.init.normal_(tensor, std=0.5)

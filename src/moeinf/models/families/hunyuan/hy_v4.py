@@ -1,6 +1,8 @@
 """Hunyuan 4: GLM-5's attention with gates and sinks, between hyper-connections that mix no streams (HYV4ForCausalLM).
 
-Tensors have the names of the published checkpoints, of which transformers saves some under others.
+Tensors have the names of the published checkpoints, of which transformers saves some under others. Rotary pairs are
+neighbours, and norms of latents have the epsilon of all others, as vLLM and llama.cpp have it of the published
+checkpoints and transformers of Hunyuan 4 VL; transformers' Hunyuan 4 has pairs half a head apart, and 1e-6.
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ class Config(deepseek_v32.Config):
     limit: float  # of what the activation of the routed experts is given
 
 
-def parse(f: Fields, *, interleaved: bool = False) -> Config:
-    """interleaved: whether rotary pairs are neighbours."""
+def parse(f: Fields) -> Config:
     for name, *allowed in (
         ("scoring_func", "sigmoid"),
         ("gated_mla", True),
@@ -40,11 +41,11 @@ def parse(f: Fields, *, interleaved: bool = False) -> Config:
     ):
         f.only(name, *allowed, None)
     f.present("routed_scaling_factor", "swiglu_limit")
-    decoder, latent = parse_latent(f, interleaved=interleaved, norm_eps=1e-5)
+    decoder, latent = parse_latent(f, interleaved=True, norm_eps=1e-5)
     num_layers, a = decoder.num_layers, decoder.attention
     f.kinds("layer_types", num_layers, "indexed_attention", "deepseek_sparse_attention")
-    latent = replace(latent, value_gates="linear_gate", sinks="learnable_sink_param")
-    index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=interleaved)
+    latent = replace(latent, value_gates="linear_gate", sinks="learnable_sink_param", eps=a.norm_eps)
+    index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=True)
     index = replace(index, heads=replace(index.heads, at_end=True), key_eps=a.norm_eps)
     layers = sparse_layers(f, num_layers, first_dense=1)
     blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, moe_layers=layers)

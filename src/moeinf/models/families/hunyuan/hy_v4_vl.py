@@ -1,4 +1,4 @@
-"""Hunyuan 4 VL, the language model of it: Hunyuan 4 whose rotary pairs are neighbours (HYV4VL in transformers).
+"""Hunyuan 4 VL, the language model of it (HYV4VLForConditionalGeneration): Hunyuan 4's.
 
 Checkpoints hold a model of images beside it (`vit.*`), which is left out.
 """
@@ -22,9 +22,7 @@ class Family(hy_v4.Family):
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="model.")
         tied_as_said_outside(config)
-        c = hy_v4.parse(text.fields, interleaved=True)
-        latent = replace(c.latent, eps=c.decoder.attention.norm_eps)
-        self._take(replace(c, latent=latent))
+        self._take(hy_v4.parse(text.fields))
 
     @cached_property
     def tensors(self) -> TensorPlan:

@@ -110,12 +110,13 @@ def growth_of(module: str | None) -> Growth | None:
 def latent_shapes(decoder: DecoderConfig, c: LatentConfig, layer: int) -> Shapes:
     """Names and shapes of the tensors of a layer's attention."""
     hidden, heads = decoder.attention.hidden_size, c.num_heads
-    one: Shapes = {
+    one: Shapes = {}
+    if c.source is None:
+        one |= {"kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden), "kv_a_layernorm.weight": (c.rank,)}
+    one |= {
         "kv_b_proj.weight": (heads * (c.qk_nope_head_dim + c.value_dim), c.rank),
         f"{c.output}.weight": (hidden, heads * c.value_dim),
     }
-    if c.source is None:
-        one |= {"kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden), "kv_a_layernorm.weight": (c.rank,)}
     if c.key_norm is not None:
         one[f"{c.key_norm}.weight"] = (c.rotary_dim,)
     if c.growth is not None:
