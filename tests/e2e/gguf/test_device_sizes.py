@@ -71,7 +71,7 @@ def wanted(stored: StoredModel) -> Float32Array:
         ((3, 1), {"expert_cache": "50%", "host": 3}),
         ((1, 3), {"expert_cache": "8%", "host": 18}),
         ((1, 3), {"expert_cache": "8%"}),
-        ((3, 3), {"expert_cache": "50%", "gpu": emulated(pinned_bytes=0)}),
+        pytest.param((3, 3), {"expert_cache": "50%", "gpu": emulated(pinned_bytes=0)}, id="none is pinned"),
         ((3, 3), {"expert_cache": "50%", "host": 18, "pinned": 12}),
     ],
     ids=str,
