@@ -69,7 +69,7 @@ def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_
         ({"model_type": "bert", "num_experts": None}, "not a Mixture-of-Experts model"),
         (
             {"model_type": "jetmoe"},
-            "'jetmoe' is a Mixture-of-Experts family that this version does not run: it needs attention that is given queries",
+            "'jetmoe' is a Mixture-of-Experts family that this version does not run: it needs attention that is given",
         ),
         ({"model_type": None}, "no model_type"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quantised (aqlm)"),
