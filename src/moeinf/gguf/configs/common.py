@@ -59,6 +59,19 @@ def dense_layers_of(m: Metadata) -> list[int]:
     return [i for i in range(num_layers_of(m)) if m.tensor(f"blk.{i}.ffn_gate_inp.weight") is None]
 
 
+def counts_of(m: Metadata, name: str) -> list[int]:
+    """Of each layer, from a list or from one number for all."""
+    said, layers = m.values(name), num_layers_of(m)
+    if said is None:
+        return [m.count(name)] * layers
+    if len(said) < layers or not all(type(each) is int and each >= 0 for each in said):
+        raise CheckpointError(
+            f"{m.where}: {m.architecture}.{name} is {said!r:.60}, not a whole number for each of {layers} layers; the "
+            "file is damaged, fetch it again"
+        )
+    return said[:layers]
+
+
 def slides_of(m: Metadata, whole: Callable[[int], bool]) -> list[bool]:
     """Of each layer, whether it has a window; whole: where the file has no pattern, the layers that see all tokens."""
     pattern, layers = m.values("attention.sliding_window_pattern"), num_layers_of(m)

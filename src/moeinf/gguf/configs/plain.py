@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from moeinf.gguf.configs.common import (
     Config,
+    counts_of,
     dense_layers_of,
     expert_width,
     experts_of,
@@ -181,7 +182,7 @@ def _gemma4(m: Metadata) -> Config:
     layers = range(num_layers_of(m))
     slides = slides_of(m, lambda i: (i + 1) % 6 == 0)
     sliding, whole = (next((i for i in layers if slides[i] == kind), None) for kind in (True, False))
-    heads = m.values("attention.head_count_kv") or [m.count("attention.head_count_kv")] * len(layers)
+    heads = counts_of(m, "attention.head_count_kv")
     shared = whole is not None and m.tensor(f"blk.{whole}.attn_v.weight") is None
     found = {"head_dim": head_dim_of(m), "num_key_value_heads": None if whole is None else heads[whole]}
     of_window = {name: m.count(f"attention.{name}_length_swa", found["head_dim"]) for name in ("key", "value")}

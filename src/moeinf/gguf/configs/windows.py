@@ -7,6 +7,7 @@ from collections.abc import Callable
 from moeinf.gguf.configs.common import (
     SIGMOID,
     Config,
+    counts_of,
     dense_layers_of,
     expert_width,
     experts_of,
@@ -122,8 +123,7 @@ def _laguna(m: Metadata) -> Config:
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     refuse_unless(m, m.count("expert_shared_count", 1) == 1, "expert_shared_count")
     m.count("leading_dense_block_count", 0), m.count("expert_shared_feed_forward_length", 0)
-    layers, head_dim = range(num_layers_of(m)), head_dim_of(m)
-    heads = m.values("attention.head_count") or [m.count("attention.head_count")] * len(layers)
+    head_dim, heads = head_dim_of(m), counts_of(m, "attention.head_count")
     rotated = m.count("rope.dimension_count", head_dim)
     of_heads = m.rows("blk.0.attn_gate.weight") == heads[0]
     window = m.count("attention.sliding_window", 0)
@@ -132,7 +132,7 @@ def _laguna(m: Metadata) -> Config:
         "head_dim": head_dim,
         "gating": "per-head" if of_heads else "per-element",
         "num_attention_heads": heads[0],
-        "num_attention_heads_per_layer": heads[: len(layers)],
+        "num_attention_heads_per_layer": heads,
         "layer_types": _kinds(m, lambda i: i % 4 == 0 or not window),
         "sliding_window": window or 512,
         "mlp_layer_types": mlps_of(m),
@@ -164,13 +164,15 @@ def _mellum(m: Metadata) -> Config:
 def _mimo2(m: Metadata) -> Config:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
-    layers, heads = range(num_layers_of(m)), m.values("attention.head_count_kv") or []
-    kinds = _kinds(m, lambda i: i == 0 or (i + 1) % 6 == 0)
-    whole = next((heads[i] for i in layers if i < len(heads) and kinds[i] == "full_attention"), None)
-    own = next((heads[i] for i in layers if i < len(heads) and kinds[i] != "full_attention"), None)
+    heads, kinds = counts_of(m, "attention.head_count_kv"), _kinds(m, lambda i: i == 0 or (i + 1) % 6 == 0)
+    whole, own = (
+        next((count for count, kind in zip(heads, kinds, strict=True) if (kind == "full_attention") == sees_all), None)
+        for sees_all in (True, False)
+    )
     number = whole if whole is not None else (own or 0) // 2
     refuse_unless(m, bool(number) and own in (None, 2 * number), "attention.head_count_kv")
     key = m.count("attention.key_length")
+    refuse_unless(m, key > 0, "attention.key_length")
     rotated = m.count("rope.dimension_count", key)
     found = grouped_routing(m) | {"norm_topk_prob": True}
     shared = found.pop("n_shared_experts")
@@ -198,9 +200,8 @@ def _step(m: Metadata) -> Config:
     m.count("leading_dense_block_count", 0), m.count("moe_every_n_layers", 1)
     m.count("expert_shared_feed_forward_length", 0)
     layers, head_dim, kinds = range(num_layers_of(m)), head_dim_of(m), _kinds(m, lambda i: i % 4 == 0)
-    heads = m.values("attention.head_count") or [m.count("attention.head_count")] * len(layers)
-    keys = m.values("attention.head_count_kv") or [m.count("attention.head_count_kv")] * len(layers)
-    refuse_unless(m, len(set(keys[: len(layers)])) == 1, "attention.head_count_kv")
+    heads, keys = counts_of(m, "attention.head_count"), counts_of(m, "attention.head_count_kv")
+    refuse_unless(m, len(set(keys)) == 1, "attention.head_count_kv")
     of_kind = {kind: {heads[i] for i in layers if kinds[i] == kind} for kind in kinds}
     refuse_unless(m, all(len(found) == 1 for found in of_kind.values()), "attention.head_count")
     whole, sliding = (min(of_kind.get(kind, of_kind[kinds[0]])) for kind in ("full_attention", "sliding_attention"))
