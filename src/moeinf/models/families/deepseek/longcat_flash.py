@@ -116,6 +116,7 @@ class SecondHalf:
 
 class Family(deepseek_v2.Family):
     name = "longcat_flash"
+    divisible = False  # halves share what experts gave, and tensors are numbered by both
     parse = staticmethod(_parse)
     _config: Config
 
