@@ -74,9 +74,8 @@ def slower(footprint: Footprint, plan: DevicePlan, rates: Rates) -> str | None:
     moe = footprint.moe
     used = moe.num_layers * moe.top_k  # experts of a token
     share = plan.num_slots / moe.total_experts
-    missed = (
-        MISSED * (1 - share) ** 2 * used * plan.sizes.mean_bytes
-    )  # as measured for next-use at 10 to 80 %: policies.md
+    # As measured for next-use at 10 to 80 %: policies.md.
+    missed = MISSED * (1 - share) ** 2 * used * plan.sizes.mean_bytes
     on_cpu = (footprint.dense_bytes + used * footprint.sizes.mean_bytes) / (CPU_SHARE * rates.memory)
     on_device = (plan.dense_bytes + used * plan.sizes.mean_bytes) / (DEVICE_SHARE * rates.device)
     on_gpu = on_device + missed / rates.link + moe.num_layers * LAYER_S

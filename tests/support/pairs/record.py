@@ -2,7 +2,7 @@
 
     python -m tests.support.pairs.record [MODEL_TYPE ...]
 
-Without names all families are compared, which takes two minutes; with names the others stay as they were recorded.
+Without names all families are compared, which takes some minutes; with names the others stay as they were recorded.
 """
 
 from __future__ import annotations
