@@ -72,7 +72,7 @@ class FakeCache:
         """Computes behind what the cache holds, whatever that is: rows of other tokens give other logits."""
         for token in token_ids:
             before = self.rows[: self.length].tobytes() if self.rewinds else self.state.tobytes()
-            seen = hashlib.blake2b(before + bytes([token]), digest_size=STATE_BYTES).digest()
+            seen = hashlib.blake2b(before + token.to_bytes(4, "little", signed=True), digest_size=STATE_BYTES).digest()
             self.rows[self.length] = np.frombuffer(seen[:ROW_BYTES], np.uint8)
             if not self.rewinds:
                 self.state[...] = np.frombuffer(seen, np.uint8)

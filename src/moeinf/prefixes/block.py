@@ -15,6 +15,7 @@ from moeinf.types import ByteArray
 BLOCK_TOKENS: Final = 256  # of a block at most: what is evicted, and read from the disk, at once
 DIGEST_BYTES: Final = 16
 
+TOKEN_TYPE: Final = np.int32
 TokenArray = npt.NDArray[np.int32]
 Source = Literal["", "live", "memory", "disk"]  # the farthest place that a beginning came from; "": there is none
 
@@ -108,4 +109,4 @@ def next_entry(candidates: Iterable[Entry], tokens: TokenArray) -> Entry | None:
 
 
 def token_array(tokens: Sequence[int]) -> TokenArray:
-    return np.asarray(tokens, np.int32)
+    return np.asarray(tokens, TOKEN_TYPE)

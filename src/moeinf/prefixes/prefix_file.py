@@ -17,13 +17,14 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.errors import StoreError
-from moeinf.prefixes.block import TokenArray, token_array
+from moeinf.prefixes.block import TOKEN_TYPE, TokenArray, token_array
 from moeinf.store.files import open_regular, parse_json_object, read_fully, write_fully
 from moeinf.types import ByteArray
 
 MAGIC: Final = b"moeinf prefix 1\n"
 _HEAD: Final = struct.Struct("<II")
 _MOST_HEADER: Final = 1 << 20
+_LEAST, _MOST = np.iinfo(TOKEN_TYPE).min, np.iinfo(TOKEN_TYPE).max  # tokens of pictures are below 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def _parsed(values: Mapping[str, Any], path: Path) -> Header:
     if not all(isinstance(values.get(name), kind) for name, kind in kinds.items()):
         raise StoreError(f"{path} lacks a field")
     tokens, checksum = values["tokens"], values.get("crc32c")
-    if not isinstance(checksum, int) or not all(type(t) is int and 0 <= t < 1 << 31 for t in tokens):
+    if not isinstance(checksum, int) or not all(type(t) is int and _LEAST <= t <= _MOST for t in tokens):
         raise StoreError(f"{path} has fields of other types")
     return Header(
         values["identity"],

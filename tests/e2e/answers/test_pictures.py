@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Completion
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, StoreError, TextError, UsageError
@@ -98,6 +99,19 @@ def test_a_picture_is_not_taken_for_another_one(stored: StoredModel, monkeypatch
         again = answer(opened, first)
         assert again.token_ids == wanted[0]
         assert again.stats.cached_tokens > 8 and len(seen) == 2, "what was kept of the first one serves again"
+
+
+def test_a_chat_about_a_picture_goes_on_after_a_restart(stored: StoredModel) -> None:
+    said, messages = list[str](), asking(QUESTION * 2, png(4))
+    wanted = alone(stored, messages)
+    config = RuntimeConfig.of(device="cpu", context=512, prefix_memory="64MiB", prefix_disk="64MiB")
+    for cached in (False, True):
+        with Model(stored, config, Reporting(said.append)) as opened:
+            again = answer(opened, messages)
+        assert again.token_ids == wanted and (again.stats.cached_from == "disk") == cached
+        # The last token is computed in any case, and of the family with recurrent layers the last turn, too.
+        assert not cached or again.stats.cached_tokens > len(again.token_ids) + 60
+    assert said == []
 
 
 def test_a_chat_goes_on_without_running_the_tower_again(stored: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:

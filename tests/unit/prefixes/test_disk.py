@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from moeinf.prefixes.block import Block, digest_of, token_array
 from moeinf.prefixes.disk import STALE_S, DiskTier
@@ -51,6 +54,28 @@ def test_a_block_comes_back_byte_for_byte(tier: DiskTier, tmp_path: Path, said: 
     assert rows is not None and state is not None
     assert np.array_equal(rows, first.rows) and np.array_equal(state, first.state)
     assert again.holds(first) and not again.holds(block([1, 2])) and said == []
+
+
+@given(
+    st.lists(st.integers(np.iinfo(np.int32).min, np.iinfo(np.int32).max), min_size=1, max_size=256),
+    st.booleans(),
+    st.binary(max_size=64),
+)
+@settings(max_examples=50)
+@example([-1, -(1 << 31), (1 << 31) - 1, 0], True, b"")  # a picture's tokens are below 0
+def test_whatever_is_written_is_read_back(numbers: list[int], stateful: bool, rows: bytes) -> None:
+    said = list[str]()
+    with TemporaryDirectory() as folder:
+        tokens, state = token_array(numbers), np.arange(7, dtype=np.uint8) if stateful else None
+        each = Block(ROOT, digest_of(ROOT, tokens), 0, tokens, np.frombuffer(rows, np.uint8).copy(), state)
+        assert DiskTier(Path(folder) / "abc", BUDGET, IDENTITY, said.append).write(each)
+        again = DiskTier(Path(folder) / "abc", BUDGET, IDENTITY, said.append)
+        (found,) = again.children(ROOT)
+        read = again.read(found, "rows", len(rows))
+        assert found.common(tokens) == len(numbers) and found.is_next(tokens)
+        assert read is not None and read.tobytes() == rows and found.has_state == stateful
+        assert not stateful or again.read(found, "state", 7) is not None
+        assert said == []
 
 
 def test_a_file_tells_which_tokens_it_holds(tier: DiskTier) -> None:

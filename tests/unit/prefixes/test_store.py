@@ -139,9 +139,10 @@ def test_the_states_of_one_sequence_do_not_fill_the_memory() -> None:
     assert min(block.start + block.num_tokens for block in stateful) == 40, "the first one stays"
 
 
+@pytest.mark.parametrize("picture", [[], [-1 - 1000 * each for each in range(30)]], ids=["text", "picture"])
 @pytest.mark.parametrize("rewinds", [True, False], ids=["rows", "recurrent"])
-def test_after_a_restart_the_disk_has_it(tmp_path: Path, rewinds: bool) -> None:
-    first, prompt = Run(rewinds=rewinds, folder=tmp_path), tokens(100, 1)
+def test_after_a_restart_the_disk_has_it(tmp_path: Path, rewinds: bool, picture: list[int]) -> None:
+    first, prompt = Run(rewinds=rewinds, folder=tmp_path), [*tokens(10, 2), *picture, *tokens(100, 1)]
     answer = first.answer(prompt)
     first.sequence.close()
     second, longer = Run(rewinds=rewinds, folder=tmp_path), [*prompt, *answer, 2, 2]
