@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -53,11 +53,13 @@ def with_flags(*, without: Collection[str] = ()) -> Callable[[Verb], Verb]:
     """
 
     def decorate(verb: Verb) -> Verb:
-        hints = get_type_hints(verb, include_extras=True)
+        # Not by typing.get_type_hints, which before Python 3.11 buries the annotation of a default None in an Optional.
+        own_parameters = inspect.signature(verb, eval_str=True).parameters
+        hints = {name: parameter.annotation for name, parameter in own_parameters.items()}
         groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
         flags: dict[str, inspect.Parameter] = {}
-        for name, parameter in inspect.signature(verb).parameters.items():
-            own = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own_parameters.items():
+            own = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             added = _parameters(groups[name], without) if name in groups else [own]
             flags |= {each.name: each for each in added}
 
