@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_LONGEST_WAIT_S = 3600.0  # of one call of the system, which takes no more than some 292 years
 
 
 class FairQueue(Generic[T]):
@@ -38,12 +40,13 @@ class FairQueue(Generic[T]):
 
     def get(self, timeout_s: float | None) -> T | None:
         """Waits for an item, at most timeout_s; None when none came."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._turns:
-                left = None if until is None else until - time.monotonic()
-                if (left is not None and left <= 0) or not self._changed.wait(left):
+                left = until - time.monotonic()
+                if left <= 0:
                     return None
+                self._changed.wait(min(left, _LONGEST_WAIT_S))
             client, items = self._turns.popitem(last=False)
             item = items.popleft()
             if items:

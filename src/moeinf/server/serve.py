@@ -20,6 +20,7 @@ from moeinf.server.app import build_app
 from moeinf.server.gate.connections import DeadlineProtocol
 from moeinf.server.gate.guard import Rules
 from moeinf.server.metrics import Metrics
+from moeinf.server.ollama.descriptions import identity
 from moeinf.server.service import Service
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Open, Worker
@@ -71,6 +72,7 @@ class HttpServer:
             max_queue=options.max_queue,
             open_model=open_model,
             on_end=metrics.count,
+            describe=identity,
         )
         names = () if host in ("0.0.0.0", "::") else (host,)
         rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)

@@ -44,7 +44,7 @@ class Service:
 
     def find(self, name: str) -> StoredModel:
         """The stored model of that name, as a client writes it. Raises ModelNotFoundError."""
-        return self.library.find(unquote(name))
+        return self.worker.find(unquote(name))
 
     def open_model(self, stored: StoredModel) -> Model | None:
         """The model where it is loaded."""

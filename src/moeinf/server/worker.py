@@ -5,33 +5,41 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
+from moeinf.errors import MoeinfError
 from moeinf.server.answering import answer
 from moeinf.server.ask import Ended, Failed, Loading
 from moeinf.server.errors import BusyError, StoppingError
 from moeinf.server.fair_queue import FairQueue
 from moeinf.server.job import Job
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.names import DEFAULT_TAG
 
 log = logging.getLogger("moeinf.server")
+_PAUSE_S = 0.1  # after a fault between two requests, so that one that comes again does not fill a processor
 Open = Callable[[StoredModel, RuntimeConfig, Reporting], Model]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model that is open. expires: when it is closed unless asked again; None: never."""
+    """The model that is open. expires: when it is closed unless asked again; None: never.
+
+    told: what clients are told of it, read when it was opened: its files may have gone meanwhile.
+    """
 
     stored: StoredModel
     model: Model
     config: RuntimeConfig
     expires: datetime | None
+    told: Mapping[str, Any]
 
 
 class Worker:
@@ -46,10 +54,14 @@ class Worker:
         max_queue: int,
         open_model: Open = Model,
         on_end: Callable[[Job, Ended | Failed], None] = lambda job, event: None,
+        describe: Callable[[StoredModel], Mapping[str, Any]] = lambda stored: {},
     ) -> None:
-        """config: with which models are opened, unless a request asks otherwise. on_end: told of each job's end."""
+        """config: with which models are opened, unless a request asks otherwise. on_end: told of each job's end.
+
+        describe: what is kept, as Loaded.told, of a model that is opened.
+        """
         self._library, self._config, self._keep_alive_s = library, config, keep_alive_s
-        self._open, self._on_end = open_model, on_end
+        self._open, self._on_end, self._describe = open_model, on_end, describe
         self._queue: FairQueue[Job | Unload] = FairQueue(max_queue)
         self._loaded: Loaded | None = None  # replaced whole, so that other threads may look
         self._current: Job | None = None
@@ -61,6 +73,17 @@ class Worker:
     @property
     def loaded(self) -> Loaded | None:
         return self._loaded
+
+    def find(self, name: str) -> StoredModel:
+        """The stored model of that name; the open one also where its files have gone. Raises ModelNotFoundError."""
+        opened = self._loaded.stored if self._loaded is not None else None
+        try:
+            found = self._library.find(name)
+        except MoeinfError:
+            if opened is None or opened.name not in (name, f"{name}:{DEFAULT_TAG}"):
+                raise
+            return opened
+        return opened if opened is not None and opened == found else found
 
     @property
     def current(self) -> Job | None:
@@ -113,13 +136,11 @@ class Worker:
 
     def _run(self) -> None:
         while not (self._stopping.is_set() and (self._at_once.is_set() or not len(self._queue))):
-            order = self._queue.get(self._idle_s())
-            if isinstance(order, Unload):
-                self._obey(order)
-            elif order is not None:
-                self._answer(order)
-            elif self._idle_s() == 0.0:
-                self._close()
+            try:
+                self._take_turn()
+            except Exception as error:  # this thread must outlive every request, and what it does between two
+                log.error("between two requests: %s", f"{type(error).__name__}: {error}", exc_info=error)
+                time.sleep(_PAUSE_S)
         for left in self._queue.remove(lambda each: True):
             if isinstance(left, Unload):
                 left.done.set()
@@ -127,10 +148,22 @@ class Worker:
                 self._end(left, Failed(StoppingError("the server is stopping; ask again later")))
         self._close()
 
-    def _obey(self, order: Unload) -> None:
-        if self._loaded is not None and self._loaded.stored.id == order.identifier:
+    def _take_turn(self) -> None:
+        """Does what comes next, or closes a model for which nothing has come in time."""
+        order = self._queue.get(self._idle_s())
+        if isinstance(order, Unload):
+            self._obey(order)
+        elif order is not None:
+            self._answer(order)
+        elif self._idle_s() == 0.0:
             self._close()
-        order.done.set()
+
+    def _obey(self, order: Unload) -> None:
+        try:
+            if self._loaded is not None and self._loaded.stored.id == order.identifier:
+                self._close()
+        finally:
+            order.done.set()
 
     def _idle_s(self) -> float | None:
         """Seconds until the model is to be closed; None where there is none, or never."""
@@ -157,12 +190,14 @@ class Worker:
                 else:
                     whole = answer(model, job, self._at_once.is_set)
                 event = Ended(whole, load_s)
-        except Exception as error:  # this thread must outlive every request; the client is told
+        except Exception as error:  # the client is told, whatever it was
             event = Failed(error)
         finally:
             self._current = None
+        try:
             self._count_down(job)
-        self._end(job, event)
+        finally:
+            self._end(job, event)
 
     def _end(self, job: Job, event: Ended | Failed) -> None:
         with suppress(Exception):  # counting must not cost the answer
@@ -171,7 +206,7 @@ class Worker:
 
     def _model_for(self, job: Job) -> Model:
         """The model that the job asks for, opened where it is not; another one is closed first."""
-        stored = self._library.find(job.ask.model)
+        stored = self.find(job.ask.model)
         config = replace(self._config, **job.ask.config)
         loaded = self._loaded
         if loaded is not None and loaded.stored.id == stored.id and (not job.ask.config or loaded.config == config):
@@ -184,9 +219,10 @@ class Worker:
             job.put(Loading(done, total))
 
         log.info("loading %s", stored.name)
+        told = self._describe(stored)
         model = self._open(stored, config, Reporting(_notice, _notice, progress, progress))
         log.info("%s", model.describe())
-        self._loaded = Loaded(stored, model, config, None)
+        self._loaded = Loaded(stored, model, config, None, told)
         return model
 
     def _count_down(self, job: Job) -> None:
@@ -197,7 +233,7 @@ class Worker:
             self._loaded = replace(self._loaded, expires=expires)
 
     def _close_named(self, name: str) -> None:
-        if self._loaded is not None and self._library.find(name).id == self._loaded.stored.id:
+        if self._loaded is not None and self.find(name).id == self._loaded.stored.id:
             self._close()
 
     def _close(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import ollama
 import pytest
 
+from moeinf.pull.pull import ensure
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import StoredModel
 from tests.support.cli.commands import Done
@@ -82,3 +85,25 @@ def test_what_listens_and_is_no_server_of_ours_is_told_so(command: Callable[...,
         done = command("ps", "--host", address)
         other.join()
     assert done.code == 1 and "gave no answer" in done.err
+
+
+@pytest.mark.parametrize("what", ["folder", "manifest", "name"])
+def test_ps_and_stop_know_the_loaded_model_whatever_has_gone_from_the_disk(
+    what: str, tmp_path: Path, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = ensure("demo", home=tmp_path)
+    with live_server(stored) as running:
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        client = ollama.Client(running.url)
+        client.generate("demo", "The king said", options={"num_predict": 1})
+        if what == "folder":
+            shutil.rmtree(stored.path)
+        elif what == "manifest":
+            (stored.path / "manifest.json").unlink()
+        else:
+            shutil.rmtree(tmp_path / "names")
+        _, row = command("ps").out.splitlines()
+        assert row.startswith("demo:latest ")
+        assert [model.name for model in client.ps().models] == ["demo:latest"]
+        assert command("stop", "demo") == Done(0, "", "")
+        assert client.ps().models == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeinf.server import fair_queue
 from moeinf.server.fair_queue import FairQueue
 
 
@@ -63,3 +66,18 @@ def test_every_item_comes_once_and_a_client_s_own_in_order(items: list[tuple[str
         mine = [(value, number) for who, value, number in found if who == client]
         assert mine == [(value, n) for n, (who, value) in enumerate(items) if who == client]
     assert len(found) == len(items)
+
+
+@pytest.mark.parametrize("timeout_s", [9.3e9, 1e12, 1e300, math.inf, None])
+def test_a_wait_may_be_longer_than_the_system_counts(timeout_s: float | None) -> None:
+    queue = FairQueue[int](1)
+    threading.Timer(0.05, queue.put, ("a", 7)).start()
+    assert queue.get(timeout_s) == 7
+
+
+def test_a_wait_that_the_system_ends_early_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "_LONGEST_WAIT_S", 0.01)
+    queue = FairQueue[int](1)
+    threading.Timer(0.1, queue.put, ("a", 7)).start()
+    assert queue.get(60.0) == 7
+    assert queue.get(0.03) is None

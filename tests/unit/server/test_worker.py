@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -204,3 +205,38 @@ def test_what_waits_is_answered_before_a_drained_worker_ends() -> None:
 
     with worker_of(Opened()) as worker:
         assert asyncio.run(drain(worker)) == ["one two three"] * 3
+
+
+@pytest.mark.parametrize("keep_alive_s", [1e-9, 1e6, 9.3e9, 1e10, 1e300, math.inf, None])
+def test_a_request_that_keeps_a_model_for_however_long_does_not_end_the_answering(keep_alive_s: float | None) -> None:
+    with worker_of(Opened()) as worker:
+        for keep in ((keep_alive_s,), (60.0,)):
+            events = asyncio.run(asyncio.wait_for(events_of(worker, Ask("a", "hi", keep_alive=keep)), 10.0))
+            assert text_of(events) == "one two three"
+            time.sleep(0.05)  # in which the thread begins to wait for the next request
+
+
+def test_a_fault_between_two_requests_costs_no_later_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with worker_of(Opened()) as worker:
+        asyncio.run(events_of(worker, Ask("a", "hi")))
+        faults = iter([OverflowError("timeout doesn't fit"), ValueError("another one")])
+
+        def idle_s(each: Worker) -> float | None:
+            if (fault := next(faults, None)) is not None:
+                raise fault
+            return None
+
+        monkeypatch.setattr(Worker, "_idle_s", idle_s)
+        for _ in range(3):
+            events = asyncio.run(asyncio.wait_for(events_of(worker, Ask("a", "hi")), 10.0))
+            assert text_of(events) == "one two three"
+
+
+def test_a_model_that_is_open_is_found_where_its_files_have_gone() -> None:
+    with worker_of(Opened()) as worker:
+        asyncio.run(events_of(worker, Ask("a", "hi")))
+        cast(Any, worker)._library = NamedModels("b")
+        assert worker.find("a").name == "a"
+        assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
+        with pytest.raises(ModelNotFoundError):
+            worker.find("c")

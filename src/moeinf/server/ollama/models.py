@@ -13,7 +13,7 @@ from starlette.responses import Response
 from moeinf.engine.memory_plan import DevicePlan
 from moeinf.errors import StoreError
 from moeinf.server.http import body_of, json_response
-from moeinf.server.ollama.descriptions import entry, identity, shown
+from moeinf.server.ollama.descriptions import entry, shown
 from moeinf.server.ollama.requests import ShowRequest
 from moeinf.server.service import Service
 from moeinf.server.worker import Loaded
@@ -37,7 +37,7 @@ async def show(service: Service, request: Request) -> Response:
 
 async def ps(service: Service, request: Request) -> Response:
     loaded = service.worker.loaded
-    running = [await asyncio.to_thread(_running, service, loaded)] if loaded is not None else []
+    running = [_running(service, loaded)] if loaded is not None else []
     return json_response({"models": running})
 
 
@@ -61,7 +61,7 @@ def _running(service: Service, loaded: Loaded) -> dict[str, Any]:
     # What is set aside for earlier prompts is empty at first, and of the server more than of the model.
     size = plan.total_bytes + (plan.host_bytes if isinstance(plan, DevicePlan) else -plan.prefix_bytes)
     return {
-        **identity(loaded.stored),
+        **loaded.told,
         "size": size,
         "size_vram": plan.total_bytes if on_gpu else 0,
         "context_length": plan.context,

@@ -62,8 +62,9 @@ def _experts(told: dict[str, Any]) -> str:
 def stop_model(client: ServerClient, name: str) -> None:
     """Has the server close a model, after what it is answering. Raises ModelNotFoundError where it is not loaded."""
     digests = {model["name"]: model["digest"] for model in client.ask("GET", "/api/tags")["models"]}
-    loaded = {model["digest"] for model in running_models(client)}
+    running = running_models(client)
+    loaded = {model[key] for model in running for key in ("digest", "name")}  # the name of one whose files have gone
     full = name if ":" in name or "/" in name else f"{name}:{DEFAULT_TAG}"
-    if "/" not in name and digests.get(full) not in loaded:
+    if "/" not in name and not {digests.get(full), full} & loaded:
         raise ModelNotFoundError(f'couldn\'t find model "{name}" to stop; `moeinf ps` shows what is loaded')
     client.ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False}, timeout_s=None)
