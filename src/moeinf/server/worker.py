@@ -60,7 +60,7 @@ class Worker:
 
         describe: what is kept, as Loaded.told, of a model that is opened.
         """
-        self._library, self._config, self._keep_alive_s = library, config, keep_alive_s
+        self.library, self._config, self._keep_alive_s = library, config, keep_alive_s
         self._open, self._on_end, self._describe = open_model, on_end, describe
         self._queue: FairQueue[Job | Unload] = FairQueue(max_queue)
         self._loaded: Loaded | None = None  # replaced whole, so that other threads may look
@@ -78,7 +78,7 @@ class Worker:
         """The stored model of that name; the open one also where its files have gone. Raises ModelNotFoundError."""
         opened = self._loaded.stored if self._loaded is not None else None
         try:
-            found = self._library.find(name)
+            found = self.library.find(name)
         except MoeinfError:
             if opened is None or opened.name not in (name, f"{name}:{DEFAULT_TAG}"):
                 raise

@@ -235,7 +235,7 @@ def test_a_fault_between_two_requests_costs_no_later_answer(monkeypatch: pytest.
 def test_a_model_that_is_open_is_found_where_its_files_have_gone() -> None:
     with worker_of(Opened()) as worker:
         asyncio.run(events_of(worker, Ask("a", "hi")))
-        cast(Any, worker)._library = NamedModels("b")
+        worker.library = cast(Any, NamedModels("b"))
         assert worker.find("a").name == "a"
         assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
         with pytest.raises(ModelNotFoundError):

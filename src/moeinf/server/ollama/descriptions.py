@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from moeinf.engine.stored.facts import (
     template_facts,
     template_text,
 )
+from moeinf.engine.stored.parameters import parameter_rows
 from moeinf.engine.stored.preset import preset_of
 from moeinf.sampling.params import SamplingParams, from_generation_config
 from moeinf.store.files import errors_named, read_small
@@ -49,12 +49,14 @@ def shown(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
 
     Raises StoreError, TextError.
     """
-    parameters = dict(_parameters(model))
-    lines = [f"PARAMETER {name} {value}" for name, value in parameters.items()]
+    preset = preset_of(model)
+    parameters = parameter_rows(_recommended(model), preset)
+    lines = [f"PARAMETER {name} {value}" for name, value in parameters]
     described = {
         "modelfile": "\n".join(["# The chat template is the checkpoint's own.", f"FROM {model.name}", *lines, ""]),
-        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),
         "template": template_text(model),
+        **({"system": preset.system} if preset.system else {}),
         "license": licence_text(model),
         "details": identity(model)["details"],
         "model_info": _model_info(model),
@@ -98,11 +100,10 @@ def _always_thinks(identifier: str, path: Path) -> bool:
     return facts is not None and facts.thinks and not facts.switchable
 
 
-def _parameters(model: StoredModel) -> Iterator[tuple[str, object]]:
-    """What the checkpoint recommends, by ollama's names, and what goes with the model's."""
-    for name, value in from_generation_config(json_file(model, "generation_config.json")).items():
-        yield option_of(SamplingParams, name).ollama, value
-    yield from preset_of(model).options
+def _recommended(model: StoredModel) -> dict[str, object]:
+    """What the checkpoint recommends, by ollama's names."""
+    found = from_generation_config(json_file(model, "generation_config.json"))
+    return {option_of(SamplingParams, name).ollama: value for name, value in found.items()}
 
 
 def _model_info(model: StoredModel) -> dict[str, Any]:

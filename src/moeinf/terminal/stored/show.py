@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
 from moeinf.engine.stored.facts import capabilities, config, formats_text, generation_parameters, licence_text
 from moeinf.engine.stored.outline import outline_of
+from moeinf.engine.stored.parameters import parameter_rows
 from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.stored.tuned_file import load_maps, load_tuned
 from moeinf.errors import StoreError
@@ -49,11 +50,9 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     )
     lines += section("MoE", _moe_rows(model))
     lines += section("Capabilities", [(capability, "") for capability in capabilities(model)])
-    parameters = generation_parameters(model)
     preset = preset_of(model)
-    parameters |= dict(preset.options)
-    if parameters:
-        lines += section("Parameters", [(name, json.dumps(value)) for name, value in parameters.items()])
+    if parameters := parameter_rows(generation_parameters(model), preset):
+        lines += section("Parameters", parameters)
     if preset.system:
         lines += ["  System", *(f"    {line}" for line in _cut(preset.system.splitlines())), ""]
     lines += _licence_section(model)
@@ -169,5 +168,4 @@ def show_json(model: StoredModel) -> str:
 
 
 def parameters_text(model: StoredModel) -> str:
-    found = generation_parameters(model) | dict(preset_of(model).options)
-    return "\n".join(table((name, json.dumps(value)) for name, value in found.items()))
+    return "\n".join(table(parameter_rows(generation_parameters(model), preset_of(model))))
