@@ -127,7 +127,11 @@ def _host_name(host: str) -> str | None:
 
 
 def _check_browser(scope: Scope, headers: Headers) -> None:
-    """Raises Refusal for what only a foreign page sends: cross-site loads, and bodies that are no JSON."""
+    """Raises Refusal for what only a foreign page sends: cross-site loads, and bodies that it need not ask leave for.
+
+    A page may send text/plain and the like anywhere without asking first, but not without one of a browser's headers.
+    Programs send JSON under all kinds of types: fetch of Node says text/plain, curl -d urlencoded.
+    """
     site = headers.get("sec-fetch-site")
     opened = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET" and scope["path"] == "/"
     if site in ("cross-site", "same-site") and "origin" not in headers and not opened:
@@ -137,9 +141,7 @@ def _check_browser(scope: Scope, headers: Headers) -> None:
     if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and _has_body(headers):
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         browser = site is not None or "origin" in headers or "referer" in headers
-        # curl -d without a header says urlencoded, as the examples of ollama have it
-        plain = kind in ("", "application/x-www-form-urlencoded") and not browser
-        if kind != "application/json" and not plain:
+        if browser and kind != "application/json":
             raise Refusal(415, f"send the body as application/json, not {kind or 'without a type'!r:.60}")
 
 

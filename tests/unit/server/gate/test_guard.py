@@ -198,17 +198,38 @@ def test_what_another_site_embeds(site: str) -> None:
     assert ask([*fetch, ("sec-fetch-mode", "navigate")], path="/")[:2] == (200, 1)  # a link to the page
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/xml", "text/json", "x"])
-def test_bodies_that_a_form_can_send(kind: str) -> None:
-    headers = [("host", "localhost"), ("content-type", kind), ("content-length", "2")]
-    assert ask(headers, method="POST", pieces=(b"{}",))[:2] == (415, 0)
+KINDS = [
+    *("", "text/plain", "text/plain;charset=UTF-8", "TEXT/PLAIN", "application/octet-stream", "text/json"),
+    *(
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/xml",
+        "x",
+        "application/vnd",
+    ),
+]
+BROWSER = [("referer", "http://localhost/"), ("sec-fetch-site", "same-origin"), ("origin", "http://localhost")]
 
 
-def test_a_body_without_a_type_is_for_programs_alone() -> None:
-    plain = [("host", "localhost"), ("content-length", "2"), ("content-type", "application/x-www-form-urlencoded")]
-    assert ask(plain, method="POST", pieces=(b"{}",))[:2] == (200, 1)  # curl -d
-    for extra in (("referer", "http://localhost/"), ("sec-fetch-site", "same-origin"), ("origin", "http://localhost")):
-        assert ask([*plain, extra], method="POST", pieces=(b"{}",))[:2] == (415, 0)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_program_may_call_its_json_what_it_likes(kind: str, method: str) -> None:
+    typed = [("content-type", kind)] if kind else []
+    plain = [("host", "localhost"), ("content-length", "2"), *typed]
+    for extra in ([], [("sec-fetch-mode", "cors")], [("user-agent", "node"), ("accept", "*/*")]):  # fetch of Node
+        assert ask([*plain, *extra], method=method, pieces=(b"{}",))[:2] == (200, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sent", [*BROWSER, ("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_a_page_may_not(kind: str, sent: tuple[str, str], method: str) -> None:
+    headers = [("host", "localhost"), ("content-type", kind), ("content-length", "2"), sent]
+    status, calls, _ = ask(headers, method=method, pieces=(b"{}",))
+    assert status in (403, 415) and calls == 0
+
+
+def test_a_body_that_is_packed_is_refused() -> None:
     assert ask([("host", "localhost"), JSON, ("content-encoding", "gzip")], method="POST")[:2] == (415, 0)
 
 
