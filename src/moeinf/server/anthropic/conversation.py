@@ -7,7 +7,7 @@ from typing import Any
 
 from moeinf.server.errors import Refusal
 from moeinf.server.prompt.agent_noise import quiet_text
-from moeinf.server.prompt.pictures import joined, picture_of
+from moeinf.server.prompt.pictures import joined, picture_at, picture_of
 from moeinf.types import Message
 
 Block = Mapping[str, Any]
@@ -56,10 +56,12 @@ def _part(block: Block, where: str) -> dict[str, Any]:
     if block["type"] != "image":
         return {"type": "text", "text": _text(block, where)}
     source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "base64":
-        kind = source.get("type") if isinstance(source, dict) else None
-        raise Refusal(400, f"{where}: an image must come in base64; its source is of type {kind!r:.60}")
-    return picture_of(source.get("data"), where)
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(source, dict) and kind == "base64":
+        return picture_of(source.get("data"), where)
+    if isinstance(source, dict) and kind == "url":
+        return picture_at(source, where)
+    raise Refusal(400, f"{where}: an image must come in base64; its source is of type {kind!r:.60}")
 
 
 def _assistant_turn(blocks: Sequence[Block], where: str) -> Message:
