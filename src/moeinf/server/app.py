@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeinf.server.anthropic.errors import error_body as anthropic_error
 from moeinf.server.anthropic.routes import PREFIX as ANTHROPIC_PREFIX
@@ -24,6 +26,8 @@ from moeinf.server.page.live import live_route, observed
 from moeinf.server.page.routes import page_routes
 from moeinf.server.service import Service
 
+_DOUBLED = re.compile(r"^/+((?:api|v1)/(?=/))?/*")  # the slashes before the route of an API
+
 
 def build_app(service: Service, rules: Rules) -> ASGIApp:
     """The ASGI application over an open service, which stays the caller's to close."""
@@ -32,14 +36,25 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
     routes = [*_own_routes(service), *apis, *page, live]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _of_no_route, Exception: _unexpected})
     app.router.redirect_slashes = False
-    return RequestLog(Guard(app, rules, error_form, page=[route.path for route in page]))
+    return RequestLog(plain_paths(Guard(app, rules, error_form, page=[route.path for route in page])))
+
+
+def plain_paths(app: ASGIApp) -> ASGIApp:
+    """The application for paths of clients whose base URL ends in a slash, such as //api/chat and /v1//models."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": _DOUBLED.sub(r"/\1", scope["path"])}
+        await app(scope, receive, send)
+
+    return asked
 
 
 def error_form(path: str) -> ErrorForm:
-    """How errors of a path are written."""
+    """How errors of a path are written, one without a route among them."""
     if path.startswith(ANTHROPIC_PREFIX):
         return anthropic_error
-    return ollama_error if path.startswith("/api/") else openai_error
+    return ollama_error if path.startswith("/api/") or path == "/api" else openai_error
 
 
 def _own_routes(service: Service) -> list[Route]:
@@ -56,7 +71,10 @@ def _own_routes(service: Service) -> list[Route]:
 
 async def _of_no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: "no such route", 405: f"this route takes no {request.method}"}
+    words = {
+        404: f"no such route: {request.method} {ascii(request.url.path)[1:-1]:.100}",
+        405: f"this route takes no {request.method}",
+    }
     refusal = Refusal(error.status_code, words.get(error.status_code, str(error.detail)))
     response = error_response(refusal, error_form(request.url.path))
     response.headers.update(error.headers or {})

@@ -37,7 +37,7 @@ class Fault:
 
 
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients would ask three times
-_KINDS = {400: "invalid", 401: "key", 403: "forbidden", 404: "not_found", 405: "method", 413: "size", 415: "type"}
+_KINDS = {400: "invalid", 401: "key", 403: "forbidden", 404: "route", 405: "method", 413: "size", 415: "type"}
 
 
 def fault_of(error: Exception) -> Fault:

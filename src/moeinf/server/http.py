@@ -1,4 +1,4 @@
-"""What the three APIs share of HTTP: bodies read into types, errors in each API's form, answers streamed."""
+"""What the three APIs share of HTTP: errors in each API's form, answers whole or streamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -15,14 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from moeinf.engine.completion import Completion
 from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
-from moeinf.server.errors import Fault, Refusal, fault_of
+from moeinf.server.errors import Fault, fault_of
 from moeinf.server.job import Job
 
 log = logging.getLogger("moeinf.server")
 SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
 HOLD_S = 5.0  # a stream begins at the latest so long after the request, though the model has not begun to read
 _GONE = 499  # of the log alone, as other servers have it for a client that has gone
-T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -58,21 +57,6 @@ def answering(form: ErrorForm) -> Callable[[Handler], Handler]:
         return answered
 
     return decorate
-
-
-async def body_of(request: Request, kind: type[T]) -> T:
-    """The request's JSON as this type. Raises Refusal, which says what is wrong with which field."""
-    body = await request.body()
-    if not body:
-        raise Refusal(400, "missing request body")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise Refusal(400, str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from None
-    except RecursionError:
-        raise Refusal(400, "the body's JSON is nested too deeply") from None
 
 
 class Answer:

@@ -11,9 +11,11 @@ import httpx
 import ollama
 import pytest
 
+from moeinf.engine.stored.preset import Preset
 from moeinf.pull.pull import ensure
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import Library
+from moeinf.terminal.stored.show import parameters_text, show_lines
 from tests.support.live_server import live_server
 
 GREEDY = {"temperature": 0, "num_predict": 8}
@@ -183,9 +185,50 @@ def test_probes_find_what_they_look_for(server: HttpServer) -> None:
     for path in ("/", "/api/version", "/api/tags"):
         assert httpx.head(f"{server.url}{path}").status_code == 200
     version = httpx.get(f"{server.url}/api/version").json()["version"]
-    assert [int(part) for part in version.split(".")] >= [0, 6, 4]
-    assert httpx.get(f"{server.url}/api/nothing").json() == {"error": "no such route"}
+    assert [int(part) for part in version.split(".")] >= [0, 13, 4], "some clients refuse what is older"
     assert httpx.get(f"{server.url}/api/chat").status_code == 405
+
+
+UNKNOWN = ["/v1/responses", "/v1/nothing", "/v1", "/nothing", "/api/nothing", "/api/", "/v1/messages/batches"]
+
+
+@pytest.mark.parametrize("path", UNKNOWN)
+@pytest.mark.parametrize("slashes", ["", "/", "//"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_an_unknown_route_is_told_apart_from_a_model_in_each_form(
+    server: HttpServer, path: str, slashes: str, method: str
+) -> None:
+    answer = httpx.request(method, f"{server.url}{slashes}{path}", json={"model": "demo"} if method == "POST" else None)
+    told, words = answer.json(), f"no such route: {method} {path}"
+    assert answer.status_code == 404
+    if path.startswith("/api/"):
+        assert told == {"error": words}
+    elif path.startswith("/v1/messages"):
+        assert (told["type"], told["error"]) == ("error", {"type": "not_found_error", "message": words})
+    else:
+        assert told["error"] == {
+            "message": words,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_url",
+        }
+
+
+def test_a_base_url_may_end_in_a_slash(server: HttpServer) -> None:
+    options = {"num_predict": 1}
+    for path, body in {
+        "//api/generate": {"model": "demo", "prompt": "The king", "options": options},
+        "///api/chat": {"model": "demo", "messages": QUESTION, "options": options},
+        "//v1/chat/completions": {"model": "demo", "messages": QUESTION, "max_tokens": 1},
+        "/v1//completions": {"model": "demo", "prompt": "The king", "max_tokens": 1},
+        "//v1/messages": {"model": "demo", "messages": QUESTION, "max_tokens": 1},
+        "//v1//messages/count_tokens": {"model": "demo", "messages": QUESTION},
+    }.items():
+        assert httpx.post(f"{server.url}{path}", json=body, timeout=60).status_code == 200, path
+    for path in ("//api/tags", "//v1/models", "//health", "//"):
+        assert httpx.get(f"{server.url}{path}").status_code == 200, path
+    missing = httpx.get(f"{server.url}//v1//models/nobody").json()["error"]
+    assert (missing["code"], missing["type"]) == ("model_not_found", "not_found_error")
 
 
 def test_copy_and_delete_change_names(own: HttpServer) -> None:
@@ -225,3 +268,20 @@ def test_no_folder_of_the_servers_machine_is_pulled(own: HttpServer) -> None:
             client.pull(name)
     with pytest.raises(ollama.ResponseError, match="`moeinf list --available` shows the names"):
         client.pull("nobody")
+
+
+def test_show_tells_of_each_stop_and_of_the_system_message(own: HttpServer) -> None:
+    stops, system = ["<|a|>", "User:", "x y", 'say "no"'], "You are a cat."
+    preset = Preset(system, (*(("stop", text) for text in stops), ("temperature", "0.5")))
+    stored = own.worker.library.copy("demo", "cat", preset.dumps())
+    shown = ollama.Client(own.url).show("cat")
+    told = httpx.post(f"{own.url}/api/show", json={"model": "cat"}).json()
+    assert told["system"] == system
+    rows = [line.split(None, 1) for line in (shown.parameters or "").splitlines()]
+    assert [json.loads(value) for name, value in rows if name == "stop"] == stops
+    assert [value for name, value in rows if name == "temperature"] == ["0.5"]
+    for line in (f"PARAMETER stop {json.dumps(text)}" for text in stops):
+        assert line in (shown.modelfile or "")
+    for printed in (parameters_text(stored).splitlines(), show_lines(stored)):
+        rows = [line.split(None, 1) for line in printed]
+        assert [json.loads(each[1]) for each in rows if each[:1] == ["stop"]] == stops

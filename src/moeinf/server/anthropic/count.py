@@ -10,7 +10,8 @@ from starlette.responses import Response
 from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.requests import Prompted, think_of, tools_of
 from moeinf.server.ask import Ask
-from moeinf.server.http import body_of, json_response
+from moeinf.server.body import body_of
+from moeinf.server.http import json_response
 from moeinf.server.service import Service
 
 

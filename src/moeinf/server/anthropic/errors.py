@@ -9,6 +9,7 @@ from moeinf.server.errors import Fault
 
 _TYPES = {
     "not_found": "not_found_error",
+    "route": "not_found_error",
     "key": "authentication_error",
     "forbidden": "permission_error",
     "size": "request_too_large",

@@ -15,8 +15,9 @@ from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
 from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, think_of, tools_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
+from moeinf.server.body import body_of
 from moeinf.server.figures import figures
-from moeinf.server.http import Answer, body_of, json_response, whole_answer
+from moeinf.server.http import Answer, json_response, whole_answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.service import Service, keep_alive_of
 

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask
+from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
-from moeinf.server.http import body_of, json_response, whole_answer
+from moeinf.server.http import json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_logprobs, given_options

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.server.http import body_of
+from moeinf.server.body import body_of
 from moeinf.server.ollama.requests import CopyRequest, NamedRequest
 from moeinf.server.service import Service
 

@@ -19,8 +19,9 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError
 from moeinf.pull.model_names import origin_of
 from moeinf.pull.pull import pull as install
+from moeinf.server.body import body_of
 from moeinf.server.errors import BusyError, Refusal, StoppingError, fault_of
-from moeinf.server.http import SILENCE_S, body_of, json_response
+from moeinf.server.http import SILENCE_S, json_response
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.requests import PullRequest
 from moeinf.server.service import Service

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
-from moeinf.server.http import answering, body_of
+from moeinf.server.http import answering
 from moeinf.server.ollama.chat import chat, generate
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.manage import copy, delete

@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask, Call, Chosen, Text
+from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
-from moeinf.server.http import body_of, json_response, whole_answer
+from moeinf.server.http import json_response, whole_answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import CompletionRequest, params_given
 from moeinf.server.openai.stream import ChunkStream

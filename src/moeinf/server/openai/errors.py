@@ -13,9 +13,15 @@ _TYPES = {
     "busy": "unavailable_error",
     "server": "api_error",
 }
+_CODES = {
+    "context": "context_length_exceeded",
+    "not_found": "model_not_found",
+    "route": "unknown_url",
+    "method": "method_not_supported",
+}
 
 
 def error_body(fault: Fault) -> dict[str, Any]:
-    code = {"context": "context_length_exceeded", "not_found": "model_not_found"}.get(fault.kind)
+    code = _CODES.get(fault.kind)
     kind = _TYPES.get(fault.kind, "invalid_request_error")
     return {"error": {"message": fault.message, "type": kind, "param": None, "code": code}}

@@ -1,0 +1,60 @@
+"""Bodies of requests read into types: what every API does alike with JSON before it looks at a field."""
+
+from __future__ import annotations
+
+import re
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from starlette.requests import Request
+
+from moeinf.server.errors import Refusal
+
+T = TypeVar("T")
+# An escape within a string: a whole pair of surrogates, one without its other half, or any other.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """The request's JSON as this type. Raises Refusal, which says what is wrong with which field.
+
+    A field of a struct that is null counts as absent, where it may be. What is no character, half a surrogate pair or
+    bytes that are no UTF-8, becomes U+FFFD, as with ollama: it comes from answers that were cut, and a conversation
+    must be able to go on.
+    """
+    body = await request.body()
+    if not body:
+        raise Refusal(400, "missing request body")
+    try:
+        return msgspec.convert(without_nulls(_decoded(body, kind), kind), kind)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise Refusal(400, "the body's JSON is nested too deeply") from None
+
+
+def _decoded(body: bytes, kind: type) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.ValidationError:  # a number that is out of range: the type knows the name of its field
+        msgspec.json.decode(body, type=kind)
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        mended = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], body)
+        return msgspec.json.decode(mended.decode("utf-8", "replace"))
+
+
+def without_nulls(value: Any, kind: Any) -> Any:
+    """A value of JSON without the nulls among the fields of a struct, and of the structs in it; others stay."""
+    for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+        if isinstance(value, list) and get_origin(each) is list:
+            return [without_nulls(item, get_args(each)[0]) for item in value]
+        if isinstance(value, dict) and isinstance(each, type) and issubclass(each, msgspec.Struct):
+            kinds = {field.encode_name: field.type for field in msgspec.structs.fields(each)}
+            return {name: without_nulls(item, kinds.get(name)) for name, item in value.items() if item is not None}
+    return value
