@@ -80,11 +80,15 @@ class Generator:
         variables: Mapping[str, Any],
         tools: Sequence[Tool],
         format: AnswerFormat | None,
+        continues: bool,
         hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
         self.kind.check(params, format)
-        given = self._prompt(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
+        if continues and format is not None:
+            raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
+        # here, so that errors come with the call
+        given = self._prompt(prompt, raw=raw, variables=variables, continues=continues)
         chat = self._tokenizer.has_template and not raw
         stream = self.kind.text_stream(given.text_ids, chat=chat, tools=tools)
         text = AnswerText(stream, self._tokenizer.eos_ids, params.stop)
@@ -101,23 +105,29 @@ class Generator:
         return min(self._tokenizer.num_ids, self._info.vocab_size)
 
     def encode(
-        self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """See Model.encode."""
-        return self._prompt(prompt, raw=raw, variables=variables).ids
+        return self._prompt(prompt, raw=raw, variables=variables, continues=continues).ids
 
     def _prompt(
-        self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None = None
+        self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None, continues: bool
     ) -> Prompt:
         messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
         if given:
             pictures = [required(self._vision_encoder).prepared(each) for each in given]
             templated = self._tokenizer.has_template and not raw
-            ids = self.kind.encode(messages if templated else text_alone(messages), raw=raw, variables=variables)
+            shown = messages if templated else text_alone(messages)
+            ids = self.kind.encode(shown, raw=raw, variables=variables, continues=continues)
             begun = ids[:1] == [self._tokenizer.bos_id]
             made = required(self._vision_encoder).placed(ids, pictures, None if templated else int(begun))
         else:
-            made = Prompt(self.kind.encode(prompt, raw=raw, variables=variables))
+            made = Prompt(self.kind.encode(prompt, raw=raw, variables=variables, continues=continues))
         check_length(len(made.ids), self.runner.plan.context, self._info.context_length)
         return made
 

@@ -260,6 +260,7 @@ class Model:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] | None = None,
         format: AnswerFormat | None = None,
+        continues: bool = False,
         hooks: Hooks = NO_HOOKS,
     ) -> abc.Generator[Piece, None, None]:
         """Yields the answer as it is made, piece by piece: text, thoughts, calls; then `last` holds the Completion.
@@ -270,7 +271,8 @@ class Model:
         think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
         tools: those that the model may call. format: "json" for an object, the JSON schema of the answer, or "call" for
         calls of tools, which may also stand instead of JSON. Thoughts before it are free; num_predict or a full context
-        may cut it. hooks: what is asked and told while the answer is made.
+        may cut it. continues: the last message is the beginning of the answer, which goes on behind it; without a
+        format. hooks: what is asked and told while the answer is made.
         A prompt that begins as the one before reuses its keys and values.
         Raises ContextLengthError before anything is computed, UsageError for what the template would ignore and for a
         schema that is not supported, ExpertReadError when a disk fails in the middle.
@@ -278,7 +280,7 @@ class Model:
         told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
         params = params or self.params()
         return self.generator.pieces(
-            prompt, params, raw=raw, variables=told, tools=tools or (), format=format, hooks=hooks
+            prompt, params, raw=raw, variables=told, tools=tools or (), format=format, continues=continues, hooks=hooks
         )
 
     def template_variables(
@@ -294,13 +296,18 @@ class Model:
         return told | ({"tools": list(tools)} if tools else {})
 
     def encode(
-        self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> list[int]:
-        """The prompt's token ids; variables: for the chat template.
+        """The prompt's token ids; variables: for the chat template. continues: as for `pieces`.
 
         Raises ContextLengthError, TextError, StoreError for a closed model.
         """
-        return self.generator.encode(prompt, raw=raw, variables=variables)
+        return self.generator.encode(prompt, raw=raw, variables=variables, continues=continues)
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
         """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.

@@ -44,8 +44,15 @@ class ModelKind(Protocol):
         """Raises UsageError for what the answers of this kind cannot have."""
         ...
 
-    def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
-        """The token ids of a prompt, [] for an empty one. Raises TextError."""
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool,
+        variables: Mapping[str, Any] | None,
+        continues: bool = False,
+    ) -> list[int]:
+        """The token ids of a prompt, [] for an empty one. continues: see Model.pieces. Raises TextError, UsageError."""
         ...
 
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
@@ -96,14 +103,21 @@ class DecoderOnly:
     def check(self, params: SamplingParams, format: AnswerFormat | None) -> None:
         pass
 
-    def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool,
+        variables: Mapping[str, Any] | None,
+        continues: bool = False,
+    ) -> list[int]:
         tokenizer = self._tokenizer
         if isinstance(prompt, str) and (raw or not tokenizer.has_template):
             return tokenizer.encode(prompt, control_tokens=raw)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if not tokenizer.has_template:
             return tokenizer.encode("\n".join(str(message["content"]) for message in messages))
-        text, notes = tokenizer.render(messages, variables)
+        text, notes = tokenizer.render(messages, variables, continues=continues)
         for note in notes:
             self._notify(note)
         return tokenizer.encode_chat(text)
@@ -193,8 +207,17 @@ class EncoderDecoder:
                 "top_logprobs: a beam search reports no probabilities; leave it out, or set num_beams to 1"
             )
 
-    def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool,
+        variables: Mapping[str, Any] | None,
+        continues: bool = False,
+    ) -> list[int]:
         """Every text stands for itself: of a chat, the last message alone is encoded."""
+        if continues:
+            raise UsageError("an encoder-decoder model continues no answer: end the chat with the user's message")
         text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
         token_ids = self._tokenizer.encode(text, control_tokens=self._control_tokens, added=False)
         return [*self._input_start, *token_ids, *self._input_end] if token_ids else []

@@ -76,17 +76,20 @@ class Tokenizer:
         return config
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> tuple[str, list[str]]:
         """Returns the chat as the template writes it, for `encode_chat`, and notes for the user on what it changed.
 
-        messages, and variables["tools"]: in OpenAI's form. The text holds a mark (templates.rendering.MARK) in each
-        control token that came from them.
+        messages, and variables["tools"]: in OpenAI's form. The text holds a mark (templates.traced.MARK) in each
+        control token that came from them. continues: the last message is the beginning of the answer, behind which the
+        text ends.
         """
-        clean_messages = [_clean(message) for message in messages]
-        answer = self._process.request(
-            "render", _RENDER_LIMIT_S, messages=clean_messages, variables=_clean(variables or {})
-        )
+        given = {"messages": _clean(messages), "variables": _clean(variables or {}), "continues": continues}
+        answer = self._process.request("render", _RENDER_LIMIT_S, **given)
         return str(answer["text"]), list(answer["notes"])
 
     def encode_chat(self, rendered: str) -> list[int]:

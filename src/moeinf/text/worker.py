@@ -80,11 +80,13 @@ class TextWorker:
         }
 
     def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Renders a chat; returns text with marked control tokens (see rendering.MARK), and notes for the user."""
+        """Renders a chat; returns text with marked control tokens (see traced.MARK), and notes for the user."""
         if self._templates is None:
             raise TextError("this model has no chat template; use --raw")
         with MemoryLimit(_RENDER_MEMORY_BYTES):
-            text, notes = self._templates.render(request["messages"], request["variables"])
+            text, notes = self._templates.render(
+                request["messages"], request["variables"], continues=request["continues"]
+            )
         return {"text": text, "notes": notes}
 
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from moeinf.text.templates.traced import Traced
 from moeinf.text.tool_calls.messages import with_calls_written
 
 Message = Mapping[str, Any]
@@ -122,7 +123,7 @@ def _can_join(before: Message, message: Message) -> bool:
 
 
 def _joined(before: Message, message: Message) -> Message:
-    content = "\n\n".join(text for text in (before["content"], message["content"]) if text)
+    content = Traced("\n\n").join(text for text in (before["content"], message["content"]) if text)
     return {**before, **message, "content": content}
 
 

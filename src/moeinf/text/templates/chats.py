@@ -10,7 +10,9 @@ import jinja2
 
 from moeinf.errors import TextError
 from moeinf.text.templates.facts import read_facts
-from moeinf.text.templates.rendering import ChatTemplate, mark_control_tokens
+from moeinf.text.templates.given import begun, with_own_marks
+from moeinf.text.templates.rendering import ChatTemplate, marked
+from moeinf.text.templates.traced import BEGUN, Traced, origins_of
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.messages import Message, described, fitted, in_templates_form, told_of
@@ -27,6 +29,8 @@ class ChatTemplates:
         self.syntax = find_syntax(with_tools)
         self._source, self._with_tools = source, with_tools
         self._specials, self._control = specials, control
+        self._writer = with_own_marks(self.syntax, control) if self.syntax else None
+        self._roles = ("system", "user", "assistant", "tool", *([self.syntax.result_role] if self.syntax else []))
         self._compiled: dict[str, ChatTemplate] = {}
 
     def source(self, tools: object) -> str:
@@ -37,20 +41,42 @@ class ChatTemplates:
         facts = read_facts(self._source)
         return replace(facts, tools=read_facts(self._with_tools).tools)
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """Returns text with marked control tokens (see rendering.MARK), and notes for the user.
+    def render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
+    ) -> tuple[str, list[str]]:
+        """Returns text with marked control tokens (see traced.MARK), and notes for the user.
 
-        messages, and variables["tools"]: in OpenAI's form. Raises TextError.
+        messages, and variables["tools"]: in OpenAI's form. continues: the last message is the assistant's, and the
+        text ends in the middle of it. Raises TextError.
         """
         tools, source = variables.get("tools"), self.source(variables.get("tools"))
-        messages = mark_control_tokens(in_templates_form(messages, self.syntax), self._control)
-        messages = fitted(messages, source, self.syntax)
+        messages = in_templates_form(messages, self.syntax)
+        if continues:
+            messages = [*messages[:-1], _begun(messages[-1:])]
+        messages = fitted(messages, source, self._writer)
         if tools:
-            tools = mark_control_tokens(described(tools), self._control)
-            messages = told_of(tools, messages, source, self.syntax)
+            tools = described(tools)
+            messages = told_of(tools, messages, source, self._writer)
         try:
             if source not in self._compiled:
-                self._compiled[source] = ChatTemplate(source, self._specials)
-            return self._compiled[source].render(messages, {**variables, "tools": tools or None})
+                self._compiled[source] = ChatTemplate(source, self._specials, self._roles)
+            told = {**variables, "tools": tools or None}
+            text, notes = self._compiled[source].render(messages, told, prompts=not continues)
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template refuses this chat: {error}") from error
+        return marked(_cut(text) if continues else text, self._control), notes
+
+
+def _begun(last: Sequence[Message]) -> Message:
+    """The last message of a chat as the beginning of the answer. Raises TextError where it is none."""
+    if not last or last[0].get("role") != "assistant" or last[0].get("tool_calls"):
+        raise TextError("only an answer can be continued: the last message must be the assistant's, and call no tool")
+    return begun(last[0])
+
+
+def _cut(text: Traced) -> Traced:
+    """The text up to the end of the answer that was begun."""
+    end = origins_of(text).rfind(BEGUN) + 1
+    if not end:
+        raise TextError("there is nothing to continue: the chat template shows no text of the last message")
+    return text[:end]

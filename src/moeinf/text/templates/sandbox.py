@@ -1,13 +1,13 @@
 """The sandbox in which chat templates run.
 
 Templates are untrusted code. The sandbox keeps them from Python's internals; only the process of worker.py, which
-alone renders them, bounds their time and memory.
+alone renders them, bounds their time and memory. What a template writes knows that the template wrote it (traced.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -15,25 +15,61 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 
+from moeinf.text.templates.compiling import TracingGenerator, formatted, own
+from moeinf.text.templates.traced import Traced, traced_concat
+
 _MAX_INT_BITS = 4096  # of a product or power in a template: those that count messages stay far below
+_MAX_REPEATED = 1 << 20  # characters or items of a text or list times a number
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also intercepts the operators with which one short expression takes all time or memory."""
+class GivenList(list[Any]):
+    """A list that a template is given, and cannot change."""
 
+
+class GivenDict(dict[Any, Any]):
+    """A mapping that a template is given, and cannot change."""
+
+
+class Sandbox(SandboxedEnvironment):
+    """Intercepts the operators with which one short expression takes all time or memory.
+
+    A template may change the lists and mappings that it made itself: some keep a queue of calls.
+    """
+
+    code_generator_class = TracingGenerator
+    concat = staticmethod(traced_concat)
+    own = staticmethod(own)
     intercepted_binops = frozenset(["**", "*", "%"])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        sides = (left, right) if operator == "*" else (left,)
-        if any(isinstance(side, str | bytes | list | tuple) for side in sides):
-            raise SecurityError(f"operator {operator} on text or lists is not allowed in a template")
+        if operator == "*":
+            if max(_num_repeated(left, right), _num_repeated(right, left)) > _MAX_REPEATED:
+                raise SecurityError("operator * gives too long a text or list for a template")
+        elif isinstance(left, str | bytes):
+            raise SecurityError(f"operator {operator} on text is not allowed in a template")
         if isinstance(left, int) and isinstance(right, int) and _result_bits(operator, left, right) > _MAX_INT_BITS:
             raise SecurityError(f"operator {operator} gives too large a number for a template")
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        given = isinstance(obj, GivenList | GivenDict) and modifies_known_mutable(obj, attr)
+        return super().is_safe_attribute(obj, attr, value) and not given
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        text, wrapped = getattr(value, "__self__", None), super().wrap_str_format(value)
+        if wrapped is None or not isinstance(text, Traced) or value.__name__ != "format":
+            return wrapped
+        return lambda *args, **kwargs: formatted(self, text, args, kwargs)
+
+
+def _num_repeated(repeated: Any, count: Any) -> int:
+    sized = isinstance(repeated, str | bytes | list | tuple) and isinstance(count, int)
+    return len(repeated) * count if sized else 0
 
 
 def _result_bits(operator: str, left: int, right: int) -> int:
@@ -82,9 +118,14 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"namespace attribute {name!r} is not allowed in a template")
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson
+def environment() -> Sandbox:
+    environment = Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        optimized=False,  # which would hide literals of the template in constants
+    )
+    environment.filters |= {"tojson": _tojson, "join": _join}
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": _strftime_now,
@@ -98,9 +139,19 @@ def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     # jinja2's own filter escapes HTML
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    return Traced(
+        json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+        )
     )
+
+
+@jinja2.pass_environment
+def _join(
+    environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    parts = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return (d if isinstance(d, Traced) else Traced(str(d))).join(map(str, parts))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moeinf.errors import TextError
+from moeinf.text.templates.traced import Traced
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
 
 Message = Mapping[str, Any]
@@ -155,7 +156,7 @@ def with_calls_written(
     for message in messages:
         calls = message.get("tool_calls")
         if calls:
-            content = "\n".join(text for text in (message["content"], write(calls)) if text)
+            content = Traced("\n").join(text for text in (message["content"], write(calls)) if text)
             message = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
         made.append(message)
     return made
@@ -171,4 +172,4 @@ def told_of(
     first = messages[0] if messages else {}
     if first.get("role") != "system":
         return [{"role": "system", "content": told}, *messages]
-    return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
+    return [{**first, "content": Traced("\n\n").join((first["content"], told))}, *messages[1:]]

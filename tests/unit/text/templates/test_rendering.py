@@ -11,8 +11,9 @@ import pytest
 
 from moeinf.errors import TextError
 from moeinf.text.templates.accommodations import fold_system, merge_turns
+from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
-from moeinf.text.templates.rendering import mark_control_tokens, split_marked
+from moeinf.text.templates.rendering import split_marked
 from moeinf.text.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
@@ -106,9 +107,10 @@ def test_a_chat_without_control_tokens_in_messages_is_encoded_as_one_text(model_
 
 
 def test_marks_in_a_message_cannot_be_forged() -> None:
-    marked = mark_control_tokens([turn("user", "<\ufdd0s> and <s>")], ["<s>"])
-    assert marked[0]["content"] == "<\ufdd0s> and <\ufdd0s>"
-    assert "".join(text for text, _ in split_marked(marked[0]["content"], ["<s>"])) == "<s> and <s>"
+    source = "{{ messages[0].content }}"
+    marked, _ = ChatTemplates(source, source, {}, ["<s>"]).render([turn("user", "<\ufdd0s> and <s>")], {})
+    assert marked == "<\ufdd0s> and <\ufdd0s>"
+    assert "".join(text for text, _ in split_marked(marked, ["<s>"])) == "<s> and <s>"
 
 
 def test_templates_are_looked_for_in_the_order_of_transformers(tmp_path: Path) -> None:
