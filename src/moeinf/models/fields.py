@@ -84,16 +84,20 @@ class Fields:
             if name not in self._values:
                 raise CheckpointError(f"{self._where}: {name} is missing")
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive number of a size that occurs."""
+    def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
+        """A positive number of a size that occurs; zero: or 0."""
         value = self._values.get(name)
         if value is None:
             if default is None:
                 raise CheckpointError(f"{self._where}: {name} is missing")
             return default
         low, high = _NUMBERS
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be a number from {low} to {high}")
+        sound = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not sound or not (low <= value <= high or (zero and value == 0)):
+            also = "0, or " if zero else ""
+            raise CheckpointError(
+                f"{self._where}: {name} is {value!r:.100}; must be {also}a number from {low} to {high}"
+            )
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:

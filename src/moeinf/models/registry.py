@@ -326,8 +326,9 @@ FAMILIES = (
         "(squared ReLU), in Super in a narrower space; sigmoid routing with a correction bias; what predicts further "
         "tokens is kept, and not run",
         notes=(
-            "transformers 5.23 raises steps of Mamba-2 to time_step_min in prompts, but not as it decodes; here, as in "
-            "the published code, they are never raised",
+            "transformers 5.24 raises steps of Mamba-2 to time_step_min in prompts, but not as it decodes; here, as in "
+            "the published code, they are never raised, and a time_step_min above its default of 0.001 is refused",
+            "time_step_limit, attention_bias and mamba_proj_bias are not read, as in transformers 5.24",
         ),
     ),
     FamilyEntry(

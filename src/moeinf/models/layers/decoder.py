@@ -12,7 +12,7 @@ from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
-from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of
+from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
 from moeinf.models.layers.streams.stem import PlainStem, Stem
 from moeinf.types import Float32Array, Profiler
@@ -112,14 +112,14 @@ def parse_decoder(
     *,
     norm_eps: float,
     theta: float,
-    partial: float = 1.0,
+    partial: float | None = None,
     quant_methods: Sequence[str] = QUANT_METHODS,
     **features: Any,
 ) -> DecoderConfig:
     """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
 
-    norm_eps, theta, partial (of a head, that is rotated): the family's defaults. quant_methods: those of which `pull`
-    reads its checkpoints. Refuses what the shared code does not compute.
+    norm_eps, theta, partial (of a head, that is rotated; None: it is all of it): the family's defaults. quant_methods:
+    those of which `pull` reads its checkpoints. Refuses what the shared code does not compute.
     """
     f.only("hidden_act", "silu", None)
     f.only("per_layer_config", {}, None)
@@ -133,7 +133,10 @@ def parse_decoder(
         f.present("num_key_value_heads")
         features["num_kv_heads"] = f.count("num_key_value_heads", heads)
     if "rope" not in features:
-        features["rope"] = rope_of(f, partial_rotary(f, head_dim, partial), theta, context_length)
+        if partial is None:
+            whole_heads(f)
+        rotary_dim = head_dim if partial is None else partial_rotary(f, head_dim, partial)
+        features["rope"] = rope_of(f, rotary_dim, theta, context_length)
     attention = AttentionConfig(
         hidden_size=hidden, num_heads=heads, head_dim=head_dim, norm_eps=f.number("rms_norm_eps", norm_eps), **features
     )

@@ -71,20 +71,29 @@ def rope_fields(f: Fields) -> Fields:
 
 
 def whole_heads(f: Fields) -> None:
-    """Refuses positions of a part of each head, where transformers ignores partial_rotary_factor."""
-    for fields in (f, rope_fields(f)):
-        fields.only("partial_rotary_factor", 1.0, None)
+    """Refuses positions of a part of each head: of a family for which readers differ in what partial_rotary_factor is.
+
+    transformers ignores it there where positions are of the default kind, and fails at others; "proportional" alone has
+    a meaning in whole heads.
+    """
+    if rope_kind(f) != "proportional":
+        for fields in (f, rope_fields(f)):
+            fields.only("partial_rotary_factor", 1.0, None)
 
 
 def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
     """How many of a head's dimensions are rotated: partial_rotary_factor, from either place where it is kept."""
-    factor = rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))
-    if _kind(f) == "proportional":  # which counts its pairs by the whole head
+    factor = _share(f, default)
+    if rope_kind(f) == "proportional":  # which counts its pairs by the whole head
         return head_dim
     rotated = int(head_dim * factor)
     if not 2 <= rotated <= head_dim or rotated % 2:
         raise CheckpointError(f"config.json: partial_rotary_factor {factor} of heads of {head_dim} is no even number")
     return rotated
+
+
+def _share(f: Fields, default: float) -> float:
+    return rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))
 
 
 def rope_of(
@@ -102,7 +111,7 @@ def rope_of(
     max_position_embeddings. also: further fields of the object that the caller has handled, or that cannot matter.
     Raises UnsupportedModelError for a type or a field that is not known.
     """
-    r, kind = rope_fields(f), _kind(f)
+    r, kind = rope_fields(f), rope_kind(f)
     scaling = _SCALINGS.get(kind) if isinstance(kind, str) else None
     if scaling is None:
         raise UnsupportedModelError(f"{r.where} of type {kind!r:.100} is not supported (only {', '.join(_KINDS)})")
@@ -113,7 +122,7 @@ def rope_of(
         raise CheckpointError(f"config.json: positions rotate {rotary_dim} numbers of a head; moeinf takes {_WIDEST}")
     if theta <= 1 or trained < 2:
         raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
-    return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved))
+    return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved, _share(f, 1.0)))
 
 
 def of_kind(f: Fields, kind: str) -> Fields:
@@ -133,13 +142,14 @@ def reach(f: Fields, context_length: int) -> int:
 
     (Where a config was stretched before, as those of DeepSeek and gpt-oss, the two are equal.)
     """
-    if _kind(f) not in ("dynamic", "yarn"):
+    if rope_kind(f) not in ("dynamic", "yarn"):
         return context_length
     stretched = _trained(f, context_length) * rope_fields(f).number("factor", 1.0)
     return max(context_length, int(min(stretched, 1 << 30)))
 
 
-def _kind(f: Fields) -> Any:
+def rope_kind(f: Fields) -> Any:
+    """The type of positions, whatever it is."""
     r = rope_fields(f)
     return r.get("rope_type") or r.get("type") or "default"
 
@@ -169,6 +179,7 @@ class _Source:
     context_length: int  # max_position_embeddings
     trained: int  # original_max_position_embeddings
     interleaved: bool
+    share: float  # partial_rotary_factor
 
     def factor(self) -> float:
         return self.fields.number("factor", self.context_length / self.trained)
@@ -189,7 +200,7 @@ def _default(s: _Source) -> Rope:
 def _proportional(s: _Source) -> Rope:
     """The fast pairs of the whole head alone, the others stand still (Gemma 4). rotary_dim is the head's."""
     pairs = s.rotary_dim // 2
-    turned = int(s.fields.number("partial_rotary_factor", 1.0) * s.rotary_dim // 2)
+    turned = int(s.share * s.rotary_dim // 2)
     return s.rope(_plain(s.rotary_dim, s.theta) * (np.arange(pairs) < turned) / s.fields.number("factor", 1.0))
 
 
@@ -219,14 +230,18 @@ def _yarn(s: _Source) -> Rope:
     def pair_of(turns: float) -> float:  # the pair that turns so often within the trained length
         return dim * math.log(s.trained / (turns * 2 * math.pi)) / (2 * math.log(s.theta))
 
-    low, high = pair_of(f.number("beta_fast", 32.0)), pair_of(f.number("beta_slow", 1.0))
+    # 0 means the default, in mscale and mscale_all_dim none
+    low, high = (
+        pair_of(f.number("beta_fast", 0, zero=True) or 32.0),
+        pair_of(f.number("beta_slow", 0, zero=True) or 1.0),
+    )
     if f.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     slow = np.clip((np.arange(dim // 2) - low) / (high - low if high != low else 0.001), 0, 1)
     plain = _plain(dim, s.theta)
     # DeepSeek: a weight of both, which cancel where they are equal; theirs of the scores is the attention's affair
-    weights = [f.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    weights = [f.number(name, 0.0, zero=True) for name in ("mscale", "mscale_all_dim")]
     scale = mscale(factor, weights[0]) / mscale(factor, weights[1]) if all(weights) else mscale(factor)
     return s.rope(plain / factor * slow + plain * (1 - slow), f.number("attention_factor", scale))
 

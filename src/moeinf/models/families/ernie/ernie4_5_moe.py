@@ -13,7 +13,7 @@ from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter
-from moeinf.models.layers.rope import partial_rotary, rope_of
+from moeinf.models.layers.rope import rope_of, whole_heads
 from moeinf.types import TensorPlan
 
 _NAMES = BlockNames(bias="moe_statics.e_score_correction_bias")
@@ -35,7 +35,8 @@ def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:
     hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
     head_dim = f.count("head_dim", hidden // heads, minimum=2)
     context_length = f.count("max_position_embeddings")
-    rope = rope_of(f, partial_rotary(f, head_dim), 5e5, context_length, interleaved=True)
+    whole_heads(f)
+    rope = rope_of(f, head_dim, 5e5, context_length, interleaved=True)
     decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope)
     top_k = f.count_of("moe_k", "num_experts_per_tok")
     f.present("moe_num_shared_experts")

@@ -34,6 +34,7 @@ class Config:
             f,
             norm_eps=1e-6 if second else 1e-5,
             theta=1e4,
+            partial=1.0,
             bias=False,
             output_bias=False,
             fused_name=_FUSED if f.flag("fused_projections", True) else None,

@@ -50,6 +50,7 @@ def _parse(f: Fields) -> Config:
         of_kind(f, "full_attention"),
         norm_eps=1e-6,
         theta=1e4,
+        partial=1.0,
         qk_norm="head",
         gate_apart=True,
         gate_name="g_proj",

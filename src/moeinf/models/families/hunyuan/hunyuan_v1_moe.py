@@ -14,7 +14,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers
-from moeinf.models.layers.rope import Rope, partial_rotary, plain_rope, rope_fields, rope_of
+from moeinf.models.layers.rope import Rope, plain_rope, rope_fields, rope_kind, rope_of, whole_heads
 from moeinf.types import MoeShape, Profiler, TensorPlan
 
 _LISTED = ("moe_topk", "moe_intermediate_size", "num_shared_expert")  # may have a number for each layer
@@ -69,12 +69,15 @@ def _common(name: str, value: Any) -> Any:
 
 def _rope(f: Fields, head_dim: int) -> Rope:
     """`dynamic` with alpha is no dynamic scaling, but a larger base: theta * alpha^(d / (d - 2)), at any length."""
-    r = rope_fields(f)
-    if r.get("alpha") is None or "dynamic" not in (r.get("rope_type"), r.get("type")):
-        rotary_dim = partial_rotary(f, head_dim)
-        rope = rope_of(f, rotary_dim, 1e4, f.count("max_position_embeddings"))
-        if rope.scale != 1.0 or rope.limit:
-            raise UnsupportedModelError(f"{r.where} of this type is not supported where norms stand behind positions")
+    r, kind = rope_fields(f), rope_kind(f)
+    whole_heads(f)
+    if r.get("alpha") is None or kind != "dynamic":
+        rope = rope_of(f, head_dim, 1e4, f.count("max_position_embeddings"))
+        if rope.scale != 1.0 or rope.limit:  # norms of heads stand behind positions
+            raise UnsupportedModelError(
+                f"{r.where} of type {kind!r} is not supported in this family (only 'default', 'linear', 'proportional' "
+                "and 'llama3', or 'dynamic' with alpha)"
+            )
         return rope
     r.refuse_others(*_ALPHA)
     theta = r.number("rope_theta", f.number("rope_theta", 1e4))

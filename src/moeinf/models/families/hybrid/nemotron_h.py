@@ -27,10 +27,11 @@ from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRo
 from moeinf.models.layers.moe_block import MoeBlock, PlainBlock, SquaredReluMLP
 from moeinf.models.layers.moe_plan import UngatedExperts, ungated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
-from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace, refuse_step_limits
+from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace
 from moeinf.types import Profiler, TensorPlan, Workspace
 
 MTP = r"mtp\..*"  # further layers that guess tokens ahead: kept, and not used
+MIN_STEP = 0.001  # time_step_min of every published config, and its default
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _NEW_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}  # of transformers 5
 _MIXERS = ("mamba", "attention")
@@ -49,20 +50,27 @@ class Config:
         for name, *allowed in (
             ("mlp_hidden_act", "relu2"),
             ("mamba_hidden_act", "silu"),
-            ("attention_bias", False),
             ("mlp_bias", False),
             ("use_bias", False),
-            ("mamba_proj_bias", False),
             ("tie_word_embeddings", False),
             ("n_shared_experts", 1),
             ("sliding_window", None),
             ("rms_norm_eps", f.get("layer_norm_epsilon")),  # not what the published code reads
         ):
             f.only(name, *allowed, None)
-        refuse_step_limits(f)
+        _refuse_longer_steps(f)
         kinds = _kinds(f)
-        eps, head_dim = f.number("layer_norm_epsilon", 1e-5), f.count("head_dim", 128, minimum=2)
-        decoder = parse_decoder(_with_layers(f, len(kinds)), norm_eps=eps, theta=1e4, rope=None, head_dim=head_dim)
+        eps = f.number("layer_norm_epsilon", 1e-5)
+        # attention_bias and mamba_proj_bias mean nothing in transformers, which looks for no such tensors
+        decoder = parse_decoder(
+            _with_layers(f, len(kinds)),
+            norm_eps=eps,
+            theta=1e4,
+            rope=None,
+            head_dim=f.count("head_dim", 128, minimum=2),
+            bias=False,
+            output_bias=False,
+        )
         decoder = replace(
             decoder,
             norms=LayerNorms(attention="norm", block=None),
@@ -105,6 +113,15 @@ class Config:
 
     def block_norm(self, number: int) -> NormConfig:
         return NormConfig(f"{self.layer(number)}norm.weight", self.decoder.attention.norm_eps)
+
+
+def _refuse_longer_steps(f: Fields) -> None:
+    for name in ("time_step_min", "mamba_dt_min"):  # the second is an older name
+        if f.number(name, MIN_STEP, zero=True) > MIN_STEP:
+            raise UnsupportedModelError(
+                f"{f.where}: {name} = {f.get(name)} is not supported (only up to {MIN_STEP}): published code takes it "
+                "for a bound of initial values, and transformers for one of steps"
+            )
 
 
 def _kinds(f: Fields) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def _decoder(f: Fields) -> DecoderConfig:
     f.within("rope_parameters").refuse_others(*_ROPES, "rope_type")
     kinds = f.kinds("layer_types", f.count("num_hidden_layers"), *_ROPES) or ("hybrid",) * f.count("num_hidden_layers")
     first, *others = dict.fromkeys(kinds)
-    decoder = parse_decoder(of_kind(f, first), norm_eps=1e-5, theta=1e4)
+    decoder = parse_decoder(of_kind(f, first), norm_eps=1e-5, theta=1e4, partial=1.0)
     a = replace(decoder.attention, window=_window(f, first))
     special = {}
     for other in others:

@@ -18,6 +18,7 @@ from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions, Router, Weights
 from moeinf.models.layers.recurrent.lightning import Lightning, LightningConfig, lightning_shapes, lightning_workspace
 from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.models.layers.rope import whole_heads
 from moeinf.types import Profiler, TensorPlan
 
 _FOLLOW = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"  # from config.json
@@ -47,6 +48,7 @@ class Config(mixtral.Config):
 def _parse(f: Fields) -> Config:
     f.only("attention_bias", False, None)
     head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
+    whole_heads(f)  # rotary_dim says what is rotated
     window, partial_rotary = f.count("sliding_window", 0) or None, f.count("rotary_dim", head_dim) / head_dim
     d = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=window, partial=partial_rotary)
     kinds = f.kinds("layer_types", d.num_layers, "full_attention", "linear_attention") or tuple(

@@ -63,7 +63,9 @@ def _parse(f: Fields) -> Config:
             f"rope_scaling rotates {rotated} of heads of {head_dim} (head_dim)"
         )
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
-    decoder = parse_decoder(f.replaced(hidden_act=None), norm_eps=1e-6, theta=5e6, qk_norm="head", norm="rms+1")
+    decoder = parse_decoder(
+        f.replaced(hidden_act=None), norm_eps=1e-6, theta=5e6, partial=1.0, qk_norm="head", norm="rms+1"
+    )
     index, choosing = parse_groups(f, decoder.attention), _choosing(f, num_layers)
     special = replace(decoder.attention, most_chosen=index.most)
     layers = _sparse(f, num_layers)

@@ -32,7 +32,7 @@ def _parse(config: dict[str, Any]) -> Config:
         f = f.replaced(rope_parameters=_ROPES)
     f.within("rope_parameters").refuse_others(*_ROPES)
     whole = of_kind(f, "full_attention")
-    decoder = parse_decoder(whole, norm_eps=1e-6, theta=1e4, qk_norm="head")
+    decoder = parse_decoder(whole, norm_eps=1e-6, theta=1e4, partial=1.0, qk_norm="head")
     a, layers = decoder.attention, range(decoder.num_layers)
     kinds = f.kinds("layer_types", len(layers), *_ROPES) or ("full_attention",) * len(layers)
     window = f.count("sliding_window", 0 if "sliding_window" in f else 1024) or None

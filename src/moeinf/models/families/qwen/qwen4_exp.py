@@ -66,7 +66,7 @@ class Config:
         f.only("decoder_sparse_step", 1, None)
         f.only("mlp_only_layers", [], None)
         f.present("head_dim")
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head", gate=True, norm="rms+1")
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=1.0, qk_norm="head", gate=True, norm="rms+1")
         index = parse_index(f, decoder.attention)
         attention = replace(decoder.attention, most_chosen=index.most)
         decoder = replace(
