@@ -15,11 +15,12 @@ ROW_BYTES, STATE_BYTES, VOCABULARY = 8, 32, 5
 class FakeCache:
     """moeinf.prefixes.store.SequenceCache, and the model that fills it (moeinf.sampling.loop.LanguageModel).
 
-    The row of a token, the recurrent state and the next token follow from all tokens so far.
+    The row of a token, the recurrent state and the next token follow from all tokens so far, and from whether the
+    sequence is longer than the limit.
     """
 
-    def __init__(self, capacity: int = 4096, *, rewinds: bool = True) -> None:
-        self.capacity, self.rewinds = capacity, rewinds
+    def __init__(self, capacity: int = 4096, *, rewinds: bool = True, limit: int = 4096) -> None:
+        self.capacity, self.rewinds, self.limit, self.reach = capacity, rewinds, limit, 0
         self.length = self.computed = 0  # computed: tokens that went through `forward`
         self.rows = np.zeros((capacity, ROW_BYTES), np.uint8)
         self.state = np.zeros(STATE_BYTES, np.uint8)
@@ -40,6 +41,13 @@ class FakeCache:
     @property
     def layout(self) -> list[list[int]]:
         return [[1, ROW_BYTES]] + ([] if self.rewinds else [[STATE_BYTES]])
+
+    @property
+    def positions(self) -> int:
+        return int(self.reach > self.limit)
+
+    def outgrown(self, length: int) -> bool:
+        return self.length > 0 and (length > self.limit) != (self.reach > self.limit)
 
     def truncate(self, length: int) -> int:
         assert 0 <= length <= self.length
@@ -70,7 +78,11 @@ class FakeCache:
 
     def forward(self, token_ids: Sequence[int], between_layers: object = None, *, of_tokens: int = 0) -> Float32Array:
         """Computes behind what the cache holds, whatever that is: rows of other tokens give other logits."""
+        reach = max(of_tokens, self.length + len(token_ids))
+        assert not self.outgrown(reach)
+        self.reach = reach
         for token in token_ids:
+            token += self.positions * 1000
             before = self.rows[: self.length].tobytes() if self.rewinds else self.state.tobytes()
             seen = hashlib.blake2b(before + token.to_bytes(4, "little", signed=True), digest_size=STATE_BYTES).digest()
             self.rows[self.length] = np.frombuffer(seen[:ROW_BYTES], np.uint8)

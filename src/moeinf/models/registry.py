@@ -142,8 +142,8 @@ FAMILIES = (
         notes=(
             "transformers 5.23 pairs the short factors of longrope with the long mscale; here each has its own, "
             "as published",
-            "longrope goes by the context that a sequence has room for (--num-ctx), not by its length so far: "
-            "short factors up to original_max_position_embeddings",
+            "longrope goes by the length of a sequence: short factors up to the trained length, long ones beyond it, "
+            "for all tokens; they are computed anew once an answer grows across it, as in published code",
         ),
     ),
     FamilyEntry(

@@ -20,7 +20,7 @@ from moeinf.store.library import prefix_folder
 
 DEFAULT_DISK_BYTES: Final = 4_000_000_000
 DISK_SHARE: Final = 10  # of the free bytes, what is taken unasked at most: a tenth
-NUMBERS: Final = 2  # to be raised when the same tokens get other keys or values than in the version before
+NUMBERS: Final = 3  # to be raised when the same tokens get other keys or values than in the version before
 STATE_STRIDE: Final = 4096  # tokens between two states that a long prompt leaves
 
 

@@ -13,6 +13,9 @@ class SequenceCache(Protocol):
     length: int
 
     @property
+    def positions(self) -> int: ...
+
+    @property
     def rewinds(self) -> bool: ...
 
     @property

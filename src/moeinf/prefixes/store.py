@@ -70,11 +70,17 @@ class PrefixStore:
         short_tokens: of prompts and sequences that are neither looked up nor kept. flush_s: what `close` waits for the
         disk at most.
         """
-        self._cache, self._root, self._memory, self._disk = cache, root, memory, disk
+        self._cache, self._name, self._memory, self._disk = cache, root, memory, disk
         self._borders, self._block_tokens, self._short_tokens = borders, block_tokens, short_tokens
         self._flush_s = flush_s
         self._writer = None if disk is None else Writer(disk)
         self._in_use = threading.RLock()  # by whoever reads or changes what is in memory
+
+    @property
+    def _root(self) -> bytes:
+        """What first blocks follow: sequences whose tokens are turned in another way have nothing in common."""
+        positions = self._cache.positions
+        return digest_of(self._name, token_array([positions])) if positions else self._name
 
     def spare(self, num_bytes: int) -> int:
         """Gives back about so many bytes of memory, or with a negative number may take so many more again.

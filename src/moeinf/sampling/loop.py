@@ -15,6 +15,11 @@ class KvCache(Protocol):
 
     length: int
     capacity: int
+    reach: int  # tokens of the sequence, with those of its prompt that are still to come
+
+    def outgrown(self, length: int) -> bool:
+        """Whether what it holds is of no use to a sequence of so many tokens."""
+        ...
 
     def truncate(self, length: int) -> int:
         """Forgets all but the first `length` tokens; returns how many are left: fewer where a state cannot go back."""
@@ -153,6 +158,12 @@ class CachedTokens:
         tokens, self.tokens = self.tokens, []  # of a cache that is changed until the end of this
         limit = min(len(tokens), len(prompt) - 1)
         common = next((i for i in range(limit) if tokens[i] != prompt[i]), limit)
+        if self.cache.outgrown(len(prompt)):
+            if self.prefixes is not None:
+                self.prefixes.leave(tokens, 0)
+            self.cache.truncate(0)
+            tokens, common = [], 0
+        self.cache.reach = len(prompt)
         if self.prefixes is None:
             reused = self.cache.truncate(common)
             source: Source = "live" if reused else ""
@@ -220,7 +231,7 @@ def generate(
     try:
         started = time.perf_counter()
         monitor.begin("prefill")
-        logits = _prefill(model, sequence, prompt, monitor, chunk)
+        logits = _computed(model, sequence, prompt, monitor, chunk, monitor.timing)
         if max_tokens < 1:
             monitor.timing.prefill_s = time.perf_counter() - started
             return
@@ -233,8 +244,11 @@ def generate(
             monitor.check()
             started = time.perf_counter()
             history.append(token)
-            logits = model.forward([token], monitor.check)
-            sequence.tokens.append(token)
+            if sequence.cache.outgrown(len(sequence.tokens) + 1):
+                logits = _computed(model, sequence, [*sequence.tokens, token], monitor, chunk)
+            else:
+                logits = model.forward([token], monitor.check)
+                sequence.tokens.append(token)
             token = chooser.sample(logits[-1], history)
             monitor.timing.token_s.append(time.perf_counter() - started)
             yield token
@@ -242,12 +256,22 @@ def generate(
         return
 
 
-def _prefill(
-    model: LanguageModel, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, chunk: int
+def _computed(
+    model: LanguageModel,
+    sequence: CachedTokens,
+    prompt: Sequence[int],
+    monitor: Monitor,
+    chunk: int,
+    timing: Timing | None = None,
 ) -> Float32Array:
-    """Runs what the cache lacks of a prompt; returns the logits of its last token."""
+    """Runs what the cache lacks of a prompt, or of an answer behind it; returns the logits of the last token.
+
+    timing: where to say what was reused.
+    """
     start, source = sequence.rewind_to(prompt)
-    monitor.timing.cached_tokens, monitor.timing.cached_from, logits = start, source, None
+    if timing is not None:
+        timing.cached_tokens, timing.cached_from = start, source
+    logits = None
     for end, keep in sequence.ends_of_chunks(start, prompt, chunk):
         monitor.check()
         tokens = prompt[start:end]

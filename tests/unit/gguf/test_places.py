@@ -333,7 +333,7 @@ def test_positions_of_llama_3_come_from_a_tensor(tmp_path: Path) -> None:
     plain = family_of(config).decoder.attention.rope  # type: ignore[union-attr]
     assert rope is not None and plain is not None and rope.scale == 1
     for room in (10, 10_000):
-        assert np.allclose(rope.within(room).frequencies, plain.frequencies / factors.numpy(), rtol=1e-6)
+        assert np.allclose(rope.within(room, room).frequencies, plain.frequencies / factors.numpy(), rtol=1e-6)
 
 
 def test_an_architecture_without_experts_is_no_model_of_ours(tmp_path: Path) -> None:

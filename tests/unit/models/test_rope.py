@@ -77,7 +77,7 @@ def test_frequencies_and_scale_are_those_of_transformers(description: dict[str, 
         rope_parameters=description | {"rope_theta": 5e4},
     )
     frequencies, scale = ROPE_INIT_FUNCTIONS[description["rope_type"]](config, "cpu", seq_len=room)
-    ours = parsed(rope_parameters=description | {"rope_theta": 5e4}).within(room)
+    ours = parsed(rope_parameters=description | {"rope_theta": 5e4}).within(room, room)
     np.testing.assert_allclose(ours.frequencies, frequencies.numpy(), rtol=2e-6)
     assert ours.scale == pytest.approx(scale)
 
@@ -96,20 +96,21 @@ def test_the_published_phi_pairs_each_list_of_factors_with_its_own_scale() -> No
     )
     plain = parsed().frequencies
     for room, factors, scale in ((128, "short_factor", 1.1), (129, "long_factor", 1.3)):
-        np.testing.assert_allclose(rope.within(room).frequencies, plain / np.array(LONGROPE[factors]), rtol=1e-6)
-        assert rope.within(room).scale == scale
+        np.testing.assert_allclose(rope.within(room, room).frequencies, plain / np.array(LONGROPE[factors]), rtol=1e-6)
+        assert rope.within(room, room).scale == scale
 
 
 def test_a_sequence_has_the_same_positions_however_it_comes() -> None:
-    rope = parsed(rope_parameters=DESCRIPTIONS["dynamic"]).within(2 * CONTEXT)
+    rope = parsed(rope_parameters=DESCRIPTIONS["dynamic"]).within(2 * CONTEXT, 2 * CONTEXT)
     whole = rope.tables(0, 40)[0]
     assert np.array_equal(whole, np.concatenate([rope.tables(at, 8)[0] for at in range(0, 40, 8)]))
 
 
-def test_the_same_room_gives_the_same_object() -> None:
+def test_the_same_kind_of_positions_is_the_same_object() -> None:
     for name in ("dynamic", "longrope"):
         rope = parsed(rope_parameters=DESCRIPTIONS[name])
-        assert rope.within(5000) is rope.within(5000)
+        assert rope.within(7000, 5000) is rope.within(7000, 6000)
+        assert rope.within(7000, 10) is rope
 
 
 def test_a_sequence_may_be_as_long_as_its_positions_were_stretched() -> None:

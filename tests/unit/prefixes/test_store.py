@@ -46,9 +46,15 @@ class Run:
     """A model with prefixes, as an engine holds it."""
 
     def __init__(
-        self, *, rewinds: bool = True, memory: int = 1 << 20, folder: Path | None = None, short: int = 0
+        self,
+        *,
+        rewinds: bool = True,
+        memory: int = 1 << 20,
+        folder: Path | None = None,
+        short: int = 0,
+        limit: int = 4096,
     ) -> None:
-        self.cache = FakeCache(rewinds=rewinds)
+        self.cache = FakeCache(rewinds=rewinds, limit=limit)
         self.said = list[str]()
         self.disk = None if folder is None else DiskTier(folder / "model", 1 << 22, {"id": 1}, self.said.append)
         self.memory = MemoryTier(memory)
@@ -70,9 +76,9 @@ class Run:
         return tokens
 
 
-def computed(prompt: Sequence[int], *, rewinds: bool = True, max_tokens: int = 6) -> list[int]:
+def computed(prompt: Sequence[int], *, rewinds: bool = True, max_tokens: int = 6, limit: int = 4096) -> list[int]:
     """The answer of a model that keeps nothing."""
-    cache = FakeCache(rewinds=rewinds)
+    cache = FakeCache(rewinds=rewinds, limit=limit)
     return list(
         generate(cache, CachedTokens(cache), prompt, Likeliest(), Watch(), max_tokens=max_tokens, chunk=len(prompt))
     )
@@ -242,22 +248,23 @@ requests = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests, st.booleans(), st.sampled_from([0, 300, 1200, 1 << 20]), st.booleans())
+@given(requests, st.booleans(), st.sampled_from([0, 300, 1200, 1 << 20]), st.booleans(), st.sampled_from([20, 4096]))
 def test_tokens_are_those_of_a_model_that_keeps_nothing(
-    wanted: list[tuple[int, int, list[int], int, int]], rewinds: bool, memory: int, with_disk: bool
+    wanted: list[tuple[int, int, list[int], int, int]], rewinds: bool, memory: int, with_disk: bool, limit: int
 ) -> None:
-    """Each request begins as some earlier sequence, up to some place, and goes on otherwise."""
+    """Each request begins as some earlier sequence, up to some place, and goes on otherwise; beyond the limit positions
+    are others."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if with_disk else None
-        run, seen = Run(rewinds=rewinds, memory=memory, folder=folder), [list[int]()]
+        run, seen = Run(rewinds=rewinds, memory=memory, folder=folder, limit=limit), [list[int]()]
         for which, kept, rest, max_tokens, chunk in wanted:
             prompt = [*seen[which % len(seen)][:kept], *rest]
             answer = run.answer(prompt, max_tokens, chunk)
-            assert answer == computed(prompt, rewinds=rewinds, max_tokens=max_tokens)
+            assert answer == computed(prompt, rewinds=rewinds, max_tokens=max_tokens, limit=limit)
             seen.append([*prompt, *answer])
             if which == 5:  # a restart
                 run.sequence.close()
-                run = Run(rewinds=rewinds, memory=memory, folder=folder)
+                run = Run(rewinds=rewinds, memory=memory, folder=folder, limit=limit)
         run.sequence.close()
         assert run.said == []
 

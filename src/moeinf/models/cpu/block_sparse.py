@@ -71,13 +71,13 @@ class NativeBlockSparse(NativeAttention):
         first = index.seeing_all(start, tokens)
         chosen = None
         if first < tokens:
-            self._make_blocks(state, start + tokens, cache.capacity)
+            self._make_blocks(state, start + tokens, cache)
             queries = self._query_norm(projected[first:, :width].reshape(tokens - first, index.num_heads, -1))
             turned = turned_in_front(queries, *(t[first:] for t in positions))
             chosen = self._chosen(turned, state, start + first)[:, None]
         self._run(x, cache, positions, chosen)
 
-    def _make_blocks(self, state: BlockKVState, length: int, room: int) -> None:
+    def _make_blocks(self, state: BlockKVState, length: int, cache: Cache) -> None:
         """The keys of the whole blocks of `length` tokens: means, normed and rotated at the first token of each."""
         size, first, last = self._index.block, state.num_blocks, length // self._index.block
         if first == last:
@@ -86,7 +86,7 @@ class NativeBlockSparse(NativeAttention):
         keys = self._key_norm(tokens.mean(1))[:, None]
         rope = self._config.rope
         if rope is not None:
-            tables = rope.within(room).tables(first * size, (last - first) * size)
+            tables = rope.within(cache.capacity, cache.reach).tables(first * size, (last - first) * size)
             keys = turned_in_front(keys, *(table[::size] for table in tables))
         state.blocks[first:last] = keys[:, 0]
         state.num_blocks = last

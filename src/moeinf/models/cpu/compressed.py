@@ -73,7 +73,7 @@ class NativeCompressedCore:
         assert self._pools is not None and isinstance(state, EntryState)
         start = (first + 1) * h.rate - 1 - cache.length  # of the first window, or of the one before it
         needed = raw[start : start + (last - first - 1) * h.rate + h.members]
-        tables = h.rope.within(cache.capacity).tables(first * h.rate, (last - first) * h.rate)
+        tables = h.rope.within(cache.capacity, cache.reach).tables(first * h.rate, (last - first) * h.rate)
         angles = [table[:: h.rate] for table in tables]
         made = self._pools.entries(needed, np.arange(first, last, dtype=np.float32))
         for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer

@@ -71,7 +71,9 @@ class NativeLayers:
             return lambda start, num_tokens, cache: (_NOTHING, _NOTHING)
         if learned is not None and rope.rotary_dim:
             rope = replace(rope, frequencies=rope.frequencies * np.exp(self.weights.vector(learned)))
-        return lambda start, num_tokens, cache: rope.within(cache.capacity).tables(start, num_tokens, cache.pictures)
+        return lambda start, num_tokens, cache: rope.within(cache.capacity, cache.reach).tables(
+            start, num_tokens, cache.pictures
+        )
 
     def angles(self, cos: Float32Array, sin: Float32Array) -> Angles:
         return cos, sin

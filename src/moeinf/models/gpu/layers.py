@@ -170,7 +170,9 @@ class DeviceLayers:
         if self._input is None or self._input.shape != x.shape:
             self._input = torch.empty_like(x)
         given = self._input.copy_(x)
-        return self.staging.to_host(self._program.run(lambda: compute(given, positions), (cache, len(x))))
+        return self.staging.to_host(
+            self._program.run(lambda: compute(given, positions), (cache, len(x), cache.positions))
+        )
 
 
 class DeviceGatedMLP:

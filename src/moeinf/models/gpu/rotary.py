@@ -38,7 +38,7 @@ class DeviceRotary:
         room = cache.capacity
         assert self._rope is None or room <= self._context, "tables end at the context"
         self._position.fill_(start)
-        rope = None if self._rope is None else self._rope.within(room)
+        rope = None if self._rope is None else self._rope.within(room, cache.reach)
         tables = self._of(rope)
         if rope is not None and rope.axes is not None:
             self._turn_by(cache.pictures, rope, tables)

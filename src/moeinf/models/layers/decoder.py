@@ -204,7 +204,8 @@ class Decoder:
     def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
         assert num_beams == 1, "only the answers to a source are searched for"
         states = [decoder._attention[i].new_state(capacity) for decoder, layers in self._stages for i in layers]
-        return Cache([*states, *self._stem.new_states(capacity)], capacity)
+        limits = sorted({rope.limit for rope in self.config.ropes if rope.beyond is not None})
+        return Cache([*states, *self._stem.new_states(capacity)], capacity, limits)
 
     @property
     def sees_whole_pictures(self) -> bool:
@@ -213,7 +214,8 @@ class Decoder:
 
     def room_that_rotates(self, capacity: int) -> int:
         """The capacity of a cache where that decides how positions are rotated in it; else 0."""
-        return capacity if any(rope.within(capacity) is not rope for rope in self.config.ropes) else 0
+        by_room = (r.within(capacity, capacity) is not r.within(r.limit + 1, capacity) for r in self.config.ropes)
+        return capacity if any(by_room) else 0
 
     def forward(
         self,
@@ -227,7 +229,7 @@ class Decoder:
         """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
         of_tokens: how many the pass has whose part they are, as a prompt goes in chunks, and the cache may hold its
-        beginning from a request before; 0: they are all of it.
+        beginning from a request before; 0: they are all of it. Where Cache.outgrown says so, the cache must be empty.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
 
@@ -246,6 +248,9 @@ class Decoder:
             cap, math = self.config.logits_cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap
 
+        reach = max(of_tokens, cache.length + len(ids))
+        assert not cache.outgrown(reach), "the caller begins such a sequence anew"
+        cache.reach = reach
         self._profiler.lap("other")
         x = self._stem.inputs([max(0, token) for token in ids] if cache.pictures else ids, cache)
         if self.config.embedding_scale != 1.0:

@@ -62,13 +62,28 @@ class Cache:
 
     beams = 1  # sequences that a pass goes on with side by side
 
-    def __init__(self, states: Sequence[LayerState], capacity: int) -> None:
+    def __init__(self, states: Sequence[LayerState], capacity: int, limits: Sequence[int] = ()) -> None:
+        """limits: beyond which lengths a sequence has other positions (rope.py)."""
         self.states: list[Any] = list(states)  # by decoder layer; whoever made the layer knows what its state is
         self.capacity = capacity
+        self._limits = limits
+        self.reach = 0  # tokens of the sequence, with those of its prompt that are still to come: by it they are turned
         self.length = 0  # tokens that every layer has stored
         self.pictures: Sequence[SoftTokens] = ()  # of the sequence, in order
         self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
         self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
+
+    @property
+    def positions(self) -> int:
+        """Which kind of positions the sequence has: a number from 0 on."""
+        return self._kind(self.reach)
+
+    def outgrown(self, length: int) -> bool:
+        """Whether what it holds is of no use to a sequence of so many tokens, whose positions are others."""
+        return self.length > 0 and self._kind(length) != self.positions
+
+    def _kind(self, length: int) -> int:
+        return sum(length > limit for limit in self._limits)
 
     def advance(self, num_tokens: int) -> None:
         """Called when the last layer has stored the tokens behind `length`."""

@@ -25,16 +25,17 @@ class Rope:
     Over the first 2 * len(frequencies) dimensions of a head; the others stay as they are. Pairs are (i, i + half), or,
     interleaved, (2 i, 2 i + 1).
 
-    dynamic and longrope have other frequencies for long sequences. Keys are kept rotated, so one sequence has one Rope:
-    that of the tokens it has room for (`within`), not of those it has so far. Then a prompt gives the same at once, in
-    chunks and token by token, and no token is rotated unlike its neighbours. (transformers goes
-    by the length so far, which is the same as long as no sequence grows across the limit.)
+    dynamic and longrope have other frequencies for sequences beyond a limit (`within`). Keys are kept rotated, so all
+    tokens of a sequence are computed anew when an answer grows across it, as published code does (Phi-3.5-MoE). Then a
+    sequence gives the same at once, in chunks and token by token, and no token is rotated unlike its neighbours.
+    dynamic has frequencies of its own for every length; beyond the limit they are those of the tokens that there is
+    room for. (transformers goes by the length so far, and leaves the keys before as they are.)
     """
 
     frequencies: Float32Array  # [rotary_dim / 2]
     scale: float = 1.0  # yarn and longrope: of queries and keys
     interleaved: bool = False
-    limit: int = 0  # a sequence with room for more tokens has the positions that `beyond` gives for that room
+    limit: int = 0  # a sequence of more tokens has the positions that `beyond` gives for its room
     beyond: Callable[[int], Rope] | None = None
     axes: IntArray | None = None  # of each frequency: whether it turns by time, row or column; None: all are alike
 
@@ -42,9 +43,9 @@ class Rope:
     def rotary_dim(self) -> int:
         return 2 * len(self.frequencies)
 
-    def within(self, room: int) -> Rope:
-        """The positions of a sequence with room for so many tokens; the same object for the same room."""
-        return self if self.beyond is None or room <= self.limit else self.beyond(room)
+    def within(self, room: int, length: int) -> Rope:
+        """The positions of a sequence of so many tokens that has room for more; one object for all up to the limit."""
+        return self if self.beyond is None or length <= self.limit else self.beyond(room)
 
     def tables(
         self, start: int, num_tokens: int, pictures: Sequence[SoftTokens] = ()
