@@ -12,6 +12,7 @@ from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
 from moeinf.gguf.header import Gguf
+from moeinf.gguf.leftovers import refuse_unread_positions
 from moeinf.gguf.metadata import Metadata
 from moeinf.gguf.vision import seeing_config
 
@@ -64,6 +65,7 @@ def config_of(gguf: Gguf) -> Config:
         )
     config = _common(m) | _ids(gguf) | make(m)
     m.refuse_others()
+    refuse_unread_positions(m, config)
     return config if gguf.mmproj is None else seeing_config(gguf, config)
 
 
@@ -83,6 +85,9 @@ def _common(m: Metadata) -> Config:
         "tie_word_embeddings": m.tensor("output.weight") is None,
         "num_experts_per_tok": m.count("expert_used_count"),
     }
+    out_biased = m.has_in_a_layer("attn_output.bias")
+    if out_biased != found["attention_bias"]:
+        found["attention_out_bias"] = out_biased
     return found | positions_of(m)
 
 

@@ -32,6 +32,7 @@ _ROUTERS = r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\
 _SHARED = r"(?:mlp|mixer|feed_forward|block_sparse_moe)\.shared_(?:experts?|mlp)\."
 ATTENTION = r"(?:self_attn|attention|mixer)\."
 MAMBA = r"(?:mamba|mixer|linear_attn|self_attn|attention)\."
+_ROUTING_BIAS = ("exp_probs_b.bias", "exp_probs_b")  # converters have written either
 _OF_GEMMA = (
     (r"(pre|post)_feedforward_layernorm_([12])\.weight", (r"\1_ffw_norm_\2.weight",)),
     (r"pre_feedforward_layernorm\.weight", ("ffn_norm.weight",)),
@@ -83,7 +84,7 @@ _OF_DEEPSEEK_4 = (
     (r"attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
     (r"attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
     (r"ffn\.gate\.weight", ("ffn_gate_inp.weight",)),
-    (r"ffn\.gate\.bias", ("exp_probs_b.bias",)),
+    (r"ffn\.gate\.bias", _ROUTING_BIAS),
     (r"ffn\.gate\.tid2eid", ("ffn_gate_tid2eid.weight",)),
     (r"ffn\.shared_experts\.w1\.weight", ("ffn_gate_shexp.weight",)),
     (r"ffn\.shared_experts\.w2\.weight", ("ffn_down_shexp.weight",)),
@@ -93,7 +94,8 @@ _OF_DEEPSEEK_4 = (
 _OF_KDA = (
     (ATTENTION + r"([qkv])_conv1d\.weight", (r"ssm_conv1d_\1.weight",)),
     (ATTENTION + r"([fg]_[ab])_proj\.weight", (r"ssm_\1.weight",)),
-    (r"attention\.([fg])_proj\.weight", (r"ssm_\1_a.weight", "attn_gate.weight")),
+    (r"attention\.f_proj\.weight", ("ssm_f_a.weight",)),
+    (r"attention\.g_proj\.weight", ("ssm_g_a.weight", "attn_gate.weight")),  # of KDA, and of latent attention
     (ATTENTION + r"b_proj\.weight", ("ssm_beta.weight",)),
     (ATTENTION + r"o_norm\.weight", ("ssm_norm.weight",)),
 )
@@ -103,7 +105,6 @@ ROUTING_BIASES = (
 _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:input_layernorm|operator_norm|norm)\.(weight|bias)", (r"attn_norm.\1",)),
     (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
-    (r"post_attention_layernorm\.(weight|bias)", (r"ffn_norm_exps.\1", r"post_attention_norm.\1", r"ffn_norm.\1")),
     (r"(?:pre_ff_layernorm|pre_mlp_layernorm|ffn_norm)\.weight", ("ffn_norm.weight",)),
     (r"post_mlp_layernorm\.weight", ("post_ffw_norm.weight",)),
     (ATTENTION + r"([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
@@ -117,9 +118,9 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (ATTENTION + r"kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
     (ATTENTION + r"(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
-    (r"moe\.router_bias", ("exp_probs_b.bias",)),
+    (r"moe\.router_bias", _ROUTING_BIAS),
     (r"share_expert\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
-    (ROUTING_BIASES, ("exp_probs_b.bias", "exp_probs_b")),
+    (ROUTING_BIASES, _ROUTING_BIAS),
     (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
     (_SHARED + r"(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
     (r"shared_mlp\.input_linear\.weight", ("ffn_up_shexp.weight",)),
@@ -155,6 +156,10 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *_OF_DBRX,
     *_OF_DEEPSEEK_4,
 )
+# What files call the norm that stands before a block of experts; elsewhere that is ffn_norm.
+_BEHIND_ATTENTION = {"arctic": "ffn_norm_exps"} | dict.fromkeys(
+    ("afmoe", "gemma4", "glm4moe", "gpt-oss", "qwen35moe", "qwen3next"), "post_attention_norm"
+)
 _PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.|transformer\.)"
 _LAYER = re.compile(rf"{_PREFIX}?(?:layers|blocks)\.(\d+)\.(.*)")
 
@@ -170,8 +175,11 @@ def outer_names(name: str) -> list[str]:
     return list(_OUTER[re.sub(f"^{_PREFIX}", "", name)])
 
 
-def layer_names(layer: int, rest: str) -> list[str]:
-    """What a file may call a tensor of a layer, which the plan calls `rest` there."""
+def layer_names(layer: int, rest: str, architecture: str) -> list[str]:
+    """What a file of an architecture may call a tensor of a layer, which the plan calls `rest` there."""
+    found = re.fullmatch(r"post_attention_layernorm\.(weight|bias)", rest)
+    if found is not None:
+        return [f"blk.{layer}.{_BEHIND_ATTENTION.get(architecture, 'ffn_norm')}.{found[1]}"]
     for pattern, templates in _OF_LAYERS:
         found = re.fullmatch(pattern, rest)
         if found is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.leftovers import refuse_leftovers
 from moeinf.gguf.names import ATTENTION, MAMBA, ROUTING_BIASES, layer_names, of_layer, outer_names
 from moeinf.gguf.undo import (
     Columns,
@@ -59,6 +60,15 @@ class Placement:
     dense: Mapping[str, DenseSource]  # by the plan's names
     experts: tuple[Mapping[str, ExpertSource], ...]  # of each MoE layer, by the plan's parts
 
+    def tensors(self) -> set[str]:
+        """The names of all that it is made of."""
+        found = set[str]()
+        for source in self.dense.values():
+            found.update(tensor.name for tensor in (*source.tensors, source.scale) if tensor)
+        for layer in self.experts:
+            found.update(tensor.name for part in layer.values() for tensor in (part.tensor, part.scale) if tensor)
+        return found
+
 
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
@@ -66,8 +76,10 @@ _PLUS_ONE = {"qwen3next", "qwen35moe", "qwen4exp", "step35", "minimax-m3"}  # wh
 
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
-    """Raises CheckpointError for a tensor that is missing, or not of the shape that the config says."""
-    return Placement(_Dense(gguf, plan).places(), _experts(gguf, plan))
+    """Raises CheckpointError for a tensor that is missing, is not of the shape that the config says, or is left."""
+    found = Placement(_Dense(gguf, plan).places(), _experts(gguf, plan))
+    refuse_leftovers(gguf, found.tensors())
+    return found
 
 
 def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
@@ -75,7 +87,8 @@ def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
         if name in gguf.tensors:
             return gguf.tensors[name]
     raise CheckpointError(
-        f"{gguf.where} has no tensor {names[0]!r}; fetch the file again, or take one of a newer llama.cpp"
+        f"{gguf.where} has no tensor {names[0]!r}, which its metadata mean; take a file of a newer llama.cpp, or pull "
+        "the checkpoint that it was made from"
     )
 
 
@@ -156,11 +169,11 @@ class _Dense:
             halves = tuple(_find(self._gguf, [f"blk.{number}.indexer.{half}_proj.weight"]) for half in "qk")
             return self._checked(name, halves, shape, (Stack(),))
         if name in self._plan.whole:
-            tensor = _find(self._gguf, layer_names(number, rest))
+            tensor = _find(self._gguf, layer_names(number, rest, self._architecture))
             return self._checked(name, (tensor,), shape, (Numbers(self._plan.whole[name]),))
         if rest.startswith("ple.ple_embedding."):  # of which there is one, as it lies
             return self._checked(name, (_find(self._gguf, ["per_layer_token_embd.weight"]),), shape, ())
-        tensor = _find(self._gguf, layer_names(number, rest))
+        tensor = _find(self._gguf, layer_names(number, rest, self._architecture))
         return self._checked(name, (tensor,), shape, self._undo(rest, tensor, shape))
 
     def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:

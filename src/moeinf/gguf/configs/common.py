@@ -132,6 +132,11 @@ def shared_width(m: Metadata) -> int:
     )
 
 
+def routing_is_corrected(m: Metadata) -> bool:
+    """By biases of the choice alone, which converters have called by either name."""
+    return m.has_in_a_layer("exp_probs_b.bias") or m.has_in_a_layer("exp_probs_b")
+
+
 def refuse_unless(m: Metadata, sound: bool, name: str) -> None:
     if not sound:
         raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {m.get(name)!r:.50} is not supported")
@@ -201,8 +206,13 @@ def _scaling(m: Metadata) -> Config:
     if m.tensor("rope_factors_long.weight") is not None or kind == "longrope":
         return _longrope(m, trained or context, attention)
     own = m.tensor("rope_freqs.weight")
-    if own is not None:  # Llama 3.1's positions, of which the file has the factors of each pair
-        factors = numbers_of(m.gguf, own)
+    factors = numbers_of(m.gguf, own) if own is not None else []
+    if any(each != 1.0 for each in factors):  # Llama 3.1's positions, of which the file has the factors of each pair
+        if kind != "none":
+            raise UnsupportedModelError(
+                f"{m.where}: positions of type {kind!r:.50} (rope.scaling) with factors of their own "
+                "('rope_freqs.weight') are not supported"
+            )
         return {
             "rope_type": "longrope",
             "short_factor": factors,

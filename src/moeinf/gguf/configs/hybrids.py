@@ -15,6 +15,7 @@ from moeinf.gguf.configs.common import (
     num_layers_of,
     plain_heads,
     refuse_unless,
+    routing_is_corrected,
     shared_width,
 )
 from moeinf.gguf.metadata import Metadata
@@ -116,7 +117,7 @@ def _lfm2_moe(m: Metadata) -> Config:
         "intermediate_size": m.count("feed_forward_length"),
         "num_experts": experts_of(m),
         "moe_intermediate_size": expert_width(m),
-        "use_expert_bias": m.has_in_a_layer("exp_probs_b.bias"),
+        "use_expert_bias": routing_is_corrected(m),
         "norm_topk_prob": m.flag("expert_weights_norm", True),
         "routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
         "tie_word_embeddings": m.tensor("output.weight") is None,
@@ -179,7 +180,7 @@ def _bailing(m: Metadata) -> Config:
         | {
             "score_function": "sigmoid",
             "use_qk_norm": m.has_in_a_layer("attn_q_norm.weight"),
-            "moe_router_enable_expert_bias": m.has_in_a_layer("exp_probs_b.bias"),
+            "moe_router_enable_expert_bias": routing_is_corrected(m),
             "n_group": m.count("expert_group_count", 1) or 1,
             "topk_group": m.count("expert_group_used_count", 1) or 1,
             "routed_scaling_factor": scale,

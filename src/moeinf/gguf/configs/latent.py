@@ -18,6 +18,7 @@ from moeinf.gguf.configs.common import (
     positions_of,
     refuse_unless,
     refuse_unless_sigmoid,
+    routing_is_corrected,
 )
 from moeinf.gguf.metadata import Metadata
 
@@ -40,7 +41,7 @@ def _attention(m: Metadata) -> Config:
 
 
 def _deepseek(m: Metadata) -> Config:
-    corrected = m.has_in_a_layer("exp_probs_b.bias")
+    corrected = routing_is_corrected(m)
     gating = m.count("expert_gating_func", 0) or (SIGMOID if corrected else 1)
     refuse_unless(m, gating == (SIGMOID if corrected else 1), "expert_gating_func")
     found = _attention(m) | grouped_routing(m)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.configs.common import (
     Config,
     counts_of,
@@ -22,6 +23,8 @@ from moeinf.gguf.configs.common import (
     slides_of,
 )
 from moeinf.gguf.metadata import Metadata, numbers_of
+
+_NEVER = 1e20  # a factor by which a pair stands still in any context; the converter writes 1e30
 
 
 def _mixtral(m: Metadata) -> Config:
@@ -193,7 +196,12 @@ def _gemma4(m: Metadata) -> Config:
     freqs = m.tensor("rope_freqs.weight")
     factors = [1.0] if freqs is None else numbers_of(m.gguf, freqs)
     turned = sum(factor == 1.0 for factor in factors)
-    refuse_unless(m, all(each == 1.0 for each in factors[:turned]) and min(factors) > 0, "rope.freq_base")
+    still = all(each >= _NEVER for each in factors[turned:])
+    if not (still and all(each == 1.0 for each in factors[:turned])):
+        raise UnsupportedModelError(
+            f"{m.where}: tensor 'rope_freqs.weight' has other factors than 1 of pairs that turn and {_NEVER:.0e} of "
+            "those that do not, which is not supported"
+        )
     return {
         "model_type": "gemma4",
         **(own if sliding is not None else found),

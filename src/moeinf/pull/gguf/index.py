@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.header import Gguf, GgufFile, GgufTensor
+from moeinf.gguf.leftovers import left_out
 from moeinf.gguf.metadata import numbers_of
 from moeinf.gguf.tensors import DenseSource, ExpertSource, Placement, places_of
 from moeinf.gguf.tokenizer import tokenizer_files
@@ -75,10 +76,13 @@ def _tower_of(gguf: Gguf, family: AnyFamily) -> dict[str, DenseSource]:
     return tower_places(gguf, family.seen_by)
 
 
-def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[str] = ()) -> Index:
+def make_index(
+    gguf: Gguf, source: ModelSource, folder: str, note: Callable[[str], None], sha256: Sequence[str] = ()
+) -> Index:
     """folder: in which the files lie, "" where that will be the model's own. sha256: of each file, where it is known.
 
-    Raises CheckpointError, UnsupportedModelError, OSError.
+    note: is given a line for each thing in the file that the user may take otherwise. Raises CheckpointError,
+    UnsupportedModelError, OSError.
     """
     config = config_of(gguf)
     plan = family_of(config).tensors
@@ -98,6 +102,8 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
     small_files = {"config.json": _json(config), **tokenizer_files(gguf)}
     small_files |= processor_file(gguf) if gguf.mmproj else {}
     check_text_files(small_files, gguf.where)
+    for line in left_out(gguf):
+        note(line)
     return Index(manifest, small_files)
 
 

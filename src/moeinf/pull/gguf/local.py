@@ -171,7 +171,7 @@ class LocalFile:
         first = gguf.files[0].path
         record = self._record(name, source, [file.path for file in all_files(gguf)])
         with errors_named(first, CheckpointError):
-            index = make_index(gguf, source, _printable(first.parent))
+            index = make_index(gguf, source, _printable(first.parent), self.progress.note)
         checksums = b""
         if self.repacked:
             index, checksums = repack_told(index, folder, folder / "model", name, self.progress)

@@ -144,7 +144,8 @@ class HubFile:
         if self.tower:
             gguf = replace(gguf, mmproj=read_gguf(model / self.tower.rpartition("/")[2]))
         with errors_named(model, CheckpointError):
-            index = make_index(gguf, self.source, "", [self.repository.sha256(part) for part in self.files])
+            sha256 = [self.repository.sha256(part) for part in self.files]
+            index = make_index(gguf, self.source, "", self.progress.note, sha256)
         made = model
         if self.repacked:
             made = self.folder / "repacked"
