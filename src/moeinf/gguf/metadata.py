@@ -25,6 +25,14 @@ _HARMLESS = {
     "nextn_predict_layers",
     "block_count",
 }
+# What says that there is none of it: one group of experts, weights times 1, experts in each layer.
+_NONE = {
+    "expert_group_count": 1,
+    "expert_group_used_count": 1,
+    "expert_weights_scale": 1.0,
+    "interleave_moe_layer_step": 1,
+    "moe_every_n_layers": 1,
+}
 _MAX_NUMBERS = 1 << 16
 
 
@@ -112,7 +120,7 @@ class Metadata:
         """
         for name, value in self.gguf.metadata.items():
             owner, _, field = name.partition(".")
-            asked = field in self._read or field.startswith(of_others)
+            asked = field in self._read or field.startswith(of_others) or value == _NONE.get(field)
             if owner == self.architecture and not asked and value not in (0, 0.0, False):
                 raise UnsupportedModelError(f"{self.where}: {name} = {value!r:.100} is not supported")
 

@@ -51,6 +51,7 @@ def _afmoe(m: Metadata) -> Config:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     found = grouped_routing(m)
+    refuse_unless(m, found["n_group"] == 1, "expert_group_count")
     return plain_heads(m) | {
         "model_type": "afmoe",
         "num_experts": found["n_routed_experts"],

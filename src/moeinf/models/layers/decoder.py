@@ -128,7 +128,8 @@ def parse_decoder(
     heads, hidden = f.count("num_attention_heads"), f.count("hidden_size")
     head_dim = features.pop("head_dim", None) or f.count("head_dim", hidden // heads, minimum=2)
     context_length, biased = f.count("max_position_embeddings"), f.flag("attention_bias", False)
-    features = {"bias": biased, "output_bias": biased} | features
+    out_biased = f.flag("attention_out_bias", biased)  # which a GGUF file may have without the others, and the reverse
+    features = {"bias": biased, "output_bias": out_biased} | features
     if "num_kv_heads" not in features:
         f.present("num_key_value_heads")
         features["num_kv_heads"] = f.count("num_key_value_heads", heads)

@@ -80,7 +80,7 @@ def _parse(f: Fields) -> Config:
         norm_eps=1e-5,
         theta=1e4,
         partial=1.0,
-        output_bias=f.flag("attention_bias", False),
+        output_bias=f.flag("attention_out_bias", f.flag("attention_bias", False)),
         qk_norm="head",
         norm="rms+1",
         gate_apart=True,

@@ -41,8 +41,9 @@ class Config:
         f.only("swiglu_alpha", 1.702, None)
         f.present("head_dim")
         biased = f.flag("attention_bias", True)
+        out_biased = f.flag("attention_out_bias", biased)
         decoder = parse_decoder(
-            f, norm_eps=1e-5, theta=1.5e5, quant_methods=("mxfp4",), sinks=True, bias=biased, output_bias=biased
+            f, norm_eps=1e-5, theta=1.5e5, quant_methods=("mxfp4",), sinks=True, bias=biased, output_bias=out_biased
         )
         kinds = f.kinds("layer_types", decoder.num_layers, "sliding_attention", "full_attention")
         if kinds is None:
