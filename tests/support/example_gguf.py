@@ -27,7 +27,7 @@ from tests.support.converter.recorded import recorded
 from tests.support.gguf_files import write_gguf
 
 SUPPORTED = sorted(ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED)
-EXAMPLES = {each["architecture"]: name for name, each in reversed(list(recorded().items()))}  # the first of each architecture
+EXAMPLES = {each["architecture"]: name for name, each in reversed(list(recorded().items()))}  # the first of each
 
 
 @cache
