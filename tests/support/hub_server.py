@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from huggingface_hub import constants
@@ -39,7 +40,7 @@ class Seen:
 
 @dataclass
 class Hub:
-    """One repository with one commit, and what shall go wrong with it.
+    """One repository with one commit, and further branches, and what shall go wrong with it.
 
     faults: name -> how many of the next requests that it concerns it spoils. Of the CDN: "drop" (connection closed
     before an answer), "cut" (closed in the middle of the body), "hang" (silent there, in a file's second half),
@@ -50,6 +51,7 @@ class Hub:
 
     folder: Path
     commit: str = "c" * 40
+    branches: dict[str, tuple[str, Path]] = field(default_factory=dict)  # their commits and files
     faults: dict[str, int] = field(default_factory=dict)
     gated: bool = False
     missing: bool = False
@@ -75,34 +77,38 @@ class Hub:
     def sent_bytes(self, suffix: str) -> int:
         return sum(seen.sent_bytes for seen in self.seen if seen.path.endswith(suffix))
 
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir() if path.is_file())
+    def at(self, revision: str) -> tuple[str, Path] | None:
+        """The commit and the files of a branch, or of a commit whose id may be shortened."""
+        known = {"": (self.commit, self.folder), "main": (self.commit, self.folder)} | self.branches
+        short = (each for each in known.values() if len(revision) >= 7 and each[0].startswith(revision))
+        return known.get(revision) or next(short, None)
 
-    def info(self) -> dict[str, Any]:
+    def info(self, commit: str, folder: Path) -> dict[str, Any]:
         return {
             "_id": "0",
             "id": REPO,
             "modelId": REPO,
-            "sha": self.commit,
+            "sha": commit,
             "private": False,
             "tags": [],
             "downloads": 0,
             "likes": 0,
             "cardData": self.card,
-            "siblings": [self._sibling(n) for n in self.files()],
+            "siblings": [_sibling(folder, path.name) for path in sorted(folder.iterdir()) if path.is_file()],
         }
 
-    def _sibling(self, name: str) -> dict[str, Any]:
-        data = (self.folder / name).read_bytes()
-        if not is_lfs(name):
-            return {"rfilename": name, "size": len(data), "blobId": git_sha1(data)}
-        sha256 = hashlib.sha256(data).hexdigest()
-        return {
-            "rfilename": name,
-            "size": len(data),
-            "blobId": git_sha1(sha256.encode()),
-            "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130},
-        }
+
+def _sibling(folder: Path, name: str) -> dict[str, Any]:
+    data = (folder / name).read_bytes()
+    if not is_lfs(name):
+        return {"rfilename": name, "size": len(data), "blobId": git_sha1(data)}
+    sha256 = hashlib.sha256(data).hexdigest()
+    return {
+        "rfilename": name,
+        "size": len(data),
+        "blobId": git_sha1(sha256.encode()),
+        "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130},
+    }
 
 
 def is_lfs(name: str) -> bool:
@@ -180,8 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._serve_cdn(path)
         elif path.startswith(f"/api/models/{REPO}"):
             self._serve_api(path)
-        elif path.startswith(f"/{REPO}/resolve/{self.hub.commit}/"):
-            self._serve_resolve(path.rpartition("/")[2])
+        elif path.startswith(f"/{REPO}/resolve/") and (found := self._at(path)) is not None:
+            self._serve_resolve(path.rpartition("/")[2], *found)
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
@@ -191,27 +197,33 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(503, b"{}")
         elif self.hub.missing:
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif revision not in ("", "main", self.hub.commit):
+        elif (found := self.hub.at(unquote(revision))) is None:
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
-            self._send(200, json.dumps(self.hub.info()).encode(), {"Content-Type": "application/json"})
+            self._send(200, json.dumps(self.hub.info(*found)).encode(), {"Content-Type": "application/json"})
 
-    def _serve_resolve(self, name: str) -> None:
+    def _at(self, path: str) -> tuple[str, Path] | None:
+        """What a path of a file is of: its commit is the last but one part."""
+        return self.hub.at(path.split("/")[-2])
+
+    def _serve_resolve(self, name: str, commit: str, folder: Path) -> None:
         if self.hub.gated:
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "accept the terms"})
             return
-        data = (self.hub.folder / name).read_bytes()
-        headers = {"X-Repo-Commit": "d" * 40 if self.hub.takes("commit") else self.hub.commit}
+        data = (folder / name).read_bytes()
+        headers = {"X-Repo-Commit": "d" * 40 if self.hub.takes("commit") else commit}
         if not is_lfs(name) or self.hub.takes("self"):
             etag = hashlib.sha256(data).hexdigest() if is_lfs(name) else git_sha1(data)
             self._send_range(data, headers | {"ETag": f'"{etag}"'})
             return
         etag = "0" * 64 if self.hub.takes("relink") else hashlib.sha256(data).hexdigest()
         headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
-        self._send(302, b"", headers | {"Location": f"{self.hub.cdn}/signed/{name}?secret=signature"})
+        self._send(302, b"", headers | {"Location": f"{self.hub.cdn}/signed/{commit}/{name}?secret=signature"})
 
     def _serve_cdn(self, path: str) -> None:
-        data = (self.hub.folder / path.rpartition("/")[2]).read_bytes()
+        found = self._at(path)
+        assert found is not None
+        data = (found[1] / path.rpartition("/")[2]).read_bytes()
         for status in ("429", "500", "503", "404"):
             if self.hub.takes(status):
                 self._send(int(status), b"no", self.hub.waits)

@@ -121,7 +121,7 @@ def receive_model(group: Group, library: Library, name: str, progress: Callable[
     with errors_named(folder), library.lock():
         library.check_origin(name, manifest.source)
         library.adopt(folder, identifier)
-        return library.bind(name, identifier)
+        return library.bind(name, identifier, revision=manifest.source.revision)
 
 
 def _pieces(group: Group, path: Path, num_bytes: int) -> Iterator[int]:

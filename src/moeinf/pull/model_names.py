@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moeinf.errors import ModelNotFoundError, StoreError, UsageError
-from moeinf.store.files import parse_json_object, read_small
+from moeinf.errors import ModelNotFoundError, StoreError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource, SourceKind
-from moeinf.store.names import name_from, parse_name
+from moeinf.store.naming.aliases import alias_of, aliases
+from moeinf.store.naming.names import name_from, parse_name, plain_name
+from moeinf.store.naming.references import address_source, default_name, repository_source, revision_tag, written
 from moeinf.store.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
-
-DATA = Path(__file__).parents[1] / "data"
-ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names
-_HUB_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://", re.IGNORECASE)
-_REPO = re.compile(r"([^/\s@:]+/[^/\s@:]+)(?::([^/\s@:]+))?(?:@(\S+))?")
-_GGUF_PAGE = re.compile(r"([^/\s@:]+/[^/\s@:]+)/(?:blob|resolve)/([^/\s]+)/(\S+\.gguf)(?:\?\S*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +48,15 @@ def origin_of(reference: str, library: Library) -> Origin:
     outside = outside_origin(reference)
     if outside is not None:
         return outside
-    try:
-        if "/" not in reference:
-            return stored_origin(library.find(reference))
-    except ModelNotFoundError:
-        pass
+    named_model = library.named(reference)
+    if named_model is not None:
+        return stored_origin(named_model)
     begun = _begun(reference, library)
     named = partial_origin(begun[0]) if begun else named_origin(reference, library.home)
     if named is not None:
         return named
     stored = [model.name.removesuffix(":latest") for model in library.list()]
-    close = difflib.get_close_matches(reference, {*stored, *known_sources(library.home)}, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(reference.lower(), {*stored, *known_sources(library.home)}, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
     raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
@@ -76,24 +67,26 @@ def stored_model(reference: str, library: Library, wanted: Quantisation | None) 
     outside = outside_origin(reference)
     if outside is not None and outside.kind in ("folder", "file"):
         return None  # the pull finds it up to date, or converts what has changed
-    name = reference
-    if outside is not None:
-        name = outside.location + (f":{outside.file}" if outside.file else "")
-        name = f"{name}@{outside.revision}" if outside.revision else name
     try:
         if wanted is None:
-            return library.find(name)
+            return library.find(reference)
         origin = origin_of(reference, library)
-        model = library.find(variant_name(origin.name, wanted))
-        return model if model.manifest.source.same_origin(origin.source) else None  # the pull says whose it is
+        model = library.find(variant_name(origin, wanted))
+        return model if model.is_later(origin.source) else None  # the pull says whose it is
     except ModelNotFoundError:
         return None
 
 
-def variant_name(name: str, wanted: Quantisation) -> str:
-    """Returns the name with the formats as its tag; without a tag if the source's formats are kept."""
-    word, _ = parse_name(name)
-    return word if wanted == KEEP else f"{word}:{wanted.tag}"
+def variant_name(origin: Origin, wanted: Quantisation, name: str | None = None) -> str:
+    """Returns the name with the formats as its tag; without a tag if the source's formats are kept.
+
+    A tag of the origin's own name that tells its revision stays. name: that the user gave, without a tag.
+    """
+    word, tag = parse_name(name or origin.name)
+    revision = revision_tag(origin.revision)
+    parts = [revision] if name is None and revision and f"{tag}-".startswith(f"{revision}-") else []
+    parts += [] if wanted == KEEP else [wanted.tag]
+    return f"{word}:{'-'.join(parts)}" if parts else word
 
 
 def continues(reference: str, library: Library, wanted: Quantisation | None) -> bool:
@@ -104,9 +97,7 @@ def continues(reference: str, library: Library, wanted: Quantisation | None) -> 
 
 def _begun(reference: str, library: Library) -> tuple[PulledAs, bool] | None:
     """Returns what an unfinished pull of this name was asked for, and whether it is running."""
-    if "/" in reference:
-        return None
-    found = (partial for partial in find_partials(library.home) if partial.matches(reference))
+    found = (partial for partial in find_partials(library.home) if partial.is_named(reference))
     return next(((partial.asked, partial.running) for partial in found if partial.asked), None)
 
 
@@ -127,14 +118,8 @@ def outside_origin(reference: str) -> Origin | None:
         return Origin("file", str(path), "", name_from(path.stem))
     if path is not None:
         return Origin("folder", str(path), "", name_from(path.name))
-    prefix = _HUB_PREFIX.match(reference)
-    if prefix is None:
-        return None
-    page = _GGUF_PAGE.fullmatch(reference[prefix.end() :])
-    if page is not None:
-        return Origin("hub", page[1], "" if page[2] == "main" else page[2], _gguf_name(page[1], page[3]), file=page[3])
-    rest = re.sub(r"/tree/([^/]+)/?$", r"@\1", reference[prefix.end() :]).rstrip("/")
-    return _hub_origin(rest) or Origin("hub", rest, "", "model")  # what is no repository is refused when it is opened
+    source = address_source(reference)
+    return None if source is None else _hub_origin(source)
 
 
 def stored_origin(model: StoredModel) -> Origin:
@@ -152,7 +137,7 @@ def stored_origin(model: StoredModel) -> Origin:
     return Origin(
         source.kind,
         source.location,
-        model.source_record().get("requested", ""),
+        model.revision,
         model.name,
         model.manifest.quantisation,
         source.file,
@@ -171,8 +156,12 @@ def named_origin(reference: str, home: Path) -> Origin | None:
 
     Raises UsageError for a file of aliases in `home` that is not sound.
     """
-    alias = _aliases(home).get(reference.lower().removesuffix(":latest"))
-    return _hub_origin(reference) if alias is None else replace(alias, name=reference.lower())
+    name = plain_name(reference)
+    alias = aliases(home).get(alias_of(name))
+    if alias is None:
+        repository = repository_source(name)
+        return None if repository is None else _hub_origin(repository)
+    return Origin(alias.kind, alias.location, alias.revision, name.lower(), file=alias.file)
 
 
 def known_sources(home: Path) -> dict[str, str]:
@@ -180,7 +169,8 @@ def known_sources(home: Path) -> dict[str, str]:
 
     Raises UsageError as named_origin does.
     """
-    return {name: _reference_of(alias) for name, alias in sorted(_aliases(home).items())}
+    known = sorted(aliases(home).items())
+    return {name: "embedded" if source.kind == "embedded" else written(source) for name, source in known}
 
 
 def full_name(name: str) -> str:
@@ -188,51 +178,5 @@ def full_name(name: str) -> str:
     return ":".join(parse_name(name))
 
 
-def _hub_origin(text: str) -> Origin | None:
-    match = _REPO.fullmatch(text)
-    if match is None:
-        return None
-    tag = "" if match[2] is None or match[2].lower() == "latest" else match[2]
-    return Origin("hub", match[1], match[3] or "", _gguf_name(match[1], tag) if tag else name_from(match[1]), file=tag)
-
-
-def _gguf_name(repo: str, file: str) -> str:
-    """The repository's name, and as a tag what tells its files apart."""
-    tag = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.rpartition("/")[2], flags=re.IGNORECASE)
-    return f"{name_from(repo)}:{name_from(tag)}"
-
-
-def _reference_of(alias: Origin) -> str:
-    if alias.kind == "embedded":
-        return alias.kind
-    return alias.location + (f":{alias.file}" if alias.file else "") + (f"@{alias.revision}" if alias.revision else "")
-
-
-def _aliases(home: Path) -> dict[str, Origin]:
-    """Those that come with moeinf, and the user's own, which go first."""
-    built_in: dict[str, dict[str, str]] = json.loads((DATA / "aliases.json").read_text())
-    found = {
-        name: Origin("embedded", alias["name"], "", name)
-        if alias["kind"] == "embedded"
-        else Origin("hub", alias["repo"], alias.get("revision", ""), name)
-        for name, alias in built_in.items()
-    }
-    return found | _own_aliases(home / ALIAS_FILE)
-
-
-def _own_aliases(path: Path) -> dict[str, Origin]:
-    """The user's names: {"small": "org/repo@commit"}. Raises UsageError for what is no name, or no repository."""
-    try:
-        given = parse_json_object(read_small(path, 1 << 20), str(path), UsageError)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; make it readable, or delete it") from error
-    found = {}
-    for name, reference in given.items():
-        parse_name(name)
-        origin = outside_origin(reference) or _hub_origin(reference) if isinstance(reference, str) else None
-        if origin is None or origin.kind != "hub":
-            raise UsageError(f'{path}: {name!r} is no org/repo[:tag][@revision]: write "name": "org/repo@commit"')
-        found[name.lower().removesuffix(":latest")] = origin
-    return found
+def _hub_origin(source: ModelSource) -> Origin:
+    return Origin("hub", source.location, source.revision, default_name(source), file=source.file)

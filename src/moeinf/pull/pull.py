@@ -12,21 +12,15 @@ from moeinf.pull.checkpoint.convert import PORTIONS, Portions
 from moeinf.pull.checkpoint.pull import CheckpointPull
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.gguf.local import LocalFile
-from moeinf.pull.model_names import (
-    DATA,
-    Origin,
-    continues,
-    full_name,
-    origin_of,
-    outside_origin,
-    stored_model,
-    variant_name,
-)
+from moeinf.pull.model_names import Origin, continues, full_name, origin_of, outside_origin, stored_model, variant_name
 from moeinf.pull.source import FolderSource, Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, Steps, free_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.aliases import DATA
+from moeinf.store.naming.names import has_tag
+from moeinf.store.naming.references import asked_revision, default_name
 from moeinf.store.quantisation import Quantisation, chosen
 from moeinf.text.quantities import size_text
 
@@ -86,10 +80,10 @@ def _steps(
     if options.revision is not None:
         if origin.kind != "hub":
             raise UsageError(f"--revision is for repositories of the Hub; {source[:100]!r} is none")
-        origin = replace(origin, revision=options.revision)
+        origin = _at(origin, options.revision)
     name = options.name
-    if wanted is not None and (name is None or ":" not in name):
-        name = variant_name(name or origin.name, wanted)
+    if wanted is not None and (name is None or not has_tag(name)):
+        name = variant_name(origin, wanted, name)
     target = full_name(name or origin.name)
     quantisation = wanted or origin.quantisation
     progress, repacked = progress or SilentProgress(), options.repack or origin.repacked
@@ -112,6 +106,13 @@ def _steps(
             f"--mmproj is for GGUF files; {source[:100]!r} is a checkpoint, which has its vision tower itself"
         )
     return CheckpointPull(library, origin, target, quantisation, opened, progress, portions)
+
+
+def _at(origin: Origin, revision: str) -> Origin:
+    """The origin at another revision, which has a name of its own where it had its source's."""
+    moved = replace(origin, revision=asked_revision(revision))
+    same = full_name(origin.name) == full_name(default_name(origin.source))
+    return replace(moved, name=default_name(moved.source)) if same else moved
 
 
 def _refuse_quantisation(wanted: Quantisation | None) -> None:

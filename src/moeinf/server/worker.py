@@ -21,7 +21,7 @@ from moeinf.server.errors import BusyError, StoppingError
 from moeinf.server.fair_queue import FairQueue
 from moeinf.server.job import Job
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.names import DEFAULT_TAG
+from moeinf.store.naming.names import DEFAULT_TAG
 
 log = logging.getLogger("moeinf.server")
 _PAUSE_S = 0.1  # after a fault between two requests, so that one that comes again does not fill a processor

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import hashlib
 import json
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
-from moeinf.store.files import errors_named, make_folders, publish, read_small, sync_folder
+from moeinf.store.files import errors_named, make_folders, read_small, sync_folder
 from moeinf.store.format import DENSE_FILE
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
-from moeinf.store.names import DEFAULT_TAG, is_word, parse_name
+from moeinf.store.naming.aliases import alias_of, aliases
+from moeinf.store.naming.name_files import ID, Held, NameFiles, remedy
+from moeinf.store.naming.names import DEFAULT_TAG, has_tag, meant, parse_name
+from moeinf.store.naming.references import (
+    LEAST_COMMIT,
+    address_source,
+    asked_revision,
+    default_name,
+    is_file,
+    repository_source,
+    written,
+)
 from moeinf.store.partials import PartialPull, find_partials
 
 # Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
 SOURCE_RECORD_FILE = "receipt.json"
-_ID = re.compile(r"[0-9a-f]{12,64}")
 _TRASH = ".trash-"
-_MOST_NAME_BYTES = 1 << 17  # of the file of a name, with what goes with it
-_HUB_PREFIX = re.compile(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|^hf://", re.IGNORECASE)
-_GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,25 @@ class StoredModel:
     id: str  # hex digits, the name of its folder
     path: Path
     preset_text: str = ""  # what goes with this name alone, as engine/stored/preset.py reads it
+    asked_revision: str | None = None  # under this name; None where the source record tells, as in older stores
+
+    @property
+    def own_id(self) -> str:
+        """The id of what the name stands for: another one than the weights' where a preset goes with them."""
+        if not self.preset_text:
+            return self.id
+        return hashlib.sha256(f"{self.id}\n{self.preset_text}".encode()).hexdigest()
+
+    @property
+    def revision(self) -> str:
+        """The branch, tag or commit of the Hub that was asked for; "" for the default branch, and other sources."""
+        if self.asked_revision is not None:
+            return self.asked_revision
+        return asked_revision(self.source_record().get("requested", ""))
+
+    def is_later(self, source: ModelSource) -> bool:
+        """Whether this may be a state of the source at the revision that it has. Raises StoreError."""
+        return self.manifest.source.same_origin(source) and self.revision == source.revision
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -120,7 +146,7 @@ class Library:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._names = home / "names"
+        self._names = NameFiles(home / "names")
         self._models = home / "models"
 
     def list(self) -> list[StoredModel]:
@@ -135,19 +161,25 @@ class Library:
     def find(self, reference: str) -> StoredModel:
         """Finds the model called `name` or `name:tag`, or made of `org/repo` or `org/repo@revision`.
 
-        Raises ModelNotFoundError with close matches and the remedy.
+        A name may have other capitals, and lack its tag, where one model alone can be meant. Raises
+        ModelNotFoundError with close matches and the remedy.
         """
-        model = self._find_source(reference) if "/" in reference else self._find_name(reference)
+        model = self.named(reference) or self._find_source(reference)
         if model is None:
             raise self._not_found(reference)
         return model
+
+    def named(self, reference: str) -> StoredModel | None:
+        """The model whose name is meant; None where none is stored. Raises StoreError for a damaged name."""
+        name = self._meant(reference)
+        return None if name is None else self._published(name)
 
     def remove(self, reference: str) -> int:
         """Deletes a name, sound or damaged, the model where no other name holds it, and what is left of a pull of it.
 
         Returns the bytes that were freed. Raises ModelNotFoundError; StoreError for a pull that is still running.
         """
-        name = self._name_to_remove(reference)
+        name = self._meant(reference) or self._name_of_source(reference)
         partials = [
             partial for partial in self.partials() if partial.matches(reference) and not (name and partial.running)
         ]
@@ -156,15 +188,8 @@ class Library:
         freed = sum(partial.discard() for partial in partials)
         if name is None:
             return freed
-        path = self._names.joinpath(*parse_name(name))
-        with errors_named(path), self.lock():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-            sync_folder(path.parent)
-            with suppress(OSError):  # other tags are left in it
-                path.parent.rmdir()
+        with errors_named(self.home / "names"), self.lock():
+            self._names.remove(name)
             return freed + self._sweep()
 
     def prune(self) -> tuple[int, int]:
@@ -174,43 +199,47 @@ class Library:
         """
         stopped = [partial for partial in self.partials() if not partial.running]
         freed = sum(partial.discard() for partial in stopped)
-        with errors_named(self._names), self.lock():
+        with errors_named(self.home / "names"), self.lock():
             return len(stopped), freed + self._sweep()
 
     def check_origin(self, name: str, source: ModelSource) -> None:
-        """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody."""
+        """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody.
+
+        source: at the revision that was asked for, as another revision is another origin.
+        """
         with suppress(StoreError):
-            model = self._find_name(name)
-            if model is not None and not model.manifest.source.same_origin(source):
+            model = self._published(":".join(parse_name(name)))
+            if model is not None and not model.is_later(source):
+                held = replace(model.manifest.source, revision=model.revision)
                 raise UsageError(
-                    f"{name} is the name of a model of {model.manifest.source.location}, which is kept; `moeinf pull "
-                    f"{source.location} --name OTHER` stores {source.location} under another name"
+                    f"{name} is the name of a model of {written(held)}, which is kept; `moeinf pull "
+                    f"{written(source)} --name OTHER` stores {written(source)} under another name"
                 )
 
     def made_of(self, fingerprint: str) -> Sequence[StoredModel]:
-        """Returns sound models made of this state of a source. One without a name has an empty `name`."""
-        names = {model.id: model.name for model in reversed(self.list())}
-        found = []
-        for folder in self._models.glob("*"):
-            model = StoredModel(names.get(folder.name, ""), folder.name, folder)
-            if _ID.fullmatch(folder.name) and model.source_record().get("fingerprint") == fingerprint:
-                found.append(model)
-        return [model for model in found if _intact(model)]
+        """Returns sound models made of this state of a source, under each of their names, which may be none: ""."""
+        folders = {folder.name: folder for folder in self._models.glob("*") if ID.fullmatch(folder.name)}
+        named = [model for model in self.list() if model.id in folders]
+        nameless = [StoredModel("", each, folders[each]) for each in folders.keys() - {model.id for model in named}]
+        made = [model for model in (*named, *nameless) if model.source_record().get("fingerprint") == fingerprint]
+        return [model for model in made if _intact(model)]
 
-    def bind(self, name: str, model_folder: str, preset_text: str | None = None) -> StoredModel:
+    def bind(
+        self, name: str, model_folder: str, preset_text: str | None = None, revision: str | None = None
+    ) -> StoredModel:
         """Points a name at a model and deletes models that no name holds any more. Under `lock` only.
 
-        preset_text: what goes with the name from now on; None keeps what did.
+        preset_text: what goes with the name from now on; None keeps what did. revision: that was asked for under this
+        name; None where the source has none.
         """
-        word, tag = parse_name(name)
-        make_folders(self._names / word)
+        full = ":".join(parse_name(name))
         if preset_text is None:
             with suppress(StoreError):
-                preset_text = self._content(word, tag)[1]
-        text = preset_text or ""
-        publish(self._names / word / tag, "".join(f"{line}\n" for line in (model_folder, text) if line).encode())
+                preset_text = self._names.read(full).preset_text
+        held = Held(model_folder, preset_text or "", revision)
+        self._names.write(full, held)
         self._sweep()
-        return StoredModel(f"{word}:{tag}", model_folder, self._models / model_folder, text)
+        return StoredModel(full, model_folder, self._models / model_folder, held.preset_text, revision)
 
     def copy(self, reference: str, name: str, preset_text: str | None = None) -> StoredModel:
         """Gives a stored model one more name. preset_text: what goes with it; None for what goes with the old one.
@@ -218,11 +247,12 @@ class Library:
         Raises ModelNotFoundError, and UsageError for what is no name or that of another model.
         """
         model, full = self.find(reference), ":".join(parse_name(name))
-        with errors_named(self._names), self.lock():
-            held = self._identifier(*parse_name(name))
+        with errors_named(self.home / "names"), self.lock():
+            held = self._names.read(full).identifier
             if held not in ("", model.id):
                 raise UsageError(f"{full} is the name of another model; `moeinf rm {full}` deletes it")
-            return self.bind(name, model.id, model.preset_text if preset_text is None else preset_text)
+            text = model.preset_text if preset_text is None else preset_text
+            return self.bind(name, model.id, text, model.asked_revision)
 
     def adopt(self, folder: Path, identifier: str) -> None:
         """Moves a complete model folder into models/; one of the same id there is replaced. Under `lock` only."""
@@ -248,89 +278,77 @@ class Library:
         finally:
             os.close(fd)
 
-    def _all_names(self) -> Iterator[tuple[str, str]]:
-        for path in self._names.glob("*/*"):
-            if is_word(path.parent.name) and is_word(path.name):  # temporary files begin with a dot
-                yield path.parent.name, path.name
-
     def _looked_up(self) -> Iterator[StoredModel | StoreError]:
         """Yields the model of every name, or what is wrong with it."""
-        for word, tag in self._all_names():
+        for full in self._names.all():
             try:
-                model = self._published(word, tag)
-                if model is None and self._identifier(word, tag):  # else the name itself has gone meanwhile
-                    raise StoreError(f"the model of {word}:{tag} is gone; {_mended(word, tag)}")
+                model = self._published(full)
+                if model is None and self._names.read(full).identifier:  # else the name itself has gone meanwhile
+                    raise StoreError(f"the model of {full} is gone; {remedy(full)}")
                 if model is not None:
                     _ = model.modified  # the disk may still refuse to tell
                     yield model
             except StoreError as error:
                 yield error
 
-    def _published(self, name: str, tag: str) -> StoredModel | None:
+    def _published(self, full: str) -> StoredModel | None:
         """Returns a name's model; None where either is missing. Raises StoreError for a damaged name."""
-        identifier, preset_text = self._content(name, tag)
-        folder = self._models / identifier
+        held = self._names.read(full)
+        folder = self._models / held.identifier
         with errors_named(folder):
-            sound = identifier and (folder / MANIFEST_FILE).is_file()
-        return StoredModel(f"{name}:{tag}", identifier, folder, preset_text) if sound else None
+            sound = held.identifier and (folder / MANIFEST_FILE).is_file()
+        return StoredModel(full, held.identifier, folder, held.preset_text, held.revision) if sound else None
 
-    def _identifier(self, name: str, tag: str) -> str:
-        return self._content(name, tag)[0]
-
-    def _content(self, name: str, tag: str) -> tuple[str, str]:
-        """Returns the id of a name's model, and the text that goes with the name: "" for an unknown name.
-
-        Raises StoreError for a damaged name.
-        """
-        path = self._names / name / tag
+    def _meant(self, reference: str) -> str | None:
+        """The full name under which a model is stored, also where it is damaged, that a reference means."""
+        names = self._names.all()
         try:
-            text = read_small(path, _MOST_NAME_BYTES).decode("utf-8", "replace").strip()
-        except OSError as error:
-            if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
-                return "", ""
-            raise StoreError(f"{path}: {error.strerror}; {_mended(name, tag)}") from error
-        identifier, _, preset_text = text.partition("\n")
-        if not _ID.fullmatch(identifier):
-            raise StoreError(f"{path} does not hold the id of a model; {_mended(name, tag)}")
-        return identifier, preset_text
-
-    def _name_to_remove(self, reference: str) -> str | None:
-        """Returns the full name under which a model is stored, also where it is damaged."""
-        if "/" in reference:
-            model = self._find_source(reference)
-            return model.name if model else None
-        try:
-            word, tag = parse_name(reference)
+            found = meant(reference, names)
         except UsageError as error:
+            if "/" in reference or "@" in reference:  # a source
+                return None
             raise ModelNotFoundError(str(error)) from error
-        return f"{word}:{tag}" if os.path.lexists(self._names / word / tag) else None
+        if len(found) != 1:
+            return None
+        [name] = found
+        by_tag = not has_tag(reference) and not name.endswith(f":{DEFAULT_TAG}")
+        return None if by_tag and self._is_of_another(reference, name) else name
 
-    def _find_name(self, reference: str) -> StoredModel | None:
-        try:
-            return self._published(*parse_name(reference))
-        except UsageError as error:
-            raise ModelNotFoundError(str(error)) from error
+    def _is_of_another(self, reference: str, name: str) -> bool:
+        """Whether a reference without a tag is a known name, and that of other weights than those of a tagged name."""
+        known = aliases(self.home).get(alias_of(parse_name(reference)[0]))
+        with suppress(StoreError):
+            model = self._published(name)
+            return known is not None and model is not None and not model.manifest.source.same_origin(known)
+        return known is not None
 
     def _find_source(self, reference: str) -> StoredModel | None:
-        repo, _, revision = _HUB_PREFIX.sub("", reference).partition("@")
-        repo, _, tag = repo.partition(":")
-        wanted = "" if tag.lower() == "latest" else tag.lower()
+        """The model that was pulled from a repository of the Hub, at the revision that the reference has.
+
+        Of several, one under the name that a pull gives goes first. What `create` has made of it is another model.
+        """
+        asked = address_source(reference) or repository_source(reference)
+        if asked is None:
+            return None
+        found = []
         for model in self.list():
-            try:
-                source = model.manifest.source
-            except StoreError:  # whatever it was made of, it cannot be used
-                continue
-            if source.kind != "hub" or source.location.lower() != repo.lower() or not _is_tag(wanted, source.file):
-                continue
-            short = len(revision) >= 7 and source.revision.startswith(revision)
-            if not revision or short or model.source_record().get("requested") == revision:
-                return model
-        return None
+            with suppress(StoreError):  # whatever it was made of, a damaged one cannot be used
+                if not model.preset_text and _is_of(model, asked):
+                    found.append(model)
+        usual = ":".join(parse_name(default_name(asked)))
+        found.sort(key=lambda model: (model.revision != asked.revision, model.name != usual))
+        return next(iter(found), None)
+
+    def _name_of_source(self, reference: str) -> str | None:
+        model = self._find_source(reference)
+        return None if model is None else model.name
 
     def _not_found(self, reference: str) -> ModelNotFoundError:
-        stored = [f"{name}:{tag}" for name, tag in self._all_names()]
-        shown = [name.removesuffix(f":{DEFAULT_TAG}") for name in stored]
-        close = difflib.get_close_matches(reference, shown, n=3, cutoff=0.6)
+        names, several = self._names.all(), list[str]()
+        with suppress(UsageError):
+            several = meant(reference, names)[:3]
+        shown = [name.removesuffix(f":{DEFAULT_TAG}") for name in several or names]
+        close = shown if several else difflib.get_close_matches(reference, shown, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(close)}?" if close else "see `moeinf list`"
         safe = reference[:100] if reference.isprintable() else ascii(reference[:100])
         return ModelNotFoundError(f"model '{safe}' not found; {hint} (`moeinf pull` fetches a model)")
@@ -340,17 +358,13 @@ class Library:
 
         While a name is damaged, nobody knows which model it held: then none is deleted.
         """
-        for temporary in self._names.glob("*/.*.tmp"):
-            temporary.unlink()
+        self._names.sweep()
         try:
-            held = {self._identifier(*name) for name in self._all_names()}
+            held = {self._names.read(full).identifier for full in self._names.all()}
             unheld = [
                 folder
                 for folder in self._models.glob("*")
-                if _ID.fullmatch(folder.name)
-                and folder.name not in held
-                and folder.is_dir()
-                and not folder.is_symlink()
+                if ID.fullmatch(folder.name) and folder.name not in held and folder.is_dir() and not folder.is_symlink()
             ]
         except StoreError:
             unheld = []
@@ -381,16 +395,13 @@ def _freed_bytes(paths: Iterable[Path]) -> int:
     return sum(size for inode, (held, size) in sizes.items() if links[inode] == held)
 
 
-def _is_tag(tag: str, file: str) -> bool:
-    """Whether a tag, in lower case, means this GGUF file of a repository: its quantisation, or its name."""
-    stem = _GGUF_END.sub("", file.lower())
-    plain = _GGUF_END.sub("", tag)
-    return not tag or stem == plain or stem.endswith(tuple(f"{before}{plain}" for before in "-._/"))
-
-
-def _mended(name: str, tag: str) -> str:
-    """Returns the remedy for a damaged name."""
-    return f"`moeinf rm {name}:{tag}` deletes the name"
+def _is_of(model: StoredModel, asked: ModelSource) -> bool:
+    """Whether a model is what a reference to a repository asks for. Raises StoreError."""
+    source, wanted = model.manifest.source, asked.revision
+    if source.kind != "hub" or source.location.lower() != asked.location.lower():
+        return False
+    short = len(wanted) >= LEAST_COMMIT and source.revision.startswith(wanted)
+    return is_file(asked.file, source.file) and (model.revision == wanted or short)
 
 
 def _intact(model: StoredModel) -> bool:

@@ -51,10 +51,14 @@ class ModelSource:
     file: str = ""  # hub only: the first GGUF file of the model, "" for a checkpoint
 
     def same_origin(self, other: ModelSource) -> bool:
-        """Tells whether one may be a later state of the other. The Hub does not distinguish capitals."""
-        return (self.kind, self.location.lower()) == (other.kind, other.location.lower()) and (
-            self.kind == "hub" or self.location == other.location
-        )
+        """Tells whether one may be a later state of the other, of whatever revision.
+
+        The Hub does not distinguish capitals, and other names of files there may be those of other weights.
+        """
+        if self.kind == other.kind == "hub":
+            same_file = not (self.file and other.file) or self.file.lower() == other.file.lower()
+            return self.location.lower() == other.location.lower() and same_file
+        return (self.kind, self.location) == (other.kind, other.location)
 
     def to_json(self) -> dict[str, str]:
         key = _LOCATION_KEYS[self.kind]

@@ -16,7 +16,8 @@ from typing import Any
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, read_small
 from moeinf.store.manifest import ModelSource, parse_source
-from moeinf.store.names import DEFAULT_TAG, parse_name
+from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name
+from moeinf.store.naming.references import written
 from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
 
 JOURNAL_FILE = "journal.json"
@@ -54,9 +55,14 @@ class PartialPull:
         return self.asked.name if self.asked else self.path.name
 
     def matches(self, reference: str) -> bool:
-        """Tells whether a reference given to `rm` is this pull's name or its source, `org/repo`."""
-        source = self.asked.source.location.lower() if self.asked else ""
-        return reference in (self.name, self.name.removesuffix(f":{DEFAULT_TAG}")) or reference.lower() == source
+        """Tells whether a reference given to `rm` is this pull's name or its source, `org/repo[@revision]`."""
+        source = written(self.asked.source).lower() if self.asked else ""
+        return self.is_named(reference) or reference.lower() == source
+
+    def is_named(self, reference: str) -> bool:
+        """Tells whether this is its name, in whatever capitals."""
+        names = (self.name.lower(), self.name.lower().removesuffix(f":{DEFAULT_TAG}"))
+        return plain_name(reference).lower() in names
 
     def discard(self) -> int:
         """Deletes the work folder; returns the bytes that were freed. Raises StoreError where the pull is running."""

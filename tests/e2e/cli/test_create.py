@@ -84,7 +84,7 @@ def test_one_that_is_made_of_another_says_what_it_says(store: Library, command: 
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
-        (MODELFILE, ("a/b",), "a/b"),
+        (MODELFILE, ("a//b",), "a//b"),
         ("FROM nowhere-at-all", ("cats",), "model 'nowhere-at-all' not found"),
         ("FROM demo:chat\nADAPTER x", ("cats",), "adapters are not supported"),
         (MODELFILE, ("cats", "-f", "missing"), "specified Modelfile wasn't found"),

@@ -13,9 +13,9 @@ import pytest
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import MoeinfError
 from moeinf.pull.checkpoint import pull as steps
-from moeinf.pull.model_names import ALIAS_FILE
 from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import Library
+from moeinf.store.naming.aliases import ALIAS_FILE
 from tests.support.cli.commands import Done
 
 Command = Callable[..., Done]
@@ -41,7 +41,7 @@ def test_cp_gives_one_more_name_and_copies_no_weights(store: Library, command: C
     ("words", "said"),
     [
         (("nowhere", "mine"), "model 'nowhere' not found"),
-        (("demo", "a/b"), "a/b"),
+        (("demo", "a//b"), "a//b"),
         (("demo", "other"), "other:latest is the name of another model"),
     ],
 )

@@ -50,6 +50,20 @@ def server(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         yield served
 
 
+def test_a_file_of_another_revision_is_another_model(server: Hub, tmp_path: Path) -> None:
+    server.branches["dev"] = ("d" * 40, tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+    write_gguf(tmp_path / "dev" / "Tiny-MoE-Q8_0.gguf", *checkpoint("qwen3_moe"), kinds=lambda name: "Q4_0")
+    references = [f"{REPO}:Q8_0", f"{REPO}:Q8_0@dev", f"{REPO}@dev"]
+    made = [ensure(each, home=tmp_path) for each in references]
+    assert [each.manifest.source.revision for each in made] == [server.commit, "d" * 40, "d" * 40]
+    assert [each.name for each in made] == ["tiny-moe:q8_0", "tiny-moe:dev-q8_0", "tiny-moe:dev-q8_0"]
+    server.seen.clear()
+    assert [ensure(each, home=tmp_path) for each in references] == made and server.seen == []
+    with pytest.raises(UsageError, match="--name OTHER"):
+        pull(references[1], PullOptions(name="tiny-moe:q8_0"), home=tmp_path)
+
+
 @pytest.mark.parametrize("reference", [f"hf.co/{REPO}:Q8_0", f"{REPO}:q8_0", f"{REPO}:Tiny-MoE-Q8_0.gguf"])
 def test_a_tag_names_a_file_which_is_kept_whole(reference: str, server: Hub, tmp_path: Path) -> None:
     stored = ensure(reference, home=tmp_path)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import UsageError
-from moeinf.pull.model_names import ALIAS_FILE, known_sources, named_origin, origin_of
+from moeinf.pull.model_names import known_sources, named_origin, origin_of
 from moeinf.store.library import Library
+from moeinf.store.naming.aliases import ALIAS_FILE
 
 
 def write(home: Path, text: str) -> None:

@@ -236,9 +236,9 @@ def test_files_that_a_checkpoint_must_not_bring_along_stay_behind(checkpoint: Pa
     assert model.manifest.moe.num_experts == 8
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "a b", "a:b:c", "x" * 81])
+@pytest.mark.parametrize("name", ["../x", "a/../b", "a b", "a:b:c", "x" * 81, "hf.co/a/b"])
 def test_a_name_that_is_not_allowed_is_refused_before_work(name: str, checkpoint: Path, home: Path) -> None:
-    with pytest.raises(UsageError, match="not a model name"):
+    with pytest.raises(UsageError, match=r"not a model name|address of the Hub"):
         pull(str(checkpoint), PullOptions(name=name), home=home)
     assert not home.exists()
 
@@ -311,10 +311,14 @@ def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
     ("reference", "location", "revision", "name"),
     [
         ("hf.co/org/Repo-X", "org/Repo-X", "", "repo-x"),
-        ("https://huggingface.co/org/repo/tree/v2", "org/repo", "v2", "repo"),
+        ("https://huggingface.co/org/repo/tree/v2", "org/repo", "v2", "repo:v2"),
         ("https://hf.co/org/repo/", "org/repo", "", "repo"),
-        ("hf://org/repo@abc", "org/repo", "abc", "repo"),
-        ("org/Repo@main", "org/Repo", "main", "repo"),
+        ("hf://org/repo@abc", "org/repo", "abc", "repo:abc"),
+        ("org/Repo@main", "org/Repo", "", "repo"),
+        ("hf.co/org/repo@refs/pr/1", "org/repo", "refs/pr/1", "repo:refs-pr-1"),
+        ("org/repo@latest", "org/repo", "latest", "repo:revision-latest"),
+        ("org/repo@" + "0123456789" * 4, "org/repo", "0123456789" * 4, "repo:012345678901"),
+        ("org/repo:Q8_0@v2", "org/repo", "v2", "repo:v2-q8_0"),
         ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1", "41bd4c9e7e4fb318ca40e721131d4933966c2cc1", "mixtral"),
         ("NLLB-moe", "facebook/nllb-moe-54b", "", "nllb-moe"),
         ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B", "ad44e777bcd18fa416d9da3bd8f70d33ebb85d39", "qwen3:30b-a3b"),

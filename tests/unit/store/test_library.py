@@ -13,7 +13,7 @@ import pytest
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.names import name_from, parse_name
+from moeinf.store.naming.names import name_from, parse_name
 from tests.support.checkpoints import content
 
 

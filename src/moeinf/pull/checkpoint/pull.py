@@ -131,7 +131,7 @@ class CheckpointPull:
         if not made:
             return None
         with errors_named(self._library.home), self._library.lock():
-            return self._library.bind(self._name, made[0].id)
+            return self._library.bind(self._name, made[0].id, revision=self._origin.revision)
 
     def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
         conversion, headers = self._plan_conversion()
@@ -235,7 +235,7 @@ class CheckpointPull:
         self._progress.finish()
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
-        stored = publish_model(self._library, folder, identifier, self._name, source.origin)
+        stored = publish_model(self._library, folder, identifier, self._name, self._origin.source)
         share_files(self._library, stored)
         if before != identifier:
             self._progress.note(f"updated {self._name}: {before} is now {identifier}")

@@ -111,12 +111,14 @@ def _checksums(
     return shards, dense_entry, ahead, vision, gathered(spans[:count], findings[:count])
 
 
-def publish_model(library: Library, folder: Path, identifier: str, name: str, source: ModelSource) -> StoredModel:
+def publish_model(library: Library, folder: Path, identifier: str, name: str, asked: ModelSource) -> StoredModel:
     """Moves the sealed folder into the library, under a name; a model that the name had before goes if unheld.
+
+    asked: the source at the revision that was asked for.
 
     Raises UsageError where another process has given the name to a model of another origin meanwhile.
     """
     with errors_named(folder), library.lock():
-        library.check_origin(name, source)
+        library.check_origin(name, asked)
         library.adopt(folder, identifier)
-        return library.bind(name, identifier)
+        return library.bind(name, identifier, revision=asked.revision)

@@ -142,11 +142,17 @@ def _manifest_of(
 
 
 def write_model(
-    library: Library, folder: Path, name: str, index: Index, record: Mapping[str, str], checksums: bytes = b""
+    library: Library,
+    folder: Path,
+    name: str,
+    index: Index,
+    record: Mapping[str, str],
+    checksums: bytes = b"",
+    revision: str = "",
 ) -> StoredModel:
     """Writes a model into a work folder and publishes it. Files of the weights are there already, or elsewhere.
 
-    record: what the source record says.
+    record: what the source record says. revision: that was asked for.
     """
     manifest, files = index.sealed(checksums)
     make_folders(folder)
@@ -156,7 +162,8 @@ def write_model(
     with errors_named(folder):
         sync_folder(folder)
         publish(folder / MANIFEST_FILE, manifest.dumps())
-    return publish_model(library, folder, model_id(manifest.dumps()), name, manifest.source)
+    asked = replace(manifest.source, revision=revision)
+    return publish_model(library, folder, model_id(manifest.dumps()), name, asked)
 
 
 def discard(folder: Path) -> None:

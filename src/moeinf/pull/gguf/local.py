@@ -24,7 +24,7 @@ from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import ModelSource
-from moeinf.store.names import name_from
+from moeinf.store.naming.names import name_from
 from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.placed.verify import changed_file
 from moeinf.store.verify import verify

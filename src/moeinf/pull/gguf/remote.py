@@ -23,6 +23,7 @@ from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.references import written
 from moeinf.store.partials import JOURNAL_FILE, PulledAs, partial_folder, pull_lock
 from moeinf.text.quantities import size_text
 
@@ -66,7 +67,7 @@ class HubFile:
         self._gguf, self.tower = with_tower(joined, self._asked(), beside, self._tower, self.progress.note)
         origin = replace(repository.origin, revision=repository.requested, file=self.parts[0])
         self.asked = PulledAs(self.name, origin)
-        self.library.check_origin(self.name, self.source)
+        self.library.check_origin(self.name, origin)
 
     @property
     def source(self) -> ModelSource:
@@ -80,7 +81,7 @@ class HubFile:
     @property
     def folder(self) -> Path:
         """The work folder."""
-        return partial_folder(self.library.home, f"{self.repository.repo}:{self.parts[0]}")
+        return partial_folder(self.library.home, written(self.asked.source))
 
     @property
     def fingerprint(self) -> str:
@@ -122,7 +123,7 @@ class HubFile:
             made = self.made()
             if made:
                 with self.library.lock():
-                    return self.library.bind(self.name, made[0].id)
+                    return self.library.bind(self.name, made[0].id, revision=self.repository.requested)
             stored = self._fetch(force=force)
             shutil.rmtree(self.folder, ignore_errors=True)
             return stored
@@ -158,7 +159,7 @@ class HubFile:
             "requested": self.repository.requested,
             "asked": json.dumps(self.asked.to_json()),
         }
-        return write_model(self.library, made, self.name, index, record, checksums)
+        return write_model(self.library, made, self.name, index, record, checksums, self.repository.requested)
 
     def _is_whole(self, part: str) -> bool:
         """A part file of its full size still has to be compared with its hash, and renamed."""

@@ -36,6 +36,7 @@ def entry(model: StoredModel) -> dict[str, Any]:
 def identity(model: StoredModel) -> dict[str, Any]:
     """Name, digest and details. Raises StoreError."""
     digest, details = _identity(model.id, model.path)
+    digest = model.own_id if model.preset_text else digest
     return {"name": model.name, "model": model.name, "digest": digest, "details": details}
 
 

@@ -9,7 +9,6 @@ from moeinf.config.environment import api_key, server_address
 from moeinf.engine.stored.facts import config as config_json
 from moeinf.errors import MoeinfError
 from moeinf.models.family import family_of
-from moeinf.store.library import Library
 from moeinf.terminal.notes import say
 from moeinf.terminal.remote.client import NoServerError, ServerClient
 
@@ -40,17 +39,9 @@ def loaded_on_server(stored: StoredModel, config: RuntimeConfig) -> RemoteModel 
         return None
     for told in models:
         fits = config.given() in ({}, told["moeinf"]["config"])
-        alike = told["digest"].startswith(stored.id) and _preset_text(stored, told["name"]) == stored.preset_text
+        alike = told["digest"].startswith(stored.own_id)  # whatever goes with the name is in it
         if fits and alike and family_of(config_json(stored)).encoder_input is None:
             from moeinf.terminal.remote.model import RemoteModel
 
             return RemoteModel(client, stored, told)
     return None
-
-
-def _preset_text(stored: StoredModel, name: str) -> str:
-    """What goes with the name under which the server has the model: it would say so to the model, too."""
-    try:
-        return Library(stored.path.parents[1]).find(name).preset_text
-    except MoeinfError:
-        return ""

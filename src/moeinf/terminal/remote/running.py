@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from moeinf.errors import ModelNotFoundError
-from moeinf.store.names import DEFAULT_TAG
+from moeinf.store.naming.names import meant, plain_name
 from moeinf.terminal.remote.client import ServerClient
 from moeinf.terminal.screen import table
 from moeinf.text.quantities import from_now_text, size_text
@@ -62,9 +62,8 @@ def _experts(told: dict[str, Any]) -> str:
 def stop_model(client: ServerClient, name: str) -> None:
     """Has the server close a model, after what it is answering. Raises ModelNotFoundError where it is not loaded."""
     digests = {model["name"]: model["digest"] for model in client.ask("GET", "/api/tags")["models"]}
-    running = running_models(client)
-    loaded = {model[key] for model in running for key in ("digest", "name")}  # the name of one whose files have gone
-    full = name if ":" in name or "/" in name else f"{name}:{DEFAULT_TAG}"
-    if "/" not in name and not {digests.get(full), full} & loaded:
+    loaded = {model["name"]: model["digest"] for model in running_models(client)}
+    digests |= loaded  # the files of a loaded model may have gone
+    if "/" not in plain_name(name) and not any(digests[each] in loaded.values() for each in meant(name, digests)):
         raise ModelNotFoundError(f'couldn\'t find model "{name}" to stop; `moeinf ps` shows what is loaded')
     client.ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False}, timeout_s=None)

@@ -6,6 +6,8 @@ from moeinf.config.environment import store_home
 from moeinf.errors import ModelNotFoundError
 from moeinf.pull.model_names import known_sources, outside_origin
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.naming.aliases import alias_of
+from moeinf.store.naming.names import plain_name
 
 
 def find_stored(name: str) -> StoredModel:
@@ -21,6 +23,6 @@ def find_stored(name: str) -> StoredModel:
     try:
         return Library(store_home()).find(name)
     except ModelNotFoundError:
-        if name.lower().removesuffix(":latest") in known_sources(store_home()):
+        if alias_of(plain_name(name)) in known_sources(store_home()):
             raise ModelNotFoundError(f"model '{name}' is not stored; `moeinf pull {name}` fetches it") from None
         raise

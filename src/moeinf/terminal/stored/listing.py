@@ -18,18 +18,28 @@ if TYPE_CHECKING:
     from moeinf.store.partials import PartialPull
 
 
+_MOST_REVISION = 20  # letters of a revision, as of a commit's 40 digits
+
+
 def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
-    """A table with a header."""
+    """A table with a header. It has revisions where there are any."""
     now = now or datetime.now(timezone.utc)
-    return table([("NAME", "ID", "SIZE", "FORMAT", "MODIFIED"), *(_list_row(model, now) for model in models)])
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "ID", "SIZE", "FORMAT", "REVISION", "MODIFIED"),
+        *(_list_row(model, now) for model in models),
+    ]
+    if not any(model.revision for model in models):
+        rows = [(*row[:4], *row[5:]) for row in rows]
+    return table(rows)
 
 
-def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str, str]:
+def _list_row(model: StoredModel, now: datetime) -> tuple[str, ...]:
     return (
         model.name,
-        model.id[:12],
+        model.own_id[:12],
         size_text(model.size_bytes),
         _format_word(model),
+        model.revision[:_MOST_REVISION],
         ago_text(_aware(model.modified), now),
     )
 
@@ -50,7 +60,8 @@ def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = (
     stored = [
         {
             "name": model.name,
-            "id": model.id,
+            "id": model.own_id[:12],
+            "revision": model.revision,
             "size_bytes": model.size_bytes,
             "format": _format_word(model),
             "modified": _aware(model.modified).isoformat(),

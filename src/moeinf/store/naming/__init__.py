@@ -1,0 +1,1 @@
+"""What models are called: names, references to the Hub, short names, and the files of names."""

@@ -1,0 +1,51 @@
+"""Short names of models that can be pulled: those that come with moeinf, and the user's own, which go first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from moeinf.errors import UsageError
+from moeinf.store.files import parse_json_object, read_small
+from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.names import DEFAULT_TAG, parse_name
+from moeinf.store.naming.references import address_source, repository_source
+
+DATA = Path(__file__).parents[2] / "data"
+ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names
+
+
+def alias_of(name: str) -> str:
+    """The form in which aliases has a name."""
+    return name.lower().removesuffix(f":{DEFAULT_TAG}")
+
+
+def aliases(home: Path) -> dict[str, ModelSource]:
+    """What each name means. Raises UsageError for a file in `home` that is not sound."""
+    built_in: dict[str, dict[str, str]] = json.loads((DATA / ALIAS_FILE).read_text())
+    found = {
+        name: ModelSource("embedded", alias["name"])
+        if alias["kind"] == "embedded"
+        else ModelSource("hub", alias["repo"], alias.get("revision", ""))
+        for name, alias in built_in.items()
+    }
+    return found | _own_aliases(home / ALIAS_FILE)
+
+
+def _own_aliases(path: Path) -> dict[str, ModelSource]:
+    """The user's names: {"small": "org/repo@commit"}. Raises UsageError for what is no name, or no repository."""
+    try:
+        given = parse_json_object(read_small(path, 1 << 20), str(path), UsageError)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; make it readable, or delete it") from error
+    found = {}
+    for name, reference in given.items():
+        if "/" in parse_name(name)[0]:
+            raise UsageError(f"{path}: {name[:100]!r} is no name of a model without NAMESPACE/")
+        source = address_source(reference) or repository_source(reference) if isinstance(reference, str) else None
+        if source is None:
+            raise UsageError(f'{path}: {name!r} is no org/repo[:tag][@revision]: write "name": "org/repo@commit"')
+        found[alias_of(name)] = source
+    return found
