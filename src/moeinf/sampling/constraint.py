@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from moeinf.errors import UsageError
 from moeinf.text.tokenizer import TextStream
 from moeinf.types import IntArray
 
-_MOST_SCHEMA_BYTES = 64 << 10
+_MOST_BYTES = 64 << 10  # of a schema or grammar
 _MOST_FORMS = 128
 
 
@@ -29,9 +29,28 @@ class FramedJson:
     suffix: str = ""
 
 
-# "json": any object. A mapping: a JSON schema. Several framed ones: one of them. With the first two an answer may also
-# be calls of the tools that the model is given; with "call" it has to be.
-AnswerFormat = str | Mapping[str, Any] | Sequence[FramedJson]
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Text that is no JSON of a schema, in whole. Its letters never mean control tokens.
+
+    regex: a regular expression as Rust's regex crate reads it. lark: a grammar of llguidance's dialect, with a rule
+    `start`. gbnf: one as llama.cpp reads it, with a rule `root`. choice: the JSON of a list of texts (see `one_of`).
+    """
+
+    kind: Literal["regex", "lark", "gbnf", "choice"]
+    text: str
+
+
+def one_of(choices: Sequence[str]) -> Language:
+    """The language of these texts. Raises UsageError where there are none, or where one is no text."""
+    if isinstance(choices, str) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise UsageError("format: choices are a list of texts, none of them empty")
+    return Language("choice", json.dumps(list(choices)))
+
+
+# "json": any object. A mapping: a JSON schema. Several framed ones: one of them. An answer may also be calls of the
+# tools that the model is given, unless it is framed; with "call" it has to be.
+AnswerFormat = str | Mapping[str, Any] | Language | Sequence[FramedJson]
 
 
 class Constraint(Protocol):
@@ -82,9 +101,11 @@ class GrammarConstraint:
 
 
 def _forms(format: AnswerFormat) -> list[dict[str, str]]:
-    """The forms as the worker wants them: prefix, schema as text, suffix. Raises UsageError."""
+    """The forms as the worker wants them: prefix, schema or the like as text, suffix. Raises UsageError."""
     if format == "call":
         return []
+    if isinstance(format, Language):
+        return [{"prefix": "", format.kind: _short(format.text, f"the {format.kind}"), "suffix": ""}]
     if format == "json":
         format = {"type": "object"}
     if isinstance(format, Mapping):
@@ -101,6 +122,10 @@ def _schema_text(schema: Mapping[str, Any]) -> str:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"format: the schema is no JSON ({error}); give an object as json.loads makes it") from error
-    if len(text) > _MOST_SCHEMA_BYTES:
-        raise UsageError(f"format: the schema has {len(text)} bytes; at most {_MOST_SCHEMA_BYTES >> 10} KiB are taken")
+    return _short(text, "the schema")
+
+
+def _short(text: str, what: str) -> str:
+    if len(text) > _MOST_BYTES:
+        raise UsageError(f"format: {what} has {len(text)} bytes; at most {_MOST_BYTES >> 10} KiB are taken")
     return text

@@ -1,9 +1,9 @@
 """Which tokens may come next in an answer that has a form: grammars for llguidance, run in the text worker.
 
-A grammar says what may come before the answer (thoughts, which are free), and then the answer: JSON of a schema, which
-may stand between literal texts, or a call of a tool, of which only the beginning is held. It is written as Lark, with
-llguidance's additions: `%json` is a schema, `<[5]>` the token 5, and `<[^5]>` every token but it. Why here: a schema
-comes from anybody who sends a request, and the table of tokens from tokenizer.json.
+A grammar says what may come before the answer (thoughts, which are free), and then the answer: JSON of a schema or
+text of another language, which may stand between literal texts, or a call of a tool, of which only the beginning is
+held. It is written as Lark, with llguidance's additions: `%json` is a schema, `<[5]>` the token 5, and `<[^5]>` every
+token but it. Why here: a schema comes from anybody who sends a request, and the table of tokens from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
 from moeinf.text.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, in_head
+from moeinf.text.languages import GrammarError, expression
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 
-# Without a limit, some models write space for ever where JSON allows it.
-_SPACE = {"x-guidance": {"whitespace_pattern": r"[ \t\n]{1,40}"}}
+# Text that has to come is otherwise made tokens at once, and the letters of a control token that one.
+_BY_LETTERS = '%llguidance {"no_forcing": true}'
 _SPACE_BEFORE_ANSWER = r"/[ \n]{0,2}/"  # that models write behind their thoughts
-
-
-class GrammarError(Exception):
-    """A form that cannot be followed; says why."""
 
 
 class Around(NamedTuple):
@@ -56,7 +53,7 @@ class Grammars:
     def constrain(self, stream: int, around: Around, forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """Gives the answer of a stream one of these forms; returns as `accept` does, or why the form is refused.
 
-        forms: prefix, schema as JSON text, and suffix; [] where nothing but a call will do.
+        forms: prefix, suffix, and what stands between them (see languages.py); [] where nothing but a call will do.
         """
         try:
             self._matchers[stream] = self._matcher(around, forms)
@@ -105,12 +102,12 @@ class Grammars:
         return bytes(self._table.decode_bytes([token]))
 
     def _rules(self, i: int, form: Mapping[str, str]) -> tuple[str, str]:
-        """The rules form0, json0 and so on."""
-        framed = f"form{i}: {self._literal(form['prefix'])} json{i} {self._literal(form['suffix'])}"
-        return framed, f"json{i}: %json {_with_less_space(form['schema'])}"
+        """The rules form0, inner0 and so on."""
+        framed = f"form{i}: {self._literal(form['prefix'])} inner{i} {self._literal(form['suffix'])}"
+        return framed, f"inner{i}: {expression(form)}"
 
     def _compile(self, rules: Sequence[str]) -> LLMatcher:
-        matcher = LLMatcher(self._table, LLMatcher.grammar_from_lark("\n".join(rules)))
+        matcher = LLMatcher(self._table, LLMatcher.grammar_from_lark("\n".join([_BY_LETTERS, *rules])))
         _check(matcher)
         return matcher
 
@@ -169,13 +166,6 @@ def _mask(matcher: LLMatcher) -> bytes:
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise GrammarError(_reason(matcher.get_error()))
-
-
-def _with_less_space(schema: str) -> str:
-    try:
-        return json.dumps({**json.loads(schema), **_SPACE})
-    except RecursionError as error:
-        raise GrammarError("the schema is nested too deeply") from error
 
 
 def _reason(error: str) -> str:

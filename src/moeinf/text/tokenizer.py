@@ -206,7 +206,8 @@ class TextStream:
         return _pieces(self._request("close")) if was_open else []
 
     def constrain(self, forms: Sequence[Mapping[str, str]]) -> tuple[bytes, bool]:
-        """Gives the answer one of these forms: prefix, JSON of a schema, suffix. Returns as `accept` does.
+        """Gives the answer one of these forms: prefix, suffix, and what stands between them, such as a schema.
+        Returns as `accept` does.
 
         Where the stream has tools, the answer may call them instead; where there are no forms, it has to.
         Raises UsageError for a form that cannot be followed.
@@ -216,7 +217,8 @@ class TextStream:
             "constrain", _COMPILE_LIMIT_S, ids=self._context, forms=list(map(_clean, forms)), **self._kind
         )
         if "refused" in answer:
-            raise UsageError(f"format: {answer['refused']}; {'change the schema' if forms else 'leave it out'}")
+            remedy = f"change the {'schema' if 'schema' in forms[0] else 'grammar'}" if forms else "leave it out"
+            raise UsageError(f"format: {answer['refused']}; {remedy}")
         return _mask(answer)
 
     def accept(self, token_id: int) -> tuple[bytes, bool]:

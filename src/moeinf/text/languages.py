@@ -1,0 +1,60 @@
+"""Languages that an answer may have to be in, as rules of Lark in which all text is letters, and never a token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from llguidance import gbnf_to_lark, regex_to_lark
+
+# Without a limit, some models write space for ever where JSON allows it.
+_SPACE = {"x-guidance": {"whitespace_pattern": r"[ \t\n]{1,40}"}}
+# Of a Lark grammar: texts, comments and regular expressions, in which a < is a letter.
+_LETTERS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+
+
+class GrammarError(Exception):
+    """A form that cannot be followed; says why."""
+
+
+def expression(form: Mapping[str, str]) -> str:
+    """What a form holds beside its prefix and suffix, which tells how it is said. Raises GrammarError."""
+    kind = next(name for name in form if name not in ("prefix", "suffix"))
+    try:
+        return _KINDS[kind](form[kind])
+    except RecursionError as error:
+        raise GrammarError("it is nested too deeply") from error
+    except gbnf_to_lark.GbnfToLarkError as error:
+        raise GrammarError(f"the grammar cannot be read: {error}") from error
+
+
+def _schema(text: str) -> str:
+    return f"%json {json.dumps({**json.loads(text), **_SPACE})}"
+
+
+def _choice(text: str) -> str:
+    return "(" + " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text)) + ")"
+
+
+def _regex(text: str) -> str:
+    return f"/{regex_to_lark(text, '')}/"
+
+
+def _lark(text: str) -> str:
+    if "<" in _LETTERS.sub("", text):
+        raise GrammarError("a grammar of a request names no tokens: write text in quotes")
+    return f"%lark {{\n{text}\n}}"
+
+
+def _gbnf(text: str) -> str:
+    return _lark(gbnf_to_lark.gbnf_to_lark(text))
+
+
+_KINDS: Mapping[str, Callable[[str], str]] = {
+    "schema": _schema,  # JSON of it
+    "choice": _choice,  # one of a JSON list of texts
+    "regex": _regex,  # the whole answer matches
+    "lark": _lark,  # with llguidance's additions, but for tokens
+    "gbnf": _gbnf,  # llama.cpp's grammars
+}
