@@ -1,12 +1,15 @@
 """Reads JSON text as it comes, and passes on what is certain.
 
-Nothing is repaired but what a string can only mean one way: control characters as they are, such as line breaks, and
-backslashes before characters that JSON knows no escape for, as in regular expressions.
+What is well formed passes as it is. What is not becomes JSON where it can only mean one thing: Python's words and
+TRUE; numbers such as 1. and .5; other words, such as NaN or 007, which become strings, for the caller to refuse; single
+quotes; a comma behind the last item; control characters within strings; backslashes before characters that JSON knows
+no escape for, as in regular expressions; and half a surrogate pair, which becomes U+FFFD.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -14,10 +17,15 @@ from moeinf.text.stream import TOKEN_MARK
 from moeinf.text.tool_calls.reading import Fragment, NotACallError, Reading, Result, Source
 
 _MAX_DEPTH = 100  # of arrays and objects; far below what parsers of clients bear
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_MAX_DIGITS = 4000  # of a number; Python reads 4,300
+_PLAIN = {'"': re.compile(r'[^"\\\x00-\x1f]+'), "'": re.compile(r"[^'\"\\\x00-\x1f]+")}
 _WORD = re.compile(r"[-+.\w]+")
-_LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null", re.ASCII)
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_LOOSE_NUMBER = re.compile(r"([-+]?)(0|[1-9]\d*|)(?:(\.)(\d*))?((?:[eE][-+]?\d+)?)", re.ASCII)
+_LITERALS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _CLOSERS = {"{": "}", "[": "]"}
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_MAX_ESCAPE_CHARS = 12  # of a pair
 
 
 def read_json(source: Source) -> Reading[None]:
@@ -36,22 +44,29 @@ def read_json(source: Source) -> Reading[None]:
 
 def joined(reading: Reading[Result]) -> Reading[str]:
     """The fragments of a reading as one text, which nobody else sees."""
-    text = ""
+    parts: list[str] = []
     for event in reading:
         if event is None:
             yield None
         elif isinstance(event, Fragment):
-            text += event.text
-    return text
+            parts.append(event.text)
+    return "".join(parts)
 
 
 def read_value(source: Source) -> Reading[Any]:
     """One JSON value, once it is whole."""
-    text = yield from joined(read_json(source))
+    return json.loads((yield from joined(read_json(source))))
+
+
+def text_as_json(text: str) -> Any:
+    """What a whole text means as JSON; None where it means nothing."""
+    source = Source()
+    source.text, source.ended = f"{text.strip()} ", True  # with a character behind a word, so that it is whole
     try:
-        return json.loads(text)
-    except ValueError:  # a number of more digits than Python reads
-        raise NotACallError from None
+        fragments = [event.text for event in read_json(source) if isinstance(event, Fragment)]
+    except NotACallError:
+        return None
+    return None if source.text[source.at :].strip() else json.loads("".join(fragments))
 
 
 class _Scanner:
@@ -61,6 +76,8 @@ class _Scanner:
         self.done = self.failed = False
         self._closers: list[str] = []
         self._state = "value"  # or first value, first key, key, colon, after, string, key string
+        self._quote = '"'  # that ends a string
+        self._comma = ""  # that was read, with the space behind it, and is certain once another item follows
 
     def take(self, source: Source) -> str:
         """Passes over what is certain, up to the end of the value or to what is no JSON; returns its text."""
@@ -80,39 +97,33 @@ class _Scanner:
         if self._state.endswith("string"):
             return self._in_string(text, at)
         if char in " \t\r\n":
-            return char, 1
+            return self._space(char)
         if self._state == "colon":
             return self._to("value", char) if char == ":" else self._fail()
         if self._state == "after":
             return self._behind_value(char)
-        if char == '"':
-            return self._to("key string" if self._state.endswith("key") else "string", char)
-        if self._state.startswith("first") and char == self._closers[-1]:
+        if (self._comma or self._state.startswith("first")) and char == self._closers[-1]:
+            self._comma = self._comma[1:]
             return self._close(char)
+        if char in _PLAIN:
+            self._quote = char
+            return self._to("key string" if self._state.endswith("key") else "string", '"')
         if self._state.endswith("key"):
             return self._fail()
-        if char in _CLOSERS:
-            return self._open(char)
-        return self._word(text, at)
+        return self._open(char) if char in _CLOSERS else self._word(text, at)
+
+    def _space(self, char: str) -> tuple[str, int]:
+        if not self._comma:
+            return char, 1
+        self._comma += char
+        return "", 1
 
     def _in_string(self, text: str, at: int) -> tuple[str, int] | None:
-        if plain := _PLAIN.match(text, at):
+        if plain := _PLAIN[self._quote].match(text, at):
             return plain[0].replace(TOKEN_MARK, ""), len(plain[0])
-        if text[at] == '"':
+        if text[at] == self._quote:
             return self._to("colon", '"') if self._state == "key string" else self._end_value('"')
-        if text[at] != "\\":
-            return json.dumps(text[at])[1:-1], 1
-        escape = text[at : at + 2]
-        if len(escape) < 2:
-            return None
-        if escape[1] == "u":
-            digits = text[at + 2 : at + 6]
-            if len(digits) < 4:
-                return None
-            return (escape + digits, 6) if re.fullmatch(r"[0-9a-fA-F]{4}", digits) else ("\\\\u", 2)
-        if escape[1] in '"\\/bfnrt':
-            return escape, 2
-        return ("'", 2) if escape[1] == "'" else ("\\\\", 1)
+        return _escaped(text, at) if text[at] == "\\" else (json.dumps(text[at])[1:-1], 1)
 
     def _word(self, text: str, at: int) -> tuple[str, int] | None:
         """A number, or a literal, which ends where another character follows."""
@@ -121,7 +132,7 @@ class _Scanner:
             return self._fail()
         if word.end() == len(text):
             return None
-        return self._end_value(word[0]) if _LITERAL.fullmatch(word[0]) else self._fail()
+        return self._end_value(_meant(word[0]), len(word[0]))
 
     def _open(self, char: str) -> tuple[str, int] | None:
         if len(self._closers) == _MAX_DEPTH:
@@ -132,20 +143,60 @@ class _Scanner:
     def _behind_value(self, char: str) -> tuple[str, int] | None:
         if char == self._closers[-1]:
             return self._close(char)
-        return self._to("key" if self._closers[-1] == "}" else "value", char) if char == "," else self._fail()
+        if char != ",":
+            return self._fail()
+        self._state, self._comma = "key" if self._closers[-1] == "}" else "value", ","
+        return "", 1
 
     def _close(self, char: str) -> tuple[str, int]:
         self._closers.pop()
         return self._end_value(char)
 
-    def _end_value(self, text: str) -> tuple[str, int]:
+    def _end_value(self, text: str, num_chars: int = 1) -> tuple[str, int]:
         self._state, self.done = "after", not self._closers
-        return text, len(text)
+        return self._with_comma(text), num_chars
 
     def _to(self, state: str, char: str) -> tuple[str, int]:
         self._state = state
-        return char, 1
+        return self._with_comma(char), 1
+
+    def _with_comma(self, text: str) -> str:
+        comma, self._comma = self._comma, ""
+        return comma + text
 
     def _fail(self) -> tuple[str, int] | None:
         self.failed = True
         return None
+
+
+def _escaped(text: str, at: int) -> tuple[str, int] | None:
+    """What an escape within a string stands for, and how many characters it has; None where more has to come."""
+    escape = text[at : at + 2]
+    if len(escape) < 2:
+        return None
+    if escape[1] != "u":
+        return (escape, 2) if escape[1] in '"\\/bfnrt' else ("'", 2) if escape[1] == "'" else ("\\\\", 1)
+    code = _ESCAPE.match(text, at)
+    if code is None:
+        return None if len(text) < at + 6 else ("\\\\u", 2)
+    if code[1][0] not in "dD" or code[1][1] in "01234567":
+        return code[0], 6
+    if len(text) < at + _MAX_ESCAPE_CHARS and not any(quote in text[at:] for quote in _PLAIN):
+        return None
+    low = _ESCAPE.match(text, at + 6)
+    is_pair = code[1][1] in "89abAB" and low is not None and low[1][0] in "dD" and low[1][1] in "cdefCDEF"
+    return (text[at : at + 12], 12) if is_pair else ("\ufffd", 6)
+
+
+def _meant(word: str) -> str:
+    """A word as JSON: a number or a literal; else a string."""
+    if len(word) <= _MAX_DIGITS:
+        if word.lower() in _LITERALS:
+            return _LITERALS[word.lower()]
+        if _NUMBER.fullmatch(word) and math.isfinite(float(word)):
+            return word
+        loose = _LOOSE_NUMBER.fullmatch(word)
+        if loose and (loose[2] or loose[4]) and math.isfinite(float(word)):
+            fraction = f".{loose[4] or '0'}" if loose[3] else ""
+            return f"{loose[1].replace('+', '')}{loose[2] or '0'}{fraction}{loose[5]}"
+    return json.dumps(word, ensure_ascii=False)

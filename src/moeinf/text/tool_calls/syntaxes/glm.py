@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from moeinf.text.tool_calls.call_objects import read_name
 from moeinf.text.tool_calls.reading import Fragment, Name, NotACallError, Reading, Source
-from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.schema_values import NO_TEXT, ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -28,7 +28,7 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
         yield from source.space()
         yield from source.expect(_VALUE)
         value, _ = yield from source.until(_END_VALUE)
-        yield Fragment(f"{before}{tools.member(name, key.strip(), value)}")
+        yield Fragment(f"{before}{tools.member(name, key.strip(), value, NO_TEXT)}")
         before = ", "
         yield from source.space()
     yield Fragment("{}" if before == "{" else "}")
