@@ -70,7 +70,8 @@ def message_of(message: dict[str, Any], where: str) -> Message:
     thought = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
     if isinstance(thought, str) and thought:
         plain |= {"reasoning_content": thought, "thinking": thought}
-    return plain | {name: message[name] for name in ("tool_calls", "tool_call_id", "name") if message.get(name)}
+    named = ("tool_calls", "function_call", "tool_call_id", "name")
+    return plain | {name: message[name] for name in named if message.get(name)}
 
 
 def _tools(asked: ChatRequest) -> tuple[Tool, ...]:

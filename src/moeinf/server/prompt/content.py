@@ -46,9 +46,12 @@ def stops(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def role_of(message: dict[str, Any], where: str) -> str:
-    """The role in lower case; `developer` is OpenAI's newer word for system. Raises Refusal."""
+    """The role in lower case; `developer` is OpenAI's newer word for system, `function` its old one for tool.
+
+    Raises Refusal.
+    """
     role = str(message.get("role", "")).lower()
-    role = "system" if role == "developer" else role
+    role = {"developer": "system", "function": "tool"}.get(role, role)
     if role not in ("system", "user", "assistant", "tool"):
         raise Refusal(400, f"{where}: role {message.get('role')!r:.60} is none of system, user, assistant, tool")
     return role

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from moeinf.text.stream import TOKEN_MARK
@@ -69,6 +70,14 @@ def text_as_json(text: str) -> Any:
     return None if source.text[source.at :].strip() else json.loads("".join(fragments))
 
 
+def begun_json(text: str) -> Any:
+    """What a text that may have been cut off means as JSON, as far as it came; None where it means nothing."""
+    source = Source()
+    source.text = text.strip()
+    closed = _Scanner().closed(source)
+    return json.loads(closed) if closed else None
+
+
 class _Scanner:
     """A pushdown automaton over the characters of one JSON value."""
 
@@ -81,15 +90,26 @@ class _Scanner:
 
     def take(self, source: Source) -> str:
         """Passes over what is certain, up to the end of the value or to what is no JSON; returns its text."""
-        taken: list[str] = []
+        return "".join(self._steps(source))
+
+    def closed(self, source: Source) -> str:
+        """Takes all of a text; returns what is certain of it with the ends that it lacks, "" for what is no JSON."""
+        text = sound = ""
+        for step in self._steps(source):
+            text += step
+            if self._state in ("after", "first key", "first value"):
+                sound = text + "".join(reversed(self._closers))
+        if self.failed or (self.done and source.at < len(source.text)):
+            return ""
+        return f'{text}"{"".join(reversed(self._closers))}' if self._state == "string" else sound
+
+    def _steps(self, source: Source) -> Iterator[str]:
         while not self.done and source.at < len(source.text):
             step = self._step(source.text, source.at)
             if step is None:
-                break
-            text, num_chars = step
-            taken.append(text)
-            source.at += num_chars
-        return "".join(taken)
+                return
+            source.at += step[1]
+            yield step[0]
 
     def _step(self, text: str, at: int) -> tuple[str, int] | None:
         """What comes next, and how many characters stand for it. None where it is not known yet, or is no JSON."""

@@ -9,74 +9,35 @@ from typing import Any
 
 from moeinf.errors import TextError
 from moeinf.text.templates.traced import Traced
+from moeinf.text.tool_calls.history import ChatCalls
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
 
 Message = Mapping[str, Any]
 _THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # of templates and clients; the first that holds text
+_ROLES = {"developer": "system", "function": "tool"}
 _ONE_CALL_A_TURN = "tool_calls[0]"  # in templates that look at no other call of a turn: gpt-oss
 
 
 def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> list[dict[str, Any]]:
     """Messages in OpenAI's form as templates read them. Raises TextError for calls that are none.
 
-    developer is system; content that is null is ""; arguments of calls are objects; calls and results have their ids
-    in the form of the syntax; results know their tool's name; thoughts have both of the names that templates read.
+    developer is system; function_call and the role function, OpenAI's old form, are tool_calls and tool; content that
+    is null is ""; arguments of calls are objects; calls and results have their ids in the form of the syntax, and no
+    id comes twice; results know their tool's name; thoughts have both of the names that templates read.
     """
-    calls = _Calls(syntax)
+    calls = ChatCalls(syntax)
     made = []
     for message in messages:
         new = {**message, "content": "" if message.get("content") is None else message["content"]}
-        if new.get("role") == "developer":
-            new["role"] = "system"
-        if given := new.pop("tool_calls", None):
-            new["tool_calls"] = [calls.made(call) for call in given]
+        if new.get("role") in _ROLES:
+            new["role"] = _ROLES[new["role"]]
+        one_call = new.pop("function_call", None)
+        if given := new.pop("tool_calls", None) or ([{"function": one_call}] if one_call else None):
+            new["tool_calls"] = calls.turn(given)
         if new.get("role") == "tool":
             new = calls.answered(new)
         made.append(_with_thoughts(new))
     return made
-
-
-class _Calls:
-    """The calls of a chat so far, and which of them have no result yet."""
-
-    def __init__(self, syntax: Syntax | None) -> None:
-        self._syntax = syntax
-        self._num_calls = 0
-        self._known: dict[str, tuple[str, str]] = {}  # by the id that was given: the one made of it, the tool's name
-        self._open: list[str] = []  # ids that were given
-
-    def made(self, call: MessageCall) -> dict[str, Any]:
-        function = call.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if not (isinstance(function, Mapping) and isinstance(name, str)):
-            raise TextError("a tool call of this chat has no function with a name")
-        arguments = _object(function.get("arguments"))
-        if arguments is None:
-            raise TextError(f"the arguments of a call of {name!r} in this chat are no JSON object; leave the call out")
-        given = str(call.get("id") or f"call_{self._num_calls}")
-        made = self._syntax.call_id(given, name, self._num_calls) if self._syntax and self._syntax.call_id else given
-        self._num_calls += 1
-        self._known[given] = made, name
-        self._open.append(given)
-        return {"id": made, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-    def answered(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result with id and name of its call; one without an id belongs to the first call that is still open."""
-        given = str(result.get("tool_call_id") or next(iter(self._open), ""))
-        self._open = [call_id for call_id in self._open if call_id != given]
-        call_id, name = self._known.get(given, (given, ""))
-        found = {"tool_call_id": call_id, "name": result.get("name") or result.get("tool_name") or name}
-        return result | {key: value for key, value in found.items() if value}
-
-
-def _object(arguments: Any) -> dict[str, Any] | None:
-    """Arguments as an object; None where they are none."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            return None
-    return dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
 
 
 def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +73,10 @@ def _one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
 
     Thoughts and text of such a turn become one, as the template refuses a call with both.
     """
-    results = {m.get("tool_call_id"): m for m in messages if m.get("role") == "tool"}
+    results: dict[object, list[Message]] = {}
+    for message in messages:
+        if message.get("role") == "tool":
+            results.setdefault(message.get("tool_call_id"), []).append(message)
     moved: set[str] = set()
     made: list[Message] = []
     for message in messages:
@@ -125,8 +89,8 @@ def _one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
             texts = (message.get("thinking"), message["content"]) if at == 0 else ()
             said = "\n\n".join(text for text in texts if text)
             made.append({"role": message["role"], "content": "", "tool_calls": [call]} | _thought(said))
-            if len(calls) > 1 and call["id"] in results:
-                made.append(results[call["id"]])
+            if len(calls) > 1:
+                made += results.get(call["id"], [])
                 moved.add(call["id"])
     return made
 

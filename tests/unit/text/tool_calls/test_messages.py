@@ -55,12 +55,45 @@ def test_arguments_are_objects(arguments: Any) -> None:
         assert in_templates_form([calling(call(arguments=nothing))], None)[0]["tool_calls"] == [call(arguments={})]
 
 
-@pytest.mark.parametrize("wrong", ["{", "[]", '"a"', 5, "[" * 100_000])
+@pytest.mark.parametrize("wrong", ["{a: 1", "[]", '"a"', 5, "[" * 100_000, "not JSON", '{"a": 1} x', '"[]"'])
 def test_arguments_that_are_no_object_are_refused(wrong: Any) -> None:
     with pytest.raises(TextError, match="arguments of a call of 'f' in this chat are no JSON object"):
         in_templates_form([calling(call(arguments=wrong))], None)
+
+
+@pytest.mark.parametrize("wrong", [{"id": "1"}, "a", None, 5, {"function": {"name": ""}}, {"function": {"name": 5}}])
+def test_calls_that_are_none_are_named(wrong: Any) -> None:
     with pytest.raises(TextError, match="no function with a name"):
-        in_templates_form([calling({"id": "1"})], None)
+        in_templates_form([calling(wrong)], None)
+    if wrong:
+        with pytest.raises(TextError, match="tool_calls of a message in this chat are no list"):
+            in_templates_form([{"role": "assistant", "content": "", "tool_calls": {"a": wrong}}], None)
+
+
+@pytest.mark.parametrize(
+    ("cut", "object"),
+    [
+        ("{", {}),
+        ('{"a": "so fa', {"a": "so fa"}),
+        ('{"a": 1, "b": [1, {"c": "x\\', {"a": 1, "b": [1, {"c": "x"}]}),
+        ('{"a": 1, "be', {"a": 1}),
+        ('{"a": 1, "b": 12', {"a": 1}),
+        ('{"a": tru', {}),
+        ('"{\\"a\\": {\\"b\\": 1}}"', {"a": {"b": 1}}),
+        ('{"a": True}', {"a": True}),
+        ("null", {}),
+        ('""', {}),
+        (" ", {}),
+    ],
+)
+def test_arguments_that_were_cut_or_encoded_twice_are_what_came_of_them(cut: str, object: Any) -> None:
+    assert in_templates_form([calling(call(arguments=cut))], None)[0]["tool_calls"] == [call(arguments=object)]
+
+
+def test_openais_old_form_of_a_call_is_a_call() -> None:
+    old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
+    made = in_templates_form([old, {"role": "function", "name": "f", "content": "r"}], None)
+    assert made == in_templates_form([calling(call(arguments={"a": 1}, call_id=None)), result("r", None)], None)
 
 
 def test_results_know_their_call_by_its_id_or_their_place() -> None:
@@ -70,6 +103,58 @@ def test_results_know_their_call_by_its_id_or_their_place() -> None:
     assert in_templates_form([result("a", None, tool_name="f")], None)[0]["name"] == "f"
     unnamed = in_templates_form([calling(call(call_id=None)), result("a", None)], None)
     assert unnamed[0]["tool_calls"][0]["id"] == unnamed[1]["tool_call_id"] == "call_0"
+
+
+NO_ID: str | None = None
+SYNTAXES = [None, MISTRAL, KIMI]
+# Calls of a turn as name and id; results as the number of the call that they belong to, id and name.
+TURNS: list[list[tuple[list[tuple[str, str | None]], list[tuple[int, str | None, str | None]]]]] = [
+    [([("f", "c0"), ("g", "c1")], [(0, "c0", None), (1, "c1", None)]), ([("f", "c0")], [(2, "c0", None)])],
+    [([("f", "c0"), ("g", "c1")], [(1, "c1", None), (0, "c0", None)]), ([("g", "c1"), ("f", "c0")], [(3, "c0", "f")])],
+    [([("f", "c0"), ("f", "c0")], [(0, "c0", None), (1, "c0", None)])],
+    [([("f", "c0"), ("g", "c0")], [(1, "c0", "g"), (0, "c0", "f")])],
+    [([("f", NO_ID), ("g", NO_ID)], [(1, NO_ID, "g"), (0, NO_ID, "f")])],
+    [([("f", NO_ID), ("f", NO_ID)], [(0, NO_ID, "f"), (1, NO_ID, "f")])],
+    [([("f", NO_ID), ("g", NO_ID)], [(0, NO_ID, None), (1, NO_ID, None)]), ([("f", NO_ID)], [(2, NO_ID, None)])],
+    [([("f", "c0")], []), ([("f", "c0")], [(1, "c0", None), (0, "c0", None)])],
+    [([("f", "abcDEF123")], [(0, "abcDEF123", None)]), ([("f", "abcDEF123")], [(1, "abcDEF123", None)])],
+    [([("f", "c0"), ("g", "c0_1")], [(1, "c0_1", None)]), ([("f", "c0")], [(2, "c0", None), (0, "c0", None)])],
+]
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=["any", "mistral", "kimi"])
+@pytest.mark.parametrize("turns", TURNS)
+def test_each_result_goes_to_its_call_though_ids_come_again_or_lack(turns: Any, syntax: Any) -> None:
+    chat, right = [], []
+    for calls, results in turns:
+        chat.append(calling(*(call(name, call_id=call_id) for name, call_id in calls)))
+        chat += [result("r", call_id, **({"name": name} if name else {})) for _, call_id, name in results]
+        right += [number for number, _, _ in results]
+    made = in_templates_form(chat, syntax)
+    calls = [call for message in made for call in message.get("tool_calls", ())]
+    ids = [call["id"] for call in calls]
+    assert len(set(ids)) == len(ids)
+    results = [message for message in made if message["role"] == "tool"]
+    assert [ids.index(message["tool_call_id"]) for message in results] == right
+    assert [message["name"] for message in results] == [calls[at]["function"]["name"] for at in right]
+    fewer = in_templates_form(chat[:1], syntax)
+    assert fewer == made[:1], "a chat that goes on keeps its beginning"
+
+
+def test_a_result_of_a_tool_that_no_open_call_has_is_given_to_none() -> None:
+    made = in_templates_form([calling(call("f", call_id=None)), result("r", None, tool_name="g")], None)
+    assert "tool_call_id" not in made[1] and made[1]["name"] == "g"
+
+
+def test_a_template_that_shows_one_call_a_turn_loses_no_result() -> None:
+    chat = [
+        calling(call("f", call_id="1"), call("g", call_id="1")),
+        result("a", "1"),
+        result("b", "1"),
+        result("c", "1"),
+    ]
+    made = fitted(in_templates_form(chat, None), "message.tool_calls[0]", None)
+    assert [m["content"] for m in made] == ["", "a", "c", "", "b"]
 
 
 def test_mistral_has_ids_of_nine_letters_and_digits_which_stay_the_same() -> None:
