@@ -35,13 +35,13 @@ class AnswerText:
             if self._stops.stopped:
                 self.ended = True
                 break
-        yield from self._shown(self._stream.flush())
+        yield from self._shown(self._stream.flush(cut=not self.ended))
         if rest := self._stops.flush():
             yield Piece(rest)
 
     def close(self) -> None:
         """Ends an answer that nobody reads to its end."""
-        self._stream.flush()
+        self._stream.flush(cut=True)
 
     def _shown(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:

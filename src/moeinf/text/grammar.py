@@ -18,7 +18,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
-from moeinf.text.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, in_head
+from moeinf.text.harmony import in_head
+from moeinf.text.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from moeinf.text.languages import GrammarError, expression
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 

@@ -2,8 +2,9 @@
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 
-Its analysis is what other models think between tags. A message to=functions.name calls a tool; others in the channel
-commentary tell the user what is being done.
+Its analysis is what other models think between tags. A message to a tool of the request, or to=functions.name, calls
+it; one to another program, such as python or browser.search, is no answer either, and counts as thought.
+Others in the channel commentary tell the user what is being done.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
+from moeinf.text.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START, Head
 from moeinf.text.stream import Piece, TokenStream
 from moeinf.text.tool_calls.reading import CallReading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import pieces_of
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY, called_in
 
-START, CHANNEL, MESSAGE, END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-CONSTRAIN = "<|constrain|>"  # what the text of a message is: json
+_PEOPLE = ("user", "assistant", "all", "")  # recipients that a message may have and still be an answer
+_BUILT_IN = ("browser", "python")  # tools that gpt-oss was trained with
 
 
 def is_harmony(tokenizer: Tokenizer) -> bool:
@@ -40,11 +42,10 @@ class HarmonyStream:
         self._tokenizer, self._tools = tokenizer, tools
         self._call: CallReading | None = None  # what reads the message, where it is one
         self._num_calls = 0
-        self._role = ""  # the part of the head before its channel
-        self._controls = {tokenizer.token_to_id(name): name for name in _CONTROLS}
+        self._controls = {tokenizer.token_to_id(name): name for name in (START, CHANNEL, MESSAGE, END, CONSTRAIN)}
         begun = in_head(tokenizer, context)
-        self._head: list[int] | None = [] if begun else None  # since its last control token; None in a message's text
-        self._text = TokenStream(tokenizer, [] if begun else list(context), skip_special=True)
+        self._head = Head(tokenizer, START, context) if begun else None  # None in a message's text
+        self._text = TokenStream(tokenizer, list(context), skip_special=True)
         self._thinking = False
         self._shown: set[bool] = set()  # whether there was some thought (True) and some answer (False)
 
@@ -53,29 +54,38 @@ class HarmonyStream:
 
     def _step_one(self, token: int) -> Iterator[Piece]:
         control = self._controls.get(token)
-        if control == MESSAGE:
-            yield from self.flush()  # a message that nothing has ended
-            yield from self._begin()
-        elif control is not None:
-            yield from self.flush()
-            self._role = self._tokenizer.decode(self._head or []) if control == CHANNEL else ""
-            self._head = []
-        elif self._head is not None:
-            self._head.append(token)
-        else:
+        if self._head is not None and control in (CHANNEL, CONSTRAIN):
+            self._head.add_mark(control)
+        elif control == MESSAGE:
+            yield from self._end_message()  # one that nothing has ended
+            yield from self._begin(TokenStream(self._tokenizer, [], skip_special=True))
+        elif control in (START, CHANNEL, END):
+            yield from self._end_message()
+            self._head = Head(self._tokenizer, control)
+        elif self._head is None:
             yield from self._pieces(self._text.step([token]))
+        elif not self._head.add(token):
+            text, stream = self._head.end_in_text()
+            yield from self._begin(stream)
+            yield from self._pieces(text)
 
-    def _begin(self) -> list[Piece]:
+    def _begin(self, text: TokenStream) -> list[Piece]:
         """Begins a message whose head is complete; returns the space between it and the one of its kind before."""
-        head = self._tokenizer.decode(self._head or [])
-        self._thinking = head.split()[:1] == ["analysis"]
-        self._head, self._text = None, TokenStream(self._tokenizer, [], skip_special=True)
-        name, self._role = called_in(f"{self._role} {head}"), ""
+        head, self._head, self._text = self._head, None, text
+        recipient = head.recipient if head is not None else None
+        name = called_in(recipient, self._tools) if recipient and self._tools is not None else None
+        self._thinking = head is not None and (head.is_analysis or self._is_for_others(recipient))
         if self._tools is not None and name is not None:
             source = Source()
             self._call = CallReading(source, HARMONY.read(source, name, self._tools), self._num_calls)
             return []
         return self._pieces("\n\n" if self._thinking in self._shown else "")
+
+    def _is_for_others(self, recipient: str | None) -> bool:
+        """Whether a message goes to a program. Without tools, one to a function is text, as other calls are."""
+        if recipient is None or recipient in _PEOPLE:
+            return False
+        return self._tools is not None or recipient.split(".")[0] in _BUILT_IN
 
     def _pieces(self, text: str) -> list[Piece]:
         if self._call is not None:
@@ -83,15 +93,21 @@ class HarmonyStream:
         self._shown |= {self._thinking} if text else set()
         return [Piece(text, self._thinking)] if text else []
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        if self._head is None:
+            return self._end_message(cut=cut)
+        text, self._thinking = self._head.flush(), self._head.is_analysis
+        return [*self._begin(self._text), *self._pieces(text), *self._end_message(cut=cut)] if text else []
+
+    def _end_message(self, *, cut: bool = False) -> list[Piece]:
         if self._head is not None:
             return []
         pieces = self._pieces(self._text.flush())
-        return pieces if self._call is None else [*pieces, *self._end_call(self._call)]
+        return pieces if self._call is None else [*pieces, *self._end_call(self._call, cut=cut)]
 
-    def _end_call(self, call: CallReading) -> Iterator[Piece]:
-        """Ends a message to a tool; what was no call in it is text."""
-        yield from pieces_of(call.end())
+    def _end_call(self, call: CallReading, *, cut: bool) -> Iterator[Piece]:
+        """Ends a message to a tool; what was no call in it is text, but for a call that the answer's end cut off."""
+        yield from pieces_of(call.end(cut=cut))
         self._call, self._num_calls, self._thinking = None, call.index, False
-        if call.rest.strip():
+        if call.rest.strip() and not call.broke_off and not (cut and not call.found_any):
             yield from self._pieces(("\n\n" if self._shown & {False} else "") + call.rest)

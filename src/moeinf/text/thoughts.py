@@ -153,7 +153,7 @@ class ThoughtStream:
         if thought := thought.rstrip():
             yield Piece(thought, thought=True)
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, cut: bool = False) -> list[Piece]:
         """Returns what was held back, when no more comes; bytes that never became characters become U+FFFD."""
         pieces = list(self._push(self._text.flush()))
         rest = self._held if self._state != "closed" else ""

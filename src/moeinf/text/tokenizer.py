@@ -21,7 +21,7 @@ _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
 _COMPILE_LIMIT_S = 10.0  # some schemas of a few bytes take seconds, such as a large multipleOf
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
-_CONTEXT_TOKENS = 8  # end of the prompt: tells whether a space comes before the first word, and a thought is open
+_CONTEXT_TOKENS = 32  # end of the prompt: tells whether a space comes before the first word, what is open or begun
 
 
 class Tokenizer:
@@ -200,10 +200,13 @@ class TextStream:
         """Takes a token; returns the text that is complete now, which is none in the middle of a character."""
         return _pieces(self._request("step", ids=[token_id]))
 
-    def flush(self) -> list[Piece]:
-        """Ends the stream, once. Bytes that never became a character come out as U+FFFD."""
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        """Ends the stream, once. Bytes that never became a character come out as U+FFFD.
+
+        cut: whether the answer was cut off, so that what looks like a call may be the beginning of something else.
+        """
         was_open, self._open = self._open, False
-        return _pieces(self._request("close")) if was_open else []
+        return _pieces(self._request("close", cut=cut)) if was_open else []
 
     def constrain(self, forms: Sequence[Mapping[str, str]]) -> tuple[bytes, bool]:
         """Gives the answer one of these forms: prefix, suffix, and what stands between them, such as a schema.

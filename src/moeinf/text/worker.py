@@ -168,7 +168,7 @@ class TextWorker:
     def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._grammars is not None:
             self._grammars.forget(request["stream"])
-        return {"pieces": _plain(self._streams.pop(request["stream"]).flush())}
+        return {"pieces": _plain(self._streams.pop(request["stream"]).flush(cut=request["cut"]))}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def folder(model_folder: MakeFolder) -> Path:
             "They greet.",
             "{}\n\nHello 日本!",
         ),
+        ("<|channel|>commentary to=browser.search code<|message|>{}<|end|>" + FINAL, "{}", "Hello 日本!"),
         ("<|message|>no channel", "", "no channel"),
         ("<|channel|>final<|message|>It says <think>", "", "It says <think>"),
     ],
@@ -57,7 +58,6 @@ def test_words_of_the_format_that_are_text_stay_text(folder: Path) -> None:
 
 
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,15 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
             ['f{"a": 1}'],
         ),
         ("<|channel|>analysis to=functions.f code<|message|>{}", "", "", ["f{}"]),
-        ("<|channel|>commentary to=python<|message|>print()", "", "print()", []),
+        ("<|channel|>commentary to=python<|message|>print()", "print()", "", []),
+        (
+            "<|channel|>commentary to=browser.search code<|message|>{}<|end|><|start|>assistant" + CALL,
+            "{}",
+            "",
+            ['f{"a": 1}'],
+        ),
+        ("<|channel|>commentary to=user<|message|>I look it up.", "", "I look it up.", []),
+        ('<|channel|>commentary to=functions.f <|message|>{"a": 1 2}', "", "", ['f{"a": 1 ']),
         ("<|channel|>commentary<|message|>I look it up.", "", "I look it up.", []),
         (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', "", "", ['f{"a": 1}']),
     ],
@@ -95,16 +103,101 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 def test_a_message_to_a_function_is_a_call(
     folder: Path, answer: str, thought: str, text: str, calls: list[str]
 ) -> None:
+    assert told(folder, answer) == (thought, text, calls)
+
+
+def told(
+    folder: Path, answer: str, *, prompt: str = "<|start|>assistant", name: str = "f", cut: bool = False
+) -> tuple[str, str, list[str]]:
+    """What was thought, what was said, and the calls: names with their arguments."""
+    tools = [{"type": "function", "function": {"name": name}}]
     with Tokenizer(folder) as tokenizer:
-        stream = tokenizer.stream(tokenizer.encode("<|start|>assistant", control_tokens=True), tools=TOOLS)
+        stream = tokenizer.stream(tokenizer.encode(prompt, control_tokens=True), tools=tools)
         ids = tokenizer.encode(answer, control_tokens=True)
-        pieces = [*(piece for token in ids for piece in stream.step(token)), *stream.flush()]
-    assert apart(pieces) == (thought, text)
+        pieces = [*(piece for token in ids for piece in stream.step(token)), *stream.flush(cut=cut)]
     called: dict[int, str] = {}
     for piece in pieces:
         if piece.call:
             called[piece.call.index] = called.get(piece.call.index, piece.call.name or "") + piece.call.arguments
-    assert [called[index] for index in range(len(called))] == calls
+    return *apart(pieces), [called[index] for index in range(len(called))]
+
+
+HEADS = [
+    "<|channel|>commentary to=functions.NAME<|constrain|>json",
+    "<|channel|>commentary to=functions.NAME <|constrain|>json",
+    "<|channel|>commentary to=functions.NAME<|constrain|>code",
+    "<|channel|>commentary to=functions.NAME<|constrain|>",
+    "<|channel|>commentary to=functions.NAMEjson",
+    "<|channel|>commentary to=functions.NAME json",
+    "<|channel|>commentary to=NAME <|constrain|>json",
+    "<|channel|>commentary<|constrain|>json to=NAME",
+    "<|channel|>analysis to=NAME code",
+    "<|channel|>final to=NAME",
+    " to=functions.NAME<|channel|>commentary<|constrain|>json",
+    " to=NAME<|channel|>analysis json",
+    " to=NAME<|constrain|>json",
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=NAME<|channel|>commentary<|constrain|>json",
+    "<|channel|>analysis<|message|>Hm.<|end|> assistant to=functions.NAME<|channel|>commentary",
+]
+
+
+@pytest.mark.parametrize("name", ["f", "get_weather", "mcp.files:read-all", "json", "x_json"])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_names_its_tool_however_its_parts_stand_together(folder: Path, head: str, name: str) -> None:
+    answer = head.replace("NAME", name) + '<|message|>{"a": 1}'
+    assert told(folder, answer, name=name) == (answer.count("Hm.") * "Hm.", "", [name + '{"a": 1}'])
+
+
+@pytest.mark.parametrize(
+    ("answer", "thought", "text"),
+    [
+        (THOUGHT + "So the answer is 4.", "They greet.", "So the answer is 4."),
+        (THOUGHT + "Four", "They greet.", "Four"),
+        (THOUGHT + "\n日本 is far", "They greet.", "日本 is far"),
+        (THOUGHT + "assistant" + FINAL.removeprefix("<|start|>assistant"), "They greet.", "Hello 日本!"),
+        (THOUGHT + "<|start|>assistant So be it", "They greet.", "So be it"),
+        (THOUGHT + "<|start|>The end is near", "They greet.", "The end is near"),
+        ("<|channel|>final So the answer is 4.", "", "So the answer is 4."),
+        ("<|channel|>final 4", "", "4"),
+        ("<|channel|>final json", "", ""),
+        ("<|channel|>analysis I think so.", "I think so.", ""),
+        (
+            "<|channel|>analysis I think so.<|end|><|start|>assistant" + "<|channel|>final<|message|>4",
+            "I think so.",
+            "4",
+        ),
+        ("<|channel|>finally it ends", "", "finally it ends"),
+        ("<|channel|>final<|constrain|>json {1}", "", "{1}"),
+        ("So the answer is 4.", "", "So the answer is 4."),
+        ("Four", "", "Four"),
+        ("to", "", "to"),
+        ("t", "", "t"),
+        ("日本", "", "日本"),
+        ("So it is.<|end|>And so on.", "", "So it is.\n\nAnd so on."),
+        ("<|start|>assis", "", ""),
+    ],
+)
+def test_text_without_a_head_is_shown(folder: Path, answer: str, thought: str, text: str) -> None:
+    assert told(folder, answer) == (thought, text, [])
+    if text not in ("t", "to"):  # which may begin a role
+        assert told(folder, answer, prompt="<|start|>") == (thought, text, [])
+
+
+def test_a_head_that_the_prompt_has_begun_goes_on(folder: Path) -> None:
+    assert told(folder, "<|message|>Hm.", prompt="<|start|>assistant<|channel|>analysis") == ("Hm.", "", [])
+    assert told(folder, "f<|channel|>final json<|message|>{}", prompt="<|start|>assistant to=functions.") == (
+        "",
+        "",
+        ["f{}"],
+    )
+    prompt = "<|start|>assistant to=f<|channel|>commentary"
+    assert told(folder, "<|constrain|>json<|message|>{}", prompt=prompt) == ("", "", ["f{}"])
+
+
+@pytest.mark.parametrize("end", ["", "{", '{"a": "so fa'])
+def test_a_call_that_was_cut_leaves_no_text(folder: Path, end: str) -> None:
+    thought, text, calls = told(folder, "<|channel|>commentary to=functions.f<|message|>" + end, cut=True)
+    assert (thought, text) == ("", "") and calls in ([], ['f{"a": "so fa'])
 
 
 def test_the_end_of_a_call_ends_the_turn(model_folder: MakeFolder) -> None:

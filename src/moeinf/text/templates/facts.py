@@ -5,7 +5,7 @@ from __future__ import annotations
 import jinja2
 from jinja2 import nodes
 
-from moeinf.text.harmony import CHANNEL
+from moeinf.text.harmony_heads import CHANNEL
 from moeinf.text.templates.sandbox import environment
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.thoughts import tags_of

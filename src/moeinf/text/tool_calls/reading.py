@@ -41,7 +41,8 @@ class Source:
     """
 
     def __init__(self, tokens: Collection[str] = ()) -> None:
-        self.text, self.at, self.ended = "", 0, False
+        self.text, self.at = "", 0
+        self.ended = self.cut = False  # whether no more comes, and whether that is not by the model's own will
         self._tokens = tokens
 
     def written(self, mark: str) -> str:
@@ -106,9 +107,11 @@ class Source:
             yield from self.more()
 
     def at_end(self) -> Reading[bool]:
-        """Whether the text ends here."""
+        """Whether the model ended its text here. Raises NotACallError where that was cut off."""
         while self.at == len(self.text) and not self.ended:
             yield None
+        if self.at == len(self.text) and self.cut:
+            raise NotACallError
         return self.at == len(self.text)
 
 
@@ -138,9 +141,9 @@ class CallReading:
         self._source.text += text
         return self._run()
 
-    def end(self) -> Iterator[CallPart]:
-        """No more comes; it is `finished` then."""
-        self._source.ended = True
+    def end(self, *, cut: bool = False) -> Iterator[CallPart]:
+        """No more comes; it is `finished` then. cut: whether the text was cut off."""
+        self._source.ended, self._source.cut = True, cut
         return self._run()
 
     def _run(self) -> Iterator[CallPart]:

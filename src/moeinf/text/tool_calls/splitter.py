@@ -90,7 +90,7 @@ class TextStream(Protocol):
 
     def step(self, ids: Sequence[int]) -> list[Piece]: ...
 
-    def flush(self) -> list[Piece]: ...
+    def flush(self, *, cut: bool = False) -> list[Piece]: ...
 
 
 class CallStream:
@@ -109,7 +109,7 @@ class CallStream:
     def step(self, ids: Sequence[int]) -> list[Piece]:
         return list(self._apart(self._stream.step(ids)))
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, cut: bool = False) -> list[Piece]:
         pieces = [*self._apart(self._stream.flush()), *self._splitter.flush()]
         return [*pieces, *self._called_in_thought()]
 

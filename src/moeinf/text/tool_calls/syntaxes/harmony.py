@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
-import re
-
 from moeinf.text.tool_calls.call_objects import checked_name, read_arguments, whole_call
 from moeinf.text.tool_calls.reading import NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 
-_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_PREFIX = "functions."
+_KINDS = ("json", "code")  # of the text of a message, which some answers write right behind the name
 
 
-def called_in(head: str) -> str | None:
-    """The tool that a message goes to, by its head (role and channel); None for a message that is no call."""
-    found = _RECIPIENT.search(head)
+def called_in(recipient: str, tools: ToolSchemas) -> str | None:
+    """The tool that a message to `recipient` calls; None where that is no function."""
+    name = recipient.removeprefix(_PREFIX)
+    named = (name.removesuffix(kind) for kind in ("", *_KINDS))
+    found = next((each for each in named if each in tools), name)
     try:
-        return checked_name(found[1]) if found else None
+        return checked_name(found) if found in tools or recipient.startswith(_PREFIX) else None
     except NotACallError:
         return None
 
