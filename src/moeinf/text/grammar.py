@@ -12,6 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 from moeinf.errors import TextError
 from moeinf.text.harmony import in_head
 from moeinf.text.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from moeinf.text.json_space import AnswerStart, JsonSpace, SpaceTokens, token_name
 from moeinf.text.languages import GrammarError, expression
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 
@@ -35,6 +37,7 @@ class Around(NamedTuple):
     head: str = ""  # what has to come before the answer
     call: str = ""  # a call of a tool instead of it
     rules: tuple[str, ...] = ()  # which these expressions use
+    start: AnswerStart = AnswerStart()  # how the answer is found behind them
 
 
 class Grammars:
@@ -44,6 +47,7 @@ class Grammars:
         """Takes one to two seconds for 200,000 tokens. Raises TextError for a tokenizer that llguidance cannot read."""
         self._tokenizer, self._eos_ids = tokenizer, list(eos_ids)
         self._matchers: dict[int, LLMatcher] = {}  # of streams: how far their answers have come
+        self._spaces: dict[int, JsonSpace] = {}  # of those whose answers are JSON
         try:
             self._table = LLTokenizer(tokenizer.to_str(), eos_token=self._eos_ids or None)
         except ValueError as error:
@@ -58,6 +62,8 @@ class Grammars:
         """
         try:
             self._matchers[stream] = self._matcher(around, forms)
+            if forms and all("schema" in form for form in forms):
+                self._spaces[stream] = JsonSpace(around.start)
             return self._state(stream)
         except GrammarError as error:
             self.forget(stream)
@@ -83,6 +89,8 @@ class Grammars:
         Raises TextError where the grammar has grown beyond llguidance's limits.
         """
         self._matchers[stream].consume_token(token)
+        if stream in self._spaces:
+            self._spaces[stream].take(self._bytes_of(token))
         try:
             return self._state(stream)
         except GrammarError as error:
@@ -94,13 +102,30 @@ class Grammars:
         matcher = self._matchers[stream]
         if matcher.is_stopped() and not matcher.is_error():
             return {"complete": True, "mask": ""}
-        return {"complete": False, "mask": base64.b64encode(_mask(matcher)).decode()}
+        mask, space = _mask(matcher), self._spaces.get(stream)
+        if space is not None and space.spent:
+            mask = self._space_tokens.without(mask, space.place)
+        return {"complete": False, "mask": base64.b64encode(mask).decode()}
 
     def forget(self, stream: int) -> None:
         self._matchers.pop(stream, None)
+        self._spaces.pop(stream, None)
 
     def token_bytes(self, token: int) -> bytes:
         return bytes(self._table.decode_bytes([token]))
+
+    @cached_property
+    def _space_tokens(self) -> SpaceTokens:
+        return SpaceTokens(list(map(self._bytes_of, range(self._table.vocab_size))))
+
+    def _bytes_of(self, token: int) -> bytes:
+        """As answers are read by json_space.py."""
+        return token_name(token) if self._table.is_special_token(token) else self.token_bytes(token)
+
+    def _written(self, text: str) -> bytes:
+        """The same of the token that a text is, else its letters."""
+        token = self._tokenizer.token_to_id(text)
+        return text.encode() if token is None else self._bytes_of(token)
 
     def _rules(self, i: int, form: Mapping[str, str]) -> tuple[str, str]:
         """The rules form0, inner0 and so on."""
@@ -125,17 +150,19 @@ class Grammars:
         opens: the marks behind which the model calls tools; what it writes there is free.
         """
         call = f"({' | '.join(map(self._literal, opens))}) {self._all_but()}*" if opens else ""
+        calls = tuple(map(self._written, opens))
         if tags is None:
-            return Around(call=call)
+            return Around(call=call, start=AnswerStart(calls=calls))
         state, ids = state_behind(self._tokenizer, context, tags), tag_ids(self._tokenizer, tags)
         if state == "closed":
-            return Around(_SPACE_BEFORE_ANSWER, call=call)
+            return Around(_SPACE_BEFORE_ANSWER, call=call, start=AnswerStart(calls=calls))
         if ids is None:  # as little text as there can be before the tag
             begin, thought = json.dumps(tags[0]), f"thought[suffix={json.dumps(tags[1])}]: /(?s:.*)/"
         else:
             begin, thought = f"<[{ids[0]}]>", f"thought: {self._all_but(ids[1])}* <[{ids[1]}]>"
-        whole = f"thought {_SPACE_BEFORE_ANSWER}"
-        return Around(whole if state == "opened" else f"({begin} {whole})?", call=call, rules=(thought,))
+        whole, opens_with, closes = f"thought {_SPACE_BEFORE_ANSWER}", *map(self._written, tags)
+        start = AnswerStart(b"" if state == "opened" else opens_with, closes, calls)
+        return Around(whole if state == "opened" else f"({begin} {whole})?", "", call, (thought,), start)
 
     def around_messages(self, context: Sequence[int], *, framed: bool, tools: bool) -> Around:
         """What stands around an answer of gpt-oss: its analysis, and the head of its final message.
@@ -151,7 +178,8 @@ class Grammars:
         kind = f'(" "? {constrain} "json")?' if ids[CONSTRAIN] is not None else ""
         to_tool = f'({channel} "commentary to=functions." | " to=functions.") {self._all_but(ids[START] or 0)}*'
         final = "" if framed else f'{channel} "final" {kind} {message}'
-        return Around(analysis, final, to_tool if tools else "")
+        begins = AnswerStart(closes=self._written(CHANNEL) + (b"commentary" if framed else b"final"))
+        return Around(analysis, final, to_tool if tools else "", start=begins)
 
     def _all_but(self, *ids: int) -> str:
         """Any token but these, and but those that end an answer."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from llguidance import gbnf_to_lark, regex_to_lark
 
-# Without a limit, some models write space for ever where JSON allows it.
-_SPACE = {"x-guidance": {"whitespace_pattern": r"[ \t\n]{1,40}"}}
+# In one place: as people indent. How much there may be in all says json_space.py.
+_SPACE = {"x-guidance": {"whitespace_pattern": r"( {1,2}|\n[ \t]{0,32})"}}
 # Of a Lark grammar: texts, comments and regular expressions, in which a < is a letter.
 _LETTERS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
