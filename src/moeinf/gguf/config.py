@@ -63,7 +63,7 @@ def config_of(gguf: Gguf) -> Config:
         raise UnsupportedModelError(
             f"{gguf.where}: {m.architecture!r:.50} {fault}; moeinf runs what is in docs/gguf.md"
         )
-    config = _common(m) | _ids(gguf) | make(m)
+    config = _common(m) | _ids(m) | make(m)
     m.refuse_others()
     refuse_unread_positions(m, config)
     return config if gguf.mmproj is None else seeing_config(gguf, config)
@@ -91,10 +91,10 @@ def _common(m: Metadata) -> Config:
     return found | positions_of(m)
 
 
-def _ids(gguf: Gguf) -> Config:
-    found = {}
+def _ids(m: Metadata) -> Config:
+    found, rows = {}, m.rows("token_embd.weight")
     for name, field in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
-        value = gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if type(value) is int:
+        value = m.gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if type(value) is int and 0 <= value < rows:
             found[field] = value
     return found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Mapping
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,55 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from moeinf.errors import CheckpointError
-from moeinf.gguf.header import Gguf, GgufFile, read_gguf
+from moeinf.gguf.header import read_gguf
 from moeinf.gguf.pretokenizers import PRE_TOKENIZERS
 from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.text.tokenizer import Tokenizer as StoredTokenizer
 from tests.support.gguf_bytes import header
 from tests.support.gguf_files import tokenizer_fields
-
-TEXT = [
-    "The quick brown fox doesn't jump; it's 1234567890 dogs that'll RUN.\n\n\tdef f(x):\n        return x**2  # done",
-    "Ça va? Übergrößenträger 北京欢迎你 日本語のテキスト 한국어 ٣٤٥ नमस्ते e\u0301 \u00a0 🎉🎉",
-]
-STRINGS = st.text(max_size=40) | st.text(alphabet="ab'stlLDd019 \n\r\t.,!é\u0301日本한🎉-_<|>#(", max_size=40)
+from tests.support.vocabularies import PIECES, STRINGS, TEXT, built, gpt2, pieces, read, refused, trained
 
 
-def read(metadata: Mapping[str, Any]) -> Gguf:
-    """As if a file had said so."""
-    return Gguf((GgufFile(Path("x.gguf"), 0, 0),), {"general.architecture": "qwen3moe", **metadata}, {})
-
-
-def built(metadata: Mapping[str, Any]) -> Tokenizer:
-    return Tokenizer.from_buffer(tokenizer_files(read(metadata))["tokenizer.json"])
-
-
-@cache
-def trained(pre: str) -> Tokenizer:
-    """A tokenizer of byte pairs as `pre` cuts texts, with added tokens in the middle and behind."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=PRE_TOKENIZERS[pre].whole_words))
-    steps = json.dumps({"type": "Sequence", "pretokenizers": list(PRE_TOKENIZERS[pre].steps)})
-    template = json.loads(tokenizer.to_str()) | {"pre_tokenizer": json.loads(steps)}
-    tokenizer = Tokenizer.from_str(json.dumps(template))
-    if PRE_TOKENIZERS[pre].composes:
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXT, trainer)
-    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
-    return tokenizer
-
-
-@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+@pytest.mark.parametrize("pre", {id(pre): name for name, pre in PRE_TOKENIZERS.items()}.values())
 def test_ids_are_those_of_the_tokenizer_that_the_file_was_made_of(pre: str) -> None:
     original = trained(pre)
     ours = built(tokenizer_fields(json.loads(original.to_str()), pre, size=500))
@@ -116,25 +76,15 @@ def test_texts_are_cut_as_the_name_of_the_pre_tokenizer_says(pre: str) -> None:
 class Test_spm:
     """SentencePiece's byte pairs, against the algorithm itself."""
 
-    PIECES = ("▁", "a", "b", "c", "ab", "▁a", "bc", "abc", "▁ab", "▁abc", "▁▁", "ca", "▁b", "é")
-
-    @classmethod
-    def fields(cls, **more: Any) -> dict[str, Any]:
-        tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *cls.PIECES, "<tool>", "[PAD]"]
-        scores = [0.0] * 259 + [-float(i) for i in range(len(cls.PIECES))] + [0.0, 0.0]
-        types = [2, 3, 3] + [6] * 256 + [1] * len(cls.PIECES) + [4, 5]
-        found = {"model": "llama", "tokens": tokens, "scores": array("f", scores), "token_type": array("i", types)}
-        return {f"tokenizer.ggml.{name}": value for name, value in (found | more).items()}
-
     @classmethod
     def by_hand(cls, text: str, prefix: bool = True) -> list[str]:
         """Joins the two neighbours whose union is best, the leftmost first, until there are none."""
         symbols = list(("▁" if prefix else "") + text.replace(" ", "▁")) if text else []
         while True:
             joined = [
-                (cls.PIECES.index(left + right), at)
+                (PIECES.index(left + right), at)
                 for at, (left, right) in enumerate(pairwise(symbols))
-                if left + right in cls.PIECES
+                if left + right in PIECES
             ]
             if not joined:
                 break
@@ -143,18 +93,18 @@ class Test_spm:
         return [
             piece
             for symbol in symbols
-            for piece in ([symbol] if symbol in cls.PIECES else [f"<0x{byte:02X}>" for byte in symbol.encode()])
+            for piece in ([symbol] if symbol in PIECES else [f"<0x{byte:02X}>" for byte in symbol.encode()])
         ]
 
     @given(st.text(alphabet="abc  é日\n", max_size=30))
     @settings(max_examples=200, deadline=None)
     def test_the_best_neighbours_are_joined_first(self, text: str) -> None:
-        tokenizer = built(self.fields())
+        tokenizer = built(pieces())
         assert tokenizer.encode(text, add_special_tokens=False).tokens == self.by_hand(text)
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
     def test_no_space_is_put_in_front_where_the_file_says_so(self) -> None:
-        tokenizer = built(self.fields(add_space_prefix=False))
+        tokenizer = built(pieces(add_space_prefix=False))
         assert tokenizer.encode("abc ab", add_special_tokens=False).tokens == self.by_hand("abc ab", prefix=False)
         assert tokenizer.decode(tokenizer.encode(" abc").ids) == " abc"
 
@@ -163,19 +113,19 @@ class Test_spm:
     def test_gemmas_are_joined_in_the_order_of_the_files_merges(self, text: str) -> None:
         merges = [
             f"{piece[:at]} {piece[at:]}"
-            for piece in self.PIECES
+            for piece in PIECES
             for at in range(1, len(piece))
-            if piece[:at] in self.PIECES and piece[at:] in self.PIECES
+            if piece[:at] in PIECES and piece[at:] in PIECES
         ]
-        tokenizer = built(self.fields(model="gemma4", merges=merges, scores=None, bos_token_id=1))
+        tokenizer = built(pieces(model="gemma4", merges=merges, scores=None, bos_token_id=1))
         assert tokenizer.encode(text, add_special_tokens=False).tokens == self.by_hand(text, prefix=False)
         assert tokenizer.encode(text).tokens[0] == "<s>" and tokenizer.decode(tokenizer.encode(text).ids) == text
 
     def test_bos_unk_and_eos_have_numbers_by_default(self) -> None:
-        tokenizer = built(self.fields(add_eos_token=True))
+        tokenizer = built(pieces(add_eos_token=True))
         assert tokenizer.encode("a").tokens == ["<s>", "▁a", "</s>"]
         assert tokenizer.encode("a<tool>b").tokens == ["<s>", "▁a", "<tool>", "▁b", "</s>"]
-        config = json.loads(tokenizer_files(read(self.fields()))["tokenizer_config.json"])
+        config = json.loads(tokenizer_files(read(pieces()))["tokenizer_config.json"])
         assert (config["bos_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
         assert config["add_bos_token"] is True and config["add_eos_token"] is False
 
@@ -193,23 +143,12 @@ class Test_spm:
         ],
     )
     def test_what_is_damaged_is_refused(self, more: dict[str, Any], words: str) -> None:
-        refused(self.fields(**more), words)
-
-
-def refused(metadata: Mapping[str, Any], *words: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        tokenizer_files(read(metadata))
-    line = str(caught.value)
-    assert "\n" not in line and line.startswith("x.gguf") and all(word in line for word in words), line
-
-
-def gpt2(**more: Any) -> dict[str, Any]:
-    fields = tokenizer_fields(json.loads(trained("gpt-2").to_str()), "gpt-2", eos=1)
-    return fields | {f"tokenizer.ggml.{name}": value for name, value in more.items()}
+        refused(pieces(**more), words)
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name() -> None:
-    refused(gpt2(pre="somebody-new"), "'somebody-new'", "qwen2, qwen35", "pull the checkpoint")
+    line = refused(gpt2(pre="somebody-new"), "'somebody-new'", "pull the checkpoint", "docs/gguf.md")
+    assert "llama.cpp" not in line  # a newer one writes the same name
     unnamed = gpt2()
     del unnamed["tokenizer.ggml.pre"]
     refused(unnamed, "names no pre-tokenizer", "newer llama.cpp")
@@ -231,7 +170,7 @@ def test_granite_cuts_words_as_gpt_2_did_whatever_its_files_say() -> None:
 
 def test_tokens_of_phi_swallow_the_space_behind_them() -> None:
     more = {"general.architecture": "phimoe"}
-    tokenizer = built(Test_spm.fields() | more)
+    tokenizer = built(pieces() | more)
     assert (
         tokenizer.encode("a<tool>  b", add_special_tokens=False).ids
         == tokenizer.encode("a<tool>b", add_special_tokens=False).ids
@@ -270,7 +209,7 @@ def test_control_tokens_that_end_answers_are_found_by_name() -> None:
     fields = tokenizer_fields(json.loads(trained("gpt-2").to_str()), eos=1)
     end = trained("gpt-2").token_to_id("<|im_end|>")
     assert json.loads(tokenizer_files(read(fields))["generation_config.json"])["eos_token_id"] == [1, end]
-    fields["tokenizer.ggml.token_type"][end] = 1  # a word like any other
+    fields["tokenizer.ggml.token_type"][end] = 5  # unused
     assert json.loads(tokenizer_files(read(fields))["generation_config.json"])["eos_token_id"] == [1]
 
 

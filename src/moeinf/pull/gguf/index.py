@@ -99,7 +99,7 @@ def make_index(
     ]
     manifest = _manifest_of(gguf, config, source, folder, files)
     manifest = replace(manifest, scales=_scales(gguf, places_of(gguf, plan)))
-    small_files = {"config.json": _json(config), **tokenizer_files(gguf)}
+    small_files = {"config.json": _json(config), **tokenizer_files(gguf, note)}
     small_files |= processor_file(gguf) if gguf.mmproj else {}
     check_text_files(small_files, gguf.where)
     for line in left_out(gguf):
