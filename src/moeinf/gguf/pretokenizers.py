@@ -125,10 +125,12 @@ _EXAONE = (  # a piece has several words, up to a mark that is neither a letter 
 )
 _COHERE = (_split(r"\d{1,3}(?=(?:\d{3})*\b)"), *_cased(f"{_SUFFIX}?", r"\p{N}{1,3}"))  # threes from their end
 _LAGUNA = (_split(r"[^\n]+|[\n]+"), *_words(r"\p{N}"))
-_LLAMA_3 = PreTokenizer(_words(r"\p{N}{1,3}"), whole_words=True, begins=True)
-_O200K = PreTokenizer(_cased(f"{_SUFFIX}?", r"\p{N}{1,3}"))
-_CL100K = PreTokenizer(_words(r"\p{N}{1,3}"))
-_DIGITS_APART = PreTokenizer((_DIGITS, *_GPT_2))
+_SEED_CODER = (
+    _split(rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
+    _bytes(words=False),
+)
+_YOUTU_ASIAN = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
+_BLOOM = (_split(r" ?[^(\s|.,!?…。，、।۔،)]+"), _bytes(words=False))
 
 # Granite's files say "refact", to which its tokenizer came nearest; it cuts words as GPT-2 did.
 OF_ARCHITECTURES: Mapping[tuple[str, str], PreTokenizer] = {
@@ -136,39 +138,52 @@ OF_ARCHITECTURES: Mapping[tuple[str, str], PreTokenizer] = {
     ("granitemoe", "starcoder"): PreTokenizer(_GPT_2),
     ("granite_swa", "refact"): PreTokenizer(_GPT_2),
 }
-PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+_OWN: Mapping[str, PreTokenizer] = {
     "qwen2": PreTokenizer(_words(r"\p{N}"), composes=True),
     "qwen35": PreTokenizer(_QWEN_3_5, composes=True),
-    "llama-bpe": _LLAMA_3,
-    "llama3": _LLAMA_3,
-    "llama-v3": _LLAMA_3,
-    "dbrx": _CL100K,
-    "smaug-bpe": _CL100K,
-    "chatglm-bpe": _CL100K,
+    "llama-bpe": PreTokenizer(_words(r"\p{N}{1,3}"), whole_words=True, begins=True),
+    "dbrx": PreTokenizer(_words(r"\p{N}{1,3}")),
     "glm4": PreTokenizer(_words(r"\p{N}{1,3}"), whole_words=True),
-    "gpt-4o": _O200K,
-    "llama4": _O200K,
-    "minimax-m2": _O200K,
+    "gpt-4o": PreTokenizer(_cased(f"{_SUFFIX}?", r"\p{N}{1,3}")),
+    "granite-embed-multi-97m": PreTokenizer(_cased(f"{_SUFFIX}?", r"\p{N}{1,3}"), whole_words=True),
     "tekken": PreTokenizer(_cased("", r"\p{N}"), whole_words=True, begins=True),
+    "youtu": PreTokenizer((_split(_YOUTU_ASIAN), *_cased(f"{_SUFFIX}?", r"\p{N}")), whole_words=True),
     "deepseek-llm": PreTokenizer(_DEEPSEEK),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
-    "hunyuan-dense": PreTokenizer(_DEEPSEEK_3),
-    "hy_v4": PreTokenizer(_DEEPSEEK_3),
-    "joyai-llm": PreTokenizer(_DEEPSEEK_3),
     "kimi-k2": PreTokenizer(_KIMI),
     "hunyuan": PreTokenizer(_words(r"\p{N}"), composes=True),
     "solar-open": PreTokenizer(_words(r"\p{N}")),
+    "minicpm5": PreTokenizer((_split(r"\p{N}{1,3}"), *_words(r"\p{N}+")), whole_words=True),
+    "seed-coder": PreTokenizer(_SEED_CODER),
+    "ufakzeka": PreTokenizer((_split(rf"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"), _bytes(words=False))),
     "laguna": PreTokenizer(_LAGUNA),
     "afmoe": PreTokenizer(_AFMOE),
     "exaone-moe": PreTokenizer(_EXAONE),
     "cohere2moe": PreTokenizer(_COHERE),
     "bailingmoe": PreTokenizer(_LING),
-    "bailingmoe2": PreTokenizer(_LING),
     "gpt-2": PreTokenizer(_GPT_2),
-    "phi-2": PreTokenizer(_GPT_2),
     "olmo": PreTokenizer(_GPT_2, composes=True),
-    "starcoder": _DIGITS_APART,
-    "refact": _DIGITS_APART,
-    "mellum2": _DIGITS_APART,
+    "starcoder": PreTokenizer((_DIGITS, *_GPT_2)),
+    "bloom": PreTokenizer(_BLOOM),
+    "viking": PreTokenizer((_BLOOM[0], _DIGITS, _BLOOM[1])),
+}
+_SAME = {  # other names of each, as llama.cpp's loader has them
+    "qwen2": "deepseek-r1-qwen kormo f2llmv2 megrez",
+    "llama-bpe": "llama3 llama-v3 lfm2 pixtral falcon3 falcon-h1 midm-2.0 jina-v5-nano",
+    "dbrx": "smaug-bpe chatglm-bpe",
+    "glm4": "glm5",
+    "gpt-4o": "llama4 minimax-m2 kanana2 talkie",
+    "deepseek-v3": "hunyuan-dense hy_v4 joyai-llm",
+    "solar-open": "stablelm2 grok-2",
+    "cohere2moe": "tiny_aya",
+    "bailingmoe": "bailingmoe2 llada-moe",
+    "gpt-2": "phi-2 gigachat a.x-4.0 mellum modern-bert exaone4 mpt jais trillion granite-docling roberta-bpe jina-es "
+    "jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code",
+    "starcoder": "refact mellum2 command-r smollm codeshell exaone minerva-7b",
+    "bloom": "poro-chat gpt3-finnish",
+}
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    **_OWN,
+    **{name: _OWN[own] for own, names in _SAME.items() for name in names.split()},
 }
