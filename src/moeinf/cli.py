@@ -190,8 +190,8 @@ def show(
 ) -> None:
     """Show what a stored model is, and the memory it needs."""
     from moeinf.engine.stored.facts import licence_text, template_text
+    from moeinf.engine.stored.modelfile import own_modelfile
     from moeinf.engine.stored.preset import preset_of
-    from moeinf.terminal.arguments.modelfile import own_modelfile
     from moeinf.terminal.stored.find import find_stored
     from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 

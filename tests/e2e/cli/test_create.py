@@ -13,6 +13,7 @@ from moeinf.bench.forecast.rates import save
 from moeinf.engine.stored.preset import Preset, preset_of
 from moeinf.pull.pull import ensure
 from moeinf.server.ask import Ask
+from moeinf.server.ollama.descriptions import identity
 from moeinf.server.prompt.preset import with_preset
 from moeinf.store.library import Library
 from moeinf.terminal.conversation import Conversation
@@ -54,6 +55,37 @@ def test_plans_and_benchmarks_go_by_its_options(store: Library, command: Command
     assert json.loads(command("fit", "cats", "--json", "-c", "512").out)["context"] == 512
     rows = json.loads(command("bench", "cats", "-p", "8", "-n", "4", "-r", "0", "-o", "json", "-q").out)
     assert rows[0]["n_ctx"] == 256
+
+
+def test_what_show_prints_makes_the_same_model_again(store: Library, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "Modelfile").write_text(MODELFILE + 'PARAMETER stop """a\nb"""\nPARAMETER stop x y\n')
+    command("create", "cats")
+    command("cp", "cats", "kittens")
+    digest = store.find("cats").own_id
+    for with_base in (True, False):
+        printed = command("show", "kittens", "--modelfile").out
+        assert printed.startswith("FROM demo:chat\n")
+        (tmp_path / "again").write_text(printed)
+        for each in ("cats", "kittens") if not with_base else ("cats",):
+            command("rm", each)
+        if with_base:
+            command("rm", "demo:chat")  # then it is made of the source
+        assert command("create", "cats", "-f", "again").code == 0
+        command("cp", "cats", "kittens")
+        assert store.find("cats").own_id == digest
+
+
+def test_a_created_model_is_another_one_than_its_base(store: Library, command: Command) -> None:
+    command("create", "cats")
+    command("create", "dogs")
+    command("cp", "demo:chat", "plain")
+    ids = {each["name"]: each["id"] for each in json.loads(command("list", "--json").out)}
+    assert ids["cats:latest"] == ids["dogs:latest"] != ids["demo:chat"] == ids["plain:latest"]
+    told = {name: identity(store.find(name))["digest"] for name in ids}
+    assert all(len(told[name]) == 64 and told[name].startswith(ids[name]) for name in ids)
+    assert all(
+        ids[name] in line for name in ids for line in command("list", name.partition(":")[0]).out.splitlines()[1:]
+    )
 
 
 def test_its_settings_are_shown_copied_and_gone_with_the_name(store: Library, command: Command) -> None:

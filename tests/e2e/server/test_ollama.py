@@ -15,6 +15,7 @@ from moeinf.engine.stored.preset import Preset
 from moeinf.pull.pull import ensure
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import Library
+from moeinf.terminal.arguments.modelfile import parse_modelfile
 from moeinf.terminal.stored.show import parameters_text, show_lines
 from tests.support.live_server import live_server
 
@@ -280,8 +281,8 @@ def test_show_tells_of_each_stop_and_of_the_system_message(own: HttpServer) -> N
     rows = [line.split(None, 1) for line in (shown.parameters or "").splitlines()]
     assert [json.loads(value) for name, value in rows if name == "stop"] == stops
     assert [value for name, value in rows if name == "temperature"] == ["0.5"]
-    for line in (f"PARAMETER stop {json.dumps(text)}" for text in stops):
-        assert line in (shown.modelfile or "")
+    made = parse_modelfile(shown.modelfile or "", "Modelfile")
+    assert (made.source, made.preset) == ("demo:latest", preset), "a script copies a model by it"
     for printed in (parameters_text(stored).splitlines(), show_lines(stored)):
         rows = [line.split(None, 1) for line in printed]
         assert [json.loads(each[1]) for each in rows if each[:1] == ["stop"]] == stops

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.stored.modelfile import own_modelfile, quoted
 from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
 from moeinf.errors import StoreError, UsageError
 from moeinf.store.library import StoredModel
-from moeinf.terminal.arguments.modelfile import own_modelfile, parse_modelfile, read_modelfile
+from moeinf.terminal.arguments.modelfile import parse_modelfile, read_modelfile
 
 TEXT = '''
 # A model that is terse.
@@ -41,11 +44,66 @@ def test_commands_parameters_and_blocks() -> None:
     assert found.preset.configured(RuntimeConfig(context=64)).context == 64  # what the user says counts more
 
 
-def test_what_is_shown_makes_the_same_model() -> None:
-    stored = named(parse_modelfile(TEXT, "Modelfile").preset)
-    again = parse_modelfile(own_modelfile(stored), "again")
-    assert again.source == stored.name and again.preset == preset_of(stored)
+def test_a_model_without_settings_is_made_of_itself() -> None:
     assert own_modelfile(named(NO_PRESET)) == "FROM terse:latest"
+
+
+TEXTS = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]), min_size=1)
+WRITTEN = st.sampled_from(
+    ["FROM a\nPARAMETER stop {}", 'FROM a\nPARAMETER stop "{}"', 'FROM a\nPARAMETER stop """{}"""']
+)
+
+
+@given(WRITTEN, TEXTS | st.text("\" \n#'a\\\u2028\x85", min_size=1))
+@example('FROM a\nPARAMETER stop """{}"""', "two\nlines")
+def test_a_value_that_was_read_is_written_so_that_it_is_read_again(form: str, text: str) -> None:
+    try:
+        [stop] = parse_modelfile(form.format(text), "Modelfile").preset.params["stop"]
+    except (UsageError, ValueError):
+        return
+    for again in (f"FROM a\nPARAMETER stop {quoted(stop)}\nPARAMETER top_k 1", f"FROM a\nSYSTEM {quoted(stop)}\n# end"):
+        preset = parse_modelfile(again, "Modelfile").preset
+        assert preset.system == stop or preset.params == {"stop": (stop,), "top_k": 1}
+
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"], ids=["Unix", "Windows", "old Mac"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_file_of_any_system_says_the_same(encoding: str, ends: str, tmp_path: Path) -> None:
+    path = tmp_path / "Modelfile"
+    path.write_bytes((TEXT + "PARAMETER seed 7").replace("\n", ends).encode(encoding))
+    assert read_modelfile(path) == parse_modelfile(TEXT + "PARAMETER seed 7", "Modelfile")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['FROM "./my model"', "FROM './my model'", "from\t./my model", 'FROM """./my model"""', '  FROM   "./my model"  '],
+)
+def test_from_may_stand_in_quotes(line: str) -> None:
+    assert parse_modelfile(line, "Modelfile").source == "./my model"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ('PARAMETER stop """two\nlines"""', ("two\nlines",)),
+        ('PARAMETER stop """one"""\nPARAMETER stop "two"', ("one", "two")),
+        ('PARAMETER\tstop\t"""a\n# no comment\nSYSTEM b"""', ("a\n# no comment\nSYSTEM b",)),
+        ('parameter stop say "x" twice', ('say "x" twice',)),
+        ("PARAMETER stop a\u2028b", ("a\u2028b",)),
+    ],
+)
+def test_three_quotes_hold_the_lines_of_any_value(text: str, stops: tuple[str, ...]) -> None:
+    assert parse_modelfile(f"FROM a\n{text}", "Modelfile").preset.params == {"stop": stops}
+
+
+def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> None:
+    found = parse_modelfile('FROM a\nLICENSE """\nMIT\n"""\nREQUIRES 0.14.0\nrequires 0.15\nSYSTEM s', "Modelfile")
+    assert found.preset == Preset("s")
+    assert [note[:19] for note in found.notes] == ["Modelfile, line 2: ", "Modelfile, line 5: ", "Modelfile, line 6: "]
+    assert "LICENSE" in found.notes[0] and "REQUIRES" in found.notes[1]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +116,7 @@ def test_what_is_shown_makes_the_same_model() -> None:
         ('FROM a\nTEMPLATE """{{ .System }}\n{{ .Prompt }}"""', "line 2: each checkpoint"),
         ("FROM a\nADAPTER ./lora", "line 2: adapters are not supported"),
         ("FROM a\nMESSAGE user hi", "line 2: messages are not kept"),
-        ("FROM a\nLICENSE MIT", "line 2: the licence is that of the checkpoint"),
+        ("FROM a\nPARAMETER stop", "line 2: PARAMETER stop is followed by nothing"),
         ("FROM a\nPARAMETER nothing 1", "line 2: unknown option 'nothing'"),
         ("FROM a\nPARAMETER temperature hot", "line 2: temperature must be a number"),
         ("FROM a\nPARAMETER top_p 7", "line 2: top_p must be between 0 and 1"),

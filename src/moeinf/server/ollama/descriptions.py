@@ -17,6 +17,7 @@ from moeinf.engine.stored.facts import (
     template_facts,
     template_text,
 )
+from moeinf.engine.stored.modelfile import own_modelfile
 from moeinf.engine.stored.parameters import parameter_rows
 from moeinf.engine.stored.preset import preset_of
 from moeinf.sampling.params import SamplingParams, from_generation_config
@@ -52,9 +53,8 @@ def shown(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
     """
     preset = preset_of(model)
     parameters = parameter_rows(_recommended(model), preset)
-    lines = [f"PARAMETER {name} {value}" for name, value in parameters]
     described = {
-        "modelfile": "\n".join(["# The chat template is the checkpoint's own.", f"FROM {model.name}", *lines, ""]),
+        "modelfile": f"# The chat template is the checkpoint's own.\n{own_modelfile(model)}\n",
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),
         "template": template_text(model),
         **({"system": preset.system} if preset.system else {}),

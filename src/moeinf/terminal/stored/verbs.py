@@ -94,10 +94,13 @@ def create(
     from moeinf.pull.model_names import full_name
     from moeinf.store.library import Library
     from moeinf.terminal.arguments.modelfile import read_modelfile
+    from moeinf.terminal.notes import say
     from moeinf.terminal.opening import ensure_stored
 
     full_name(name)
     asked = read_modelfile(file)
+    for note in asked.notes:
+        say(f"note: {note}")
     stored = ensure_stored(asked.source, quiet=quiet)
     made = asked.preset.over(preset_of(stored))
     Library(store_home()).copy(stored.name, name, made.dumps())
