@@ -99,7 +99,7 @@ class Model:
         asked = config.policy or (DEFAULT if recorded is not None else "")  # a trace's routing is not the model's
         self.policy, tuned = chosen_policy(stored, asked, self._notify)
         self.predictor, maps = self._chosen_predictor(stored, replayed=recorded is not None)
-        self._activations = ActivationFile(stored, self._notify)
+        self._activations = ActivationFile(stored, self._notify, learns=self._learns)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         form, moe = weights.family.encoder_input, stored.manifest.moe
         if weights.family.repeats and (config.trace or recorded is not None):
@@ -109,7 +109,7 @@ class Model:
             )
         facts = TraceFacts(stored.name, moe, stored.id, expert_bytes=unequal_bytes(stored.manifest))
         trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
-        attendants = Attendants(RequestRecorder(moe, collection.add), Profiler(), disk_wait, trace)
+        attendants = Attendants(RequestRecorder(moe, self._activations.add), Profiler(), disk_wait, trace)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
             kind = self._kind(weights)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -311,10 +312,35 @@ def test_history_keeps_newlines_stays_private_and_is_bounded(tmp_path: Path) -> 
     assert [entry.name for entry in path.parent.iterdir()] == ["history"]
 
 
+def test_chats_at_once_keep_the_lines_of_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    chats = [FileHistory(path) for _ in range(4)]
+
+    def type_lines(number: int) -> None:
+        for line in range(20):
+            chats[number].add(f"{number} {line}")
+
+    threads = [threading.Thread(target=type_lines, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = list(FileHistory(path).load_history_strings())
+    assert sorted(kept) == sorted(f"{number} {line}" for number in range(4) for line in range(20))
+
+
+@pytest.mark.parametrize("entry", ["a\ud83d", "\udcff\n\u2028x", "é\x85"])
+def test_history_holds_whatever_was_typed(entry: str, tmp_path: Path) -> None:
+    FileHistory(tmp_path / "history").add(entry)
+    assert list(FileHistory(tmp_path / "history").load_history_strings()) == [entry]
+
+
 def test_a_damaged_or_unwritable_history_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "history"
     path.write_bytes(b'"good"\n\xff\xfe\n')
-    assert list(FileHistory(path).load_history_strings()) == []
+    assert list(FileHistory(path).load_history_strings()) == ["good"]
+    FileHistory(path).add("more")
+    assert list(FileHistory(path).load_history_strings()) == ["more", "good"], "one torn line costs no others"
     path.write_text('"good"\nbroken\n17\n')
     assert list(FileHistory(path).load_history_strings()) == ["good"]
     blocked = FileHistory(path / "below" / "a file")

@@ -10,7 +10,7 @@ from typing import Final
 
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.store.files import parse_json_object, publish, read_small
+from moeinf.store.files import folder_lock, parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
 
 FILE: Final = "hits.json"
@@ -50,11 +50,12 @@ def record_hits(stored: StoredModel, num_slots: int, stats: CacheStats) -> None:
     """Adds what was counted while single tokens were computed. A store that cannot be written learns nothing."""
     if not stats.activations or not os.access(stored.path, os.W_OK):
         return
-    known: Mapping[int, HitCount] = load_hits(stored)
-    latest = {slots: each for slots, each in known.items() if slots != num_slots}
-    latest[num_slots] = known.get(num_slots, HitCount(0, 0, 0)).plus(stats)
-    kept = list(latest.items())[-_MOST_SLOTS:]
     try:
-        publish(stored.path / FILE, json.dumps({str(slots): astuple(each) for slots, each in kept}).encode())
+        with folder_lock(stored.path):
+            known: Mapping[int, HitCount] = load_hits(stored)
+            latest = {slots: each for slots, each in known.items() if slots != num_slots}
+            latest[num_slots] = known.get(num_slots, HitCount(0, 0, 0)).plus(stats)
+            kept = list(latest.items())[-_MOST_SLOTS:]
+            publish(stored.path / FILE, json.dumps({str(slots): astuple(each) for slots, each in kept}).encode())
     except OSError:
         return  # a forecast is the poorer for it, and nothing else

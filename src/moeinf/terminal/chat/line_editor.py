@@ -18,6 +18,9 @@ from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
+from moeinf.config.user_text import decoded
+from moeinf.store.files import folder_lock
+
 _MAX_ENTRIES = 1000
 _PLACEHOLDER = HTML('<style color="ansibrightblack">Send a message (/? for help)</style>')
 
@@ -143,18 +146,20 @@ class FileHistory(History):
 
     def store_string(self, string: str) -> None:
         if self.keep and self._path is not None:
-            entries = [*self._entries(), string][-_MAX_ENTRIES:]
             try:
-                _replace(self._path, "".join(json.dumps(entry) + "\n" for entry in entries))
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with folder_lock(self._path.parent):  # other chats write to the same file
+                    entries = [*self._entries(), string][-_MAX_ENTRIES:]
+                    _replace(self._path, "".join(json.dumps(entry) + "\n" for entry in entries))
             except OSError:
                 self.keep = False
 
     def _entries(self) -> list[str]:
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path else []
-        except (OSError, UnicodeDecodeError):
+            text = decoded(self._path.read_bytes()) if self._path else ""
+        except OSError:
             return []
-        return [entry for entry in map(_entry, lines) if isinstance(entry, str)]
+        return [entry for entry in map(_entry, text.split("\n")) if isinstance(entry, str)]
 
 
 def _entry(line: str) -> Any:
@@ -166,7 +171,6 @@ def _entry(line: str) -> Any:
 
 def _replace(path: Path, text: str) -> None:
     """Writes a file as a whole or not at all; mkstemp makes it readable to its owner only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".history")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
