@@ -16,6 +16,7 @@ from moeinf.bench.routing import recorded_routing
 from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.config.guess_options import RECORDED, GuessOptions
+from moeinf.config.user_text import decoded
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.footprint import kept_format
 from moeinf.engine.memory_plan import DevicePlan, wanted_context
@@ -49,10 +50,11 @@ class Workload:
         if self.text_file is None:
             return resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
         try:
-            text = self.text_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-            raise UsageError(f"--prompt-file {self.text_file} cannot be read: {reason}") from error
+            text = decoded(self.text_file.read_bytes())
+        except OSError as error:
+            raise UsageError(f"--prompt-file {self.text_file} cannot be read: {error.strerror}") from error
+        if "\ufffd" in text:
+            raise UsageError(f"--prompt-file {self.text_file} is no UTF-8 text")
         if not text.strip():
             raise UsageError(f"--prompt-file {self.text_file} is empty; give a text")
         return text

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from moeinf.config.option import option
+from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 
 DEFAULT_PORT = 11435  # beside ollama's 11434
@@ -106,10 +107,12 @@ def keys_of(options: ServerOptions, variable: str | None) -> tuple[str, ...]:
     keys = [variable.strip()] if variable and variable.strip() else []
     if options.key_file is not None:
         try:
-            text = Path(options.key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = decoded(Path(options.key_file).read_bytes())
+        except OSError as error:
             raise UsageError(f"--key-file {options.key_file}: {error}; name a readable file, one key a line") from None
         lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if "\ufffd" in text:
+            raise UsageError(f"--key-file {options.key_file} is no UTF-8 text; write one key a line")
         if not lines:
             raise UsageError(f"--key-file {options.key_file} holds no key; write one a line")
         keys += lines

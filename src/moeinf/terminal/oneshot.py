@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.terminal.conversation import Conversation
 
@@ -54,7 +55,7 @@ def _text(stream: BinaryIO, what: str) -> str:
     data = stream.read(_MOST_PROMPT_BYTES + 1)
     if len(data) > _MOST_PROMPT_BYTES:
         raise UsageError(f"{what} is longer than {_MOST_PROMPT_BYTES >> 20} MiB, which no context holds; give less")
-    return data.decode("utf-8", "replace").rstrip("\r\n")
+    return decoded(data).rstrip("\r\n")
 
 
 def answer_once(conversation: Conversation, text: str, *, raw: bool, as_json: bool) -> int:

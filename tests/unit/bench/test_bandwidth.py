@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(demo: StoredModel
     with pytest.raises(UsageError, match=r"is 64; lower them, or raise --num-ctx \(the model allows 2048\)"):
         run_bench(demo, RuntimeConfig(context=64), Workload(num_prompt=64), measured)
     (tmp_path / "empty").write_text(" \n")
-    (tmp_path / "latin").write_bytes(b"\xff\xfe")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
     for name, said in (("none", "No such file"), ("empty", "is empty"), ("latin", "no UTF-8")):
         with pytest.raises(UsageError, match=said):
             run_bench(demo, RuntimeConfig(), Workload(text_file=tmp_path / name), measured)

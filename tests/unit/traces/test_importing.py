@@ -122,6 +122,33 @@ def test_a_session_of_big_moe(tmp_path: Path, last_row_only: bool, nan: bool) ->
     assert [phase for phase, _, _ in passes_of(trace) if phase] == ["prefill", "decode"] * 2
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"layer": 0, "token": 0, "topk_ids": [1, 2]},
+        {"prompt_token_ids": [1], "routed_experts": [[[1, 2]] * 40] * 60},
+        {"model": "m", "text": "router_data"},
+    ],
+)
+@pytest.mark.parametrize("name", ["route.jsonl", "trace.json"])
+def test_json_of_another_recorder_is_of_no_known_form(line: dict[str, Any], name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(2 * (json.dumps(line) + "\n"))
+    with pytest.raises(UsageError, match="is a trace of no known form; those are npz, moe-beyond"):
+        import_trace(tmp_path / name, tmp_path / "t")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
+def test_files_of_any_editor_and_system_are_read(encoding: str, tmp_path: Path) -> None:
+    moe_beyond(tmp_path / "a.csv", routing(2, 26, 64, 6))
+    fingerprint(tmp_path / "b.json", routing(3, 24, 32, 4), 1, whole=True)
+    big_moe(tmp_path / "c.csv", routing(2, 4, 8, 2), [(0, 0, 2)], last_row_only=False, nan=False)
+    for name in ("a.csv", "b.json", "c.csv"):
+        wanted = import_trace(tmp_path / name, tmp_path / f"{name}-before")
+        text = (tmp_path / name).read_bytes().decode()
+        (tmp_path / name).write_bytes(text.replace("\r\n", "\n").replace("\n", "\r\n").encode(encoding))
+        assert (import_trace(tmp_path / name, tmp_path / f"{name}-behind").experts == wanted.experts).all()
+
+
 def test_the_layout_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "Some-Model").mkdir()
     experts = routing(4, 3, 5, 2).astype(np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.manifest import ModelSource
@@ -35,7 +36,7 @@ def aliases(home: Path) -> dict[str, ModelSource]:
 def _own_aliases(path: Path) -> dict[str, ModelSource]:
     """The user's names: {"small": "org/repo@commit"}. Raises UsageError for what is no name, or no repository."""
     try:
-        given = parse_json_object(read_small(path, 1 << 20), str(path), UsageError)
+        given = parse_json_object(decoded(read_small(path, 1 << 20)).encode(), str(path), UsageError)
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -13,6 +13,7 @@ from moeinf.config.option import http_options, options
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions
 from moeinf.config.simulate_options import SimulateOptions
+from moeinf.config.user_text import decoded
 from moeinf.engine.stored.preset import named_values
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
@@ -121,7 +122,7 @@ def format_text(text: str) -> str:
         raise UsageError(f"--format {text} cannot be read: {error.strerror}") from error
     if len(data) > _MOST_FORMAT_BYTES:
         raise UsageError(f"--format {text}: the file is longer than {_MOST_FORMAT_BYTES >> 10} KiB")
-    return data.decode("utf-8", "replace").strip()
+    return decoded(data).strip()
 
 
 def _template_variable(pair: str) -> tuple[str, object]:

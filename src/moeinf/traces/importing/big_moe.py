@@ -8,6 +8,7 @@ go through the last layer, as llama.cpp leaves out what no logits need: it then 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from moeinf.config.user_text import decoded
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 from moeinf.traces.trace import ABSENT
 
@@ -39,7 +41,7 @@ def read(files: Sequence[Path]) -> Foreign:
 
 
 def _read(path: Path) -> Foreign:
-    with path.open(encoding="utf-8", newline="") as file:
+    with io.StringIO(decoded(path.read_bytes()), newline="") as file:
         lines = iter(file)
         facts = None
         for line in lines:

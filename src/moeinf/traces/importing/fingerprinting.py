@@ -8,15 +8,22 @@ order of the tokens. Their numbers count from the start of the prompt, whose len
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from moeinf.config.user_text import decoded
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 
 NAME: Final = "fingerprinting"
 MODEL: Final = "gpt-oss-20b"
 NUM_EXPERTS: Final = 32
+
+
+def recognises(text: str) -> bool:
+    """text: of a whole file. Other recorders write JSON, too, and more than one object into a file."""
+    return text.lstrip().startswith("{") and bool(re.search(r'"router_data"\s*:', text))
 
 
 def read(files: Sequence[Path]) -> Foreign:
@@ -26,7 +33,7 @@ def read(files: Sequence[Path]) -> Foreign:
 
 def _request(path: Path) -> ForeignRequest:
     try:
-        answer = json.loads(path.read_bytes())
+        answer = json.loads(decoded(path.read_bytes()))
         tokens = [next(iter(entry.items())) for entry in answer["router_data"]]
         length = answer.get("input_tokens")
         if length is None:

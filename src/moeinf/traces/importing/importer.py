@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.files import errors_named, publish
 from moeinf.traces.folder import FACTS_FILE, WHOLE_FILE, TraceFacts, prepare_folder
@@ -21,6 +22,9 @@ READERS: Final[dict[str, tuple[str, Callable[[Sequence[Path]], Foreign]]]] = {  
     big_moe.NAME: (".csv", big_moe.read),
 }
 FORMATS: Final = (NPZ, *READERS)
+_RECOGNISED: Final[tuple[tuple[str, Callable[[str], bool]], ...]] = tuple(
+    (form.NAME, form.recognises) for form in (moe_beyond, big_moe, fingerprinting)
+)
 
 
 def import_trace(source: Path, folder: Path, form: str = "auto", model: str = "") -> Trace:
@@ -56,7 +60,7 @@ def _read(source: Path, form: str) -> Trace:
         raise UsageError(f"{source} holds no files that end in {ending}, as those of {form} do")
     try:
         return trace_of(read(files))
-    except (ForeignError, UnicodeDecodeError) as error:
+    except ForeignError as error:
         raise UsageError(f"{source} is no trace of {form}: {error}") from error
 
 
@@ -66,14 +70,10 @@ def _form_of(source: Path) -> str:
         return NPZ
     files = [source] if source.is_file() else [*_files(source, ".csv"), *_files(source, ".json")]
     if files:
-        with files[0].open("rb") as file:
-            head = file.read(4096).decode("utf-8", "replace")
-        if moe_beyond.recognises(head):
-            return moe_beyond.NAME
-        if big_moe.recognises(head):
-            return big_moe.NAME
-        if head.lstrip().startswith("{"):
-            return fingerprinting.NAME
+        text = decoded(files[0].read_bytes())
+        for name, recognises in _RECOGNISED:
+            if recognises(text):
+                return name
     raise UsageError(f"{source} is a trace of no known form; those are {', '.join(FORMATS)}")
 
 

@@ -7,12 +7,14 @@ layer, the tokens in order. Each prompt went through in one pass. Some files hav
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from moeinf.config.user_text import decoded
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 
 NAME: Final = "moe-beyond"
@@ -33,7 +35,7 @@ def read(files: Sequence[Path]) -> Foreign:
 def _requests(path: Path) -> Iterator[ForeignRequest]:
     """One for each batch of a file."""
     rows: dict[str, dict[int, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
-    with path.open(encoding="utf-8", newline="") as file:
+    with io.StringIO(decoded(path.read_bytes()), newline="") as file:
         lines = csv.reader(file)
         if next(lines, [])[: len(_COLUMNS)] != _COLUMNS:
             raise ForeignError(f"{path.name} does not begin with the columns {', '.join(_COLUMNS)}")
