@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from moeinf.sampling.constraint import AnswerFormat, FramedJson, GrammarConstraint
-from moeinf.text.json_space import AnswerStart, JsonSpace, Place, SpaceTokens, space_between, token_name
+from moeinf.text.forms.json_space import AnswerStart, JsonSpace, Place, SpaceTokens, space_between, token_name
 from moeinf.text.tokenizer import TextStream, Tokenizer
 from tests.support.any_json import ANYTHING
 from tests.support.text_models import byte_level_tokenizer
