@@ -28,8 +28,10 @@ BETTER = Gain((10, 50), (40.0, 70.0), (42.5, 70.0), 9, 800)
 
 @pytest.fixture
 def stored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoredModel:
-    """The demo model in a store that only this test has."""
+    """The demo model in a store that only this test has. What `tune` learns in it is learned from few steps."""
     monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("moeinf.bench.tuning.training.LEAST_STEPS", 20)
+    monkeypatch.setattr("moeinf.bench.tuning.map_training.LEAST_STEPS", 20)
     return ensure("demo", home=tmp_path / "home")
 
 
