@@ -103,18 +103,28 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
 
     Raises CheckpointError in words that tell what is there instead.
     """
-    if INDEX_FILE in names:
-        shards = parse_index(read(INDEX_FILE))
-    elif SINGLE_FILE in names:
+    if SINGLE_FILE in names:  # as transformers reads them: an index beside it is one of other files
         shards = Shards((SINGLE_FILE,), None)
+    elif INDEX_FILE in names:
+        shards = parse_index(read(INDEX_FILE))
     else:
         raise CheckpointError(f"{where} {_instead_of_shards(names)}" + (f"; try `moeinf pull {base}`" if base else ""))
     for shard in shards.files:
         if shard not in names:
-            raise CheckpointError(f"{where} lacks {shard}, which {INDEX_FILE} names; fetch the checkpoint again")
+            raise CheckpointError(
+                f"{where} lacks {shard}, which {INDEX_FILE} names; {_of_another_split(shards, names)}"
+            )
     if "config.json" not in names:
         raise CheckpointError(f"{where} has no config.json: not a Hugging Face checkpoint")
     return shards
+
+
+def _of_another_split(shards: Shards, names: Collection[str]) -> str:
+    """The remedy where a file of the index is not there."""
+    others = sorted(name for name in names if _SHARD_NAME.fullmatch(name) and name not in shards.files)
+    if not others:
+        return "fetch it, or the whole checkpoint again"
+    return f"{others[0]} is not in that index: fetch the index that belongs to it, or the files that the index names"
 
 
 def most_bytes(name: str) -> int:
@@ -134,7 +144,7 @@ def parse_index(data: bytes) -> Shards:
     """Parses model.safetensors.index.json. Its file names must be plain, so that none leads out of the folder."""
     weight_map = parse_json_object(data, INDEX_FILE, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{INDEX_FILE}: weight_map is missing or empty")
+        raise CheckpointError(f"{INDEX_FILE}: weight_map is missing or empty; fetch that file again")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
             raise CheckpointError(
@@ -204,19 +214,27 @@ class FolderSource:
             raise CheckpointError(f"{self._path} changed while it was converted; repeat the pull")
 
     def _file(self, name: str) -> Path:
-        """Returns a file of the folder with its links resolved. Only links of the Hub's cache may lead out of it.
+        """Returns a file of the folder with its links resolved, which may lead out of it, as in an overlay.
 
-        There `snapshots/<commit>/<name>` is a link to `blobs/<hash>`. Raises CheckpointError for any other.
+        What is read as text, and may be shown, has to be what its name says: a link of such a file leads to a file of
+        the same name, or into the Hub's cache, where `snapshots/<commit>/<name>` is a link to `blobs/<hash>`. Raises
+        CheckpointError for any other.
         """
         folder = self._folders.get(name, self._path)
-        path, homes = Path(os.path.realpath(folder / name)), [Path(os.path.realpath(folder))]
-        if self._path.parent.name == "snapshots":
-            homes.append(Path(os.path.realpath(self._path.parent.parent / "blobs")))
-        if path.parent not in homes:
+        path = Path(os.path.realpath(folder / name))
+        cached = path.parent.name == "blobs" and path.parent.parent.name.startswith("models--")
+        if path.parent == Path(os.path.realpath(folder)):
+            return path
+        if not path.is_file():
             raise CheckpointError(
-                f"{self._path / name} is a link to {path}, out of the checkpoint's folder; put the file itself there"
+                f"{self._path / name} is a link to {path}, which is no file; put the file itself there"
             )
-        return path
+        if path.name == name or cached or _SHARD_NAME.fullmatch(name):
+            return path
+        raise CheckpointError(
+            f"{self._path / name} is a link to {path}, a file of another name out of the checkpoint's folder; "
+            "put the file itself there"
+        )
 
     def _state(self) -> str:
         """Hashes names, sizes, times and inodes, as reading the weights would take as long as converting them."""
