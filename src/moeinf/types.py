@@ -7,9 +7,10 @@ an architecture maps its own decoder layers onto them.
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
@@ -279,6 +280,13 @@ class Workspace:
         return Workspace(**largest, layers=self.layers | other.layers)
 
 
+class Expected(NamedTuple):
+    """The numbers that follow from config.json, whole or not, in the order in which a tensor has them."""
+
+    values: FloatArray | IntArray
+    error: float = 0.0  # by how much others may compute them otherwise, besides a share of each
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
     """The tensors that an architecture expects in a checkpoint, under the checkpoint's own names.
@@ -289,6 +297,11 @@ class TensorPlan:
     parts:   the tensors of one expert block, in block order, with their shapes: matrices [rows, cols] named gate, up
              and down, then biases [rows].
     ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
+    copies:  name -> the dense tensor that it is the same as by config.json, as a tied head is the embedding. What a
+             checkpoint has under such a name is compared with it: where the two differ, it is a tensor of its own.
+    tied_head: the one of them that would make logits.
+    follows: regular expressions of tensors that config.json says by itself, each with what gives the numbers that one
+             of this name has, or the choices of them. `pull` refuses other ones.
     ahead:   the same of layers that predict further tokens (MTP), which are kept as they are and not run.
     whole:   name -> how many values its numbers have, of dense tensors of whole numbers from 0 on, kept in f32.
     vision:  name -> shape of the tensors that pictures alone need, which are kept as they are in a file of their own.
@@ -323,6 +336,9 @@ class TensorPlan:
     whole: Mapping[str, int] = field(default_factory=dict)
     vision: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     layer_forms: Mapping[int, ExpertForm] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    tied_head: str | None = None
+    follows: Mapping[str, Callable[[str], Sequence[Expected]]] = field(default_factory=dict)
 
     @property
     def forms(self) -> list[ExpertForm]:
@@ -330,6 +346,27 @@ class TensorPlan:
         if not self.layer_forms:
             return [self.form]
         return [self.layer_forms.get(layer, self.form) for layer in range(self.moe.num_layers)]
+
+    @property
+    def own_head(self) -> str | None:
+        """What the matrix that makes logits is called where it is not the embedding."""
+        return self.tied_head or (self.head and self.head[0])
+
+    def is_ahead(self, name: str) -> bool:
+        return any(re.fullmatch(pattern, name) for pattern in self.ahead)
+
+    def owning(self, names: Collection[str]) -> TensorPlan:
+        """The plan of a checkpoint in which these copies differ from what they would be copies of."""
+        own = [name for name in self.copies if name in names]
+        kept = [name for name in own if not self.is_ahead(name)]
+        head = (self.own_head, self.head[1]) if self.head and self.own_head in kept else self.head
+        return replace(
+            self,
+            dense={**self.dense} | {name: self.dense[self.copies[name]] for name in kept},
+            copies={name: source for name, source in self.copies.items() if name not in own},
+            lookups=self.lookups.union(name for name in kept if name != self.own_head),
+            head=head,
+        )
 
 
 @dataclass(frozen=True, slots=True)

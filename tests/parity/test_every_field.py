@@ -23,10 +23,10 @@ from moeinf._native import Kernels
 from moeinf.errors import CheckpointError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
-from moeinf.pull.checkpoint.tensors import plan_name
+from moeinf.pull.checkpoint.names import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
-from tests.support.pairs.experts import layout_in, read_by, resident_experts, stored
+from tests.support.pairs.experts import layout_in, owning, read_by, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference, text_of
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
@@ -388,7 +388,7 @@ def published(model: Any) -> dict[str, Tensor]:
 def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -> Tensor:
     family = family_of(config)
     plan = family.tensors
-    tensors = {plan_name(name, plan): tensor for name, tensor in read_by(plan, tensors).items()}
+    plan, tensors = owning(plan, {plan_name(name, plan): each for name, each in read_by(plan, tensors).items()})
     layout = layout_in(plan, tensors)
     assert plan.dense.keys() | layout.keys() == tensors.keys()
     assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())

@@ -47,6 +47,11 @@ def check_against_plan(path: Path, shapes: Mapping[str, tuple[int, ...]], plan: 
 Kinds = dict[str, tuple[Format, tuple[int, ...]]]  # format and shape of tensors by their names
 
 
+def plan_of(shapes: Mapping[str, tuple[int, ...]], plan: TensorPlan) -> TensorPlan:
+    """The plan of a stored model: a tensor that config.json takes for a copy is stored where it is none."""
+    return plan.owning([name for name in plan.copies if name in shapes and not plan.is_ahead(name)])
+
+
 class DenseSizes:
     """What the tensors of a dense file take in memory, as its header tells.
 
@@ -54,7 +59,9 @@ class DenseSizes:
     """
 
     def __init__(self, specs: Sequence[TensorSpec], plan: TensorPlan, path: Path) -> None:
-        in_memory = check_against_plan(path, {spec.name: spec.shape for spec in specs}, plan)
+        shapes = {spec.name: spec.shape for spec in specs}
+        self.plan = plan = plan_of(shapes, plan)
+        in_memory = check_against_plan(path, shapes, plan)
         self.specs = tuple(specs)
         self.mapped = tuple(s for s in specs if s.name in plan.lookups - in_memory)
         self.num_bytes = max((s.offset_bytes + s.num_bytes for s in specs), default=0)
@@ -78,7 +85,7 @@ class DenseFile:
         sums.check_header()
         self._sizes = DenseSizes(dense_tensors(self._path, stored.manifest.dense_formats), plan, self._path)
         self._specs, self._mapped, self._num_bytes = self._sizes.specs, self._sizes.mapped, self._sizes.num_bytes
-        self._lookups = tuple(s for s in self._specs if s.name in plan.lookups)
+        self._lookups = tuple(s for s in self._specs if s.name in self._sizes.plan.lookups)
 
     @property
     def memory_bytes(self) -> int:

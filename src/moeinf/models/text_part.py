@@ -8,7 +8,8 @@ from typing import Any
 from moeinf.models.fields import Fields
 
 VISION = r"model\.visual\..*"  # the model of images, which is left out
-_OUTSIDE = ("tie_word_embeddings", "quantization_config")  # said of the whole checkpoint
+_TIED = "tie_word_embeddings"
+_QUANTISED = "quantization_config"  # said of the whole checkpoint
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
@@ -28,15 +29,20 @@ def text_part(config: dict[str, Any], prefix: str = "model.language_model.") -> 
     nested: dict[str, Any] | None = config.get("text_config")
     if nested is None:
         return TextPart(Fields(_without_mrope(config)), "model.")
-    above = {name: value for name, value in config.items() if name in _OUTSIDE}
-    return TextPart(Fields(_without_mrope(nested | above), "config.json: text_config"), prefix)
+    above = {name: value for name, value in config.items() if name == _QUANTISED}
+    whole = nested | above | _tied(config, nested)
+    return TextPart(Fields(_without_mrope(whole), "config.json: text_config"), prefix)
 
 
-def tied_as_said_outside(config: dict[str, Any], default: bool = False) -> None:
-    """Refuses a text_config whose tie_word_embeddings differs from that of the checkpoint, which counts."""
-    Fields(config.get("text_config") or {}, "config.json: text_config").only(
-        "tie_word_embeddings", config.get("tie_word_embeddings", default), None
-    )
+def _tied(config: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+    """Whether the embedding may be the head: where either object says so. Empty where neither says anything.
+
+    They contradict each other in published checkpoints. What is stored decides: a head that differs from the embedding
+    is a head, whatever they say, and where none is stored, the embedding is the head if any of them allows that.
+    """
+    places = (Fields(config), Fields(nested, "config.json: text_config"))
+    said = [each.flag(_TIED, False) for each in places if each.get(_TIED) is not None]
+    return {_TIED: any(said)} if said else {}
 
 
 def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.layers.decoder import Decoder
-from moeinf.pull.checkpoint.tensors import plan_name
+from moeinf.pull.checkpoint.names import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.experts import read_by, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference

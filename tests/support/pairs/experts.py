@@ -32,8 +32,18 @@ def read_by(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if name in plan.dense or not any(re.fullmatch(pattern, name) for pattern in plan.ignored)
+        if name in plan.dense or not any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.follows))
     }
+
+
+def owning(plan: TensorPlan, tensors: dict[str, Tensor]) -> tuple[TensorPlan, dict[str, Tensor]]:
+    """The plan of these tensors, without those that are copies."""
+    own = [
+        name
+        for name, source in plan.copies.items()
+        if name in tensors and not torch.equal(tensors[name], tensors[source])
+    ]
+    return plan.owning(own), {name: each for name, each in tensors.items() if name in own or name not in plan.copies}
 
 
 Layout = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]

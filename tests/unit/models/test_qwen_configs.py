@@ -29,7 +29,7 @@ from tests.support.configs.qwen3_next import NEXT
         (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"attn_output_gate": False}}, "attn_output_gate"),
         (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"mlp_only_layers": [1]}}, "mlp_only_layers"),
         (QWEN3_5, {"text_config": [1]}, "text_config"),
-        (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"tie_word_embeddings": True}}, "tie_word_embeddings"),
+        (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"tie_word_embeddings": "no"}}, "tie_word_embeddings"),
         (QWEN3_5, {"quantization_config": {"quant_method": "aqlm"}}, "quant_method"),
         (ARCTIC, {"use_residual": False}, "use_residual"),
         (ARCTIC, {"moe_layer_frequency": 9}, "moe_layer_frequency"),

@@ -59,9 +59,19 @@ def test_they_are_kept_bit_for_bit_beside_what_is_quantised(family: str, tmp_pat
     assert any("MTP layers" in line and "not read" in line for line in show_lines(stored))
 
 
-def test_copies_of_embedding_and_head_are_not_kept(tmp_path: Path) -> None:
-    copies = {f"{name}.weight": torch.zeros(97, 64).bfloat16() for name in ("embed_tokens", "shared_head.head")}
-    assert stored_with(tmp_path, "deepseek_v3", copies).manifest.ahead is None
+def test_copies_of_embedding_and_head_are_not_kept_and_what_differs_is(tmp_path: Path) -> None:
+    model = random_tensors(DEEPSEEK_V3)
+    copies = {
+        "embed_tokens.weight": model["model.embed_tokens.weight"],
+        "shared_head.head.weight": model["lm_head.weight"].float(),
+    }
+    assert stored_with(tmp_path / "same", "deepseek_v3", copies).manifest.ahead is None
+    copies["embed_tokens.weight"] = copies["embed_tokens.weight"].clone()
+    copies["embed_tokens.weight"][-1, -1] += 1
+    stored = stored_with(tmp_path / "other", "deepseek_v3", copies)
+    kept = safetensors.torch.load_file(stored.path / "ahead.safetensors")
+    name = CASES["deepseek_v3"][1] + "embed_tokens.weight"
+    assert kept.keys() == {name} and torch.equal(kept[name], copies["embed_tokens.weight"])
 
 
 def test_verify_looks_at_them_and_a_run_does_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.dense_weights import DenseFile, Kinds, check_against_plan
+from moeinf.engine.dense_weights import DenseFile, Kinds, check_against_plan, plan_of
 from moeinf.engine.placed.reads import PlacedReads, recipes_of, region_of
 from moeinf.gguf.undo import Kind
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
@@ -30,6 +30,7 @@ class PlacedSizes:
     def __init__(self, in_place: InPlace, plan: TensorPlan, where: Path) -> None:
         self.recipes = recipes_of(in_place.dense, where)
         shapes = {name: recipe.kind.shape for name, recipe in self.recipes.items()}
+        plan = plan_of(shapes, plan)
         in_memory = check_against_plan(where, shapes, plan)
         self.lookups = [name for name in self.recipes if name in plan.lookups and self.recipes[name].as_it_lies]
         self.made_lookups = [name for name in self.recipes if name in plan.lookups and name not in self.lookups]

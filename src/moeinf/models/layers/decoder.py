@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
@@ -15,7 +17,7 @@ from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Pos
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
 from moeinf.models.layers.streams.stem import PlainStem, Stem
-from moeinf.types import Float32Array, Profiler
+from moeinf.types import Expected, Float32Array, Profiler
 
 HEAD = "lm_head.weight"
 QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
@@ -328,10 +330,23 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
     return shapes
 
 
-def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
-    """Tensors that some exporters write although they follow from the rest."""
-    tied = (re.escape(config.head),) if config.tied_embeddings else ()
-    return (re.escape(config.prefix) + r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", *tied)
+def copies(config: DecoderConfig) -> dict[str, str]:
+    """The head where config.json says that it is the embedding, as TensorPlan.copies has it."""
+    return {config.head: config.embedding} if config.tied_embeddings else {}
+
+
+def frequencies(config: DecoderConfig) -> dict[str, Callable[[str], list[Expected]]]:
+    """The tables of frequencies that old exporters write beside the weights, as TensorPlan.follows has them.
+
+    Some write them as layers use them, some as they were before the config stretched them.
+    """
+
+    def known(name: str) -> list[Expected]:
+        tables = [table for rope in config.ropes for table in (rope.frequencies, rope.unstretched)]
+        return [Expected(table.astype(np.float64)) for table in tables if table is not None]
+
+    prefix, layers = re.escape(config.prefix), re.escape(config.layers_name)
+    return {rf"{prefix}({layers}\.\d+\.self_attn\.)?rotary_emb\.(original_)?inv_freq": known}
 
 
 def linear_names(shapes: Shapes) -> frozenset[str]:

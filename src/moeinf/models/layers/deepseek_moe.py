@@ -12,7 +12,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
-from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.decoder import DecoderConfig, head
 from moeinf.models.layers.moe_block import DenseBlock, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
@@ -124,11 +124,13 @@ class DeepseekMoe:
         return GatedExperts(blocks, self.moe_intermediate_size, self.names.experts)
 
     def with_future_layers(self, plan: TensorPlan, decoder: DecoderConfig) -> TensorPlan:
-        """The plan, with the layers behind the last. What they have of embedding and head are copies of the model's."""
-        prefix = re.escape(decoder.prefix)
-        layers = [rf"{prefix}layers\.{decoder.num_layers + i}\." for i in range(self.num_future_layers)]
-        copies = tuple(rf"{layer}(embed_tokens|shared_head\.head)\.weight" for layer in layers)
-        return replace(plan, ignored=plan.ignored + copies, ahead=tuple(f"{layer}.*" for layer in layers))
+        """The plan, with the layers behind the last. What they have of embedding and head are mostly copies."""
+        prefix = f"{decoder.prefix}layers."
+        layers = [f"{prefix}{decoder.num_layers + i}." for i in range(self.num_future_layers)]
+        copied = {"embed_tokens.weight": decoder.embedding, "shared_head.head.weight": head(decoder)[0]}
+        copies = {layer + name: source for layer in layers for name, source in copied.items()}
+        ahead = tuple(rf"{re.escape(layer)}.*" for layer in layers)
+        return replace(plan, copies={**plan.copies, **copies}, ahead=ahead)
 
     def blocks(
         self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, router: MakeRouter

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.models.layers.attention_config import Heads, Shapes
-from moeinf.models.layers.decoder import DecoderConfig, head, ignored_tensors, linear_names
+from moeinf.models.layers.decoder import DecoderConfig, copies, frequencies, head, linear_names
 from moeinf.types import (
     DTYPE_BYTES,
     Activation,
@@ -52,10 +52,12 @@ def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, expe
         shapes,
         dense,
         layouts,
-        ignored_tensors(config),
-        linear_names(dense),
-        frozenset({config.embedding}),
-        head(config),
+        matrices=linear_names(dense),
+        lookups=frozenset({config.embedding}),
+        head=head(config),
+        copies=copies(config),
+        tied_head=config.head if config.tied_embeddings else None,
+        follows=frequencies(config),
     )
 
 
@@ -130,11 +132,13 @@ def ungated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, ex
         parts,
         dense,
         (separate, fused) + ((transposed,) if transposed else ()),
-        ignored_tensors(config),
-        linear_names(dense),
-        frozenset({config.embedding}),
-        head(config),
-        ExpertForm(experts.activation, gated=False),
+        matrices=linear_names(dense),
+        lookups=frozenset({config.embedding}),
+        head=head(config),
+        form=ExpertForm(experts.activation, gated=False),
+        copies=copies(config),
+        tied_head=config.head if config.tied_embeddings else None,
+        follows=frequencies(config),
     )
 
 

@@ -37,7 +37,6 @@ class RelativeDecoder:
     def parse(f: Fields, num_layers: int, *, scale: Callable[[int], float]) -> RelativeDecoder:
         """scale: of the scores, by the size of heads."""
         f.only("attention_bias", False, None)
-        f.only("tie_word_embeddings", False, None)
         f.present("num_attention_heads", "num_key_value_heads", "head_dim", "d_rel", "rel_extent")
         f.present("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
         f = f.replaced(max_position_embeddings=f.count_of("max_position_embeddings", "model_max_length"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -38,6 +38,7 @@ class Rope:
     limit: int = 0  # a sequence of more tokens has the positions that `beyond` gives for its room
     beyond: Callable[[int], Rope] | None = None
     axes: IntArray | None = None  # of each frequency: whether it turns by time, row or column; None: all are alike
+    unstretched: Float32Array | None = None  # the frequencies that the config stretched, where it did
 
     @property
     def rotary_dim(self) -> int:
@@ -123,7 +124,8 @@ def rope_of(
         raise CheckpointError(f"config.json: positions rotate {rotary_dim} numbers of a head; moeinf takes {_WIDEST}")
     if theta <= 1 or trained < 2:
         raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
-    return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved, _share(f, 1.0)))
+    rope = make(_Source(r, rotary_dim, theta, context_length, trained, interleaved, _share(f, 1.0)))
+    return replace(rope, unstretched=_plain(rotary_dim, theta).astype(np.float32))
 
 
 def of_kind(f: Fields, kind: str) -> Fields:

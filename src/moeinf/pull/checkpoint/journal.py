@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,24 @@ class Journal:
         self._layout = ""
         self._converted: list[str] = []
         self._losses: dict[str, Losses] = {}  # by shard
+        self.own: frozenset[str] | None = None  # copies that differ from what they would be copies of, once compared
+
+    def begin(self) -> None:
+        """Makes the folder, so that shards can be downloaded before the layout is known."""
+        with errors_named(self._folder):
+            make_folders(self.download_folder)
+            if not (self._folder / JOURNAL_FILE).exists():
+                self._save()
+
+    def own_tensors(self) -> frozenset[str] | None:
+        """What an earlier pull of this state of the source, or this one, has found; None where none has."""
+        if self.own is None:
+            with suppress(FileNotFoundError, StoreError):
+                value = parse_json_object(read_small(self._folder / JOURNAL_FILE), JOURNAL_FILE, StoreError)
+                names = value.get("own")
+                if value.get("fingerprint") == self._fingerprint and isinstance(names, list):
+                    self.own = frozenset(map(str, names))
+        return self.own
 
     def open(self, conversion: Conversion) -> str:
         """Takes over the work in the folder where it fits; else empties the folder, and returns in one line why.
@@ -43,8 +62,10 @@ class Journal:
         self._layout = _layout_hash(conversion)
         with errors_named(self._folder):
             notice = self._load(conversion)
-            if notice is not None and self._folder.exists():
+            if notice and self._folder.exists():
                 shutil.rmtree(self._folder)
+            if notice == "" and self.model_folder.exists():  # of another layout; what was downloaded stays
+                shutil.rmtree(self.model_folder)
             make_folders(self.model_folder)
             make_folders(self.download_folder)
             self._save()
@@ -98,10 +119,10 @@ class Journal:
         losses = _parsed_losses(value.get("losses", {}))
         if not isinstance(known[3], list) or losses is None:
             return _DAMAGED
-        if known[:1] != [_VERSION] or known[2] != self._layout:
-            return "the interrupted pull was made by another version of moeinf; starting again"
         if known[1] != self._fingerprint:
             return "the source has changed since the interrupted pull; starting again"
+        if known[:1] != [_VERSION] or known[2] != self._layout:
+            return "the interrupted pull was made by another version of moeinf; starting again" if known[3] else ""
         if known[3] and not self._all_there(conversion):
             return "files of the interrupted pull are missing; starting again"
         self._converted = [str(shard) for shard in known[3]]
@@ -122,6 +143,7 @@ class Journal:
             "layout": self._layout,
             "converted": self._converted,
             "losses": self._losses,
+            **({} if self.own is None else {"own": sorted(self.own)}),
         }
         publish(self._folder / JOURNAL_FILE, json.dumps(value).encode())
 

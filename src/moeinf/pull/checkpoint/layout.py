@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from moeinf._native import quantise, repack_mxfp4
+from moeinf.store.numbers import NOT_FINITE, first_not_finite
 from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format
 
 _ELEMENTS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -151,11 +152,8 @@ class Strided:
         found = self.view.of(data, DTYPE_BYTES[self.source])
         if self.view.shape != self.shape:
             found = _filled_up(found, self.view.shape, self.shape, DTYPE_BYTES[self.source])
-        return (
-            found
-            if self.format == self.source
-            else Quantised(self.tensor, self.source, self.format).apply(found, others)
-        )
+        whole = Plain(self.tensor, self.source) if self.format == self.source else None
+        return (whole or Quantised(self.tensor, self.source, self.format)).apply(found, others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +179,28 @@ class Mxfp4:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Stores nothing of a tensor that the architecture has no use for, and that must be zero."""
+class Plain:
+    """Elements that are stored as they are, if they are numbers."""
 
     tensor: str
-    unit_bytes: int
+    source: DType
+    first: int = 0  # which element of the tensor the run begins with
+
+    @property
+    def unit_bytes(self) -> int:
+        return DTYPE_BYTES[self.source]
 
     def stored_bytes(self, num_bytes: int) -> int:
-        return 0
+        return num_bytes
 
-    def part(self, start: int) -> LeftOut:
-        return self
+    def part(self, start: int) -> Plain:
+        return replace(self, first=self.first + start // self.unit_bytes)
 
     def apply(self, data: memoryview, others: Sequence[memoryview]) -> memoryview:
-        if any(data):
-            raise ValueError("does not belong to this architecture, and is not zero")
-        return data[:0]
+        bad = first_not_finite(data, self.source, self.tensor)
+        if bad >= 0:
+            raise ValueError(f"element {self.first + bad} is NaN or infinite; {NOT_FINITE}")
+        return data
 
 
 def _filled_up(data: memoryview, shape: tuple[int, ...], wanted: tuple[int, ...], element_bytes: int) -> memoryview:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.pull.checkpoint.layout import LayoutTransform, LeftOut, Mxfp4, Quantised, Strided, View, WholeNumbers
+from moeinf.pull.checkpoint.layout import LayoutTransform, Mxfp4, Plain, Quantised, Strided, View, WholeNumbers
+from moeinf.pull.checkpoint.left_out import Follows, LeftOut
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import CodedRows
 from moeinf.pull.coded.scheme import Scheme
-from moeinf.types import DTYPE_BYTES, ExpertLayout, ExpertPiece, TensorSpec
+from moeinf.store.format import STORE_DTYPES
+from moeinf.types import DTYPE_BYTES, Expected, ExpertLayout, ExpertPiece, TensorSpec
 
 # Targets of moves into the dense file, and into that of layers that predict further tokens; others are MoE layers.
 DENSE, AHEAD, VISION = -1, -2, -3
@@ -89,13 +91,22 @@ def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], l
 def kept_move(tensors: Tensors, name: str, target: int, place: int) -> Move:
     """Moves a tensor as it is, whatever its dtype, into a file of such tensors."""
     entry = tensors.entry(name)
-    return Move(entry.offset_bytes, entry.num_bytes, target, place)
+    seen = Plain(name, STORE_DTYPES[entry.dtype]) if target == VISION else None
+    return Move(entry.offset_bytes, entry.num_bytes, target, place, seen)
 
 
 def left_out(tensors: Tensors, name: str) -> Move:
     """Moves nothing, but sees to it that the tensor is zero."""
     entry = tensors.entry(name)
     return Move(entry.offset_bytes, entry.num_bytes, DENSE, 0, LeftOut(name, entry.num_bytes))
+
+
+def followed(tensors: Tensors, name: str, choices: Sequence[Expected]) -> Move:
+    """Moves nothing, but sees to it that the tensor has numbers that follow from config.json."""
+    entry = tensors.entry(name)
+    return Move(
+        entry.offset_bytes, entry.num_bytes, DENSE, 0, Follows(name, entry.dtype, tuple(choices), entry.num_bytes)
+    )
 
 
 def _run(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: int, offset: int) -> Move:
@@ -107,7 +118,8 @@ def _run(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: i
     dtype = tensors.dtype(source)
     width = DTYPE_BYTES[dtype]
     assert span.stop * width <= entry.num_bytes, "the plan cuts beyond its tensor"
-    transform = None if dtype == spec.dtype else Quantised(source, dtype, spec.dtype)
+    plain = Plain(source, dtype, span.start) if dtype == spec.dtype else None
+    transform = plain or Quantised(source, dtype, spec.dtype)
     return Move(entry.offset_bytes + span.start * width, len(span) * width, target, offset, transform)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.pruned import routers_of
-from moeinf.pull.checkpoint.moves import AHEAD, VISION, Move, dense_move, expert_moves, kept_move, left_out
+from moeinf.pull.checkpoint.moves import AHEAD, VISION, Move, dense_move, expert_moves, followed, kept_move, left_out
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
 from moeinf.pull.coded.declared import NOTHING, Declared
@@ -59,7 +59,7 @@ class Conversion:
     layout: ExpertLayout
     dtype: DType  # of most bytes of the dense tensors, before any was quantised
     quantisation: Quantisation  # what was asked for
-    fallbacks: tuple[str, ...]  # one line for each reason why a format is another one
+    fallbacks: tuple[str, ...]  # one line for each reason why a format is another one, and for what is not usual
     dense: tuple[TensorSpec, ...]  # the tensors of the dense file, in its order
     dense_formats: Mapping[str, BlockTensor]  # the quantised ones among them
     dense_head: bytes
@@ -98,8 +98,10 @@ def plan_conversion(
     headers: Mapping[str, Header],
     quantisation: Quantisation = KEEP,
     declared: Declared = NOTHING,
+    told: Sequence[str] = (),
 ) -> Conversion:
-    """headers: of each file in shards; declared: what config.json says of quantised weights.
+    """headers: of each file in shards; declared: what config.json says of quantised weights; told: further lines for
+    the user.
 
     Raises CheckpointError naming the first tensor that does not fit the plan.
     """
@@ -121,7 +123,11 @@ def plan_conversion(
         moves[tensors.shard(name)] += expert_moves(tensors, name, pieces, layout)
     for name in zero:
         moves[tensors.shard(name)].append(left_out(tensors, name))
-    ahead = KeptFile.of(tensors, [name for name in tensors.names() if _is_ahead(plan, name)])
+    for name in tensors.names():
+        expected = next((known for pattern, known in plan.follows.items() if re.fullmatch(pattern, name)), None)
+        if expected is not None:
+            moves[tensors.shard(name)].append(followed(tensors, name, expected(name)))
+    ahead = KeptFile.of(tensors, [name for name in tensors.names() if _is_kept_ahead(plan, name)])
     seen_by, blind = _vision_names(plan, tensors)
     vision = KeptFile.of(tensors, seen_by)
     for target, file in ((AHEAD, ahead), (VISION, vision)):
@@ -133,7 +139,7 @@ def plan_conversion(
         layout,
         _widest_used(plan, dtypes),
         quantisation,
-        (*formats.fallbacks, *blind, *lines(kinds, None)),
+        (*told, *formats.fallbacks, *blind, *lines(kinds, None)),
         tuple(specs),
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
@@ -173,7 +179,8 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list
     known = tensors.used().union(zero)
     for name in others:
         if name not in known and not is_of_activations(name):
-            raise CheckpointError(f"{tensors.shard(name)}: tensor {name!r} does not belong to this architecture")
+            stored = tensors.stored_name(name)
+            raise CheckpointError(f"{tensors.shard(name)}: tensor {stored!r} does not belong to this architecture")
     return zero
 
 
@@ -206,7 +213,7 @@ def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
         return complete[0]
     closest = max(plan.experts, key=lambda names: sum(name in tensors for name in names) / len(names))
     missing = next(name for name in closest if name not in tensors)
-    raise CheckpointError(f"the checkpoint lacks tensor {missing!r} (expert weights); fetch it again")
+    raise CheckpointError(f"the checkpoint lacks tensor {missing!r} (expert weights){tensors.remark}; fetch it again")
 
 
 def _fits(tensors: Tensors, name: str, shape: tuple[int, ...]) -> bool:
@@ -259,9 +266,12 @@ def _vision_names(plan: TensorPlan, tensors: Tensors) -> tuple[list[str], list[s
 
 def _is_left_out(plan: TensorPlan, name: str) -> bool:
     """Whether no run has a use for a tensor but for pictures, be it kept or not."""
-    return name in plan.vision or any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.ahead))
+    if name in plan.vision or name in plan.copies:
+        return True
+    return any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.follows, *plan.ahead))
 
 
-def _is_ahead(plan: TensorPlan, name: str) -> bool:
-    kept = any(re.fullmatch(pattern, name) for pattern in plan.ahead)
-    return kept and not any(re.fullmatch(pattern, name) for pattern in plan.ignored)
+def _is_kept_ahead(plan: TensorPlan, name: str) -> bool:
+    if name in plan.copies or not plan.is_ahead(name):
+        return False
+    return not any(re.fullmatch(pattern, name) for pattern in plan.ignored)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,9 +13,11 @@ from moeinf.errors import CheckpointError, DiskSpaceError
 from moeinf.models.family import family_of
 from moeinf.models.pruned import pruned_config
 from moeinf.pull.checkpoint.convert import Portions, convert_shard, create_files, read_bytes
+from moeinf.pull.checkpoint.copies import Copies
 from moeinf.pull.checkpoint.journal import Journal
 from moeinf.pull.checkpoint.plan import Conversion, plan_conversion, router_rows
 from moeinf.pull.checkpoint.seal import publish_model, seal
+from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.events import PullProgress, Verb
 from moeinf.pull.model_names import Origin
@@ -28,7 +32,7 @@ from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import size_text
 from moeinf.text.tokenizer import check_text_files
-from moeinf.types import TensorPlan
+from moeinf.types import ModelInfo
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
 _GENERATION = "generation_config.json"
@@ -63,14 +67,17 @@ class CheckpointPull:
         self._config = read_config(self._source)
         self._family = family_of(self._config)
         self._own_files: dict[str, bytes] = {}  # small files that the source has otherwise
+        self._plan = self._family.tensors  # with the copies that differ from what they would be copies of
+        self._told: list[str] = []  # of them
 
     def headers(self) -> Headers:
         headers = self._source.headers()
         self._heed_pruning(headers)
-        conversion = self._conversion(self._family.tensors, headers, self._quantisation)
+        self._heed_copies(headers)
+        conversion = self._conversion(headers, self._quantisation)
         manifest = Manifest(
             self._source.origin,
-            self._family.info(conversion.dtype),
+            self._info(conversion),
             conversion.moe,
             conversion.layout,
             (),
@@ -135,14 +142,19 @@ class CheckpointPull:
 
     def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
         conversion, headers = self._plan_conversion()
-        journal = self._journal
+        journal, downloads = self._journal, self._kept_folder() if keep_source else self._journal.download_folder
+        if not self._copies_known:
+            if not force:
+                self._check_space(conversion, downloads)
+            journal.begin()
+            self._heed_copies(headers, downloads)
+            conversion = self._conversion(headers, self._quantisation)
         self._say_sizes(conversion, headers)
         notice = journal.open(conversion)
         if notice:
             self._progress.note(notice)
         for line in conversion.fallbacks:
             self._progress.note(line)
-        downloads = self._kept_folder() if keep_source else journal.download_folder
         if not force:
             self._check_space(conversion, downloads)
         create_files(journal.model_folder, conversion)
@@ -160,7 +172,8 @@ class CheckpointPull:
         check_text_files(self._small_files, self._source.origin.location)
         headers = self._source.headers()
         self._heed_pruning(headers)
-        return self._conversion(self._family.tensors, headers, self._quantisation), headers
+        self._heed_copies(headers)
+        return self._conversion(headers, self._quantisation), headers
 
     def _heed_pruning(self, headers: Mapping[str, Header]) -> None:
         """Layers may have fewer experts than config.json says: then the one that is stored says how many."""
@@ -169,10 +182,36 @@ class CheckpointPull:
         config = pruned_config(self._config, plan.moe, rows)
         if config is not None:
             self._config, self._family = config, family_of(config)
+            self._plan = self._family.tensors
             self._own_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
-    def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
-        return plan_conversion(plan, self._source.shards, headers, quantisation, declared_by(self._config))
+    def _heed_copies(self, headers: Mapping[str, Header], downloads: Path | None = None) -> None:
+        """What config.json takes for a copy of the embedding may be none, which the numbers tell.
+
+        Without `downloads`, where missing shards go, copies in them are taken for tensors of their own until then.
+        """
+        plan = self._family.tensors
+        copies = Copies(plan, Tensors(self._source.shards, headers, plan, declared_by(self._config)))
+        own = self._journal.own_tensors()
+        self._copies_known = True
+        if own is None:
+            folder = downloads or self._journal.download_folder
+            missing = [shard for shard in copies.shards if self._source.fetch_bytes(shard, folder)]
+            self._copies_known = not missing or downloads is not None
+            own = frozenset(copies.stored)
+            if self._copies_known:
+                own = copies.own({shard: self._source.open_shard(shard, folder) for shard in copies.shards})
+                self._journal.own = own
+        self._plan, self._told = plan.owning(own), copies.lines(own) if self._copies_known else []
+
+    def _conversion(self, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
+        declared = declared_by(self._config)
+        return plan_conversion(self._plan, self._source.shards, headers, quantisation, declared, self._told)
+
+    def _info(self, conversion: Conversion) -> ModelInfo:
+        info, usual = self._family.info(conversion.dtype), self._family.tensors.dense
+        more = sum(math.prod(shape) for name, shape in self._plan.dense.items() if name not in usual)
+        return replace(info, num_params=info.num_params + more, active_params=info.active_params + more)
 
     @property
     def _small_files(self) -> dict[str, bytes]:
@@ -191,7 +230,7 @@ class CheckpointPull:
         if fetch_bytes:
             small = conversion
             if self._quantisation == KEEP:
-                small = self._conversion(self._family.tensors, headers, SMALL)
+                small = self._conversion(headers, SMALL)
             self._progress.sizes(fetch_bytes, conversion.total_bytes, small.total_bytes)
 
     def _awaited(self, shard: str, conversion: Conversion) -> bool:
@@ -222,7 +261,7 @@ class CheckpointPull:
         for line in conversion.fallbacks:
             if line not in planned:
                 self._progress.note(line)
-        info = self._family.info(conversion.dtype)
+        info = self._info(conversion)
         source_record = {
             "fingerprint": self._fingerprint,
             "requested": source.requested,

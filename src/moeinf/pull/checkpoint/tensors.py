@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.pull.checkpoint.layout import INTEGERS
+from moeinf.pull.checkpoint.names import Names
 from moeinf.pull.coded.declared import Declared
 from moeinf.pull.coded.find import belonging, codes_of, is_of_activations, scheme_of
 from moeinf.pull.coded.scheme import Scheme
@@ -24,26 +24,59 @@ class Tensors:
     def __init__(self, shards: Shards, headers: Mapping[str, Header], plan: TensorPlan, declared: Declared) -> None:
         """headers: of each file in shards.
 
-        Raises CheckpointError for a tensor that is in two shards, or not where the index has it.
+        Raises CheckpointError for a tensor that is in two shards of which the index names neither.
         """
-        self._found: dict[str, tuple[str, TensorEntry]] = {}
         self._mxfp4, self._whole = plan.scales, plan.whole
         self._declared = declared
         self._schemes: dict[str, Scheme] = {}
+        self._names = Names({name for shard in shards.files for name in headers[shard]}, plan)
+        self._found: dict[str, tuple[str, TensorEntry]] = {}
+        self._stored_names: dict[str, str] = {}
         for shard in shards.files:
-            for found, entry in headers[shard].items():
-                name = plan_name(found, plan)
-                if name in self._found:
-                    raise CheckpointError(f"{shard}: tensor {found!r} is also in {self._found[name][0]}")
-                self._found[name] = shard, entry
-        for found, shard in (shards.weight_map or {}).items():
-            name = plan_name(found, plan)
-            if name not in self._found or self._found[name][0] != shard:
-                raise CheckpointError(f"{shard} lacks tensor {found!r}, which {INDEX_FILE} puts there")
+            for stored, entry in headers[shard].items():
+                self._add(stored, shard, entry, shards.weight_map or {})
+        self._check_copies(shards.weight_map or {}, plan.copies)
+        for copy, source in plan.copies.items():
+            if source not in self._found and copy in self._found and not plan.is_ahead(copy):
+                self._found[source] = self._found.pop(copy)  # one matrix, under either of its names
+
+    def _check_copies(self, weight_map: Mapping[str, str], copies: Mapping[str, str]) -> None:
+        """A tensor that the index promises is not taken for a copy because its shard lacks it."""
+        for stored, shard in weight_map.items():
+            name = self._names(stored)
+            if name in copies and name not in self._found:
+                raise CheckpointError(
+                    f"{shard} lacks tensor {stored!r}, which {INDEX_FILE} puts there; "
+                    "fetch the index and its files again"
+                )
+
+    def _add(self, stored: str, shard: str, entry: TensorEntry, weight_map: Mapping[str, str]) -> None:
+        """Of two copies of a tensor the one counts that the index names."""
+        name = self._names(stored)
+        if name in self._found:
+            other, named = self._found[name][0], weight_map.get(stored)
+            if self._stored_names[name] != stored or named not in (shard, other):
+                again = "" if self._stored_names[name] == stored else f" as {self._stored_names[name]!r}"
+                raise CheckpointError(
+                    f"{shard}: tensor {stored!r} is also in {other}{again}, and {INDEX_FILE} does not say which "
+                    "counts; remove one of the two"
+                )
+            if named == other:
+                return
+        self._found[name], self._stored_names[name] = (shard, entry), stored
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a tensor or coded matrix."""
         return codes_of(self, name) is not None
+
+    @property
+    def remark(self) -> str:
+        """What to know about the prefix of names where a tensor is missing."""
+        return self._names.remark
+
+    def stored_name(self, name: str) -> str:
+        """What the checkpoint calls a tensor."""
+        return self._stored_names.get(name, name)
 
     def names(self) -> Collection[str]:
         return self._found.keys()
@@ -156,16 +189,7 @@ class Tensors:
 
     def _check(self, name: str, shape: tuple[int, ...], reason: str) -> None:
         if name not in self._found:
-            raise CheckpointError(f"the checkpoint lacks tensor {name!r}; fetch it again")
+            raise CheckpointError(f"the checkpoint lacks tensor {name!r}{self.remark}; fetch it again")
         shard, entry = self._found[name]
         if entry.shape != shape:
             raise CheckpointError(f"{shard}: tensor {name!r} has shape {list(entry.shape)}, {reason} {list(shape)}")
-
-
-def plan_name(name: str, plan: TensorPlan) -> str:
-    """What the plan calls a tensor of a checkpoint."""
-    for pattern, known in plan.renamed.items():
-        renamed, count = re.subn(pattern, known, name, count=1)
-        if count:
-            return renamed
-    return name

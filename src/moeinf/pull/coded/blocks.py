@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from moeinf._native import dequantise, quantise
 from moeinf.pull.coded.scheme import BLOCK, E2M1, Decoded, Scheme
+from moeinf.store.numbers import NOT_FINITE, first_not_finite, plain_dtype
 from moeinf.types import FORMAT_BLOCKS, DType, Float32Array, Format, format_bytes
 
 _WEIGHTS_AT_ONCE = 1 << 20
@@ -90,6 +91,9 @@ class CodedRows:
                 error = max(error, float(np.abs(difference).max(initial=0)))
                 lost += _squares(difference)
         found = out.reshape(-1).data
+        plain = plain_dtype(self.format)
+        if plain and first_not_finite(found, plain, scheme.name) >= 0:
+            raise ValueError(f"has weights or scales that are NaN or infinite; {NOT_FINITE}")
         return found, {self.kind: Loss(error / largest if largest else 0.0, lost, squares)} if self.kind else {}
 
 

@@ -24,7 +24,6 @@ def _parse(f: Fields) -> Config:
     f = renamed(f, f, NAMES, required=True)
     f.present("routed_scaling_factor", "topk_group", "head_dim", "num_experts")
     f.only("q_lora_rank", None)
-    f.only("tie_word_embeddings", False, None)
     f.only("rope_interleave", True, None)
     f.only("moe_layer_freq", 1, None)
     f.only("num_nextn_predict_layers", f.get("num_mtp_layers"), 0, 1, None)

@@ -16,7 +16,7 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_layers
 from moeinf.models.layers.rope import whole_heads
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
 _IMAGES = r"model\.(sam_model|qwen2_model|projector|view_seperator|vision_tower|multi_modal_projector)\b.*"
@@ -45,7 +45,6 @@ class Family(glm4_moe.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="model.")
-        tied_as_said_outside(config)
         self._take(_parse(text.fields))
 
     @property

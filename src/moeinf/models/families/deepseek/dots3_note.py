@@ -19,7 +19,7 @@ from moeinf.models.layers.latent.indexed import IndexConfig, IndexedLatentAttent
 from moeinf.models.layers.latent.mla import LatentAttention, LatentConfig, parse_latent
 from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.rope import of_kind
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import Profiler, TensorPlan
 
 _INDEXED, _FULL, _SLIDING = "indexed_attention", "full_attention", "sliding_attention"
@@ -172,7 +172,6 @@ class Family(deepseek_v32.Family):
     _config: Config
 
     def __init__(self, config: dict[str, Any]) -> None:
-        tied_as_said_outside(config)
         self._take(_parse(text_part(config, prefix="model.").fields))
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:

@@ -29,7 +29,7 @@ from moeinf.models.layers.protocol import Attention, Experts, Layers
 from moeinf.models.layers.recurrent.kda import Kda, KdaConfig
 from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
-from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.models.text_part import VISION, text_part
 from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
 
 _LINEAR = "linear_attention"
@@ -122,7 +122,6 @@ class Family(kimi_linear.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        tied_as_said_outside(config)
         c = _parse(text.fields)
         self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix)))
 

@@ -20,7 +20,7 @@ from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_layers
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.rope import rope_fields, whole_heads
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
 _IMAGES = r"model\.(vision_model|resampler_model)\..*"
@@ -51,7 +51,6 @@ class Family(ernie4_5_moe.Family):
     parse = staticmethod(_parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        tied_as_said_outside(config, default=True)
         text = text_part({"tie_word_embeddings": True} | config, prefix="model.")
         self._take(self.parse(text.fields))
 

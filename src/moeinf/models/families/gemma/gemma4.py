@@ -23,7 +23,7 @@ from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, MoeShape, Profiler, TensorPlan
 
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
@@ -227,8 +227,7 @@ class Family(DecoderFamily):
     name = "gemma4"
 
     def __init__(self, config: dict[str, Any]) -> None:
-        text = text_part(config)
-        tied_as_said_outside(config, default=True)
+        text = text_part({"tie_word_embeddings": True} | config)
         self._config = c = Config.parse(text.fields, text.prefix)
         self.decoder, self.moe = c.decoder, c.moe
         self.vision, self.no_vision = seeing(lambda: _vision(config, c.decoder.attention.hidden_size))

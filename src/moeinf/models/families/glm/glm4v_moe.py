@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.models.families.glm import glm4_moe
-from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.models.text_part import VISION, text_part
 from moeinf.types import TensorPlan
 
 
@@ -19,7 +19,6 @@ class Family(glm4_moe.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        tied_as_said_outside(config)
         text.fields.only("use_qk_norm", False, None)
         text.fields.present("attention_bias")
         c = self.parse(text.fields)

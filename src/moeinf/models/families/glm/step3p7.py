@@ -18,7 +18,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, ExpertPiece, TensorPlan
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -212,7 +212,6 @@ class Family(glm4_moe.Family):
     _config: Config
 
     def __init__(self, config: dict[str, Any]) -> None:
-        tied_as_said_outside(config)
         self._take(self.parse(text_part(config, prefix="model.").fields))
 
     @cached_property

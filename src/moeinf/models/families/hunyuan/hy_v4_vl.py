@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.models.families.hunyuan import hy_v4
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
 _VISION = r"(vit|model\.vision_tower)\..*"
@@ -21,7 +21,6 @@ class Family(hy_v4.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="model.")
-        tied_as_said_outside(config)
         self._take(hy_v4.parse(text.fields))
 
     @cached_property

@@ -52,7 +52,6 @@ class Config:
             ("mamba_hidden_act", "silu"),
             ("mlp_bias", False),
             ("use_bias", False),
-            ("tie_word_embeddings", False),
             ("n_shared_experts", 1),
             ("sliding_window", None),
             ("rms_norm_eps", f.get("layer_norm_epsilon")),  # not what the published code reads

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from moeinf.models.families.hybrid import nemotron_h
-from moeinf.models.fields import Fields
 from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
@@ -26,8 +25,6 @@ class Family(nemotron_h.Family):
     def __init__(self, config: dict[str, Any]) -> None:
         if config.get("text_config") is None and "llm_config" in config:  # as published
             config = config | {"text_config": config["llm_config"]}
-        Fields(config).only("tie_word_embeddings", False, None)
-        Fields(config).within("text_config").only("tie_word_embeddings", False)
         self._take(nemotron_h.Config.parse(text_part(config).fields))
 
     @cached_property

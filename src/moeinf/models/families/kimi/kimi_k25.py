@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.models.families.deepseek import deepseek_v3
-from moeinf.models.fields import Fields
 from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
@@ -21,9 +20,8 @@ class Family(deepseek_v3.Family):
     name = "kimi_k25"
 
     def __init__(self, config: dict[str, Any]) -> None:
-        for where in (Fields(config), Fields(config).within("text_config")):  # readers differ in which of them counts
-            where.only("tie_word_embeddings", False)
-        text = text_part(config, prefix="language_model.model.")
+        # Readers differ in what a config without the flag means: what is stored decides.
+        text = text_part({"tie_word_embeddings": True} | config, prefix="language_model.model.")
         c = self.parse(text.fields)
         decoder = replace(c.decoder, prefix=text.prefix, head_prefix="language_model.")
         self._take(replace(c, decoder=decoder))

@@ -50,7 +50,6 @@ def _parse(f: Fields) -> Config:
         ("moe_router_activation_func", "sigmoid"),
         ("use_grouped_topk", True),
         ("moe_layer_freq", 1),
-        ("tie_word_embeddings", False),
         ("head_dim", f.get("head_dim")),  # of neither kind of layer
     ):
         f.only(name, *allowed, None)

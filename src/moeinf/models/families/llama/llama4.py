@@ -20,7 +20,7 @@ from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import rope_fields
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import MoeShape, Profiler, TensorPlan
 
 _OTHER_MODELS = r"(vision_model|multi_modal_projector)\..*"
@@ -119,7 +119,6 @@ class Family(DecoderFamily):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="model.")
-        tied_as_said_outside(config)
         self._config = c = Config.parse(text.fields)
         self.decoder, self.moe = c.decoder, c.moe
 

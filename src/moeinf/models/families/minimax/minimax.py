@@ -5,6 +5,7 @@ What a layer adds to is the state behind its norm, and both are scaled (MiniMaxF
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,9 +20,7 @@ from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions,
 from moeinf.models.layers.recurrent.lightning import Lightning, LightningConfig, lightning_shapes, lightning_workspace
 from moeinf.models.layers.recurrent.mixed import MixedLayers
 from moeinf.models.layers.rope import whole_heads
-from moeinf.types import Profiler, TensorPlan
-
-_FOLLOW = r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"  # from config.json
+from moeinf.types import Expected, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class Scales:
 @dataclass(frozen=True, slots=True)
 class Config(mixtral.Config):
     lightning: LightningConfig
+    block_size: int  # tokens that published code computes at once
     linear_layers: frozenset[int]  # that have lightning attention
     full: Scales
     linear: Scales
@@ -59,6 +59,7 @@ def _parse(f: Fields) -> Config:
         routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), d.num_layers),
         f.count("intermediate_size"),
         LightningConfig(d.attention.hidden_size, d.attention.num_heads, head_dim, d.num_layers),
+        f.count("block_size", 256, maximum=4096),
         frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
         *(Scales.parse(f, kind) for kind in ("full_attn", "linear_attn", "mlp")),
     )
@@ -126,4 +127,11 @@ class Family(MixedDecoderFamily, mixtral.Family):
         plan = super().tensors
         ends = (".qkv_proj.weight", ".output_gate.weight")
         matrices = plan.matrices.union(name for name in plan.dense if name.endswith(ends))
-        return replace(plan, matrices=matrices, ignored=(*plan.ignored, _FOLLOW))
+        follows = rf"{re.escape(self.decoder.prefix)}layers\.({'|'.join(map(str, sorted(self._config.linear_layers)))})"
+        follows += r"\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
+        return replace(plan, matrices=matrices, follows={**plan.follows, follows: self._decay})
+
+    def _decay(self, name: str) -> list[Expected]:
+        """A table of a layer of linear attention."""
+        layer, _, kind = name.removeprefix(f"{self.decoder.prefix}layers.").split(".")
+        return [Expected(self._config.lightning.decays(int(layer), self._config.block_size)[kind], error=1e-6)]

@@ -20,7 +20,7 @@ from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.rope import partial_rotary
 from moeinf.models.layers.sparse.block_sparse import block_index_workspace, index_token_bytes
 from moeinf.models.layers.sparse.group_sparse import group_index_shapes, parse_groups
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
 
 _NAMES = BlockNames(
@@ -109,7 +109,6 @@ class Family(glm4_moe.Family):
     _config: Config
 
     def __init__(self, config: dict[str, Any]) -> None:
-        tied_as_said_outside(config)
         text = text_part(config, prefix="language_model.model.")
         c = self.parse(text.fields)
         head_prefix = text.prefix.removesuffix("model.")

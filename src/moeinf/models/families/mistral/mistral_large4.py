@@ -21,7 +21,7 @@ from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_la
 from moeinf.models.layers.latent.indexed import IndexConfig
 from moeinf.models.layers.latent.mla import LatentConfig, parse_latent
 from moeinf.models.layers.rope import Rope, rope_fields
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
 _ROPE = {
@@ -138,7 +138,6 @@ class Family(deepseek_v32.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        tied_as_said_outside(config)
         c = _parse(text.fields)
         learned = f"{text.prefix}rotary_emb.alpha"
         self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix, frequencies=learned)))

@@ -17,7 +17,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import whole_heads
-from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
 _IMAGES = r"(vision_tower|multi_modal_projector)\..*"
@@ -41,7 +41,6 @@ class Family(glm4_moe.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="language_model.model.")
-        tied_as_said_outside(config)
         c = _parse(text.fields)
         self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix, head_prefix="language_model.")))
 

@@ -10,7 +10,7 @@ from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, head, ignored_tensors, linear_names, parse_decoder
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, copies, frequencies, head, linear_names, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.types import ExpertForm, ExpertPiece, MoeShape, Profiler, TensorPlan
@@ -138,12 +138,14 @@ class Family(DecoderFamily):
             parts,
             self.dense,
             (shipped, plain),
-            ignored_tensors(c.decoder),
-            linear_names(self.dense),
-            frozenset({c.decoder.embedding}),
-            head(c.decoder),
-            ExpertForm("swiglu_clamped", biased=True, limit=c.limit),
-            scales,
+            matrices=linear_names(self.dense),
+            lookups=frozenset({c.decoder.embedding}),
+            head=head(c.decoder),
+            form=ExpertForm("swiglu_clamped", biased=True, limit=c.limit),
+            scales=scales,
+            copies=copies(c.decoder),
+            tied_head=c.decoder.head if c.decoder.tied_embeddings else None,
+            follows=frequencies(c.decoder),
         )
 
 

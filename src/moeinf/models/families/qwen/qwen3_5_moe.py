@@ -14,13 +14,12 @@ from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.rope import Rope, rope_fields
 from moeinf.models.layers.vision.merging_tower import MergingConfig, MergingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
-from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.models.text_part import VISION, text_part
 from moeinf.types import TensorPlan
 
 
 def parse(config: dict[str, Any]) -> qwen3_next.Config:
     text = text_part(config)
-    tied_as_said_outside(config)
     for name, *allowed in (
         ("attn_output_gate", True),
         ("output_gate_type", "swish", "silu"),

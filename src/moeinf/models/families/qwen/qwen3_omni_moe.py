@@ -22,9 +22,7 @@ _OTHERS = r"(thinker\.(audio_tower|visual)|talker|code2wav)\..*"
 
 
 def _parse(config: dict[str, Any]) -> Config:
-    thinker = Fields(config).within("thinker_config")
-    thinker.only("tie_word_embeddings", False, None)
-    thinker.within("text_config").only("tie_word_embeddings", False, None)
+    Fields(config).within("thinker_config")
     whole = {"text_config": {}} | (config.get("thinker_config") or {})
     if "quantization_config" in config:
         whole["quantization_config"] = config["quantization_config"]

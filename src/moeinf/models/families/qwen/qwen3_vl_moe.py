@@ -15,13 +15,12 @@ from moeinf.models.families.qwen.qwen3_5_moe import merging_vision, turned_by_pi
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.vision.vision import seeing
-from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.models.text_part import VISION, text_part
 from moeinf.types import TensorPlan
 
 
 def _parse(config: dict[str, Any]) -> Config:
     text = text_part(config)
-    tied_as_said_outside(config)
     f = text.fields
     f.only("norm_topk_prob", True, None)
     f.only("use_sliding_window", False, None)

@@ -7,9 +7,12 @@ are looked up in a table that is larger than the rest of the dense weights. Chec
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from moeinf.models.families.qwen.qwen3_next import MTP
 from moeinf.models.family import DecoderFamily
@@ -42,8 +45,8 @@ from moeinf.models.layers.streams.ngram_layer import (
 )
 from moeinf.models.layers.streams.ngrams import NgramConfig
 from moeinf.models.layers.streams.spread import Columns, NgramColumns, NoColumns, StreamsStem
-from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
-from moeinf.types import Profiler, TensorPlan, Workspace
+from moeinf.models.text_part import VISION, text_part
+from moeinf.types import Expected, Profiler, TensorPlan, Workspace
 
 _LINEAR = "linear_attention"
 _MIXER = "hyper_connection_mixer."
@@ -110,7 +113,6 @@ class Family(DecoderFamily):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        tied_as_said_outside(config)
         c = self._config = Config.parse(text.fields, text.prefix)
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
@@ -209,15 +211,23 @@ class Family(DecoderFamily):
         plan = self.gated_experts(self._config.blocks.experts(self.decoder))
         ends = ("_proj_qkv.weight", "_proj_z.weight", "input_mix_weight_down.weight", "input_mix_weight_up.weight")
         matrices = {name for name in plan.dense if name.endswith(ends)} | self._table_shapes.keys()
-        # What hashes n-grams follows from config.json.
-        hashes = r".*\.ple_embedding\.(layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
+        tables = "|".join(map(re.escape, self._table_prefixes))
+        hashes = {rf"({tables})(layer_multipliers|ngram_heads_(vocab_sizes|offsets))": self._hash} if tables else {}
         return replace(
             plan,
             ahead=(MTP,),
-            ignored=(*plan.ignored, VISION, hashes),
+            ignored=(*plan.ignored, VISION),
+            follows={**plan.follows, **hashes},
             matrices=plan.matrices | matrices,
             lookups=plan.lookups | self._table_shapes.keys(),
         )
+
+    def _hash(self, name: str) -> list[Expected]:
+        """A table of what hashes n-grams."""
+        prefix, _, kind = name.rpartition(".")
+        assert self._config.ngrams is not None
+        numbers = self._config.ngrams.hashes(self._table_prefixes.index(f"{prefix}."))[kind]
+        return [Expected(np.array(numbers, np.int64))]
 
     # ---- what follows from them
 

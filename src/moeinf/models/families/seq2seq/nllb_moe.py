@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
@@ -32,6 +33,7 @@ from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.types import (
     DType,
     EncoderInput,
+    Expected,
     Float32Array,
     IntArray,
     ModelInfo,
@@ -69,6 +71,7 @@ class Config:
     expert_scale: float
     router_bias: bool
     capacity: float  # share of a source's tokens that an expert takes; from 1 on, none overflows
+    tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
     normalised_first: bool  # the weights of a token's experts, before those that overflow are left out
 
     @staticmethod
@@ -78,7 +81,6 @@ class Config:
         f.only("router_dtype", "float32", None)
         f.only("router_type", "tokens_masked", None)
         f.only("second_expert_policy", "all", None)
-        f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
         for other, name in (
             ("hidden_size", "d_model"),
@@ -105,8 +107,14 @@ class Config:
             expert_scale=1.0 - _share(f, "moe_token_dropout", 0.2),
             router_bias=f.flag("router_bias", False),
             capacity=_capacity(f),
+            tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
             normalised_first=f.flag("normalize_router_prob_before_dropping", False),
         )
+
+    @property
+    def embeddings(self) -> tuple[str, str]:
+        """What those of the source and of the answer are called where they are not one."""
+        return f"{self.prefix}encoder.embed_tokens.weight", f"{self.prefix}decoder.embed_tokens.weight"
 
     def layers(self) -> list[tuple[str, Stack, str, bool]]:
         """(stack's name, the stack, prefix, whether it has experts) of every layer, the encoder's first."""
@@ -237,19 +245,25 @@ class Family(EncoderDecoderFamily):
                 cross = Attention(layers, stack.heads, f"{prefix}cross_attention.", norm(f"{prefix}cross_attention_"))
                 decoder.append(DecoderLayer(attention, cross, block))
         shared = f"{c.prefix}shared.weight"
-        embedding, first_position = layers.embedding(shared), c.padding_id + 1
+        first_position = c.padding_id + 1
 
-        def embed(token_ids: Sequence[int], positions: IntArray) -> Hidden:
-            waves = weights.math.of_host(sinusoids(positions + first_position, c.hidden_size))
-            x: Hidden = embedding(token_ids) * np.float32(c.embedding_scale) + waves
-            return x
+        def embed_by(name: str) -> Callable[[Sequence[int], IntArray], Hidden]:
+            embedding = layers.embedding(name if name in weights else shared)
 
+            def embed(token_ids: Sequence[int], positions: IntArray) -> Hidden:
+                waves = weights.math.of_host(sinusoids(positions + first_position, c.hidden_size))
+                x: Hidden = embedding(token_ids) * np.float32(c.embedding_scale) + waves
+                return x
+
+            return embed
+
+        embed_source, embed = map(embed_by, c.embeddings)
         head_norm, product = norm(f"{c.prefix}decoder."), weights.linear(HEAD if HEAD in weights else shared)
         return EncoderDecoder(
             layers,
             experts,
             profiler,
-            Encoder(embed, encoder, norm(f"{c.prefix}encoder.")),
+            Encoder(embed_source, encoder, norm(f"{c.prefix}encoder.")),
             AnswerDecoder(embed, decoder, lambda x: product(head_norm(x))),
         )
 
@@ -295,19 +309,26 @@ class Family(EncoderDecoderFamily):
     def tensors(self) -> TensorPlan:
         c, embedding = self._config, f"{self._config.prefix}shared.weight"
         matrices = self._attention_matrices() | self._feed_forward()
-        dense = self._routers() | self._norms() | {embedding: (c.vocab_size, c.hidden_size)} | matrices
+        named = (embedding, *(() if c.tied else (*c.embeddings, HEAD)))
+        dense = self._routers() | self._norms() | dict.fromkeys(named, (c.vocab_size, c.hidden_size)) | matrices
         blocks = {f"{prefix}ffn.": stack.intermediate_size for _, stack, prefix, sparse in c.layers() if sparse}
         plan = plain_experts_plan(c.moe, c.hidden_size, dense, PlainExperts(blocks, ("fc1", "fc2"), biased=True))
         return replace(
             plan,
             matrices=frozenset(name for name in matrices if name.endswith("weight")),
-            lookups=frozenset({embedding}),
-            head=(embedding, HEAD),
-            ignored=(
-                rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
-                rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights",  # which follow from their positions
-            ),
+            lookups=frozenset({embedding, *(() if c.tied else c.embeddings)}),
+            head=(embedding if c.tied else HEAD, HEAD),
+            copies=dict.fromkeys((*c.embeddings, HEAD), embedding) if c.tied else {},
+            tied_head=HEAD if c.tied else None,
+            follows={rf"{re.escape(c.prefix)}(encoder|decoder)\.embed_positions\.weights": self._waves},
         )
+
+    def _waves(self, name: str) -> list[Expected]:
+        """The table of positions, of which two are not used, and that of padding is zero."""
+        c = self._config
+        table = sinusoids(np.arange(c.context_length + 2), c.hidden_size).astype(np.float64)
+        table[c.padding_id : c.padding_id + 1] = 0
+        return [Expected(table, error=1e-3)]
 
     @property
     def workspace(self) -> Workspace:

@@ -51,7 +51,7 @@ class Config:
     norm_eps: float
     expert_capacity: int
     router_bias: bool
-    tied: bool  # one matrix embeds the source and the answer, and makes logits; else each has its own
+    tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
 
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
@@ -212,8 +212,8 @@ class Family(EncoderDecoderFamily):
             NormConfig("decoder.final_layer_norm.weight", c.norm_eps),
             scale=c.hidden_size**-0.5 if c.tied else 1.0,  # as of every T5 whose head is the embedding
         )
-        embed = embed_by(c.embedding("decoder"))
-        embed_source = embed if c.tied else embed_by(c.embedding("encoder"))
+        stacks = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
+        embed_source, embed = (embed_by(name if name in weights else EMBEDDING) for name in stacks)
         return EncoderDecoder(
             layers,
             experts,
@@ -268,19 +268,17 @@ class Family(EncoderDecoderFamily):
         matrices = self._attention_matrices() | self._feed_forward()
         dense = self._norms_and_biases() | self._routers() | matrices
         dense |= {name: (c.vocab_size, c.hidden_size) for name in (*embeddings, c.head)}  # EMBEDDING even if unread
-        # the same as the embedding
-        tied = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight") if c.tied else ()
+        tied = (*(f"{stack}.embed_tokens.weight" for stack in ATTENTIONS), HEAD) if c.tied else ()
         experts = PlainExperts(dict.fromkeys(self._blocks(), c.intermediate_size), ("wi", "wo"), biased=False)
         return replace(
             plain_experts_plan(c.moe, c.hidden_size, dense, experts),
             matrices=frozenset(matrices),
             lookups=embeddings,
             head=(c.head, HEAD),
-            ignored=(
-                *tied,
-                # a table that mesh_tensorflow's conversion wrote and that no model reads
-                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-            ),
+            copies=dict.fromkeys(tied, EMBEDDING),
+            tied_head=HEAD if c.tied else None,
+            # a table that mesh_tensorflow's conversion wrote and that no model reads
+            ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         )
 
     @property

@@ -19,7 +19,7 @@ from moeinf.models.layers.protocol import LayersOf, P, R
 from moeinf.models.layers.recurrent.mamba2 import CHUNK
 from moeinf.models.layers.recurrent.mamba_config import SLICE
 from moeinf.models.layers.recurrent.state import RecurrentState
-from moeinf.types import Float32Array, Workspace
+from moeinf.types import Float32Array, FloatArray, Workspace
 
 _EPS = 1e-6  # of the norm of all heads' outputs, whatever the model's
 
@@ -45,6 +45,18 @@ class LightningConfig:
         """[heads]: the logarithm of a. Later layers and later heads keep more."""
         slopes = 2.0 ** (-8 / self.num_heads * np.arange(1, self.num_heads + 1))
         return (-slopes * (1 - layer / (self.num_layers - 1 + 1e-5) + 1e-5)).astype(np.float32)
+
+    def decays(self, layer: int, block: int) -> dict[str, FloatArray]:
+        """The tables that published code keeps beside a layer's weights, for blocks of so many tokens."""
+        slopes = -self.log_decays(layer).astype(np.float64)[:, None, None]
+        tokens = np.arange(1, block + 1)[:, None]
+        apart = tokens - tokens.T
+        return {
+            "slope_rate": slopes,
+            "query_decay": np.exp(-slopes * tokens),
+            "key_decay": np.exp(-slopes * (block - tokens)),
+            "diagonal_decay": np.exp(np.where(apart >= 0, -slopes * apart, -np.inf)),
+        }
 
 
 def lightning_shapes(c: LightningConfig, prefix: str) -> Shapes:

@@ -70,6 +70,16 @@ class NgramConfig:
             )
         return config
 
+    def hashes(self, table: int) -> dict[str, tuple[int, ...]]:
+        """What published code keeps beside a table, by its names."""
+        primes = self.primes[table]
+        starts = tuple(sum(primes[:i]) for i in range(len(primes)))
+        return {
+            "layer_multipliers": self.multipliers[table],
+            "ngram_heads_vocab_sizes": primes,
+            "ngram_heads_offsets": starts,
+        }
+
     @property
     def all_heads(self) -> int:
         """Of all orders; orders begin with two tokens."""
