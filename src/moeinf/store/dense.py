@@ -1,4 +1,4 @@
-"""Where each dense tensor of a stored model lies in its file, and whether its blocks can be trusted."""
+"""Where each dense tensor of a stored model lies in its file, and whether its numbers can be trusted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from moeinf._native import check_scales
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named
 from moeinf.store.format import BLOCK_DTYPE, STORE_DTYPES, BlockTensor, TensorEntry, is_quantised, read_header
+from moeinf.store.numbers import first_not_finite, plain_dtype
 from moeinf.types import FORMAT_BLOCKS, TensorSpec
 
 _NONE: Mapping[str, BlockTensor] = MappingProxyType({})
@@ -51,6 +52,15 @@ def check_part(path: Path, spec: TensorSpec, data: memoryview, first_block: int 
     fault = scale_fault(spec, data, first_block)
     if fault:
         raise StoreError(f"{path}: {fault}; pull the model again")
+
+
+def fault_of(spec: TensorSpec, data: memoryview, first: int = 0) -> str:
+    """Names what is no number in a tensor, or in its part from block or element `first` on; "" where all is sound."""
+    dtype = plain_dtype(spec.dtype)
+    if dtype is None:
+        return scale_fault(spec, data, first)
+    bad = first_not_finite(data, dtype, spec.name)
+    return f"tensor {spec.name!r}: element {first + bad} is NaN or infinite" * (bad >= 0)
 
 
 def scale_fault(spec: TensorSpec, data: memoryview, first_block: int = 0) -> str:

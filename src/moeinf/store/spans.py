@@ -1,4 +1,4 @@
-"""Reads ranges of files for all their checksums at once: SHA-256, CRC-32C of their units, and scales of blocks."""
+"""Reads ranges of files for all their checksums at once: SHA-256, CRC-32C of their units, and what is no number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from moeinf._native import crc32c, crc32c_units
 from moeinf.errors import StoreError
-from moeinf.store.dense import dense_tensors, scale_fault
+from moeinf.store.dense import dense_tensors, fault_of
 from moeinf.store.files import drop_cached, open_regular, read_fully
 from moeinf.store.format import DENSE_FILE, VISION_FILE, is_quantised, is_table
 from moeinf.types import ExpertLayout, ModelInfo, SumRun, TensorSpec, block_of
@@ -48,7 +48,7 @@ class Finding:
     sha256: str
     crc32c: int
     runs: tuple[SumRun, ...]  # of the tensors, and of what is between them
-    fault: str  # the first block whose scale is no number, else ""
+    fault: str  # the first block or element that is no number, else ""
 
 
 def dense_span(path: Path, num_bytes: int, tensors: Sequence[TensorSpec], info: ModelInfo) -> Span:
@@ -65,8 +65,9 @@ def vision_span(path: Path, num_bytes: int) -> Span:
 
 
 def expert_spans(path: Path, num_experts: int, layout: ExpertLayout) -> list[Span]:
-    tensors = [spec for spec in layout.tensors if is_quantised(spec.dtype)]
-    return [Span(path, expert * layout.stride_bytes, layout.stride_bytes, tensors) for expert in range(num_experts)]
+    return [
+        Span(path, expert * layout.stride_bytes, layout.stride_bytes, layout.tensors) for expert in range(num_experts)
+    ]
 
 
 def check_spans(spans: Sequence[Span]) -> Generator[Finding | OSError, None, None]:
@@ -147,7 +148,7 @@ def _check_part(
             sums.digest.update(piece)
             sums.crc32c = crc32c(piece, sums.crc32c)
         if spec and not sums.fault:
-            sums.fault = scale_fault(spec, piece, (at - start) // block_bytes)
+            sums.fault = fault_of(spec, piece, (at - start) // block_bytes)
         at += len(piece)
         if small:
             of_units.append(crc32c_units(piece, unit_bytes))

@@ -1,4 +1,4 @@
-"""Compares a stored model with the checksums in its manifest, and looks at the scales of its blocks."""
+"""Compares a stored model with the checksums in its manifest, and looks for what is no number."""
 
 from __future__ import annotations
 

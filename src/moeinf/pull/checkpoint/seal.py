@@ -43,8 +43,8 @@ def seal(
 ) -> str:
     """Completes a work folder: reads the weights back for their checksums, and writes the manifest last.
 
-    Returns the model's id. advance gets the bytes read since its last call. Raises StoreError, also for a block whose
-    scale is no number.
+    Returns the model's id. advance gets the bytes read since its last call. Raises StoreError, also for what is
+    no number.
     """
     for name, data in small_files.items():
         write_small_file(folder / name, data)

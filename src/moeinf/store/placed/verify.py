@@ -73,7 +73,7 @@ def placed_faults(
 ) -> tuple[SumRun, ...]:
     """Returns the checksums of all files, and adds to `faults` a line for each tensor that is not what it was.
 
-    Without checksums to compare with, only scales that are no numbers are found, and a file that is not the Hub's.
+    Without checksums to compare with, only what is no number is found, and a file that is not the Hub's.
     """
     fault = changed_file(in_place, model.path)
     if fault:
