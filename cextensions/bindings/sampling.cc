@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <limits>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -17,14 +18,14 @@ void bind_sampling(nb::module_& m) {
   m.def(
       "draw_token",
       [](const Scores& scores, double temperature, float top_p, float min_p, double uniform) {
-        require(scores.shape(0) > 0, "there are no scores");
-        require(temperature > 0, "the temperature is not above 0");
+        constexpr double kMost = std::numeric_limits<float>::max();
+        require(temperature > 0 && temperature <= kMost, "the temperature is no finite number above 0");
         static const Ops& ops = ops_for("");
         return draw_token(ops, scores.data(), static_cast<std::int64_t>(scores.shape(0)),
                           {static_cast<float>(temperature), top_p, min_p, uniform});
       },
       nb::arg("scores").noconvert(), nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"),
-      nb::arg("uniform"), "The index of the score that `uniform`, in [0, 1), falls on.");
+      nb::arg("uniform"), "The index of the score that `uniform`, from 0 to 1, falls on. Raises ValueError.");
 }
 
 }  // namespace moeinf

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 namespace moeinf {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr std::int64_t kFew = 1024;  // scores that are sorted
 constexpr std::int64_t kRow = 1024;  // scores that are looked at one by one for the draw
+constexpr float kLeastTemperature = 1e-30f;
 
 float above(float score) { return std::nextafter(score, kInfinity); }
 
@@ -20,40 +23,44 @@ struct Border {
   std::int64_t equal_end;
 };
 
+template <class T>
+void grow(std::vector<T>& memory, std::int64_t count) {
+  if (static_cast<std::int64_t>(memory.size()) < count) memory.resize(static_cast<std::size_t>(count));
+}
+
 class Choice {
  public:
-  Choice(const Ops& ops, const float* scores, std::int64_t count, std::vector<float>& weights,
-         std::vector<std::int32_t>& found)
-      : ops_(ops), scores_(scores), count_(count), weights_(weights), found_(found) {
-    if (static_cast<std::int64_t>(weights_.size()) < count) {
-      weights_.resize(static_cast<std::size_t>(count));
-      found_.resize(static_cast<std::size_t>(count));
-    }
-    largest_ = ops_.largest_score(scores_, count_);
+  Choice(const Ops& ops, const float* scores, std::int64_t count, float largest, float temperature,
+         std::vector<float>& weights, std::vector<std::int32_t>& found)
+      : ops_(ops),
+        scores_(scores),
+        count_(count),
+        largest_(largest),
+        temperature_(std::max(temperature, kLeastTemperature)),
+        weights_(weights),
+        found_(found) {
+    grow(weights_, count);
+    grow(found_, count);  // by itself: the memory for it may have been missing when the weights had grown
   }
 
   std::int64_t run(const Draw& draw) {
+    ops_.weigh_scores(scores_, count_, largest_, 1 / temperature_, weights_.data());
     Border border = {-kInfinity, count_};
-    if (draw.top_p < 1) {
-      weigh(1);
-      border = leading(draw.top_p);
-    }
-    const float floor = draw.min_p > 0 ? largest_ + std::log(draw.min_p) : -kInfinity;
+    if (draw.top_p < 1) border = leading(draw.top_p);
+    const float floor = draw.min_p > 0 ? below_largest(-std::log(draw.min_p)) : -kInfinity;
     if (floor > border.score) border = {floor, count_};
-    if (draw.top_p >= 1 || draw.temperature != 1) weigh(draw.temperature);
     return fallen_on(draw.uniform, border);
   }
 
  private:
-  void weigh(float temperature) {
-    ops_.weigh_scores(scores_, count_, largest_, 1 / std::max(temperature, 1e-30f), weights_.data());
-  }
+  // The score whose weight is e^-powers.
+  float below_largest(float powers) const { return largest_ - powers * temperature_; }
 
   // The border of top_p. The sum of weights from a score on is bracketed, by four scores a pass, until few
   // lie in the bracket: none of them weighs less than its lower end.
   Border leading(double share) {
     float low = -kInfinity, high = kInfinity;
-    float floors[kScoreFloors] = {-kInfinity, largest_ - 12, largest_ - 6, largest_ - 2};
+    float floors[kScoreFloors] = {-kInfinity, below_largest(12), below_largest(6), below_largest(2)};
     double sums[kScoreFloors], from_low = 0, from_high = 0, target = 0;
     for (bool first = true;; first = false) {
       ops_.sum_from(scores_, weights_.data(), count_, floors, kScoreFloors, sums);
@@ -67,9 +74,11 @@ class Choice {
         high = floors[k];
         from_high = sums[k];
       }
-      const float bottom = std::max(low, largest_ - 81), top = std::min(high, above(largest_));
-      if (from_low - from_high <= kFew * std::exp(static_cast<double>(bottom - largest_))) break;
-      const float step = (top - bottom) / (kScoreFloors + 1);
+      const float bottom = std::max({low, below_largest(81), kLowest}), top = std::min(high, above(largest_));
+      if (from_low - from_high <= kFew * std::exp(static_cast<double>((bottom - largest_) / temperature_)))
+        break;
+      const float step =
+          top / (kScoreFloors + 1) - bottom / (kScoreFloors + 1);  // as top - bottom may be infinite
       for (k = 0; k < kScoreFloors; ++k) floors[k] = bottom + step * static_cast<float>(k + 1);
       if (!(floors[0] > low && floors[kScoreFloors - 1] < high)) break;  // nearly all of these are equal
     }
@@ -125,18 +134,30 @@ class Choice {
   const Ops& ops_;
   const float* scores_;
   std::int64_t count_;
+  float largest_, temperature_;
   std::vector<float>& weights_;
   std::vector<std::int32_t>& found_;
   std::vector<double> ends_;
-  float largest_;
 };
+
+void refuse_unless(bool right, const char* wrong) {
+  if (!right) throw std::invalid_argument(wrong);
+}
 
 }  // namespace
 
 std::int64_t draw_token(const Ops& ops, const float* scores, std::int64_t count, const Draw& draw) {
+  refuse_unless(count > 0, "there are no scores");
+  refuse_unless(draw.temperature >= 0 && draw.temperature < kInfinity,
+                "the temperature is no number from 0 on");
+  refuse_unless(draw.top_p >= 0, "top_p is no number from 0 on");
+  refuse_unless(draw.min_p <= 1, "min_p is no number up to 1");
+  refuse_unless(draw.uniform >= 0 && draw.uniform <= 1, "the drawn number is not between 0 and 1");
+  const float largest = ops.largest_score(scores, count);
+  refuse_unless(std::isfinite(largest), "a score is NaN or infinite, or all are minus infinity");
   thread_local std::vector<float> weights;
   thread_local std::vector<std::int32_t> found;
-  return Choice(ops, scores, count, weights, found).run(draw);
+  return Choice(ops, scores, count, largest, draw.temperature, weights, found).run(draw);
 }
 
 }  // namespace moeinf

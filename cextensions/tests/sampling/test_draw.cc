@@ -1,7 +1,10 @@
 // The draw of a token. tests/unit/sampling compares it with a plain twin.
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
 #include "check.h"
@@ -30,4 +33,31 @@ TEST(one_score_is_drawn_whatever_is_asked_for) {
   for (const Draw& draw : {Draw{1, 0, 0, 0}, Draw{1e-30f, 0.5f, 1, 0.99}}) {
     CHECK(draw_token(ops_for(""), &score, 1, draw) == 0);
   }
+}
+
+TEST(any_float_leads_to_a_score_that_may_be_drawn_or_to_an_error) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(),
+                  kMost = std::numeric_limits<float>::max();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> found = {0, -0.0f, 1, -1, 40, kMost, -kMost, 1e-45f, -kInfinity, kInfinity, nan};
+  const std::vector<float> numbers = {0, 1e-45f, 1e-30f, 0.5f, 1, 1e30f, kMost, kInfinity, -1, nan};
+  std::mt19937 random(5);
+  const auto one_of = [&](const std::vector<float>& of) { return of[random() % of.size()]; };
+  int num_drawn = 0, num_refused = 0;
+  for (int round = 0; round < 6000; ++round) {
+    std::vector<float> scores(round % 7 == 0 ? 1500 : random() % 40);
+    const std::size_t kinds = 3 + random() % (found.size() - 2);  // of some rounds, none that is refused
+    for (float& score : scores) score = found[random() % kinds];
+    const Draw draw{one_of(numbers), one_of(numbers), one_of(numbers), one_of(numbers)};
+    try {
+      const std::int64_t drawn =
+          draw_token(ops_for(""), scores.data(), static_cast<std::int64_t>(scores.size()), draw);
+      CHECK(drawn >= 0 && drawn < static_cast<std::int64_t>(scores.size()));
+      CHECK(std::isfinite(scores[static_cast<std::size_t>(drawn)]));
+      ++num_drawn;
+    } catch (const std::invalid_argument&) {
+      ++num_refused;
+    }
+  }
+  CHECK(num_drawn > 300 && num_refused > 300);
 }

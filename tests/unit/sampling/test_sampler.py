@@ -38,7 +38,7 @@ def plain_sample(params: SamplingParams, logits: Sequence[float], history: Seque
         return ranked[0]
     if params.top_k:
         ranked = ranked[: params.top_k]
-    weights = [math.exp(scores[i] - scores[ranked[0]]) for i in ranked]
+    weights = [math.exp(float(scores[i] - scores[ranked[0]]) / params.temperature) for i in ranked]
     probabilities = [weight / sum(weights) for weight in weights]
     kept: list[int] = []
     total = 0.0

@@ -179,7 +179,8 @@ struct Ops {
   void (*run_scan)(const ScanTask& task);
 
   // Of the scores [count >= 1] of a vocabulary, for the choice of a token; equal in all builds.
-  // The largest of them; weights = e^(factor (score - largest)), factor > 0, but 0 below e^-80.
+  // The largest of them, NaN where one is; weights = e^(factor (score - largest)), factor > 0, but 0 below
+  // e^-80.
   float (*largest_score)(const float* scores, std::int64_t count);
   void (*weigh_scores)(const float* scores, std::int64_t count, float largest, float factor, float* weights);
   // sums[k] = the weights of all scores that are at least floors[k], k < num_floors <= kScoreFloors.

@@ -5,6 +5,7 @@
 // made for AVX-512 into the generic build.
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "compute/formats/half.h"
