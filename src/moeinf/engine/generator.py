@@ -25,7 +25,7 @@ from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
 from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes
 from moeinf.sampling.params import SamplingParams
-from moeinf.sampling.sampler import Sampler
+from moeinf.sampling.sampler import Sampler, check_token_ids
 from moeinf.text.answer import AnswerText
 from moeinf.text.stream import Piece
 from moeinf.text.tokenizer import Tokenizer
@@ -85,6 +85,7 @@ class Generator:
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
         self.kind.check(params, format)
+        check_token_ids(params, self._num_ids)
         if continues and format is not None:
             raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
         # here, so that errors come with the call
@@ -145,7 +146,8 @@ class Generator:
     ) -> abc.Generator[Piece, None, None]:
         """Yields the pieces of the answer as they are made; `last` then holds all of it."""
         prompt, self.runner.cache.pictures = given.ids, given.pictures
-        sampler = Sampler(params, num_ids=self._num_ids, constraint=constraint)
+        ends = self._tokenizer.eos_ids
+        sampler = Sampler(params, num_ids=self._num_ids, ends=ends, constraint=constraint)
         limit, cut_by = self._limit(prompt, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
         chooser = self._reporting(sampler, params.top_logprobs, hooks)
@@ -185,8 +187,8 @@ class Generator:
         """The most tokens that the answer may have, and what sets that limit."""
         longest = params.num_predict
         cut_by: CutBy = "num_predict"
-        if longest < 0:
-            longest, cut_by = self.kind.max_tokens, "max_length"
+        if longest == -1:
+            longest, cut_by = self.kind.longest_answer(prompt), "max_length"
         room = self.runner.plan.context - len(self.kind.decoder_prompt(prompt)) + 1
         return (longest, cut_by) if 0 <= longest <= room else (room, "context")
 

@@ -12,8 +12,9 @@ from moeinf.engine.opening import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams
 from moeinf.sampling.constraint import AnswerFormat
+from moeinf.sampling.generation_config import not_done
 from moeinf.sampling.loop import CachedTokens, Chooser, Interrupted, Monitor, generate
-from moeinf.sampling.params import SamplingParams, not_done, resolve_params
+from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
@@ -31,9 +32,8 @@ class ModelKind(Protocol):
         """What the chat template can be told; None where there is none."""
         ...
 
-    @property
-    def max_tokens(self) -> int:
-        """The longest answer that the checkpoint asks for; -1: it does not say."""
+    def longest_answer(self, prompt: Sequence[int]) -> int:
+        """The most tokens of an answer to it that the checkpoint asks for; -1: it does not say."""
         ...
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
@@ -85,10 +85,17 @@ class DecoderOnly:
 
     num_beams = 1
     encoder_layers = 0
-    max_tokens = -1
 
     def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]) -> None:
         self._tokenizer, self._notify = tokenizer, notify
+
+    def longest_answer(self, prompt: Sequence[int]) -> int:
+        """max_length counts the prompt, too; a prompt that is no shorter by itself is answered all the same."""
+        asked = self._tokenizer.generation_config
+        if asked.get("max_new_tokens") is not None:
+            return int(_number(asked["max_new_tokens"], -1))
+        left = int(_number(asked.get("max_length"), 0)) - len(prompt)
+        return left if left > 0 else -1
 
     @property
     def template(self) -> TemplateFacts | None:
@@ -96,7 +103,7 @@ class DecoderOnly:
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
         asked = self._tokenizer.generation_config
-        for note in not_done(asked, beams=False):
+        for note in not_done(asked, encoder=False):
             self._notify(note)
         return resolve_params(given, generation_config=asked)
 
@@ -176,11 +183,10 @@ class EncoderDecoder:
             )
         self._start = [form.start_id, *([first] if isinstance(first, int) else [])]
         self.num_beams: int = config.num_beams or num_beams_asked(self._asked)
-        for note in not_done(self._asked, beams=True):
+        for note in not_done(self._asked, encoder=True, num_beams=self.num_beams):
             notify(note)
 
-    @property
-    def max_tokens(self) -> int:
+    def longest_answer(self, prompt: Sequence[int]) -> int:
         """max_length counts the tokens that the answer begins with, too."""
         forced = len(self._start) - 1
         if self._asked.get("max_new_tokens") is not None:

@@ -21,6 +21,14 @@ def largest(scores: FloatArray | Float32Array, count: int) -> IntArray:
     return near[_down_to(found, border, count - int(np.count_nonzero(found > border)))]
 
 
+def largest_and_equals(scores: Float32Array, count: int) -> IntArray:
+    """As `largest`, and with all that equal the last of them: what transformers' and vLLM's top_k keeps."""
+    near = np.flatnonzero(scores >= _floor(scores, count))
+    found = scores[near]
+    kept: IntArray = near[found >= np.partition(found, -count)[-count]]
+    return kept
+
+
 def _floor(scores: FloatArray | Float32Array, count: int) -> float:
     """A score that at least `count` reach, and not many more: the `count`-th of the best of each column."""
     columns = len(scores) // _ROWS

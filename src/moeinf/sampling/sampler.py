@@ -1,33 +1,43 @@
-"""From logits to the next token: penalties, top-k, top-p, min-p, temperature, draw."""
+"""From logits to the next token: biases, penalties, bans, temperature, top-k, typical-p, top-p, min-p, and the draw."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from moeinf import _native
-from moeinf.errors import NotFiniteError
+from moeinf.errors import NotFiniteError, UsageError
 from moeinf.sampling.constraint import Constraint
 from moeinf.sampling.params import SamplingParams
-from moeinf.sampling.ranking import largest
-from moeinf.types import Float32Array
+from moeinf.sampling.penalties import Adjustments
+from moeinf.sampling.ranking import largest_and_equals
+from moeinf.sampling.typical import typical
+from moeinf.types import Float32Array, IntArray
+
+_SEEDS = 2**64
 
 
 class Sampler:
     """Draws the tokens of one answer. Equal params, seed and logits give equal tokens."""
 
     def __init__(
-        self, params: SamplingParams, *, num_ids: int | None = None, constraint: Constraint | None = None
+        self,
+        params: SamplingParams,
+        *,
+        num_ids: int | None = None,
+        ends: Set[int] = frozenset(),
+        constraint: Constraint | None = None,
     ) -> None:
         """num_ids: size of the tokenizer; ids beyond it (padding rows of the model) are never drawn.
 
-        constraint: only tokens that it allows are drawn, and it is told which.
+        ends: tokens that end an answer. constraint: only tokens that it allows are drawn, and it is told which.
         """
-        self.seed = params.seed if params.seed >= 0 else secrets.randbits(31)
+        self.seed = params.seed % _SEEDS if params.seed != -1 else secrets.randbits(31)
         self._params = params
-        self.num_ids, self._constraint = num_ids, constraint
+        self.num_ids, self._ends, self._constraint = num_ids, ends, constraint
+        self._adjustments: Adjustments | None = None  # until the first token
         self._random = np.random.Generator(np.random.PCG64(self.seed))
 
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
@@ -35,51 +45,55 @@ class Sampler:
 
         Raises NotFiniteError for NaN or infinite logits.
         """
-        logits = self._adjusted(logits[: self.num_ids], history)  # [ids]
+        logits = logits[: self.num_ids]
+        require_finite(logits)
+        if self._adjustments is None:
+            self._adjustments = Adjustments(self._params, self._ends, len(history))
+        if _changes_logits(self._params):
+            logits = self._adjustments.apply(logits, history)
+        banned = self._adjustments.banned(history)
         if self._constraint is None:
-            return self._draw(logits)
+            return self._draw(_without(logits, banned[banned < len(logits)]))
         allowed = self._constraint.allowed()
-        token = int(allowed[self._draw(logits[allowed])])
+        token = int(allowed[self._draw(_without(logits[allowed], np.flatnonzero(np.isin(allowed, banned))))])
         self._constraint.accept(token)
         return token
 
-    def _draw(self, logits: Float32Array) -> int:
-        """An index into logits [choices]."""
+    def _draw(self, scores: Float32Array) -> int:
+        """An index into scores [choices], of which one at least is finite."""
         params = self._params
         if params.temperature == 0:
-            return int(logits.argmax())  # the first of equals
-        ids, scores = None, logits  # None: all
-        if params.top_k and params.top_k < len(logits):
-            ids = largest(logits, params.top_k)
-            scores = logits[ids]
+            return int(scores.argmax())  # the first of equals
+        ids = None  # all
+        if 0 < params.top_k < len(scores):
+            ids = largest_and_equals(scores, params.top_k)
+            scores = scores[ids]
+        if params.typical_p < 1:
+            kept = typical(scores, params.temperature, params.typical_p)
+            ids, scores = kept if ids is None else ids[kept], scores[kept]
         drawn = _native.draw_token(scores, params.temperature, params.top_p, params.min_p, self._random.random())
         return drawn if ids is None else int(ids[drawn])
 
-    def _adjusted(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:
-        require_finite(logits)
-        params = self._params
-        changes = {i: bias for i, bias in params.logit_bias.items() if 0 <= i < len(logits)}
-        penalised = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
-        counts = self._recent_counts(history, len(logits)) if penalised else {}
-        if not changes and not counts:
-            return logits
-        logits = logits.copy()
-        for i, bias in changes.items():
-            logits[i] += bias
-        for i, count in counts.items():
-            value = float(logits[i])
-            value = value / params.repeat_penalty if value > 0 else value * params.repeat_penalty
-            logits[i] = value - count * params.frequency_penalty - params.presence_penalty
-        return logits
 
-    def _recent_counts(self, history: Sequence[int], num_ids: int) -> dict[int, int]:
-        window = self._params.repeat_last_n
-        recent = history if window < 0 else history[max(0, len(history) - window) :]
-        counts: dict[int, int] = {}
-        for i in recent:
-            if i < num_ids:
-                counts[i] = counts.get(i, 0) + 1
-        return counts
+def _changes_logits(params: SamplingParams) -> bool:
+    penalties = (params.repeat_penalty, params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    return bool(params.logit_bias or params.bans.sequence_bias) or penalties != (1, 1, 0, 0)
+
+
+def _without(scores: Float32Array, banned: IntArray) -> Float32Array:
+    """The scores with minus infinity for what is banned; as they are where nothing would be left."""
+    if not len(banned):
+        return scores
+    left = scores.copy()
+    left[banned] = -np.inf
+    return left if np.isfinite(left.max()) else scores
+
+
+def check_token_ids(params: SamplingParams, num_ids: int) -> None:
+    """Raises UsageError for a bias of a token that the model has not."""
+    for token in params.logit_bias:
+        if not 0 <= token < num_ids:
+            raise UsageError(f"logit_bias names token {token}, but the ids of this model go from 0 to {num_ids - 1}")
 
 
 def require_finite(logits: Float32Array) -> None:

@@ -14,6 +14,8 @@ from moeinf.errors import UsageError
 from moeinf.models.family import family_of
 from moeinf.models.layers.soft_tokens import SOFT_IDS
 from moeinf.sampling.constraint import GrammarConstraint
+from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.sampler import check_token_ids
 from moeinf.server.ask import Ask
 from moeinf.server.prompt.thinking import think_for
 from moeinf.store.library import StoredModel
@@ -46,6 +48,7 @@ class Texts:
             tokenizer = self._of(stored)
             ids = _token_ids(tokenizer, stored, ask)
             check_length(len(ids), context, stored.manifest.info.context_length)
+            check_token_ids(SamplingParams(**ask.params), min(tokenizer.num_ids, stored.manifest.info.vocab_size))
             if ask.format is not None:
                 stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools)
                 try:

@@ -308,11 +308,11 @@ def test_load_is_the_documented_face(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_the_checkpoint_asks_for_in_vain_is_said_once(own_copy: StoredModel) -> None:
     path = own_copy.path / "generation_config.json"
-    path.write_text('{"no_repeat_ngram_size": 3}')
+    path.write_text('{"typical_p": 0.5}')
     notices: list[str] = []
     with Model(resealed(own_copy, path.name), RuntimeConfig.of(expert_cache="40%"), Reporting(notices.append)) as model:
         for _ in range(2):
             model.params()
-        assert [note for note in notices if "no_repeat_ngram_size = 3" in note] == [
-            "the checkpoint asks for no_repeat_ngram_size = 3, which is not done"
+        assert [note for note in notices if "typical_p = 0.5" in note] == [
+            "the checkpoint asks for typical_p = 0.5, which is not done"
         ]

@@ -8,21 +8,23 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from moeinf.sampling.params import SamplingParams, from_generation_config, not_done
+from moeinf.sampling.generation_config import not_done
+from moeinf.sampling.params import SamplingParams, from_generation_config, resolve_params
 from moeinf.text.vocabulary import end_ids
 from tests.support.text_models import byte_level_tokenizer
 from tests.support.true_configs import PUBLISHED
 
-FOLLOWED = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "eos_token_id"}
-# By models with an encoder: beam search, what an answer begins with, and how long it may get.
-FOLLOWED_BY_TRANSLATORS = {
-    "num_beams",
-    "early_stopping",
-    "length_penalty",
-    "forced_bos_token_id",
-    "decoder_start_token_id",
-    "max_length",
-    "max_new_tokens",
+FOLLOWED = {
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "eos_token_id"),
+    *("min_new_tokens", "min_length", "max_new_tokens", "max_length", "no_repeat_ngram_size"),
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"),
+}
+FOLLOWED_WITH_AN_ENCODER = {"num_beams", "forced_bos_token_id"}
+# Of a beam search, and of what a decoder begins with that has an encoder.
+OF_NO_DECODER_ALONE = {"early_stopping", "length_penalty", "decoder_start_token_id"}
+NOT_BY_A_BEAM_SEARCH = {
+    *("do_sample", "repetition_penalty", "no_repeat_ngram_size", "min_length", "min_new_tokens", "bad_words_ids"),
+    *("suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
 }
 NO_EFFECT = {
     # The beginning of a prompt is the tokenizer's and the template's; nothing is padded.
@@ -45,7 +47,7 @@ SAMPLED = {  # options that differ from the defaults
     "glm-4.5": {},
     "gpt-oss-20b": {},
     "granite-3.1-1b-a400m-instruct": {},
-    "hunyuan-a13b": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repeat_penalty": 1.05},
+    "hunyuan-a13b": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
     "kimi-k2": {},
     "ling-2.0": {},
 }
@@ -66,18 +68,64 @@ def read(name: str, file: str) -> dict[str, Any]:
     return value
 
 
-def is_said(name: str) -> bool:
-    return any(f" {name} = " in line for line in not_done({name: "something"}, beams=False))
+FORMS: dict[str, Any] = {  # values of the form that transformers takes, of fields that are lists
+    "suppress_tokens": [1],
+    "begin_suppress_tokens": [1],
+    "bad_words_ids": [[1]],
+    "sequence_bias": [[[1], 0.5]],
+}
+
+
+def is_said(name: str, *, encoder: bool = False, num_beams: int = 1) -> bool:
+    lines = not_done({name: FORMS.get(name, 7)}, encoder=encoder, num_beams=num_beams)
+    return any(f" {name} = " in line for line in lines)
+
+
+def all_fields() -> dict[str, Any]:
+    make: Any = GenerationConfig  # which has no types
+    fields: dict[str, Any] = make().to_dict()
+    return fields
 
 
 def test_every_field_that_transformers_knows_has_its_place() -> None:
-    make: Any = GenerationConfig  # which has no types
-    asks_nothing = make().to_dict()
-    known = set(asks_nothing)
-    elsewhere = FOLLOWED | FOLLOWED_BY_TRANSLATORS | NO_EFFECT
-    assert {name for name in known - elsewhere if not is_said(name)} == set()
-    assert {name for name in FOLLOWED | NO_EFFECT if is_said(name)} == set()
-    assert not not_done(asks_nothing, beams=False)
+    followed = FOLLOWED | OF_NO_DECODER_ALONE | NO_EFFECT
+    assert {name for name in all_fields() if not is_said(name)} == followed & set(all_fields())
+    with_encoder = followed | FOLLOWED_WITH_AN_ENCODER
+    assert {name for name in all_fields() if not is_said(name, encoder=True)} == with_encoder & set(all_fields())
+    searched = with_encoder - NOT_BY_A_BEAM_SEARCH - {"temperature", "top_k", "top_p", "min_p"}
+    unsaid = {name for name in all_fields() if not is_said(name, encoder=True, num_beams=4)}
+    assert unsaid - {"temperature", "top_k", "top_p", "min_p"} == searched & set(all_fields())
+    assert not not_done(all_fields(), encoder=False) and not not_done(all_fields(), encoder=True, num_beams=4)
+
+
+def test_what_a_checkpoint_asks_for_and_does_not_get_is_said() -> None:
+    asked = {"typical_p": 0.9, "min_length": 0, "num_beams": 4, "top_k": 5}
+    assert not_done(asked, encoder=True) == ["the checkpoint asks for typical_p = 0.9, which is not done"]
+    assert not_done(asked, encoder=False)[1:] == ["the checkpoint asks for num_beams = 4, which is not done"]
+    assert not not_done({"num_beams": 1, "temperature": 0.5}, encoder=False)
+    said = not_done({"repetition_penalty": 1.2, "num_beams": 4}, encoder=True, num_beams=4)
+    assert said == ["the checkpoint asks for repetition_penalty = 1.2, which is not done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("suppress_tokens", "all"),
+        ("suppress_tokens", [1, -2]),
+        ("begin_suppress_tokens", [1.5]),
+        ("bad_words_ids", [1, 2]),
+        ("bad_words_ids", [[]]),
+        ("sequence_bias", {"1": 0.5}),
+        ("sequence_bias", [[[1], "much"]]),
+        ("sequence_bias", [[[], 1.0]]),
+        ("sequence_bias", [[[1], float("inf")]]),
+        ("no_repeat_ngram_size", -1),
+        ("min_length", True),
+    ],
+)
+def test_a_list_of_another_form_is_said_and_left_out(name: str, value: object) -> None:
+    assert not_done({name: value}, encoder=False) == [f"the checkpoint asks for {name} = {value!r}, which is not done"]
+    assert resolve_params({}, {name: value}) == SamplingParams()
 
 
 def test_all_that_are_published_are_known() -> None:
@@ -89,7 +137,7 @@ def test_a_published_generation_config_is_followed(name: str) -> None:
     generation, model = read(name, "generation_config.json"), read(name, "config.json")
     assert from_generation_config(generation) == SAMPLED[name]
     assert SamplingParams(**from_generation_config(generation))
-    assert not not_done(generation, beams=False)
+    assert not not_done(generation, encoder=False)
     assert end_ids(byte_level_tokenizer([]), {}, model, generation) == ENDS[name]
     limit = generation.pop("max_length", None)  # which is no limit where it is all that the model can read
     assert limit is None or limit >= model["max_position_embeddings"]

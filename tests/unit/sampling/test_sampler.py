@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from moeinf import _native
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.sampling.beam_search import likeliest
-from moeinf.sampling.params import SamplingParams, not_done, resolve_params
-from moeinf.sampling.ranking import largest
+from moeinf.sampling.params import SamplingParams, resolve_params
+from moeinf.sampling.ranking import largest, largest_and_equals
 from moeinf.sampling.sampler import Sampler
 from moeinf.types import Float32Array
 
@@ -37,7 +37,8 @@ def plain_sample(params: SamplingParams, logits: Sequence[float], history: Seque
     if params.temperature == 0:
         return ranked[0]
     if params.top_k:
-        ranked = ranked[: params.top_k]
+        least = scores[ranked[: params.top_k][-1]]
+        ranked = [i for i in ranked if scores[i] >= least]
     weights = [math.exp(float(scores[i] - scores[ranked[0]]) / params.temperature) for i in ranked]
     probabilities = [weight / sum(weights) for weight in weights]
     kept: list[int] = []
@@ -138,6 +139,7 @@ def test_what_weighs_nothing_is_not_drawn_at_the_end_of_the_range() -> None:
 def test_of_equals_at_the_border_the_first_are_the_largest() -> None:
     assert largest(floats([1, 3, 2, 2, 0, 2, 3]), 4).tolist() == [1, 2, 3, 6]
     assert largest(floats([1, 0]), 5).tolist() == [0, 1]
+    assert largest_and_equals(floats([1, 3, 2, 2, 0, 2, 3]), 3).tolist() == [1, 2, 3, 5, 6]
     found = likeliest(np.zeros((2, 400), np.float32), np.zeros(2), 3)
     assert [entry[:2] for entry in found] == [(0, 0), (0, 1), (0, 2)]
 
@@ -165,9 +167,15 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     assert Sampler(SamplingParams(temperature=0)).sample(floats([5.0, 5.0]), []) == 0
 
 
-def test_equal_tokens_at_the_border_of_top_k_are_taken_lowest_first() -> None:
-    sampler = Sampler(SamplingParams(top_k=2, top_p=1, seed=3))
-    assert {sampler.sample(np.zeros(50, np.float32), []) for _ in range(60)} == {0, 1}
+def test_what_equals_the_last_of_top_k_is_drawn_from_too() -> None:
+    sampler = Sampler(SamplingParams(top_k=2, top_p=1, temperature=1, seed=3))
+    assert {sampler.sample(floats([2, 1, 0, 1, 1, 0]), []) for _ in range(200)} == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 7, 10**400])
+def test_a_top_k_of_none_or_more_than_there_are_draws_from_all(top_k: int) -> None:
+    sampler = Sampler(SamplingParams(top_k=top_k, top_p=1, seed=3))
+    assert {sampler.sample(np.zeros(7, np.float32), []) for _ in range(200)} == set(range(7))
 
 
 def test_rows_beyond_the_tokenizer_are_never_drawn() -> None:
@@ -202,7 +210,7 @@ def test_a_bias_can_force_a_token() -> None:
         ("top_p", 1.5),
         ("top_p", -0.1),
         ("min_p", 2),
-        ("top_k", -1),
+        ("top_k", -2),
         ("temperature", math.nan),
         ("temperature", -1),
         ("temperature", 1e5),
@@ -211,8 +219,13 @@ def test_a_bias_can_force_a_token() -> None:
         ("seed", True),
         ("stop", "END"),
         ("logit_bias", {3: math.nan}),
-        ("seed", -2),
-        ("num_predict", -2),
+        ("logit_bias", {3: 1e39}),
+        ("logit_bias", {3: -math.inf}),
+        ("logit_bias", {3: True}),
+        ("repetition_penalty", 0),
+        ("min_tokens", -1),
+        ("seed", 0.5),
+        ("num_predict", -3),
         ("repeat_last_n", -2),
     ],
 )
@@ -235,19 +248,12 @@ def test_a_checkpoint_that_does_not_sample_is_greedy_unless_told_otherwise() -> 
 def test_nonsense_in_the_checkpoint_is_left_out() -> None:
     config = {"temperature": "hot", "top_p": 7, "top_k": 12.0, "repetition_penalty": 1.1}
     params = resolve_params({}, config)
-    assert params == SamplingParams(top_k=12, repeat_penalty=1.1)
+    assert params == SamplingParams(top_k=12, repetition_penalty=1.1)
 
 
 def test_unknown_options_are_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"unknown option 'heat'; known: .*temperature"):
         resolve_params({"heat": 1})
-
-
-def test_what_a_checkpoint_asks_for_and_does_not_get_is_said() -> None:
-    asked = {"no_repeat_ngram_size": 3, "min_length": 0, "num_beams": 4, "top_k": 5}
-    assert not_done(asked, beams=True) == ["the checkpoint asks for no_repeat_ngram_size = 3, which is not done"]
-    assert not_done(asked, beams=False)[1:] == ["the checkpoint asks for num_beams = 4, which is not done"]
-    assert not not_done({"num_beams": 1, "temperature": 0.5}, beams=False)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -5, True, "40", [40]])
