@@ -207,6 +207,12 @@ def test_the_names_over_http_are_those_of_ollama_and_of_openai() -> None:
     assert {"temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty"} < openai.keys()
 
 
+def test_a_zero_means_what_it_means_to_ollama() -> None:
+    ollama = http_options("ollama", RuntimeConfig, SamplingParams)
+    names = ("num_ctx", "num_thread", "num_batch", "num_predict", "repeat_penalty", "repeat_last_n", "seed", "top_k")
+    assert [ollama_value(ollama[name], "0") for name in names] == [None, None, None, -1, 1.0, 0, 0, 0]
+
+
 def test_texts_get_the_type_of_their_option() -> None:
     ollama = http_options("ollama", RuntimeConfig, SamplingParams)
     texts = {"top_k": "20", "top_p": "0.5", "stop": "a b", "num_gpu": "0", "num_ctx": "64", "seed": "-1"}

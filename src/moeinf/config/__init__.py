@@ -272,7 +272,15 @@ def ollama_value(asked: Option, text: str) -> object:
     """The value that an option has when ollama's name for it is given this text. Raises UsageError."""
     if asked.ollama == "num_gpu":
         return _device_of_num_gpu(text)
-    return asked.parse(asked.ollama, text)
+    return ollama_meaning(asked, asked.parse(asked.ollama, text))
+
+
+def ollama_meaning(asked: Option, value: object) -> object:
+    """What a value under ollama's name means: 0 leaves the choice to the program (None), is no bound, or is off."""
+    return _AT_0.get(asked.ollama, value) if value == 0 else value
+
+
+_AT_0 = {"num_ctx": None, "num_thread": None, "num_batch": None, "num_predict": -1, "repeat_penalty": 1.0}
 
 
 def _device_of_num_gpu(text: str) -> str:

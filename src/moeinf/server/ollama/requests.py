@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from moeinf.config import RuntimeConfig
+from moeinf.config import RuntimeConfig, ollama_meaning
 from moeinf.config.option import Option, http_options, options
-from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.params import RANGES, SamplingParams
 from moeinf.server.errors import Refusal
 
 log = logging.getLogger("moeinf.server")
 _MOST_SHOWN = 10  # names of unknown options in one line of the log
+_BOUNDED = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "num_predict", "repeat_last_n"),
+    *("repeat_penalty", "presence_penalty", "frequency_penalty"),
+)
 _TYPES = {"int": "integer", "float": "float32", "bool": "boolean", "str": "string", "tuple[str, ...]": "array"}
 
 
@@ -102,14 +107,24 @@ def _value(option: Option, value: object) -> object:
     if option.name == "device":  # any number of layers on a GPU: experts are placed one by one, and no answer changes
         return "cpu" if _whole(option, value) == 0 else "auto"
     if option.kind == "int":
-        return _whole(option, value)
+        return _in_ollamas_words(option, _whole(option, value))
     if option.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
-        return value
+        return _in_ollamas_words(option, value)
     if option.kind == "tuple[str, ...]" and isinstance(value, str):
         return (value,)
     if option.kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise _wrong_type(option)
+
+
+def _in_ollamas_words(option: Option, value: float) -> object:
+    """What a number means to ollama, for which a bound stands for all that lies beyond."""
+    name = option.ollama
+    meant = ollama_meaning(option, max(value, 0) if name == "repeat_penalty" else value)
+    if name not in _BOUNDED or not isinstance(meant, int | float) or abs(meant) == math.inf:
+        return meant
+    low, high = RANGES[option.name]
+    return min(meant if name == "temperature" else max(meant, low), high)
 
 
 def _whole(option: Option, value: object) -> int:

@@ -36,7 +36,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     if asked.stream:
         return await service.streamed(request, job, ChatStream(head, asked).encode, "text/event-stream")
     answer = await whole_answer(request, job)
-    choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen)}
+    choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen) if asked.logprobs else None}
     return json_response(head.whole(choice, answer.made))
 
 

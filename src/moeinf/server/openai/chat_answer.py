@@ -52,7 +52,7 @@ class ChatStream(ChunkStream):
         elif piece.text:
             delta |= _thoughts(piece.text) if piece.thought else {"content": piece.text}
         tokens, self._tokens = self._tokens, []
-        return {"delta": delta, "logprobs": logprobs(tokens)}
+        return {"delta": delta, "logprobs": logprobs(tokens) if tokens else None}
 
 
 def _part(part: Call) -> dict[str, Any]:
@@ -61,10 +61,8 @@ def _part(part: Call) -> dict[str, Any]:
     return _call(part.index, part.name, part.arguments)
 
 
-def logprobs(tokens: Sequence[Chosen]) -> dict[str, Any] | None:
+def logprobs(tokens: Sequence[Chosen]) -> dict[str, Any]:
     """How probable the tokens were, those of thoughts and tags among them."""
-    if not tokens:
-        return None
     told = [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
     return {"content": told, "refusal": None}
 

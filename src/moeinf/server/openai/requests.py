@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +37,11 @@ class Sampling(msgspec.Struct, kw_only=True):
     # beyond OpenAI's own, under the names that llama.cpp's and vLLM's servers have given them
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    min_tokens: int | None = None
+    n_predict: int | None = None
     keep_alive: str | float | None = None
 
 
@@ -64,11 +69,15 @@ class CompletionRequest(Sampling, kw_only=True):
     logprobs: int | None = None
 
 
+_MOST_BIAS = 100
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
 def params_given(request: Sampling) -> dict[str, Any]:
     """The fields of SamplingParams that the request sets. Raises Refusal."""
     if request.n not in (None, 1):
         raise Refusal(400, f"n is {request.n}, but one answer is made a request; ask once for each")
-    given = {
+    given: dict[str, Any] = {
         option.name: value
         for name, option in http_options("openai", SamplingParams).items()
         if (value := getattr(request, name, None)) is not None
@@ -77,13 +86,17 @@ def params_given(request: Sampling) -> dict[str, Any]:
         given["stop"] = stops(request.stop)
     if request.logit_bias:
         given["logit_bias"] = _biases(request.logit_bias.items())
+    if given.keys() & {"presence_penalty", "frequency_penalty"}:
+        given["penalise_answer"] = True
     return given
 
 
 def _biases(pairs: Iterable[tuple[str, float]]) -> dict[int, float]:
     biases = {}
     for token, bias in pairs:
-        if not token.isdigit():
+        if not _TOKEN_ID.fullmatch(token):
             raise Refusal(400, f"logit_bias: {token!r:.60} is no token id")
+        if not -_MOST_BIAS <= bias <= _MOST_BIAS:
+            raise Refusal(400, f"logit_bias must be between -{_MOST_BIAS} and {_MOST_BIAS}, not {bias} for {token}")
         biases[int(token)] = bias
     return biases

@@ -13,6 +13,7 @@ from moeinf.config.option import http_options
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.engine.stored.facts import json_file, template_facts, template_text
 from moeinf.engine.vision.parts import text_alone
+from moeinf.errors import UsageError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
@@ -83,6 +84,10 @@ class RemoteModel:
     ) -> Iterator[str]:
         """See Model.stream. Raises what the server says, and NoServerError where it does not answer."""
         given = params or self.params()
+        if given.num_predict == 0:
+            raise UsageError(
+                f"num_predict: an answer of the server at {self.url} has at least one token; give 1 or more"
+            )
         names = http_options("ollama", SamplingParams)
         body: dict[str, Any] = {
             "model": self._name,

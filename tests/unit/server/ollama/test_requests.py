@@ -50,7 +50,48 @@ def test_another_type_is_refused_in_ollamas_words(name: str, value: object, kind
     assert str(caught.value) == f'option "{name}" must be of type {kind}'
 
 
-@pytest.mark.parametrize("given", [{"top_p": 2}, {"num_ctx": 0}, {"temperature": float("inf")}])
+@pytest.mark.parametrize(
+    ("given", "params"),
+    [
+        ({"num_predict": -2}, {"num_predict": -2}),
+        ({"num_predict": -77}, {"num_predict": -2}),
+        ({"num_predict": 0}, {"num_predict": -1}),
+        ({"num_thread": 0, "num_ctx": 0, "num_batch": 0}, {}),
+        ({"seed": -5}, {"seed": -5}),
+        ({"seed": -1}, {"seed": -1}),
+        ({"seed": 2**70}, {"seed": 2**70}),
+        ({"top_k": 0}, {"top_k": 0}),
+        ({"top_k": -40}, {"top_k": -1}),
+        ({"top_p": 0}, {"top_p": 0}),
+        ({"top_p": 2}, {"top_p": 1}),
+        ({"top_p": -0.5}, {"top_p": 0}),
+        ({"min_p": 1.5}, {"min_p": 1}),
+        ({"temperature": 1e39}, {"temperature": 1e4}),
+        ({"repeat_last_n": -1}, {"repeat_last_n": -1}),
+        ({"repeat_last_n": -9}, {"repeat_last_n": -1}),
+        ({"repeat_penalty": 0}, {"repeat_penalty": 1.0}),
+        ({"repeat_penalty": -1.5}, {"repeat_penalty": 1.0}),
+        ({"repeat_penalty": 1e9}, {"repeat_penalty": 1e3}),
+        ({"presence_penalty": -1e9, "frequency_penalty": 1e9}, {"presence_penalty": -1e3, "frequency_penalty": 1e3}),
+        ({"typical_p": 1.7}, {"typical_p": 1}),
+        ({"typical_p": 0.7}, {"typical_p": 0.7}),
+    ],
+)
+def test_a_number_that_ollama_takes_means_what_it_means_there(given: dict[str, Any], params: dict[str, Any]) -> None:
+    assert given_options(given) == (params, {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": -0.1},
+        {"num_ctx": -1},
+        {"repetition_penalty": 0},
+        {"min_tokens": -1},
+        {"temperature": float("inf")},
+        {"top_p": float("nan")},
+    ],
+)
 def test_what_is_out_of_range_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(MoeinfError):
         given_options(given)
