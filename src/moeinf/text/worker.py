@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
+from moeinf.text.encoding import Encoder
 from moeinf.text.harmony import is_harmony
 from moeinf.text.memory_limit import LOAD_MEMORY_BYTES, MemoryLimit, limit_memory
 from moeinf.text.stream import Piece
@@ -54,6 +55,7 @@ class TextWorker:
         self._tokenizer = Tokenizer.from_buffer(path.read_bytes())  # from_file takes no path that is not UTF-8
         self._tokenizer.no_truncation()  # some files come with the cut and the padding of their training
         self._tokenizer.no_padding()
+        self._encoder = Encoder(self._tokenizer)
         self._harmony = is_harmony(self._tokenizer)
         config = read_json(self._folder / "tokenizer_config.json")
         self._specials = special_tokens(config, read_json(self._folder / "special_tokens_map.json"))
@@ -97,11 +99,7 @@ class TextWorker:
         """
         kind, text = request["kind"], request["text"]
         pieces = split_marked(text, self._control) if kind == "chat" else [(text, kind == "plain")]
-        ids: list[int] = []
-        for piece, plain in _joined(pieces):
-            self._tokenizer.encode_special_tokens = plain
-            ids += self._tokenizer.encode(piece, add_special_tokens=request["specials"]).ids
-        return {"ids": ids}
+        return {"ids": self._encoder.ids(_joined(pieces), specials=request["specials"])}
 
     def token_id(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"token_id": self._tokenizer.token_to_id(request["token"])}

@@ -1,0 +1,64 @@
+"""Token ids of text in which control tokens of the template count, and those that others typed are letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+
+# What tokens swallow beside them: Unicode's White_Space, as tokenizers has it (str.strip takes more).
+_SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+
+
+class Encoder:
+    """Encodes the pieces of a text one by one, with the ids that they have in the whole of it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._swallow_before = tuple(token.content for token in added if token.lstrip)
+        self._swallow_behind = tuple(token.content for token in added if token.rstrip)
+        self._first, self._further = _pre_tokenizers(tokenizer)
+
+    def ids(self, pieces: Sequence[tuple[str, bool]], *, specials: bool) -> list[int]:
+        """pieces: with True for those whose control tokens are letters; they end where a control token stands.
+
+        specials: whether the tokenizer adds its own to each.
+        """
+        found: list[int] = []
+        for number, (piece, plain) in enumerate(pieces):
+            if plain and number and pieces[number - 1][0].endswith(self._swallow_behind):
+                piece = piece.lstrip(_SPACES)
+            if plain and number + 1 < len(pieces) and pieces[number + 1][0].startswith(self._swallow_before):
+                piece = piece.rstrip(_SPACES)
+            self._tokenizer.encode_special_tokens = plain
+            if self._further is not None:
+                self._tokenizer.pre_tokenizer = self._further if number else self._first
+            found += self._tokenizer.encode(piece, add_special_tokens=specials).ids
+        if self._further is not None:
+            self._tokenizer.pre_tokenizer = self._first
+        return found
+
+
+def _pre_tokenizers(tokenizer: Tokenizer) -> tuple[Any, Any]:
+    """The tokenizer's own, and that for pieces which do not begin the text; None where there is no difference."""
+    own = tokenizer.pre_tokenizer
+    made = None if own is None else json.loads(bytes(own.__getstate__()))  # not all of the tokenizer, which is large
+    further = _without_first(made)
+    if further == made:
+        return None, None
+    bare = json.loads(Tokenizer(BPE()).to_str())
+    return own, Tokenizer.from_str(json.dumps(bare | {"pre_tokenizer": further})).pre_tokenizer
+
+
+def _without_first(value: Any) -> Any:
+    """A pre-tokenizer that puts no space in front of the first word of a text."""
+    if isinstance(value, list):
+        return [_without_first(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: _without_first(each) for name, each in value.items()}
+    return found | {"prepend_scheme": "never"} if value.get("prepend_scheme") == "first" else found
