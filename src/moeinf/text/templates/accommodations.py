@@ -11,16 +11,19 @@ from moeinf.text.tool_calls.messages import with_calls_written
 
 Message = Mapping[str, Any]
 
-_TOOLS = "the chat template knows no tools: calls were written out, and their results put into user turns"
+_TOOLS = "calls of tools were written out, and their results put into user turns"
 
 
-def accommodations(messages: Sequence[Message]) -> Iterator[tuple[list[Message], list[str]]]:
-    """The chat as it is, then with one change more at a time; each with a note for every change."""
+def accommodations(messages: Sequence[Message], why: Callable[[], str]) -> Iterator[tuple[list[Message], list[str]]]:
+    """The chat as it is, then with one change more at a time; each with a note for every change.
+
+    why: what the template did with the chat as it is.
+    """
     yield from _of_turns(messages)
     if any(message.get("role") == "tool" for message in messages):
         as_user = [{**m, "role": "user"} if m.get("role") == "tool" else m for m in with_calls_written(messages)]
         for candidate, notes in _of_turns(as_user):
-            yield candidate, [_TOOLS, *notes]
+            yield candidate, [f"{why()}: {_TOOLS}", *notes]
 
 
 def _of_turns(messages: Sequence[Message]) -> Iterator[tuple[list[Message], list[str]]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
+from jinja2.exceptions import SecurityError
 
 from moeinf.errors import TextError
 from moeinf.text.templates.accommodations import accommodations, drops_result, drops_system, moves_system
@@ -38,14 +39,14 @@ class ChatTemplate:
         system message, or drop a tool's result, in silence; accommodations.py has what is done then.
         Raises jinja2.TemplateError with the template's own words when nothing helps.
         """
-        refusal: jinja2.TemplateError | None = None
+        refusals: list[jinja2.TemplateError] = []
         without_results: tuple[Traced, list[str]] | None = None
         messages = given(messages)
-        for candidate, notes in accommodations(messages):
+        for candidate, notes in accommodations(messages, lambda: _why_without_tools(refusals)):
             try:
                 text = self._render(candidate, variables, prompts)
             except jinja2.TemplateError as error:
-                refusal = refusal or error
+                refusals.append(error)
                 continue
             if drops_system(candidate, text) or moves_system(candidate, text):
                 continue
@@ -54,7 +55,7 @@ class ChatTemplate:
             without_results = without_results or (text, notes)
         if without_results is not None:  # which the template may write in a way of its own
             return without_results
-        raise refusal or jinja2.TemplateError("the template leaves out the system message")
+        raise refusals[0] if refusals else jinja2.TemplateError("the template leaves out the system message")
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any], prompts: bool) -> Traced:
         known = {"tools": None, "documents": None, **self._specials} | given(variables)
@@ -75,6 +76,14 @@ class ChatTemplate:
         ) as error:  # of what the template does with a message
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
         return traced_concat(pieces)
+
+
+def _why_without_tools(refusals: Sequence[jinja2.TemplateError]) -> str:
+    """What a template did with the calls and results of a chat. refusals: none where it only left results out."""
+    said = " ".join(str(refusals[0]).split())[:200] if refusals else ""
+    if refusals and isinstance(refusals[0], SecurityError):
+        return f"the chat template does with tools what none may do here ({said})"
+    return "the chat template knows no tools" + (f" ({said})" if said else "")
 
 
 def marked(text: Traced, tokens: Sequence[str]) -> str:

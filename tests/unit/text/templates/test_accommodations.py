@@ -83,7 +83,18 @@ def test_results_go_into_user_turns_where_a_template_knows_no_tools(model_folder
     assert text == (
         'user: Weather in Paris?\nassistant: get_weather({"city": "Paris", "days": 2})\nuser: sunny\nuser: And Rome?\n'
     )
-    assert len(notes) == 1 and "knows no tools" in notes[0]
+    assert len(notes) == 1 and notes[0].startswith("the chat template knows no tools (no tool): calls of tools were")
+
+
+def test_a_template_that_the_sandbox_refuses_is_not_told_as_one_that_knows_no_tools(model_folder: MakeFolder) -> None:
+    hostile = (
+        "{% for m in messages %}{{ m.pop('tool_calls') if m.tool_calls }}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    text, notes = render(model_folder(hostile), *CHAT[1:])
+    assert "user: sunny\n" in text
+    assert (
+        len(notes) == 1 and "does with tools what none may do here (" in notes[0] and "knows no tools" not in notes[0]
+    )
 
 
 def test_a_result_that_is_dropped_in_silence_goes_into_a_user_turn_as_well(model_folder: MakeFolder) -> None:
