@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from moeinf.config import RuntimeConfig
@@ -20,6 +21,7 @@ class NamedModel:
 
     name: str
     id: str
+    manifest: Any = field(default_factory=lambda: SimpleNamespace(info=SimpleNamespace(context_length=2048)))
 
 
 class NamedModels:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -24,8 +23,6 @@ from moeinf.server.prompt.preset import with_preset
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
-
-log = logging.getLogger("moeinf.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Service:
         Raises BusyError, StoppingError, ModelNotFoundError, UsageError.
         """
         stored = self.find(ask.model)
-        ask = _within_context(with_preset(ask, preset_of(stored)), stored)
+        ask = with_preset(ask, preset_of(stored))
         _refuse_pictures(ask, stored)
         SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
         ask = _quiet(ask)
@@ -95,15 +92,6 @@ def _quiet(ask: Ask) -> Ask:
     if ask.prompt is None or isinstance(ask.prompt, str):
         return ask
     return replace(ask, prompt=without_noise(ask.prompt))
-
-
-def _within_context(ask: Ask, stored: StoredModel) -> Ask:
-    """Clients ask every model for the context that they like: as in ollama, they get what the model has."""
-    most = stored.manifest.info.context_length
-    if (ask.config.get("context") or 0) <= most:
-        return ask
-    log.info("num_ctx %d is beyond the %d tokens of %s, which it gets", ask.config["context"], most, stored.name)
-    return replace(ask, config={**ask.config, "context": most})
 
 
 def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:

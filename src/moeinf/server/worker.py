@@ -207,7 +207,7 @@ class Worker:
     def _model_for(self, job: Job) -> Model:
         """The model that the job asks for, opened where it is not; another one is closed first."""
         stored = self.find(job.ask.model)
-        config = replace(self._config, **job.ask.config)
+        config = _within_context(replace(self._config, **job.ask.config), stored)
         loaded = self._loaded
         if loaded is not None and loaded.stored.id == stored.id and (not job.ask.config or loaded.config == config):
             return loaded.model
@@ -248,6 +248,14 @@ class Unload:
 
     def __init__(self, identifier: str) -> None:
         self.identifier, self.done = identifier, threading.Event()
+
+
+def _within_context(config: RuntimeConfig, stored: StoredModel) -> RuntimeConfig:
+    """The context that is asked for is an upper bound: as in ollama, a model that has less gets all of its own."""
+    if config.context is None or config.context <= (most := stored.manifest.info.context_length):
+        return config
+    log.info("a context of %d is beyond the %d tokens of %s, which it gets", config.context, most, stored.name)
+    return replace(config, context=most)
 
 
 def _now() -> datetime:

@@ -11,10 +11,11 @@ import httpx
 import ollama
 import pytest
 
+from moeinf.config import RuntimeConfig
 from moeinf.engine.stored.preset import Preset
 from moeinf.pull.pull import ensure
 from moeinf.server.serve import HttpServer
-from moeinf.store.library import Library
+from moeinf.store.library import Library, StoredModel
 from moeinf.terminal.arguments.modelfile import parse_modelfile
 from moeinf.terminal.stored.show import parameters_text, show_lines
 from tests.support.live_server import live_server
@@ -102,6 +103,26 @@ def test_a_num_ctx_beyond_the_models_context_gets_all_of_that(client: ollama.Cli
     client.generate("demo", "", options={"num_ctx": 1 << 20})
     (running,) = client.ps().models
     assert running.context_length == 2048
+
+
+@pytest.mark.parametrize("asked", [2049, 32768, 1 << 40])
+def test_the_context_of_the_server_is_an_upper_bound(demo: StoredModel, asked: int) -> None:
+    with live_server(demo, config=RuntimeConfig(device="cpu", context=asked)) as running:
+        client = ollama.Client(running.url)
+        assert client.generate("demo", "The king said", options={"num_predict": 2}).eval_count == 2
+        (model,) = client.ps().models
+        assert model.context_length == 2048
+        loaded = running.worker.loaded
+        told = httpx.post(
+            f"{running.url}/v1/completions", json={"model": "demo", "prompt": "The king", "max_tokens": 2}, timeout=60
+        )
+        assert told.status_code == 200
+        client.generate("demo", "The king said", options={"num_predict": 1, "num_ctx": asked})
+        now = running.worker.loaded
+        assert loaded is not None and now is not None and now.model is loaded.model, "it was not opened again"
+        client.generate("demo", "The king said", options={"num_predict": 1, "num_ctx": 64})
+        (model,) = client.ps().models
+        assert model.context_length == 64
 
 
 def test_list_and_show_tell_of_the_model(client: ollama.Client) -> None:
