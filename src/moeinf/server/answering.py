@@ -28,11 +28,11 @@ def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Completion:
         on_token=lambda chosen: job.put(_told(chosen, model.tokenizer)),
     )
     think = None
-    if ask.think is not None or ask.effort is not None:
-        think = think_for(None if ask.raw else model.generator.kind.template, ask.think, ask.effort)
+    if any(each is not None for each in (ask.think, ask.effort, ask.level)):
+        think = think_for(None if ask.raw else model.generator.kind.template, ask)
     for piece in model.pieces(
         ask.prompt, model.params(**ask.params), raw=ask.raw, think=think, variables=ask.variables, tools=ask.tools,
-        format=ask.format, hooks=hooks,
+        format=ask.format, continues=ask.continues, hooks=hooks,
     ):  # fmt: skip
         _tell(piece, job)
     completion = model.last

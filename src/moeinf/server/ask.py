@@ -16,8 +16,10 @@ class Ask:
     """What a request wants. `model` is the name by which the client knows it.
 
     prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
+    continues: the last message is the beginning of the answer.
     tools: those that the model may call; one_call: only its first call counts.
     format: as for Model.pieces. effort: OpenAI's word for how hard to think, instead of `think`.
+    level: Anthropic's, which says nothing of whether to think, and nothing to a template without levels.
     params: fields of SamplingParams that the client gave. think: as for Model.stream, or thinking.ADAPTIVE.
     config: fields of RuntimeConfig, with which the model is opened anew where they differ.
     keep_alive: (seconds,), or (None,) for ever; () is the server's own.
@@ -26,12 +28,14 @@ class Ask:
     model: str
     prompt: str | Sequence[Message] | None = None
     raw: bool = False
+    continues: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
     think: bool | str | None = None
     tools: Sequence[Tool] = ()
     one_call: bool = False
     format: AnswerFormat | None = None
     effort: str | None = None
+    level: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     keep_alive: tuple[float | None, ...] = ()

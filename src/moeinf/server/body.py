@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from moeinf.server.errors import Refusal
+from moeinf.server.fields import Fields
 
 T = TypeVar("T")
 # An escape within a string: a whole pair of surrogates, one without its other half, or any other.
@@ -29,7 +30,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
     if not body:
         raise Refusal(400, "missing request body")
     try:
-        return msgspec.convert(without_nulls(_decoded(body, kind), kind), kind)
+        return msgspec.convert(checked(_decoded(body, kind), kind), kind)
     except msgspec.ValidationError as error:
         raise Refusal(400, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -49,12 +50,19 @@ def _decoded(body: bytes, kind: type) -> Any:
         return msgspec.json.decode(mended.decode("utf-8", "replace"))
 
 
-def without_nulls(value: Any, kind: Any) -> Any:
-    """A value of JSON without the nulls among the fields of a struct, and of the structs in it; others stay."""
+def checked(value: Any, kind: Any, where: str = "") -> Any:
+    """A value of JSON without the nulls among the fields of a struct, and of the structs in it; others stay.
+
+    Raises Refusal for a field that the struct has not, by the rules that it names as `published`.
+    """
     for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
         if isinstance(value, list) and get_origin(each) is list:
-            return [without_nulls(item, get_args(each)[0]) for item in value]
+            return [checked(item, get_args(each)[0], f"{where[:-1]}[{at}].") for at, item in enumerate(value)]
         if isinstance(value, dict) and isinstance(each, type) and issubclass(each, msgspec.Struct):
+            given = {name: item for name, item in value.items() if item is not None}
             kinds = {field.encode_name: field.type for field in msgspec.structs.fields(each)}
-            return {name: without_nulls(item, kinds.get(name)) for name, item in value.items() if item is not None}
+            rules: Fields | None = getattr(each, "published", None)
+            if rules is not None:
+                rules.check(given, kinds, where)
+            return {name: checked(item, kinds.get(name), f"{where}{name}.") for name, item in given.items()}
     return value

@@ -70,14 +70,15 @@ class Service:
 
     def count(self, stored: StoredModel, ask: Ask) -> int:
         """Tokens of a prompt as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
-        return self.texts.count(stored, _quiet(with_preset(ask, preset_of(stored))))
+        ask = _quiet(with_preset(ask, preset_of(stored)))
+        return self.texts.count(stored, ask, self.worker.config_for(stored, ask))
 
     def refuse(self, ask: Ask) -> None:
         """Raises what would be said against an ask whose turn has not come yet. Blocks."""
         stored = self.find(ask.model)
         model = None if ask.config else self.open_model(stored)
         context = stored.manifest.info.context_length if model is None else model.plan.context
-        self.texts.check(stored, ask, context)
+        self.texts.check(stored, ask, context, self.worker.config_for(stored, ask))
 
 
 def _refuse_pictures(ask: Ask, stored: StoredModel) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from moeinf.config import RuntimeConfig
 from moeinf.engine.generator import check_length
 from moeinf.engine.model_kind import DecoderOnly
-from moeinf.engine.stored.facts import config
+from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.sizes import added_tokens
 from moeinf.errors import UsageError
@@ -32,21 +33,24 @@ class Texts:
         self._open: OrderedDict[str, Tokenizer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def count(self, stored: StoredModel, ask: Ask) -> int:
-        """Tokens of the prompt of an ask, as the model would be given it. Blocks. Raises TextError, UsageError."""
-        with self._lock:
-            return len(_token_ids(self._of(stored), stored, ask))
+    def count(self, stored: StoredModel, ask: Ask, config: RuntimeConfig) -> int:
+        """Tokens of the prompt of an ask, as the model would be given it. Blocks. Raises TextError, UsageError.
 
-    def check(self, stored: StoredModel, ask: Ask, context: int) -> None:
+        config: with which the model is opened.
+        """
+        with self._lock:
+            return len(_token_ids(self._of(stored), stored, ask, config))
+
+    def check(self, stored: StoredModel, ask: Ask, context: int, config: RuntimeConfig) -> None:
         """Raises what the model would say against an ask before it reads the prompt. Blocks.
 
-        context: tokens that there is room for, as far as that is known.
+        context: tokens that there is room for, as far as that is known. config: with which the model is opened.
         """
-        if ask.prompt is None or family_of(config(stored)).encoder_input is not None:
+        if ask.prompt is None or family_of(config_of(stored)).encoder_input is not None:
             return
         with self._lock:
             tokenizer = self._of(stored)
-            ids = _token_ids(tokenizer, stored, ask)
+            ids = _token_ids(tokenizer, stored, ask, config)
             check_length(len(ids), context, stored.manifest.info.context_length)
             check_token_ids(SamplingParams(**ask.params), min(tokenizer.num_ids, stored.manifest.info.vocab_size))
             if ask.format is not None:
@@ -72,11 +76,11 @@ class Texts:
                 self._open.popitem()[1].close()
 
 
-def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> list[int]:
+def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask, config: RuntimeConfig) -> list[int]:
     """Raises TextError, UsageError."""
     assert ask.prompt is not None
     facts = None if ask.raw else tokenizer.template
-    think = think_for(facts, ask.think, ask.effort)
+    think = think_for(facts, ask)
     variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
     if ask.tools:
         if not (facts and facts.tools):
@@ -87,5 +91,5 @@ def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> list[int]
         return kind.encode(ask.prompt, raw=ask.raw, variables=variables)
     messages, given = without_pictures(ask.prompt)
     prompt = text_alone(messages) if ask.raw and given else messages
-    ids = kind.encode(prompt, raw=ask.raw, variables=variables)
-    return [*ids, *[SOFT_IDS] * added_tokens(stored, given)]
+    ids = kind.encode(prompt, raw=ask.raw, variables=variables, continues=ask.continues)
+    return [*ids, *[SOFT_IDS] * added_tokens(stored, given, config)]

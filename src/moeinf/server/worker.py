@@ -16,7 +16,7 @@ from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
 from moeinf.server.answering import answer
-from moeinf.server.ask import Ended, Failed, Loading
+from moeinf.server.ask import Ask, Ended, Failed, Loading
 from moeinf.server.errors import BusyError, StoppingError
 from moeinf.server.fair_queue import FairQueue
 from moeinf.server.job import Job
@@ -84,6 +84,13 @@ class Worker:
                 raise
             return opened
         return opened if opened is not None and opened == found else found
+
+    def config_for(self, stored: StoredModel, ask: Ask) -> RuntimeConfig:
+        """How a model is opened for an ask; where the ask says nothing of that, as it is open."""
+        loaded = self._loaded
+        if loaded is not None and loaded.stored.id == stored.id and not ask.config:
+            return loaded.config
+        return _within_context(replace(self._config, **ask.config), stored)
 
     @property
     def current(self) -> Job | None:
@@ -207,9 +214,8 @@ class Worker:
     def _model_for(self, job: Job) -> Model:
         """The model that the job asks for, opened where it is not; another one is closed first."""
         stored = self.find(job.ask.model)
-        config = _within_context(replace(self._config, **job.ask.config), stored)
-        loaded = self._loaded
-        if loaded is not None and loaded.stored.id == stored.id and (not job.ask.config or loaded.config == config):
+        config, loaded = self.config_for(stored, job.ask), self._loaded
+        if loaded is not None and loaded.stored.id == stored.id and loaded.config == config:
             return loaded.model
         self._close()
 

@@ -36,6 +36,11 @@ class TemplateFacts:
     effort_off: bool = False  # whether reasoning_effort is low, high or no_think, which it is unless told (Hunyuan 3)
 
     @property
+    def has_levels(self) -> bool:
+        """Whether it can be told how hard to think."""
+        return _EFFORT in self.variables
+
+    @property
     def switchable(self) -> bool:
         """Whether thoughts can be switched off, where there are any."""
         return bool(self.switches)

@@ -20,6 +20,11 @@ def test_the_page_about_the_command_line_is_what_help_says(monkeypatch: pytest.M
     assert written.split() == rendered.split(), "run: python docs/generate_cli.py"
 
 
+def test_the_page_about_fields_is_what_the_server_does() -> None:
+    written = (DOCS / "fields.md").read_text(encoding="utf-8")
+    assert written == runpy.run_path(str(DOCS / "generate_fields.py"))["page"](), "run: python docs/generate_fields.py"
+
+
 def test_the_pictures_are_those_of_the_script() -> None:
     for name, draw in runpy.run_path(str(DOCS / "generate_pictures.py"))["PICTURES"].items():
         written = (DOCS / name).read_text(encoding="utf-8")

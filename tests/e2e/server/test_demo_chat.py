@@ -37,7 +37,7 @@ FORMAT = {"type": "object", "properties": {"sad": {"type": "boolean"}}, "require
 @pytest.fixture(scope="module")
 def story(storyteller: HttpServer) -> str:
     """What the model says without a server."""
-    stored = Library(storyteller.worker._library.home).find("demo:chat")
+    stored = Library(storyteller.worker.library.home).find("demo:chat")
     with Model(stored, RuntimeConfig(device="cpu")) as model:
         answer = model.generate(CHAT, model.params(temperature=0, num_predict=400))
         assert answer.finish_reason == "stop", "the story ends where the next one would begin"

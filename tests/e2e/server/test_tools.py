@@ -176,4 +176,4 @@ def test_calls_that_are_none_are_refused_by_ollamas_form(of_ollama: ollama.Clien
         of_ollama.chat("caller", ASKED, tools=[{"type": "function", "function": {}}])
     message = {"role": "assistant", "tool_calls": "look_up"}
     refused = httpx.post(f"{caller.url}/api/chat", json={"model": "caller", "messages": [message]})
-    assert refused.json() == {"error": "messages[0]: tool_calls must be a list of calls"}
+    assert refused.status_code == 400 and "messages[0].tool_calls" in refused.json()["error"]

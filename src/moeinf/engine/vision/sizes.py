@@ -30,7 +30,7 @@ def processor_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> 
     return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.picture_tokens)
 
 
-def added_tokens(stored: StoredModel, given: Sequence[GivenPicture]) -> int:
+def added_tokens(stored: StoredModel, given: Sequence[GivenPicture], config: RuntimeConfig) -> int:
     """How many more tokens the pictures of a prompt take than a template writes for them, by themselves.
 
     Raises UsageError for a model that does not see, and for a picture that cannot be decoded.
@@ -40,7 +40,7 @@ def added_tokens(stored: StoredModel, given: Sequence[GivenPicture]) -> int:
     vision = family_of(config_of(stored)).vision
     if vision is None or not stored.manifest.vision_bytes:
         raise UsageError(f"{stored.name} takes text alone: leave out images")
-    form, added = processor_of(stored, vision, RuntimeConfig()), 0
+    form, added = processor_of(stored, vision, config), 0
     for each in given:
         pixels = decode(each.data, each.name, form.size)
         added += pixels.shape[0] * pixels.shape[1] // form.unit**2 - 1

@@ -18,8 +18,6 @@ def plain_messages(system: str | Sequence[Block] | None, messages: Sequence[Mapp
     """The chat in OpenAI's form. Raises Refusal, which names the message, for what a model here cannot read."""
     if not messages:
         raise Refusal(400, "messages is empty; give at least one")
-    if messages[-1].get("role") == "assistant":
-        raise Refusal(400, "the last message must be the user's: an answer that was begun is not continued")
     plain: list[Message] = []
     if system:
         texts = [quiet_text(_text(block, "system")) for block in _blocks(system, "system")]

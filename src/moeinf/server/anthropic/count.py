@@ -7,9 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.server.anthropic.conversation import plain_messages
-from moeinf.server.anthropic.requests import Prompted, think_of, tools_of
-from moeinf.server.ask import Ask
+from moeinf.server.anthropic.requests import Prompted, prompt_of
 from moeinf.server.body import body_of
 from moeinf.server.http import json_response
 from moeinf.server.service import Service
@@ -18,6 +16,4 @@ from moeinf.server.service import Service
 async def count_tokens(service: Service, request: Request, request_id: str) -> Response:
     asked = await body_of(request, Prompted)
     stored = service.find(asked.model)
-    messages = plain_messages(asked.system, asked.messages)
-    ask = Ask(asked.model, messages, think=think_of(asked.thinking), tools=tools_of(asked))
-    return json_response({"input_tokens": await asyncio.to_thread(service.count, stored, ask)})
+    return json_response({"input_tokens": await asyncio.to_thread(service.count, stored, prompt_of(asked))})

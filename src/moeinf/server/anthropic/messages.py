@@ -10,9 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
-from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, think_of, tools_of
+from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, prompt_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
 from moeinf.server.body import body_of
@@ -43,12 +42,9 @@ async def messages(service: Service, request: Request, request_id: str) -> Respo
 
 def ask_of(asked: MessageRequest) -> Ask:
     """Raises Refusal, UsageError."""
-    return Ask(
-        asked.model,
-        plain_messages(asked.system, asked.messages),
+    return replace(
+        prompt_of(asked),
         params=params_given(asked),
-        think=think_of(asked.thinking),
-        tools=tools_of(asked),
         one_call=asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use,
         format=format_of(asked),
         keep_alive=keep_alive_of(asked.keep_alive),

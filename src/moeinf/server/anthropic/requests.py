@@ -1,41 +1,52 @@
-"""What clients of Anthropic's API send. Fields that are not listed change no answer here, and are ignored."""
+"""What clients of Anthropic's API send. Fields that are not listed are refused, or change no answer: see fields.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from moeinf.server.anthropic.conversation import plain_messages
+from moeinf.server.anthropic.fields import MESSAGE, NESTED, OUTPUT, PROMPT, THINKING, TOOL
+from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
+from moeinf.server.fields import Fields
+from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.thinking import ADAPTIVE
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.types import Tool
 
+TOOL_FIELDS = ("type", "name", "description", "input_schema")
+
 
 class Thinking(msgspec.Struct):
-    """budget_tokens, which may stand beside it, is not read: max_tokens bounds thoughts and answer together."""
-
+    published: ClassVar[Fields] = THINKING
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: Literal["summarized", "omitted"] | None = None
 
 
 class Metadata(msgspec.Struct):
+    published: ClassVar[Fields] = NESTED
     user_id: str | None = None
 
 
 class OutputFormat(msgspec.Struct):
+    published: ClassVar[Fields] = NESTED
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct):
-    """effort, which may stand beside it, is not read: how hard a model thinks is its chat template's to say."""
+    """effort: how hard to think, where the chat template has levels."""
 
+    published: ClassVar[Fields] = OUTPUT
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class ToolChoice(msgspec.Struct):
+    published: ClassVar[Fields] = NESTED
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
@@ -44,15 +55,19 @@ class ToolChoice(msgspec.Struct):
 class Prompted(msgspec.Struct, kw_only=True):
     """What a message and the counting of its tokens have in common."""
 
+    published: ClassVar[Fields] = PROMPT
     model: str
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where the format stood before output_config
 
 
 class MessageRequest(Prompted, kw_only=True):
+    published: ClassVar[Fields] = MESSAGE
     max_tokens: int
     stream: bool = False
     stop_sequences: list[str] | None = None
@@ -60,9 +75,20 @@ class MessageRequest(Prompted, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # where the format stood before output_config
     keep_alive: str | float | None = None  # beyond Anthropic's own
+
+
+def prompt_of(asked: Prompted) -> Ask:
+    """What of an ask a prompt is made of. Raises Refusal."""
+    messages, continues = begun_answer(plain_messages(asked.system, asked.messages))
+    return Ask(
+        asked.model,
+        messages,
+        continues=continues,
+        think=think_of(asked.thinking),
+        level=asked.output_config.effort if asked.output_config else None,
+        tools=tools_of(asked),
+    )
 
 
 def params_given(asked: MessageRequest) -> dict[str, Any]:
@@ -91,9 +117,11 @@ def forced_tool(choice: ToolChoice | None) -> str | None:
 
 
 def _function(tool: Mapping[str, Any], where: str) -> Tool:
-    kind = tool.get("type") or "custom"
+    tool = {name: value for name, value in tool.items() if value is not None}
+    kind = tool.get("type", "custom")
     if kind != "custom":
         raise Refusal(400, f"{where}: tools of type {kind!r:.60} are not here; give each with an input_schema")
+    TOOL.check(tool, TOOL_FIELDS, f"{where}.")
     if not isinstance(tool.get("input_schema"), dict):
         raise Refusal(400, f"{where}: a tool must have an input_schema")
     function = {"name": tool.get("name"), "parameters": tool["input_schema"]}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,8 +16,16 @@ from moeinf.server.errors import Refusal
 from moeinf.server.http import json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
-from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_logprobs, given_options
+from moeinf.server.ollama.requests import (
+    Asking,
+    ChatMessage,
+    ChatRequest,
+    GenerateRequest,
+    given_logprobs,
+    given_options,
+)
 from moeinf.server.prompt.content import plain_content, role_of
+from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.pictures import joined, picture_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
@@ -48,16 +58,14 @@ async def _answered(service: Service, request: Request, ask: Ask, lines: Lines, 
 def chat_ask(asked: ChatRequest, think: bool | str | None) -> Ask:
     """Raises Refusal, UsageError."""
     messages = [message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages or ())]
+    messages, continues = begun_answer(messages) if messages else ([], False)
     told = {"variables": asked.chat_template_kwargs or {}, "tools": checked_tools(asked.tools)}
-    return _ask(asked, messages or None, think, **told)
+    return _ask(asked, messages or None, think, continues=continues, **told)
 
 
 def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
     """Raises Refusal, UsageError."""
     refused = (
-        (asked.suffix, f'"{asked.model}" does not support insert'),
-        (asked.template, "template is not supported: each checkpoint brings its own"),
-        (asked.context, "context is not supported: send what was said before to /api/chat"),
         (asked.raw and asked.system, "raw mode does not support system"),
         (asked.raw and think is not None, "raw mode does not support think"),
     )
@@ -66,7 +74,7 @@ def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
             raise Refusal(400, why)
     if not asked.prompt:
         return _ask(asked, None, think)
-    content = _with_images(asked.prompt, {"images": asked.images}, "images")
+    content = _with_images(asked.prompt, asked.images, "images")
     if isinstance(content, str) and not asked.system:
         return _ask(asked, asked.prompt, think, raw=bool(asked.raw))
     system: list[Message] = [{"role": "system", "content": asked.system}] if asked.system else []
@@ -109,26 +117,21 @@ async def _capabilities(service: Service, asked: Asking) -> tuple[str, ...]:
 
 
 def _with_images(
-    content: str | list[dict[str, Any]], message: dict[str, Any], where: str
+    content: str | list[dict[str, Any]], images: Sequence[Any] | None, where: str
 ) -> str | list[dict[str, Any]]:
     """The content, with the images that come beside it in front. Raises Refusal."""
-    images = message.get("images") or []
-    if not isinstance(images, list):
-        raise Refusal(400, f"{where}: images must be a list")
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return joined([*(picture_of(image, where) for image in images), *texts], where) if images else content
 
 
-def message_of(message: dict[str, Any], where: str) -> Message:
+def message_of(message: ChatMessage, where: str) -> Message:
     """A message as a chat template gets it. Raises Refusal."""
-    content = plain_content(message.get("content"), where)
-    plain: dict[str, Any] = {"role": role_of(message, where), "content": _with_images(content, message, where)}
-    thought = message.get("thinking")
-    if isinstance(thought, str) and thought:
-        plain |= {"thinking": thought, "reasoning_content": thought}
-    if message.get("tool_name"):
-        plain["name"] = message["tool_name"]
-    calls = message.get("tool_calls")
-    if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise Refusal(400, f"{where}: tool_calls must be a list of calls")
-    return plain | {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}
+    content = plain_content(message.content, where)
+    plain: dict[str, Any] = {
+        "role": role_of(message.role, where),
+        "content": _with_images(content, message.images, where),
+    }
+    if message.thinking:
+        plain |= {"thinking": message.thinking, "reasoning_content": message.thinking}
+    told = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.tool_name}
+    return plain | {name: msgspec.to_builtins(value) for name, value in told.items() if value}

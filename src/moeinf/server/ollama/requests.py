@@ -1,11 +1,11 @@
-"""What clients of ollama's API send. Fields that are not listed change no answer here, and are ignored."""
+"""What clients of ollama's API send. Fields that are not listed are refused, or change no answer: see fields.py."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from moeinf.config import RuntimeConfig, ollama_meaning
 from moeinf.config.option import Option, http_options, options
 from moeinf.sampling.params import RANGES, SamplingParams
 from moeinf.server.errors import Refusal
+from moeinf.server.fields import Fields
+from moeinf.server.ollama.fields import ASKING, GENERATE, NAMED, PULL, SHOW
 
 log = logging.getLogger("moeinf.server")
 _MOST_SHOWN = 10  # names of unknown options in one line of the log
@@ -36,27 +38,53 @@ class Asking(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
 
 
+class Called(msgspec.Struct):
+    """The function of a call that the model has made."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class CallOfTurn(msgspec.Struct, omit_defaults=True):
+    function: Called
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """content: as prompt/content.py reads it."""
+
+    published: ClassVar[Fields] = NAMED
+    role: str
+    content: Any = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[CallOfTurn] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
 class ChatRequest(Asking, kw_only=True):
     """chat_template_kwargs: variables of the chat template, under the name that OpenAI's servers give them."""
 
-    messages: list[dict[str, Any]] | None = None
+    published: ClassVar[Fields] = ASKING
+    messages: list[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class GenerateRequest(Asking, kw_only=True):
+    published: ClassVar[Fields] = GENERATE
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    template: str | None = None
-    context: list[int] | None = None
-    suffix: str | None = None
     images: list[Any] | None = None
 
 
 class NamedRequest(msgspec.Struct, kw_only=True):
     """A request about one model; older clients call the field `name`."""
 
+    published: ClassVar[Fields] = NAMED
     model: str | None = None
     name: str | None = None
 
@@ -70,14 +98,17 @@ class NamedRequest(msgspec.Struct, kw_only=True):
 
 
 class ShowRequest(NamedRequest, kw_only=True):
+    published: ClassVar[Fields] = SHOW
     verbose: bool | None = None
 
 
 class PullRequest(NamedRequest, kw_only=True):
+    published: ClassVar[Fields] = PULL
     stream: bool | None = None
 
 
 class CopyRequest(msgspec.Struct, kw_only=True):
+    published: ClassVar[Fields] = NAMED
     source: str
     destination: str
 

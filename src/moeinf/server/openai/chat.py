@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,13 +16,14 @@ from moeinf.server.errors import Refusal
 from moeinf.server.http import json_response, whole_answer
 from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
 from moeinf.server.openai.head import Head
-from moeinf.server.openai.requests import ChatRequest, params_given
+from moeinf.server.openai.requests import ChatMessage, ChatRequest, params_given
+from moeinf.server.openai.thinking import effort_of, think_of, thoughts_shown
 from moeinf.server.prompt.content import plain_content, role_of
+from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.prompt.format import format_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
-from moeinf.text.thinking import think_of_effort
 from moeinf.types import Message, Tool
 
 
@@ -34,28 +36,32 @@ async def chat_completions(service: Service, request: Request) -> Response:
     job = service.submit(request, ask, asked.user)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
     if asked.stream:
-        return await service.streamed(request, job, ChatStream(head, asked).encode, "text/event-stream")
+        stream = ChatStream(head, asked, thoughts_shown=thoughts_shown(asked))
+        return await service.streamed(request, job, stream.encode, "text/event-stream")
     answer = await whole_answer(request, job)
+    if not thoughts_shown(asked):
+        answer.thinking = ""
     choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen) if asked.logprobs else None}
     return json_response(head.whole(choice, answer.made))
 
 
 def ask_of(asked: ChatRequest) -> Ask:
     """Raises Refusal, UsageError."""
-    for name in ("functions", "audio"):
-        if getattr(asked, name) is not None:
-            raise Refusal(400, f"{name} is not supported" + ("; use tools" if name == "functions" else ""))
-    if asked.modalities not in (None, ["text"]):
-        raise Refusal(400, "modalities: models here answer with text alone")
-    if asked.reasoning_effort is not None:
-        think_of_effort(None, asked.reasoning_effort)  # which refuses a word that is none
+    effort = effort_of(asked)
     if not asked.messages:
         raise Refusal(400, "messages is empty; give at least one")
+    messages, continues = begun_answer(
+        [message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages)],
+        continues=asked.continue_final_message,
+        new_turn=asked.add_generation_prompt,
+    )
     return Ask(
         asked.model,
-        [message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages)],
+        messages,
+        continues=continues,
         params=params_given(asked) | _logprobs(asked),
-        effort=asked.reasoning_effort,
+        effort=effort,
+        think=think_of(asked),
         variables=asked.chat_template_kwargs or {},
         tools=_tools(asked),
         one_call=asked.parallel_tool_calls is False,
@@ -64,14 +70,14 @@ def ask_of(asked: ChatRequest) -> Ask:
     )
 
 
-def message_of(message: dict[str, Any], where: str) -> Message:
+def message_of(message: ChatMessage, where: str) -> Message:
     """A message as a chat template gets it. Raises Refusal."""
-    plain: dict[str, Any] = {"role": role_of(message, where), "content": plain_content(message.get("content"), where)}
-    thought = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
-    if isinstance(thought, str) and thought:
+    content = plain_content(message.content, where) or message.refusal or ""
+    plain: dict[str, Any] = {"role": role_of(message.role, where), "content": content}
+    if thought := message.reasoning_content or message.reasoning or message.thinking:
         plain |= {"reasoning_content": thought, "thinking": thought}
     named = ("tool_calls", "function_call", "tool_call_id", "name")
-    return plain | {name: message[name] for name in named if message.get(name)}
+    return plain | {name: msgspec.to_builtins(value) for name in named if (value := getattr(message, name))}
 
 
 def _tools(asked: ChatRequest) -> tuple[Tool, ...]:

@@ -36,14 +36,16 @@ def _thoughts(text: str) -> dict[str, str]:
 class ChatStream(ChunkStream):
     """Each chunk has the probabilities of the tokens that were chosen since the one before."""
 
-    def __init__(self, head: Head, asked: Sampling) -> None:
+    def __init__(self, head: Head, asked: Sampling, *, thoughts_shown: bool = True) -> None:
         super().__init__(head, asked)
-        self._begun = False
+        self._begun, self._thoughts_shown = False, thoughts_shown
         self._tokens: list[Chosen] = []
 
     def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
         if isinstance(piece, Chosen):
             self._tokens.append(piece)
+            return None
+        if isinstance(piece, Text) and piece.thought and not self._thoughts_shown:
             return None
         delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
         self._begun = True

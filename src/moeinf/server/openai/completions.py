@@ -29,15 +29,6 @@ async def completions(service: Service, request: Request) -> Response:
 
 def ask_of(asked: CompletionRequest) -> Ask:
     """Raises Refusal, UsageError."""
-    refused = (
-        ("suffix", bool(asked.suffix), "models here do not fill in the middle"),
-        ("echo", bool(asked.echo), "the prompt is not repeated"),
-        ("best_of", asked.best_of not in (None, 1), "one answer is made a request"),
-        ("logprobs", bool(asked.logprobs), "ask /v1/chat/completions for them"),
-    )
-    for name, given, why in refused:
-        if given:
-            raise Refusal(400, f"{name} is not supported: {why}")
     prompt = asked.prompt
     if isinstance(prompt, list):
         if len(prompt) != 1 or not isinstance(prompt[0], str):

@@ -1,20 +1,23 @@
-"""What clients of OpenAI's API send. Fields that are not listed change no answer here, and are ignored."""
+"""What clients of OpenAI's API send. Fields that are not listed are refused, or change no answer: see fields.py."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from moeinf.config.option import http_options
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.errors import Refusal
+from moeinf.server.fields import Fields
+from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, TEXT, THINKING
 from moeinf.server.prompt.content import stops
 
 
 class StreamOptions(msgspec.Struct):
+    published: ClassVar[Fields] = STREAM
     include_usage: bool = False
 
 
@@ -45,28 +48,74 @@ class Sampling(msgspec.Struct, kw_only=True):
     keep_alive: str | float | None = None
 
 
+class Reasoning(msgspec.Struct):
+    """How OpenRouter and SGLang ask for thoughts. exclude: they are made, but not told."""
+
+    published: ClassVar[Fields] = REASONING
+    effort: str | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+
+
+class Thinking(msgspec.Struct):
+    """How the makers of DeepSeek, GLM and Kimi ask for them."""
+
+    published: ClassVar[Fields] = THINKING
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+
+
+class Called(msgspec.Struct):
+    """The function of a call that the model has made."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class CallOfTurn(msgspec.Struct, omit_defaults=True):
+    function: Called
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """content: as prompt/content.py reads it. Thoughts have three names."""
+
+    published: ClassVar[Fields] = MESSAGE
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[CallOfTurn] | None = None
+    function_call: Called | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+
+
 class ChatRequest(Sampling, kw_only=True):
-    messages: list[dict[str, Any]]
+    published: ClassVar[Fields] = CHAT
+    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    functions: list[Any] | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
+    published: ClassVar[Fields] = TEXT
     prompt: str | list[Any]
-    suffix: str | None = None
-    echo: bool | None = None
-    best_of: int | None = None
-    logprobs: int | None = None
 
 
 _MOST_BIAS = 100

@@ -24,7 +24,7 @@ def plain_content(content: object, where: str) -> str | list[dict[str, Any]]:
         raise Refusal(400, f"{where}: content must be text or a list of parts")
     parts = list[dict[str, Any]]()
     for part in content:
-        kind = part.get("type", "text") if isinstance(part, dict) else None
+        kind = part.get("type") or "text" if isinstance(part, dict) else None
         if kind == "refusal":
             parts.append({"type": "text", "text": str(part.get("refusal", ""))})
         elif kind in ("image_url", "input_image"):
@@ -45,13 +45,13 @@ def stops(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def role_of(message: dict[str, Any], where: str) -> str:
+def role_of(given: object, where: str) -> str:
     """The role in lower case; `developer` is OpenAI's newer word for system, `function` its old one for tool.
 
     Raises Refusal.
     """
-    role = str(message.get("role", "")).lower()
+    role = str(given or "").lower()
     role = {"developer": "system", "function": "tool"}.get(role, role)
     if role not in ("system", "user", "assistant", "tool"):
-        raise Refusal(400, f"{where}: role {message.get('role')!r:.60} is none of system, user, assistant, tool")
+        raise Refusal(400, f"{where}: role {given!r:.60} is none of system, user, assistant, tool")
     return role

@@ -15,11 +15,11 @@ def checked_tools(tools: Iterable[Mapping[str, Any]] | None) -> tuple[Tool, ...]
 
 
 def _checked(tool: Mapping[str, Any], where: str) -> Tool:
-    kind, function = tool.get("type", "function"), tool.get("function")
+    kind, function = tool.get("type") or "function", tool.get("function")
     if kind != "function":
         raise Refusal(400, f"{where}: a tool of type {kind!r:.60} cannot be called; give functions")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Refusal(400, f"{where}: a function must have a name")
     if not isinstance(function.get("parameters") or {}, dict):
         raise Refusal(400, f"{where}: parameters must be a JSON schema")
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

@@ -85,7 +85,6 @@ SCAN = {"type": "document", "source": {"type": "content", "content": [IMAGE]}}
     ("messages", "named"),
     [
         ([], "messages is empty"),
-        ([USER, {"role": "assistant", "content": "The"}], "not continued"),
         ([{"role": "robot", "content": "x"}], "'robot'"),
         ([{"content": "x"}], "None"),
         ([{"role": "user"}], "content must be"),

@@ -4,36 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moeinf.errors import MoeinfError
+from moeinf.server.body import checked
 from moeinf.server.ollama.chat import chat_ask, generate_ask, message_of
-from moeinf.server.ollama.requests import ChatRequest, GenerateRequest
+from moeinf.server.ollama.requests import ChatMessage, ChatRequest, GenerateRequest
+
+
+def read(kind: Any, **fields: Any) -> Any:
+    return msgspec.convert(checked({"model": "m"} | fields, kind), kind)
 
 
 def chat(**fields: Any) -> Any:
-    return chat_ask(ChatRequest(model="m", **fields), None)
+    return chat_ask(read(ChatRequest, **fields), None)
 
 
 def generate(**fields: Any) -> Any:
-    return generate_ask(GenerateRequest(model="m", **fields), None)
+    return generate_ask(read(GenerateRequest, **fields), None)
 
 
 def test_messages_come_with_lower_case_roles_and_plain_text() -> None:
-    messages = [{"role": "User", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": None}]
-    assert chat(messages=messages).prompt == [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
+    messages = [{"role": "assistant", "content": None}, {"role": "User", "content": [{"type": "text", "text": "a"}]}]
+    assert chat(messages=messages).prompt == [{"role": "assistant", "content": ""}, {"role": "user", "content": "a"}]
 
 
 def test_thoughts_of_earlier_answers_have_the_names_that_templates_read() -> None:
-    told = message_of({"role": "assistant", "content": "a", "thinking": "hm"}, "messages[0]")
+    told = message_of(ChatMessage("assistant", "a", "hm"), "messages[0]")
     assert told == {"role": "assistant", "content": "a", "thinking": "hm", "reasoning_content": "hm"}
 
 
 @pytest.mark.parametrize(
-    "message", [{"role": "wizard", "content": "a"}, {"content": "a"}, {"role": "user", "images": [1]}]
+    "message",
+    [
+        {"role": "wizard", "content": "a"},
+        {"content": "a"},
+        {"role": "user", "images": [1]},
+        {"role": "assistant", "tool_calls": "f"},
+        {"role": "assistant", "tool_calls": {"a": 1}},
+        {"role": "assistant", "tool_calls": ["a"]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]},
+        {"role": "tool", "tool_name": ["a"]},
+    ],
 )
 def test_a_message_that_no_model_reads_is_refused_by_its_place(message: dict[str, Any]) -> None:
-    with pytest.raises(MoeinfError, match=r"messages\[1\]"):
+    with pytest.raises((MoeinfError, msgspec.ValidationError), match=r"messages\[1\]"):
         chat(messages=[{"role": "user", "content": "a"}, message])
 
 

@@ -1,0 +1,83 @@
+"""Writes docs/fields.md: of each published field of the three APIs, whether it is obeyed.
+
+.venv/bin/python docs/generate_fields.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from moeinf.server.anthropic import fields as anthropic_fields
+from moeinf.server.anthropic import requests as anthropic
+from moeinf.server.fields import Refused
+from moeinf.server.ollama import requests as ollama
+from moeinf.server.openai import requests as openai
+
+PAGE = Path(__file__).parent / "fields.md"
+HEAD = """# Fields of requests
+
+What becomes of each field that OpenAI, Anthropic and ollama publish, and of those that vLLM, SGLang, llama.cpp's server
+and others have added to OpenAI's API. [server.md](server.md) says what the obeyed ones do. A refused field is status
+400 with its name and the reason; null, what is empty, and the values in brackets ask for nothing. What is no field of
+an API is logged and ignored, as vLLM and ollama do; but at `/v1` one that is nearly spelt as a field is refused with
+the name of that, and at `/api` a field of another API that says what an answer must be. `docs/generate_fields.py`
+writes this page.
+"""
+ROUTES: list[tuple[str, Any]] = [
+    ("POST /v1/chat/completions", openai.ChatRequest),
+    ("its messages", openai.ChatMessage),
+    ("its stream_options", openai.StreamOptions),
+    ("its reasoning", openai.Reasoning),
+    ("its thinking", openai.Thinking),
+    ("POST /v1/completions", openai.CompletionRequest),
+    ("POST /v1/messages", anthropic.MessageRequest),
+    ("its thinking", anthropic.Thinking),
+    ("its output_config", anthropic.OutputConfig),
+    ("its tools", anthropic_fields.TOOL),
+    ("POST /v1/messages/count_tokens", anthropic.Prompted),
+    ("POST /api/chat", ollama.ChatRequest),
+    ("its messages", ollama.ChatMessage),
+    ("POST /api/generate", ollama.GenerateRequest),
+    ("POST /api/show", ollama.ShowRequest),
+    ("POST /api/pull", ollama.PullRequest),
+    ("DELETE /api/delete", ollama.NamedRequest),
+    ("POST /api/copy", ollama.CopyRequest),
+]
+
+
+def page() -> str:
+    return "\n".join([HEAD, *(line for name, kind in ROUTES for line in section(name, kind))])
+
+
+def section(name: str, kind: Any) -> Iterator[str]:
+    rules = getattr(kind, "published", kind)
+    obeyed = (*anthropic.TOOL_FIELDS,) if kind is rules else tuple(f.encode_name for f in msgspec.structs.fields(kind))
+    yield f"## {name}"
+    yield ""
+    yield "| field | |"
+    yield "|---|---|"
+    fates: dict[str, list[str]] = {"obeyed": sorted(obeyed)}
+    told = {each: rule for each, rule in rules.refused.items() if each not in obeyed}
+    for each in sorted(told):
+        fates.setdefault(f"refused{passing(told[each])}: {told[each].why}", []).append(each)
+    for each in sorted(set(rules.silent) - set(obeyed)):
+        fates.setdefault(f"changes no answer: {rules.silent[each]}", []).append(each)
+    for fate, names in fates.items():
+        yield f"| {', '.join(f'`{each}`' for each in names)} | {fate} |"
+    yield ""
+
+
+def passing(rule: Refused) -> str:
+    """The values that pass, but for those that are empty."""
+    values = [value for value in rule.nothing if value not in ("", [], {})]
+    if not values or rule.nothing == Refused("").nothing:
+        return ""
+    return f" (`{'`, `'.join(msgspec.json.encode(value).decode() for value in values)}`)"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,55 @@
+"""Fields of Anthropic's API that are not obeyed, those of its beta among them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from moeinf.server.fields import Fields, Refused
+
+_ACCOUNT = "nobody is charged here"
+_SPEED = "it may change how fast an answer comes"
+_ALL_THOUGHTS: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+
+_SILENT: Final = {
+    "cache_control": "every prompt is kept that can be",
+    "speed": _SPEED,
+    "user_profile_id": _ACCOUNT,
+    "workspace_id": _ACCOUNT,
+    "billing_policy": _ACCOUNT,
+    "betas": "it is a header",
+}
+_REFUSED: Final = {
+    "context_management": Refused("edit the messages before they are sent", ({}, {"edits": []}, _ALL_THOUGHTS)),
+    "mcp_servers": Refused("nothing is fetched here; give tools"),
+    "compaction": Refused("send the messages that are to be read"),
+    "thread": Refused("nothing is kept of requests; send all messages"),
+}
+PROMPT: Final = Fields(_REFUSED, _SILENT)
+MESSAGE: Final = PROMPT | Fields(
+    {"fallbacks": Refused("a request names one model")},
+    {
+        "container": "it is for tools that run at Anthropic, which are refused",
+        "diagnostics": "what of a prompt was reused is told in usage",
+        "inference_geo": "requests are answered by this machine",
+        "service_tier": _ACCOUNT,
+        "fallback_credit_token": _ACCOUNT,
+    },
+)
+TOOL: Final = Fields(
+    {
+        "allowed_callers": Refused("tools are called by the model alone", ([], ["direct"])),
+        "input_examples": Refused("put them into the description"),
+    },
+    {
+        "cache_control": _SILENT["cache_control"],
+        "defer_loading": "it is for tools that look for others at Anthropic, which are refused: all are told here",
+        "eager_input_streaming": "the arguments of calls always come as they are written",
+        "strict": "a call that tool_choice demands always follows the schema; others are as the model writes them",
+    },
+)
+OUTPUT: Final = Fields({"task_budget": Refused("max_tokens bounds an answer")})
+NESTED: Final = Fields()
+THINKING: Final = Fields(
+    {},
+    {"block_binding": "signatures are not checked", "budget_tokens": "max_tokens bounds thoughts and answer together"},
+)

@@ -1,0 +1,50 @@
+"""Fields of ollama's API that are not obeyed. What it does not publish is logged, as ollama ignores it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeinf.server.fields import Fields, Refused, log_unknown
+from moeinf.server.openai.fields import BUDGETS, FORMS
+
+_SILENT: Final = {
+    "truncate": "a prompt that is too long is refused with both lengths, and never cut",
+    "shift": "an answer ends where the context is full, with done_reason length",
+}
+_IMAGES = Refused("models here answer with text", (0,))
+# Fields of other APIs that say what an answer must be. ollama ignores them; here the client is told.
+_STRAY: Final = {
+    name: Refused(f"ollama's API has no such field; {remedy}", ())
+    for names, remedy in (
+        ((*FORMS, "response_format"), "give format"),
+        (BUDGETS, "num_predict among the options bounds thoughts and answer together"),
+        (("continue_final_message", "add_generation_prompt"), "a last message of the assistant is always continued"),
+        (("tool_choice",), "leave tools out, or ask /v1/chat/completions"),
+    )
+    for name in names
+}
+ASKING: Final = Fields(
+    {**_STRAY, "_debug_render_only": Refused("prompts are not told", (False,))}, _SILENT, log_unknown
+)
+GENERATE: Final = ASKING | Fields(
+    {
+        "suffix": Refused("models here do not fill in the middle", words='"{model}" does not support insert'),
+        "template": Refused("each checkpoint brings its own"),
+        "context": Refused("send what was said before to /api/chat"),
+        "width": _IMAGES,
+        "height": _IMAGES,
+        "steps": _IMAGES,
+    },
+    unknown=log_unknown,
+)
+_SENT_ALONG = "ollama ignores it, too"
+NAMED: Final = Fields({}, {}, log_unknown)
+PULL: Final = NAMED | Fields({}, {name: _SENT_ALONG for name in ("insecure", "username", "password")}, log_unknown)
+SHOW: Final = NAMED | Fields(
+    {
+        "system": Refused("what is shown is what is stored"),
+        "template": Refused("what is shown is what is stored"),
+        "options": Refused("what is shown is what is stored"),
+    },
+    unknown=log_unknown,
+)

@@ -1,0 +1,38 @@
+"""The many ways in which clients of OpenAI's API ask for thoughts, or for none."""
+
+from __future__ import annotations
+
+from moeinf.server.errors import Refusal
+from moeinf.server.openai.requests import ChatRequest
+from moeinf.text.thinking import think_of_effort
+
+
+def effort_of(asked: ChatRequest) -> str | None:
+    """How hard to think. Raises UsageError for a word that is none, Refusal for two that differ."""
+    given = {asked.reasoning_effort, asked.reasoning.effort if asked.reasoning else None} - {None}
+    if len(given) > 1:
+        raise Refusal(400, "reasoning_effort and reasoning.effort say different things; give one of them")
+    for word in given:
+        think_of_effort(None, str(word))
+        if (word == "none") in _switches(asked):
+            raise Refusal(400, f"reasoning_effort is {word}, but a switch of thoughts beside it says otherwise")
+    return next(iter(given), None)
+
+
+def think_of(asked: ChatRequest) -> bool | None:
+    """Whether to think, where the client says so apart from how hard. Raises Refusal for a yes beside a no."""
+    switches = _switches(asked)
+    if len(switches) > 1:
+        raise Refusal(400, "enable_thinking, thinking and reasoning.enabled say different things; give one of them")
+    return next(iter(switches), None)
+
+
+def thoughts_shown(asked: ChatRequest) -> bool:
+    """Whether the client wants to be told of thoughts."""
+    return asked.include_reasoning and not (asked.reasoning and asked.reasoning.exclude)
+
+
+def _switches(asked: ChatRequest) -> set[bool]:
+    thinking = {"enabled": True, "disabled": False}.get(asked.thinking.type) if asked.thinking else None
+    enabled = asked.reasoning.enabled if asked.reasoning else None
+    return {each for each in (asked.enable_thinking, thinking, enabled) if each is not None}
