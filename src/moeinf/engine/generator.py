@@ -92,7 +92,7 @@ class Generator:
         given = self._prompt(prompt, raw=raw, variables=variables, continues=continues)
         chat = self._tokenizer.has_template and not raw
         stream = self.kind.text_stream(given.text_ids, chat=chat, tools=tools)
-        text = AnswerText(stream, self._tokenizer.eos_ids, params.stop)
+        text = AnswerText(stream, self._tokenizer.eos_ids, params.stop, params.min_tokens)
         try:
             constraint = None if format is None else GrammarConstraint(stream, format, self._num_ids)
         except BaseException:

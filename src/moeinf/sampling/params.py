@@ -102,8 +102,8 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     top_logprobs: int = -1  # likeliest tokens to report with each token (see sampling/logprobs.py); -1: nothing
-    # Whether presence and frequency penalty count the answer's tokens, all of them, as OpenAI's API has it.
-    penalise_answer: bool = False
+    # Whether presence and frequency penalty count the last repeat_last_n tokens, as ollama's; else all of the answer.
+    windowed_penalties: bool = False
     bans: Bans = NO_BANS  # of the checkpoint
 
     def __post_init__(self) -> None:
@@ -140,6 +140,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "typical_p": (0, 1),
     "top_logprobs": (-1, 20),
 }
+WINDOWED = ("presence_penalty", "frequency_penalty")  # as_ollama_means
 _FROM_CHECKPOINT: Mapping[str, str] = {  # fields, and their names in generation_config.json
     "temperature": "temperature",
     "top_k": "top_k",
@@ -165,6 +166,11 @@ def resolve_params(given: Mapping[str, Any], generation_config: Mapping[str, Any
     if "repeat_penalty" in said:
         asked.pop("repetition_penalty", None)
     return SamplingParams(**asked | said)
+
+
+def as_ollama_means(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under ollama's names, in a request, on the command line or with a model: its penalties have a window."""
+    return {**given, "windowed_penalties": True} if given.keys() & WINDOWED else dict(given)
 
 
 def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:

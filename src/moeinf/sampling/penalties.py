@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf.sampling.bans import Forbidden, favoured
 from moeinf.sampling.params import SamplingParams
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import Float32Array, FloatArray, IntArray
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -43,31 +43,26 @@ class Adjustments:
         self._all, self._recent, self._answer = Counts(None), Counts(recent), Counts(None, prompt_tokens)
         self._forbidden = Forbidden(params.bans, ends)
         self._ids = np.array(list(params.logit_bias), np.int64)
-        self._biases = np.array(list(params.logit_bias.values()), np.float32)
+        self._biases = np.array(list(params.logit_bias.values()), np.float64)
 
     def apply(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:
-        """The logits with biases and penalties, all of them finite; a copy where any differs."""
+        """A copy of the logits with biases and penalties, all of them finite."""
+        params, num_ids = self._params, len(logits)
         changed: Float32Array = logits.copy()
-        known = self._ids < len(logits)
-        with np.errstate(over="ignore"):
-            changed[self._ids[known]] += self._biases[known]
-            for token, bias in favoured(self._params.bans, history):
-                if token < len(changed):
-                    changed[token] += np.float32(bias)
-            self._penalise(changed, history)
-        np.clip(changed, -_LARGEST, _LARGEST, out=changed)
-        return changed
-
-    def _penalise(self, logits: Float32Array, history: Sequence[int]) -> None:
-        params = self._params
+        known = self._ids < num_ids
+        _put(changed, self._ids[known], changed[self._ids[known]] + self._biases[known])
+        for token, bias in favoured(params.bans, history):
+            if token < num_ids:
+                _put(changed, token, float(changed[token]) + bias)
         if params.repetition_penalty != 1:
-            _repetition(logits, self._all.follow(history, len(logits))[0], params.repetition_penalty)
-        ids, counts = self._recent.follow(history, len(logits))
+            _repetition(changed, self._all.follow(history, num_ids)[0], params.repetition_penalty)
+        ids, counts = self._recent.follow(history, num_ids)
         if params.repeat_penalty != 1:
-            _repetition(logits, ids, params.repeat_penalty)
-        if params.penalise_answer:
-            ids, counts = self._answer.follow(history, len(logits))
-        logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
+            _repetition(changed, ids, params.repeat_penalty)
+        if not params.windowed_penalties:
+            ids, counts = self._answer.follow(history, num_ids)
+        _put(changed, ids, changed[ids] - (counts * params.frequency_penalty + params.presence_penalty))
+        return changed
 
     def banned(self, history: Sequence[int]) -> IntArray:
         """The ids that may not come next."""
@@ -79,6 +74,11 @@ class Adjustments:
 
 
 def _repetition(logits: Float32Array, ids: IntArray, penalty: float) -> None:
-    """In float32, as transformers computes it: the greedy choice between two close logits hangs on it."""
-    found = logits[ids]
-    logits[ids] = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
+    """With the rounding of transformers, which computes in float32: the greedy choice of two close ones hangs on it."""
+    found, factor = logits[ids].astype(np.float64), float(np.float32(penalty))
+    _put(logits, ids, np.where(found < 0, found * factor, found / factor))
+
+
+def _put(logits: Float32Array, ids: IntArray | int, values: FloatArray | float) -> None:
+    """Sets logits; what float32 does not hold becomes the largest that it does."""
+    logits[ids] = np.clip(values, -_LARGEST, _LARGEST)

@@ -12,10 +12,12 @@ from moeinf.text.tokenizer import TextStream
 class AnswerText:
     """The text of one answer. It ends at an end-of-sequence token or at a stop string outside of thoughts and calls.
 
+    A stop string counts from the token behind the first `min_tokens` on, as with vLLM.
     token_ids: the tokens of the answer so far, with those of thoughts. ended: whether the answer came to its end.
     """
 
-    def __init__(self, stream: TextStream, eos_ids: Collection[int], stops: Sequence[str]) -> None:
+    def __init__(self, stream: TextStream, eos_ids: Collection[int], stops: Sequence[str], min_tokens: int = 0) -> None:
+        self._min_tokens = min_tokens
         self.token_ids: list[int] = []
         self.ended = False
         self._stream, self._eos_ids, self._stops = stream, eos_ids, StopMatcher(stops)
@@ -51,6 +53,7 @@ class AnswerText:
                 if not self._stops.stopped:
                     yield piece
                 continue
-            text = piece.text if piece.thought else self._stops.push(piece.text)
+            free = piece.thought or len(self.token_ids) <= self._min_tokens
+            text = piece.text if free else self._stops.push(piece.text)
             if text:
                 yield Piece(text, piece.thought)

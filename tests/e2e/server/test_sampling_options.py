@@ -172,6 +172,13 @@ def test_nothing_ends_an_answer_before_min_tokens(storyteller: HttpServer) -> No
     assert longer["usage"]["completion_tokens"] >= least
 
 
+def test_a_stop_string_counts_behind_the_fewest_tokens(server: HttpServer) -> None:
+    asked = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 60, "stop": [" "]}
+    first, behind = (greedy(server, "/v1/completions", **asked, min_tokens=least) for least in (0, 20))
+    assert first["usage"]["completion_tokens"] < 20 <= behind["usage"]["completion_tokens"] < 30
+    assert " " not in first["choices"][0]["text"] and " " in behind["choices"][0]["text"]
+
+
 def test_probabilities_of_no_tokens_are_an_empty_list(server: HttpServer) -> None:
     body = asked("OpenAI", "logprobs", True) | {"max_tokens": 0}
     choice = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["choices"][0]

@@ -58,19 +58,19 @@ def test_tokens_are_counted_as_by_a_walk_over_the_window(
 
 
 def test_presence_penalty_of_the_answer_sees_no_token_of_the_prompt() -> None:
-    params = SamplingParams(temperature=0, presence_penalty=1.5, penalise_answer=True)
+    params = SamplingParams(temperature=0, presence_penalty=1.5)
     assert answer(params, [5.0, 4.0, -9.0], [FILLER, END, FILLER], 2) == [END, OTHER]
 
 
 @pytest.mark.parametrize("length", [3, 200])
 def test_frequency_penalty_of_the_answer_counts_all_of_it(length: int) -> None:
-    params = SamplingParams(temperature=0, frequency_penalty=1, penalise_answer=True)
+    params = SamplingParams(temperature=0, frequency_penalty=1)
     drawn = Counter(answer(params, [5.25, 4.0, -900.0], [OTHER] * 90, length))
     assert drawn[END] - drawn[OTHER] in (1, 2) and drawn.total() == length
 
 
 def test_penalties_of_a_window_see_prompt_and_answer_within_it() -> None:
-    params = SamplingParams(temperature=0, presence_penalty=1.5, repeat_last_n=3)
+    params = SamplingParams(temperature=0, presence_penalty=1.5, repeat_last_n=3, windowed_penalties=True)
     assert answer(params, [5.0, 4.0, -9.0], [END, FILLER, FILLER], 1) == [OTHER]
     assert answer(params, [5.0, 4.0, -9.0], [END, FILLER, FILLER, FILLER], 1) == [END]
 
@@ -123,7 +123,7 @@ def test_every_legal_combination_leads_to_a_draw(
     repeat: tuple[float, float],
     subtract: tuple[float, float],
     bias: float,
-    penalise_answer: bool,
+    windowed_penalties: bool,
     typical_p: float,
 ) -> None:
     params = SamplingParams(
@@ -133,7 +133,7 @@ def test_every_legal_combination_leads_to_a_draw(
         presence_penalty=subtract[0],
         frequency_penalty=subtract[1],
         logit_bias=dict.fromkeys(range(len(logits)), bias),
-        penalise_answer=penalise_answer,
+        windowed_penalties=windowed_penalties,
         typical_p=typical_p,
         bans=Bans(sequence_bias=(((0,), 3e38),), min_length=8),
     )

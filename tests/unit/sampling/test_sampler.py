@@ -98,7 +98,8 @@ def test_the_sampler_draws_what_its_plain_twin_draws(
     presence: float,
     frequency: float,
 ) -> None:
-    params = SamplingParams(temperature, top_k, top_p, min_p, repeat, last_n, presence, frequency, seed)
+    options = (temperature, top_k, top_p, min_p, repeat, last_n, presence, frequency, seed)
+    params = SamplingParams(*options, windowed_penalties=True)
     numbers = np.random.default_rng(seed)
     logits = numbers.normal(0, 3, size).astype(np.float32)
     history = numbers.integers(0, size, 12).tolist()

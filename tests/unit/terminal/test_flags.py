@@ -13,6 +13,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.option import options
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.size import Share
+from moeinf.engine.stored.preset import Preset
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -78,6 +79,13 @@ def test_a_flag_goes_before_a_pair_and_that_before_a_variable(run: Run, monkeypa
 def test_a_wrong_value_is_refused_before_the_verb_begins(run: Run, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         run("m", *words)
+
+
+@pytest.mark.parametrize("words", [("--presence-penalty", "1"), ("-o", "frequency_penalty=1")])
+def test_penalties_have_ollamas_window_on_the_command_line_as_with_a_model(run: Run, words: tuple[str, ...]) -> None:
+    assert run("m", *words)["sampling"]["windowed_penalties"] is True
+    assert "windowed_penalties" not in run("m", "--repeat-penalty", "1.1", "-o", "num_thread=0")["sampling"]
+    assert Preset(options=(("presence_penalty", "0.5"),)).params["windowed_penalties"] is True
 
 
 def test_every_option_has_its_flag_but_for_those_left_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.option import Option, http_options, options
 from moeinf.errors import StoreError, UsageError
-from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.params import SamplingParams, as_ollama_means
 from moeinf.store.files import parse_json_object
 from moeinf.store.library import StoredModel
 
@@ -30,7 +30,8 @@ class Preset:
         known = _options()
         values = named_values(self.options, known)
         sampling = {each.name for each in options(SamplingParams)}
-        object.__setattr__(self, "params", {name: value for name, value in values.items() if name in sampling})
+        params = as_ollama_means({name: value for name, value in values.items() if name in sampling})
+        object.__setattr__(self, "params", params)
         object.__setattr__(self, "config", {name: value for name, value in values.items() if name not in sampling})
         SamplingParams(**self.params)  # refuses what is out of range
         RuntimeConfig.of(**self.config)

@@ -11,7 +11,7 @@ import msgspec
 
 from moeinf.config import RuntimeConfig, ollama_meaning
 from moeinf.config.option import Option, http_options, options
-from moeinf.sampling.params import RANGES, SamplingParams
+from moeinf.sampling.params import RANGES, SamplingParams, as_ollama_means
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 from moeinf.server.ollama.fields import ASKING, GENERATE, NAMED, PULL, SHOW
@@ -124,7 +124,7 @@ def given_options(given: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict
     if unknown := sorted(ascii(name)[:60] for name in given or {} if name not in known):
         log.info("options without a meaning here: %s", ", ".join(unknown[:_MOST_SHOWN]))
     of_model = {each.name for each in options(RuntimeConfig)}
-    params: dict[str, Any] = {name: value for name, value in said.items() if name not in of_model}
+    params = as_ollama_means({name: value for name, value in said.items() if name not in of_model})
     config: dict[str, Any] = {name: value for name, value in said.items() if name in of_model}
     SamplingParams(**params)  # refuses what is out of range, before a stream begins
     RuntimeConfig.of(**config)

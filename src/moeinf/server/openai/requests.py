@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from moeinf.config.option import http_options
-from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.params import WINDOWED, SamplingParams
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, TEXT, THINKING
@@ -135,8 +135,8 @@ def params_given(request: Sampling) -> dict[str, Any]:
         given["stop"] = stops(request.stop)
     if request.logit_bias:
         given["logit_bias"] = _biases(request.logit_bias.items())
-    if given.keys() & {"presence_penalty", "frequency_penalty"}:
-        given["penalise_answer"] = True
+    if given.keys() & WINDOWED:
+        given["windowed_penalties"] = False  # whatever the rule of those is that go with the model
     return given
 
 

@@ -16,7 +16,7 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.config.user_text import decoded
 from moeinf.engine.stored.preset import named_values
 from moeinf.errors import UsageError
-from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.params import SamplingParams, as_ollama_means
 from moeinf.terminal.arguments.chat_options import ChatOptions
 
 _MOST_FORMAT_BYTES = 1 << 20  # the engine refuses large schemas; this keeps a device file from being read for ever
@@ -83,7 +83,7 @@ def sampling_options(given: Mapping[str, object]) -> dict[str, object]:
             _refuse_variable_out_of_range(name, value)
             values[name] = value
     SamplingParams(**values)  # type: ignore[arg-type]  # refuses what is out of range
-    return values
+    return as_ollama_means(values)
 
 
 def _refuse_variable_out_of_range(name: str, value: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.option import Option, http_options, options
 from moeinf.errors import UsageError
-from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.params import SamplingParams, as_ollama_means
 from moeinf.terminal.arguments.chat_options import modes
 from moeinf.terminal.arguments.values import format_text
 from moeinf.terminal.chat.help import HELP_SET
@@ -81,7 +81,7 @@ class Settings:
             changed: dict[str, Any] = {option.name: value}
             self._switch.change(self._conversation.model.name, replace(self._switch.config, **changed))
         else:
-            sampling = self._conversation.sampling | {option.name: value}
+            sampling = as_ollama_means(self._conversation.sampling | {option.name: value})
             self._conversation.model.params(**sampling)  # refuses what is out of range
             self._conversation.sampling = sampling
 
