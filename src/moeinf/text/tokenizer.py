@@ -162,15 +162,19 @@ class Tokenizer:
         )["ids"]
         limit = self._num_embeddings
         if limit is not None and ids and max(ids) >= limit:
+            token = self.decode([max(ids)], skip_special=False)
             raise TextError(
-                f"the tokenizer in {self._folder} gives token {max(ids)}, but the model has only {limit}; "
-                "pull the model again"
+                f"the prompt has token {max(ids)} ({token[:50]!r}), and the model has an embedding for the first "
+                f"{limit} alone, fewer than {TOKENIZER_FILE} has tokens; leave that text out of the prompt"
             )
         return ids
 
 
-def check_text_files(files: Mapping[str, bytes], where: str) -> None:
-    """Loads the tokenizer and the small configs beside it as a run does. Raises CheckpointError naming `where`."""
+def check_text_files(files: Mapping[str, bytes], where: str) -> int:
+    """Loads the tokenizer and the small configs beside it as a run does. Raises CheckpointError naming `where`.
+
+    Returns one more than the largest token id that it knows.
+    """
     if TOKENIZER_FILE not in files:
         raise CheckpointError(
             f"{where} has no {TOKENIZER_FILE}, without which it cannot run; add one to a copy of the checkpoint "
@@ -181,9 +185,19 @@ def check_text_files(files: Mapping[str, bytes], where: str) -> None:
             for name, data in files.items():
                 Path(folder, name).write_bytes(data)
             with closing(TextProcess(Path(folder), where, "mend or replace the file, then pull")) as process:
-                process.info()
+                return int(process.info()["num_ids"])
     except (TextError, OSError) as error:
         raise CheckpointError(str(error)) from error
+
+
+def beyond_the_embedding(num_ids: int, num_embeddings: int) -> list[str]:
+    """A line for the user where a tokenizer has tokens that a model has no rows for: all others work."""
+    if num_ids <= num_embeddings:
+        return []
+    return [
+        f"{TOKENIZER_FILE} has tokens up to {num_ids - 1}, and the model has an embedding for the first "
+        f"{num_embeddings} alone: prompts that come to the others are refused"
+    ]
 
 
 class TextStream:

@@ -31,7 +31,7 @@ from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import size_text
-from moeinf.text.tokenizer import check_text_files
+from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import ModelInfo
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
@@ -69,6 +69,7 @@ class CheckpointPull:
         self._own_files: dict[str, bytes] = {}  # small files that the source has otherwise
         self._plan = self._family.tensors  # with the copies that differ from what they would be copies of
         self._told: list[str] = []  # of them
+        self._of_text: list[str] = []  # what to tell of the tokenizer
 
     def headers(self) -> Headers:
         headers = self._source.headers()
@@ -169,10 +170,11 @@ class CheckpointPull:
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
         """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
-        check_text_files(self._small_files, self._source.origin.location)
+        num_ids = check_text_files(self._small_files, self._source.origin.location)
         headers = self._source.headers()
         self._heed_pruning(headers)
         self._heed_copies(headers)
+        self._of_text = beyond_the_embedding(num_ids, self._family.info("bf16").vocab_size)
         return self._conversion(headers, self._quantisation), headers
 
     def _heed_pruning(self, headers: Mapping[str, Header]) -> None:
@@ -206,7 +208,9 @@ class CheckpointPull:
 
     def _conversion(self, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
         declared = declared_by(self._config)
-        return plan_conversion(self._plan, self._source.shards, headers, quantisation, declared, self._told)
+        return plan_conversion(
+            self._plan, self._source.shards, headers, quantisation, declared, (*self._told, *self._of_text)
+        )
 
     def _info(self, conversion: Conversion) -> ModelInfo:
         info, usual = self._family.info(conversion.dtype), self._family.tensors.dense

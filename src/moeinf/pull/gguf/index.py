@@ -34,7 +34,7 @@ from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSourc
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify import header_digest
-from moeinf.text.tokenizer import check_text_files
+from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes
 
 
@@ -101,8 +101,8 @@ def make_index(
     manifest = replace(manifest, scales=_scales(gguf, places_of(gguf, plan)))
     small_files = {"config.json": _json(config), **tokenizer_files(gguf, note)}
     small_files |= processor_file(gguf) if gguf.mmproj else {}
-    check_text_files(small_files, gguf.where)
-    for line in left_out(gguf):
+    num_ids = check_text_files(small_files, gguf.where)
+    for line in (*beyond_the_embedding(num_ids, manifest.info.vocab_size), *left_out(gguf)):
         note(line)
     return Index(manifest, small_files)
 
