@@ -363,3 +363,24 @@ def test_groups_of_a_config_are_for_the_modules_that_they_name(tmp_path: Path) -
         checkpoint = write_checkpoint(tmp_path / "bad", shipped, TINY | {"quantization_config": config})
         with pytest.raises(UnsupportedModelError, match="in targets is no name and no pattern"):
             pull(str(checkpoint), home=tmp_path / "home")
+
+
+@pytest.mark.parametrize("quant", ["keep", "q8_0"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_coded_head_is_kept_though_config_json_ties_it(name: str, quant: str, tmp_path: Path) -> None:
+    make, declared, _, _ = SCHEMES[name]
+    config = TINY | {"vocab_size": 64, "quantization_config": declared}
+    tensors = random_tensors(config)
+    del tensors["lm_head.weight"]
+    tensors |= {f"lm_head.{part}": each for part, each in make(64, 128, torch.Generator().manual_seed(7))[0].items()}
+    stored = [
+        pull(
+            str(write_checkpoint(tmp_path / str(tied), tensors, config | {"tie_word_embeddings": tied})),
+            PullOptions(quant=quant),
+            home=tmp_path / "home",
+        )
+        for tied in (False, True)
+    ]
+    assert [any("kept and used" in line for line in each.manifest.fallbacks) for each in stored] == [False, True]
+    untied, tied = (content(each.path)["dense.safetensors"] for each in stored)
+    assert untied == tied

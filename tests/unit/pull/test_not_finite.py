@@ -21,10 +21,12 @@ from moeinf.store.manifest import model_id
 from moeinf.store.numbers import first_not_finite, floats, rounded
 from moeinf.store.verify import verify
 from moeinf.types import DType
-from tests.support.checkpoints import Checkpoint, fused, random_tensors, write_checkpoint
+from tests.support.checkpoints import Checkpoint, fused, in_mxfp4, random_tensors, write_checkpoint
 from tests.support.configs.glm4_moe import CONFIGS as GLM
+from tests.support.configs.gpt_oss import CONFIGS as GPT_OSS
 from tests.support.pairs.pulled import pulled
 
+MXFP4 = GPT_OSS["gpt_oss"]
 UP = "model.layers.1.mlp.experts.3.up_proj.weight"
 NAMES = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.0.mlp.gate.weight", UP]
 TORCH: dict[DType, torch.dtype] = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -70,6 +72,16 @@ def test_a_bias_of_minus_infinity_switches_an_expert_off(tmp_path: Path) -> None
     for bad in (torch.inf, torch.nan):
         with pytest.raises(CheckpointError, match="e_score_correction_bias"):
             pulled(write_checkpoint(tmp_path / "c", with_bad(tensors, name, bad), config))
+
+
+def test_a_scale_of_mxfp4_blocks_that_is_no_number_is_refused_before_it_is_stored(tmp_path: Path) -> None:
+    shipped = random_tensors(MXFP4, layout=0)
+    shipped = {name: tensor for name, tensor in shipped.items() if not name.endswith("_blocks")} | in_mxfp4(MXFP4)
+    pulled(write_checkpoint(tmp_path / "c", shipped, MXFP4))
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    shipped[name].view(-1)[-1] = 255
+    with pytest.raises(CheckpointError, match="down_proj_blocks': has a scale that is NaN"):
+        pulled(write_checkpoint(tmp_path / "c", shipped, MXFP4))
 
 
 def spoilt(stored: StoredModel, file: str, offset: int) -> StoredModel:

@@ -15,6 +15,7 @@ from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format
 
 _ELEMENTS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
+_NO_SCALE = 255  # of MXFP4: an exponent that stands for no number
 INTEGERS: Mapping[str, np.dtype[Any]] = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}  # as files spell them
 
 
@@ -174,7 +175,10 @@ class Mxfp4:
     def apply(self, data: memoryview, others: Sequence[memoryview]) -> memoryview:
         """others: the scales of all blocks of the run."""
         blocks = memoryview(bytearray(self.stored_bytes(len(data))))
-        repack_mxfp4(self.view.in_steps_of(2).of(data), self.view.in_steps_of(32).of(others[0]), blocks)
+        scales = self.view.in_steps_of(32).of(others[0])
+        if _NO_SCALE in bytes(scales):
+            raise ValueError(f"has a scale that is NaN; {NOT_FINITE}")
+        repack_mxfp4(self.view.in_steps_of(2).of(data), scales, blocks)
         return blocks
 
 
