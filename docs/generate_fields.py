@@ -31,6 +31,7 @@ ROUTES: list[tuple[str, Any]] = [
     ("POST /v1/chat/completions", openai.ChatRequest),
     ("its messages", openai.ChatMessage),
     ("its stream_options", openai.StreamOptions),
+    ("its structured_outputs", openai.StructuredOutputs),
     ("its reasoning", openai.Reasoning),
     ("its thinking", openai.Thinking),
     ("POST /v1/completions", openai.CompletionRequest),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -76,9 +78,49 @@ def test_probabilities_of_tokens(client: openai.OpenAI) -> None:
     assert content[0].top_logprobs == [] and content[0].logprob == tokens[0].logprob
 
 
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+    ({"regex": "(a|b){2}!"}, "(a|b){2}!"),
+    ({"grammar": 'root ::= "yes" | "no" num\nnum ::= [0-9] "!"'}, "yes|no[0-9]!"),
+    ({"ebnf": 'root ::= "x" "y"'}, "xy"),
+    ({"guided_grammar": 'start: "yes" | "no"'}, "yes|no"),
+    ({"json_schema": {"enum": [1, 22]}}, "1|22"),
+    ({"guided_json": '{"enum": [true]}'}, "true"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "k"}}}}, '"k"'),
+    ({"response_format": {"type": "regex", "value": "ab?"}}, "ab?"),
+]
+
+
+@pytest.mark.parametrize(("form", "pattern"), FORMS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_form_is_obeyed_at_both_routes(
+    server: HttpServer, form: dict[str, Any], pattern: str, stream: bool
+) -> None:
+    asked = {"model": "demo", "max_tokens": 40, "stream": stream, **form}
+    for path, body in (("chat/completions", {"messages": HI}), ("completions", {"prompt": "He said"})):
+        answer = httpx.post(f"{server.url}/v1/{path}", json=asked | body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert re.fullmatch(pattern, said(answer.text, stream=stream)), answer.text
+
+
+def said(text: str, *, stream: bool) -> str:
+    data = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+    choices = [choice for each in data for choice in json.loads(each)["choices"]]
+    return "".join(
+        str((choice.get("delta") or choice.get("message") or {}).get("content") or choice.get("text") or "")
+        for choice in choices
+    )
+
+
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("chat/completions", {"response_format": {"type": "yaml"}}, "'yaml'"),
     ("chat/completions", {"response_format": {"type": "json_schema"}}, "schema"),
+    ("chat/completions", {"grammar": "root = x"}, "change the grammar"),
+    ("chat/completions", {"guided_regex": "(", "stream": True}, "format"),
+    ("completions", {"prompt": "x", "guided_choice": ["a", 5]}, "choices"),
+    ("completions", {"prompt": "x", "structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
     ("chat/completions", {"top_logprobs": 2}, "logprobs to true"),
     ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "between 0 and 20"),
     ("messages", {"output_config": {"format": {"type": "yaml", "schema": {}}}}, "yaml"),

@@ -15,13 +15,13 @@ from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
 from moeinf.server.http import json_response, whole_answer
 from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
+from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, params_given
 from moeinf.server.openai.thinking import effort_of, think_of, thoughts_shown
 from moeinf.server.prompt.content import plain_content, role_of
 from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.forced_calls import forced_calls
-from moeinf.server.prompt.format import format_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
 from moeinf.types import Message, Tool
@@ -65,7 +65,7 @@ def ask_of(asked: ChatRequest) -> Ask:
         variables=asked.chat_template_kwargs or {},
         tools=_tools(asked),
         one_call=asked.parallel_tool_calls is False,
-        format=format_of(asked.response_format),
+        format=format_of(asked),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
 

@@ -11,6 +11,7 @@ from moeinf.server.ask import Ask, Call, Chosen, Text
 from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
 from moeinf.server.http import json_response, whole_answer
+from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import CompletionRequest, params_given
 from moeinf.server.openai.stream import ChunkStream
@@ -34,7 +35,14 @@ def ask_of(asked: CompletionRequest) -> Ask:
         if len(prompt) != 1 or not isinstance(prompt[0], str):
             raise Refusal(400, "prompt must be one text: token ids and several prompts a request are not supported")
         prompt = prompt[0]
-    return Ask(asked.model, prompt, raw=True, params=params_given(asked), keep_alive=keep_alive_of(asked.keep_alive))
+    return Ask(
+        asked.model,
+        prompt,
+        raw=True,
+        params=params_given(asked),
+        format=format_of(asked),
+        keep_alive=keep_alive_of(asked.keep_alive),
+    )
 
 
 class TextStream(ChunkStream):

@@ -37,6 +37,7 @@ _REFUSED: Final = {
     "media_io_kwargs": Refused("give picture_tokens to `moeinf serve`"),
     "mm_processor_kwargs": Refused("give picture_tokens to `moeinf serve`"),
     "guided_decoding_backend": Refused("there is one", ("", "auto", "guidance", "llguidance")),
+    "structural_tag": Refused("give tools and tool_choice, or a grammar"),
     "guided_whitespace_pattern": Refused("say it in a grammar", ("",)),
     "logits_processors": Refused("clients run no code here"),
     "vllm_xargs": Refused("there are no extensions here"),
@@ -155,7 +156,7 @@ FORMS: Final = (
 )
 BUDGETS: Final = ("thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens")
 
-BOTH: Final = Fields(_REFUSED | {name: Refused("give response_format") for name in FORMS}, _SILENT)
+BOTH: Final = Fields(_REFUSED, _SILENT)
 CHAT: Final = BOTH | Fields(
     {
         "audio": Refused("models here answer with text", _NONE),
@@ -206,4 +207,13 @@ REASONING: Final = Fields(
 THINKING: Final = Fields(
     {"budget_tokens": Refused("thoughts and answer are bounded together, by max_tokens", ())},
     {"clear_thinking": "the chat template says which thoughts are shown again"},
+)
+STRUCTURED: Final = Fields(
+    {
+        "structural_tag": Refused("give tools and tool_choice, or a grammar"),
+        "whitespace_pattern": Refused("say it in a grammar"),
+        "disable_any_whitespace": Refused("say it in a grammar", _FLAG),
+        "disable_additional_properties": Refused("say it in the schema", _FLAG),
+    },
+    {"disable_fallback": "there is nothing to fall back to"},
 )

@@ -12,13 +12,24 @@ from moeinf.config.option import http_options
 from moeinf.sampling.params import WINDOWED, SamplingParams
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
-from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, TEXT, THINKING
+from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, STRUCTURED, TEXT, THINKING
 from moeinf.server.prompt.content import stops
 
 
 class StreamOptions(msgspec.Struct):
     published: ClassVar[Fields] = STREAM
     include_usage: bool = False
+
+
+class StructuredOutputs(msgspec.Struct):
+    """The form of an answer, as vLLM has it. json: a schema, or the text of one."""
+
+    published: ClassVar[Fields] = STRUCTURED
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[Any] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -46,6 +57,17 @@ class Sampling(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     n_predict: int | None = None
     keep_alive: str | float | None = None
+    # the form of the answer: see format.py
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
 
 class Reasoning(msgspec.Struct):
@@ -108,7 +130,6 @@ class ChatRequest(Sampling, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
