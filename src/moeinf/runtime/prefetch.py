@@ -15,6 +15,7 @@ from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch_trial import PrefetchTrial
+from moeinf.runtime.recent_rate import RecentRate
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
 AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more often wasted than used
@@ -60,7 +61,7 @@ class Prefetcher:
         self._slices = slices
         self._proximity = layer_proximity(shape.num_layers)
         self._expert_bytes = tier.sizes.mean_bytes
-        self._admission = Admission(self._num_experts)
+        self._admission, self._rate = Admission(self._num_experts), RecentRate()
         self._look_ahead = look_ahead_of(predictor)
         self._maps = maps_of(predictor)
         self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
@@ -147,11 +148,9 @@ class Prefetcher:
         return going
 
     def experts_within(self, seconds: float) -> float:
-        """How many experts the link reads in that time, at the rate measured so far; 1 before any."""
-        busy_s = self._link.busy_seconds()
-        if busy_s <= 0:
-            return 1.0
-        return seconds * self._link.bytes_read() / busy_s / self._expert_bytes
+        """How many experts the link reads in that time, at the rate measured of late; 1 before any."""
+        bytes_per_s = self._rate.per_second(self._link.bytes_read(), self._link.busy_seconds())
+        return 1.0 if bytes_per_s is None else seconds * bytes_per_s / self._expert_bytes
 
     def _fetch_likely(self, layer: int, likelihood: FloatArray, idle_s: float) -> None:
         """idle_s: for how long the link idles until the next visit's demand."""
