@@ -103,7 +103,7 @@ def run(
     from moeinf.terminal.notes import Notices
     from moeinf.terminal.oneshot import answer_once, prompt_text
     from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
-    from moeinf.terminal.picture_files import check_sees, picture_part, pictures_among
+    from moeinf.terminal.picture_files import check_pictures, picture_part, pictures_among
 
     if plan:
         return print(planned_text(model, config, quant))
@@ -116,8 +116,7 @@ def run(
         refuse_template_options(options)
     stored = ensure_stored(model, quiet=options.quiet, quant=quant)
     check_template(stored, options)
-    if pictures:
-        check_sees(stored)
+    check_pictures(stored, pictures, words)
     notices = Notices()
     parts = [picture_part(path) for path in pictures]
     config = replace(config, pictures=bool(parts) or text is None)

@@ -11,7 +11,7 @@ from typing import Final, TextIO
 from moeinf.bench.comparison import View, comparison_cells
 from moeinf.bench.rows import Row
 from moeinf.config import RuntimeConfig
-from moeinf.terminal.screen import table
+from moeinf.terminal.screen import can_draw, table
 
 _LEAST_WIDTHS: Final = (6, 9, 5, 7, 17, 6, 6, 4, 6, 8, 7)  # of the columns, before their rows are known
 _LONGEST_NAME: Final = len("decayed-lfu")  # of a policy that a configuration leaves to the model
@@ -96,6 +96,6 @@ def comparison_view(configs: Sequence[RuntimeConfig], report: Callable[[str], No
     if not table:
         yield Reports(report)
         return
-    view = DrawnTable(sys.stdout) if sys.stdout.isatty() else Lines(configs, report, sys.stdout)
+    view = DrawnTable(sys.stdout) if can_draw(sys.stdout) else Lines(configs, report, sys.stdout)
     yield view
     view.close()

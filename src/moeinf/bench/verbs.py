@@ -15,7 +15,7 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quiet, StoredName
 from moeinf.terminal.launched import with_launched
-from moeinf.terminal.screen import print_harmless
+from moeinf.terminal.screen import can_draw, print_harmless
 
 if TYPE_CHECKING:
     from moeinf.bench.simulation.plan import Plan
@@ -125,7 +125,7 @@ def tune(
     stored = find_stored(model)
     check_writable(stored)
     requests = requests_of(trace, stored.name, stored.id, stored.manifest.moe)
-    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
     network = trained(requests, stored.id, Course(rounds, seed), progress_of(line))
     save_tuned(stored, network)
     line.clear()
@@ -166,7 +166,7 @@ def simulate(
         return _simulate_ranks(traces, plan, as_json=json)
     if plan.plot is not None:
         check_picture(plan.plot)
-    status = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
+    status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
     simulated = simulated_of(traces, plan, status.show)
     status.clear()
     if plan.plot is not None:
@@ -178,7 +178,7 @@ def _simulate_ranks(traces: list[Path], plan: Plan, *, as_json: bool) -> None:
     from moeinf.bench.simulation.star import ranks_json, ranks_tables, simulate_ranks
     from moeinf.terminal.progress import StatusLine
 
-    status = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
+    status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
     cells = simulate_ranks(traces, plan, status.show)
     status.clear()
     print_harmless(ranks_json(cells, plan) if as_json else "\n".join(ranks_tables(cells, plan)))

@@ -70,10 +70,21 @@ def _refuse_what_would_mean_nothing(config: RuntimeConfig, said: Mapping[str, ob
 
 
 def store_home() -> Path:
-    """Folder of the store: MOEINF_HOME, else ~/.moeinf. Raises UsageError where a file is in its place."""
-    home = Path(os.environ.get("MOEINF_HOME") or Path.home() / ".moeinf").expanduser()
+    """Folder of the store: MOEINF_HOME, else ~/.moeinf. Raises UsageError for what cannot be a folder."""
+    given = os.environ.get("MOEINF_HOME") or "~/.moeinf"
+    try:
+        home = Path(given).expanduser()
+    except RuntimeError as error:  # the system has no entry for this user, and HOME is not set
+        raise UsageError(
+            f"{given}, where models are stored, is in a home folder that is not known; set MOEINF_HOME to a folder"
+        ) from error
     if home.exists() and not home.is_dir():
         raise UsageError(f"{home}, where models are stored, is no folder; set MOEINF_HOME to one")
+    if home.is_symlink() and not home.exists():
+        raise UsageError(
+            f"{home}, where models are stored, is a link to {os.readlink(home)}, which is not there; make that folder, "
+            "or mount its disk, or set MOEINF_HOME to another"
+        )
     return home
 
 

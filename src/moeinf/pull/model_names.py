@@ -11,7 +11,7 @@ from moeinf.errors import ModelNotFoundError, StoreError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource, SourceKind
 from moeinf.store.naming.aliases import alias_of, aliases
-from moeinf.store.naming.names import name_from, parse_name, plain_name
+from moeinf.store.naming.names import DEFAULT_TAG, has_tag, name_from, parse_name, plain_name
 from moeinf.store.naming.references import address_source, default_name, repository_source, revision_tag, written
 from moeinf.store.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
@@ -49,7 +49,7 @@ def origin_of(reference: str, library: Library) -> Origin:
     if outside is not None:
         return outside
     named_model = library.named(reference)
-    if named_model is not None:
+    if named_model is not None and not _goes_by_alias(reference, named_model, library.home):
         return stored_origin(named_model)
     begun = _begun(reference, library)
     named = partial_origin(begun[0]) if begun else named_origin(reference, library.home)
@@ -60,6 +60,12 @@ def origin_of(reference: str, library: Library) -> Origin:
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
     raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
+
+
+def _goes_by_alias(reference: str, found: StoredModel, home: Path) -> bool:
+    """Whether a pull of a known name was asked for, of which only another format is stored."""
+    by_tag = not has_tag(reference) and not found.name.endswith(f":{DEFAULT_TAG}")
+    return by_tag and alias_of(plain_name(reference)) in aliases(home)
 
 
 def stored_model(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:

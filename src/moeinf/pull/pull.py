@@ -15,14 +15,14 @@ from moeinf.pull.gguf.local import LocalFile
 from moeinf.pull.model_names import Origin, continues, full_name, origin_of, outside_origin, stored_model, variant_name
 from moeinf.pull.source import FolderSource, Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, Steps, free_bytes
-from moeinf.store.files import errors_named
+from moeinf.store.files import errors_named, make_home
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.aliases import DATA
 from moeinf.store.naming.names import has_tag
 from moeinf.store.naming.references import asked_revision, default_name
 from moeinf.store.quantisation import Quantisation, chosen
-from moeinf.text.quantities import size_text
+from moeinf.text.quantities import shortage_text
 
 if TYPE_CHECKING:  # takes 0.2 s that no other source has to pay
     from moeinf.pull.gguf.remote import HubFile
@@ -49,6 +49,7 @@ def pull(
     """
     with errors_named(home):
         steps = _steps(source, options, home, progress, portions)
+        make_home(home)
         return steps.run(force=options.force, keep_source=options.keep_source)
 
 
@@ -142,9 +143,10 @@ class _FilePull:
         if self.file.repacked and not force:
             plan = self.plan()
             if plan.needed_bytes > plan.free_bytes:
+                shortage = shortage_text(plan.needed_bytes, plan.free_bytes)
                 raise DiskSpaceError(
-                    f"not enough disk space in {self.file.library.home}: {size_text(plan.needed_bytes)} needed, "
-                    f"{size_text(plan.free_bytes)} free; free some, leave --repack out, or use --force"
+                    f"not enough disk space in {self.file.library.home}: {shortage}; free some, leave --repack out, or "
+                    "use --force"
                 )
         return self.file.run(checked=True)
 
@@ -193,6 +195,7 @@ def ensure(
         outside = outside_origin(reference)
         if stored is None and outside is not None and outside.kind == "file":
             _refuse_quantisation(chosen(quant))
+            make_home(home)
             return LocalFile(Path(outside.location), None, library, progress or SilentProgress()).run(checked=False)
     return stored or pull(reference, PullOptions(quant=quant, token=token), home=home, progress=progress)
 

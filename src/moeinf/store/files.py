@@ -90,6 +90,17 @@ def publish(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def make_home(home: Path) -> None:
+    """Creates the folder of the store. Raises StoreError, with the remedy."""
+    try:
+        make_folders(home)
+    except OSError as error:
+        raise StoreError(
+            f"{home}, where models are stored, cannot be made ({error.strerror}); set MOEINF_HOME to a folder that you "
+            "can write to"
+        ) from error
+
+
 def make_folders(path: Path) -> None:
     """Creates a folder and its parents, each durable in the one above."""
     if path.is_dir():

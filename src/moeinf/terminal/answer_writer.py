@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TextIO
 
-from moeinf.terminal.screen import WordWrap, grey, harmless
+from moeinf.terminal.screen import WordWrap, grey, harmless, moves_cursor
 
 
 class AnswerWriter:
@@ -22,7 +22,7 @@ class AnswerWriter:
     def __init__(self, stream: TextIO, *, tty: bool, wrap: bool, thoughts: bool = True) -> None:
         self._stream = stream
         self._tty = tty
-        self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap else None
+        self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap and moves_cursor() else None
         self._newlines = ""
         self._begun = self._thinking = False
         self.think = self._think if tty and thoughts else None

@@ -18,6 +18,7 @@ from moeinf.terminal.interrupt import Interrupt
 from moeinf.terminal.notes import Notices, say
 from moeinf.terminal.picture_files import picture_part
 from moeinf.terminal.progress import PrefillCount, StatusLine
+from moeinf.terminal.screen import can_draw
 from moeinf.terminal.stats import stats_lines
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Conversation:
         return ""
 
     def _generate(self, write: Callable[[str], None], think: Callable[[str], None] | None, raw: bool) -> Completion:
-        line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.options.quiet)
+        line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not self.options.quiet)
 
         def on_thought(piece: str) -> None:
             if think is None:

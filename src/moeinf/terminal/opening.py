@@ -22,7 +22,7 @@ from moeinf.terminal.notes import Notices, say, say_below
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.remote.look import loaded_on_server
-from moeinf.terminal.screen import wrapped
+from moeinf.terminal.screen import can_draw, wrapped
 from moeinf.text.thinking import template_variables
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def opened(
 def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Model:
     """The open model, after a bar on a terminal, and one line about the memory that it takes."""
     talkative, config = sys.stderr.isatty() and not quiet, preset_of(stored).configured(config)
-    line = StatusLine(sys.stderr, enabled=talkative)
+    line = StatusLine(sys.stderr, enabled=talkative and can_draw(sys.stderr))
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")
     try:

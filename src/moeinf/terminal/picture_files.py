@@ -15,15 +15,25 @@ _ENDS: Final = (".png", ".jpg", ".jpeg")
 
 
 def pictures_among(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The words that are paths of picture files, and the others.
-
-    Raises UsageError for a single word that is named like a picture file and is none: not to be answered as text.
-    """
+    """The words that are paths of picture files, and the others."""
     pictures = [word for word in words if word.lower().endswith(_ENDS) and _is_file(word)]
-    for word in words:
-        if word.lower().endswith(_ENDS) and word not in pictures and len(word.split()) == 1:
-            raise UsageError(f"there is no picture file {word}; put the whole prompt into quotes if it is part of it")
     return [Path(word) for word in pictures], [word for word in words if word not in pictures]
+
+
+def check_pictures(stored: StoredModel, pictures: Sequence[Path], words: Sequence[str]) -> None:
+    """Raises UsageError, before anything is loaded, for pictures that the model cannot see.
+
+    To a model that sees, a single word that is named like a picture file and is none is one, too: it is not to be
+    answered as text.
+    """
+    why = why_no_vision(stored)
+    if pictures and why:
+        raise UsageError(f"{why}; put the whole prompt into quotes if {pictures[0]} is part of it")
+    for word in words if not why else ():
+        if word.lower().endswith(_ENDS) and len(word.split()) == 1:
+            raise UsageError(f"there is no picture file {word}; put the whole prompt into quotes if it is part of it")
+    if pictures:
+        check_decoder()
 
 
 def picture_part(path: Path) -> dict[str, Any]:
@@ -31,20 +41,13 @@ def picture_part(path: Path) -> dict[str, Any]:
     try:
         with path.expanduser().open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
     return {"type": "image", "image": data, "name": str(path)}
-
-
-def check_sees(stored: StoredModel) -> None:
-    """Raises UsageError, before anything is loaded, for a model that takes text alone."""
-    if why := why_no_vision(stored):
-        raise UsageError(why)
-    check_decoder()
 
 
 def _is_file(word: str) -> bool:
     try:
         return Path(word).expanduser().is_file()
-    except OSError:  # a name that is too long, say
+    except (OSError, RuntimeError):  # a name that is too long, say, or the home folder of nobody
         return False

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from moeinf.config.option import options
 from moeinf.config.pull_options import PullOptions
-from moeinf.terminal.screen import bar_text, harmless
-from moeinf.text.quantities import eta_text, size_text
+from moeinf.terminal.screen import bar_text, can_draw, harmless
+from moeinf.text.quantities import eta_text, size_text, told_apart
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -85,7 +85,7 @@ class PullDisplay:
     def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet = quiet
         self._clock = clock
-        self._view: View = BarView(stream) if stream.isatty() and not quiet else PlainView(stream, quiet, clock)
+        self._view: View = BarView(stream) if can_draw(stream) and not quiet else PlainView(stream, quiet, clock)
         self._wholes: dict[str, ByteMeter] = {}  # by verb
         self._open: tuple[ByteMeter, ...] = ()  # what advances
 
@@ -213,13 +213,13 @@ def plan_lines(plan: PullPlan) -> list[str]:
     state = "up to date" if plan.up_to_date else "to be pulled"
     rows = [("FILE", "SIZE", "TO FETCH")]
     rows += [(harmless(file.file), size_text(file.num_bytes), size_text(file.fetch_bytes)) for file in plan.files]
+    needed, free = told_apart(plan.needed_bytes, plan.free_bytes)
     return [
         f"{plan.name}: {state}",
         *table(rows),
         "",
         *(f"note: {line}" for line in plan.fallbacks),
-        f"fetch {size_text(plan.fetch_bytes)}, store {size_text(plan.store_bytes)}, "
-        f"disk needed {size_text(plan.needed_bytes)}, free {size_text(plan.free_bytes)}",
+        f"fetch {size_text(plan.fetch_bytes)}, store {size_text(plan.store_bytes)}, disk needed {needed}, free {free}",
     ]
 
 

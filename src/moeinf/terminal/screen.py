@@ -8,6 +8,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 # C0 (but newline and tab), DEL, C1 and the bidirectional overrides: model text must not drive the terminal.
 _CONTROLS = dict.fromkeys([*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
@@ -37,6 +38,16 @@ def wrapped(text: str, columns: int) -> str:
     return "\n  ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
+def moves_cursor() -> bool:
+    """Whether the terminal is one that can take back what it shows."""
+    return os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Whether a line that was shown there can be drawn over."""
+    return stream.isatty() and moves_cursor()
+
+
 def bar_text(done: int, total: int, width: int) -> str:
     """`▕████   ▏`"""
     filled = int(width * min(done, total) / total) if total else width
@@ -60,7 +71,7 @@ def grey(text: str) -> str:
 
 def has_colours() -> bool:
     """Whether a terminal may be given colours."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    return not os.environ.get("NO_COLOR") and moves_cursor()
 
 
 def text_width(text: str) -> int:

@@ -17,6 +17,18 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.0f} {_STEPS[step]}" if step == 0 or num_bytes >= 9.95 else f"{num_bytes:.1f} {_STEPS[step]}"
 
 
+def told_apart(one: float, other: float) -> tuple[str, str]:
+    """Both sizes, to the byte where they would look the same and are not."""
+    texts = size_text(one), size_text(other)
+    return texts if texts[0] != texts[1] or one == other else (f"{one:.0f} B", f"{other:.0f} B")
+
+
+def shortage_text(needed_bytes: float, free_bytes: float) -> str:
+    """`1.2 GB needed, 1.1 GB free`."""
+    needed, free = told_apart(needed_bytes, free_bytes)
+    return f"{needed} needed, {free} free"
+
+
 def binary_size_text(num_bytes: float) -> str:
     """GiB, MiB or KiB, as memory is counted: 3.62 GiB, 44.1 MiB."""
     for power, unit in ((3, "GiB"), (2, "MiB")):

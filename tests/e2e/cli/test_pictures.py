@@ -60,6 +60,21 @@ def test_words_that_are_no_files_stay_words(pictures: Path, command: Callable[..
         assert json.loads(done.out)["stats"]["prompt_tokens"] < 45, "no picture"
 
 
+@pytest.mark.parametrize("words", [("rename", "a.png", "to", "c.jpeg"), ("~nobody/a.png",), ("x" * 300 + ".png",)])
+def test_to_a_model_of_text_names_of_pictures_are_words(
+    words: tuple[str, ...], demo: StoredModel, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(demo.path.parents[1]))
+    done = command("run", "demo", *words, "-n", "2", "--json", "-q", "--raw")
+    told = json.loads(done.out)["stats"]["prompt_tokens"]
+    assert (
+        told
+        == json.loads(command("run", "demo", " ".join(words), "-n", "2", "--json", "-q", "--raw").out)["stats"][
+            "prompt_tokens"
+        ]
+    )
+
+
 def test_a_word_that_is_named_like_a_missing_picture_is_no_text(pictures: Path, command: Callable[..., Done]) -> None:
     done = command("run", "source", "3.png", "What is this?", *OPTIONS)
     assert done.code == 2 and done.err.strip() == (

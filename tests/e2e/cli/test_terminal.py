@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -73,14 +74,23 @@ def test_a_chat_from_the_first_prompt_to_ctrl_d(spawn: Spawn, home: Path) -> Non
 
 
 def test_a_dumb_terminal_gets_plain_lines(spawn: Spawn) -> None:
-    child = spawn("run", "demo", "-n", "3", "-q", TERM="dumb", MOEINF_NOHISTORY="1")
+    child = spawn("run", "demo", "-n", "90", TERM="dumb", MOEINF_NOHISTORY="1")  # long enough to be wrapped
+    child.logfile_read = shown = io.StringIO()
     child.expect(">>> ")
     child.sendline("Once")
     child.expect(">>> ")
     child.sendline("/bye")
     child.expect(pexpect.EOF)
     child.wait()
-    assert child.exitstatus == 0
+    assert child.exitstatus == 0 and "\x1b" not in shown.getvalue()
+
+
+@pytest.mark.parametrize("words", [("pull", "demo:chat"), ("verify", "demo"), ("run", "demo", "Once", "-n", "90")])
+def test_what_draws_elsewhere_writes_plain_lines_on_a_dumb_terminal(words: tuple[str, ...], spawn: Spawn) -> None:
+    child = spawn(*words, TERM="dumb")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0 and "\x1b" not in child.before
 
 
 def test_one_answer_on_a_terminal_ends_with_an_empty_line(spawn: Spawn) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -392,7 +393,7 @@ def fill_cache(cache: Path, checkpoint: Path, commit: str) -> Path:
     repo = cache / f"models--{REPO.replace('/', '--')}"
     snapshot = repo / "snapshots" / commit
     for folder in (snapshot, repo / "blobs", repo / "refs"):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     (repo / "refs" / "main").write_text(commit)
     for path in checkpoint.iterdir():
         blob = repo / "blobs" / hashlib.sha256(path.read_bytes()).hexdigest()
@@ -447,4 +448,26 @@ def test_offline_no_request_is_made_and_the_cache_suffices_or_the_error_says_so(
     assert printed.startswith(f"HubError {REPO} is not in cache and offline")
     fill_cache(tmp_path / "hf" / "hub", checkpoint, server.commit)
     assert run_pull(tmp_path, **environment).endswith("[]")
+    assert server.seen == []
+
+
+def test_a_cache_that_does_not_tell_the_commit_is_taken_where_it_has_one(
+    server: Hub, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cache, notes = Path(constants.HF_HUB_CACHE), Notes()
+    fill_cache(cache, checkpoint, server.commit)
+    for refs in cache.glob("*/refs"):
+        shutil.rmtree(refs)
+    stored = pull(REPO, home=tmp_path / "home", progress=notes)
+    assert stored.manifest.source.revision == server.commit and stored.revision == ""
+    assert any("taking the only one" in note and server.commit in note for note in notes.lines)
+    assert ensure(f"{REPO}@{server.commit[:9]}", home=tmp_path / "other").manifest.source.revision == server.commit
+    with pytest.raises(HubError, match="is not in cache and offline"):
+        pull(f"{REPO}@v1.0", home=tmp_path / "another")
+    fill_cache(cache, checkpoint, "d" * 40)
+    for refs in cache.glob("*/refs"):
+        shutil.rmtree(refs)
+    with pytest.raises(HubError, match=rf"which commit of {REPO} is meant; write {REPO}@c{{12}} or {REPO}@d{{12}}"):
+        pull(REPO, home=tmp_path / "another")
     assert server.seen == []

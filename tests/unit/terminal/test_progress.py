@@ -109,7 +109,8 @@ def test_off_a_terminal_a_pull_says_start_end_and_every_tenth() -> None:
 def test_each_step_of_a_pull_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of the network, of conversion and of reading back add up to nothing that a user knows."""
     clock, lines = Clock(), list[list[str]]()
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
     with PullDisplay(Terminal(), clock=clock) as display:
         view = display._view
         assert isinstance(view, BarView)

@@ -29,7 +29,7 @@ from moeinf.pull.pull import pull
 from moeinf.pull.steps import free_bytes
 from moeinf.store.files import errors_named, make_folders
 from moeinf.store.library import Library, StoredModel
-from moeinf.text.quantities import size_text
+from moeinf.text.quantities import shortage_text, size_text
 from moeinf.types import Format
 
 READ_BYTES: Final = (256 << 10, 1 << 20, 4 << 20, 16 << 20)  # of one read: the sizes of experts
@@ -123,8 +123,8 @@ def _files(home: Path) -> Iterator[list[Path]]:
     size = min(_FILE_BYTES, free_bytes(home) // 4) // _PIECE_BYTES * _PIECE_BYTES
     if size < _LEAST_FILE_BYTES:
         raise DiskSpaceError(
-            f"not enough disk space in {home} to measure with: {size_text(4 * _LEAST_FILE_BYTES)} needed, "
-            f"{size_text(free_bytes(home))} free; free some, or set MOEINF_HOME"
+            f"not enough disk space in {home} to measure with: "
+            f"{shortage_text(4 * _LEAST_FILE_BYTES, free_bytes(home))}; free some, or set MOEINF_HOME"
         )
     with errors_named(home), tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as folder:
         path = Path(folder) / "file"

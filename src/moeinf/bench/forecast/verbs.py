@@ -109,8 +109,9 @@ def _rates(config: RuntimeConfig, *, again: bool = False) -> Rates:
     from moeinf.bench.forecast.known import known_rates
     from moeinf.terminal.notes import say
     from moeinf.terminal.progress import StatusLine
+    from moeinf.terminal.screen import can_draw
 
-    line, said = StatusLine(sys.stderr, enabled=sys.stderr.isatty()), set[str]()
+    line, said = StatusLine(sys.stderr, enabled=can_draw(sys.stderr)), set[str]()
 
     def report(text: str) -> None:
         line.show(text)

@@ -30,7 +30,7 @@ from moeinf.store.manifest import Manifest
 from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
-from moeinf.text.quantities import size_text
+from moeinf.text.quantities import shortage_text
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import ModelInfo
 
@@ -316,8 +316,8 @@ class CheckpointPull:
         needed, free = self._needed_bytes(conversion, downloads), free_bytes(self._library.home)
         if needed > free:
             raise DiskSpaceError(
-                f"not enough disk space in {self._library.home}: {size_text(needed)} needed, "
-                f"{size_text(free)} free; free some, set MOEINF_HOME, or use --force"
+                f"not enough disk space in {self._library.home}: {shortage_text(needed, free)}; free some, set "
+                "MOEINF_HOME, or use --force"
             )
 
     def _kept_folder(self) -> Path:

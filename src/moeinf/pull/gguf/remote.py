@@ -25,7 +25,7 @@ from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.references import written
 from moeinf.store.partials import JOURNAL_FILE, PulledAs, partial_folder, pull_lock
-from moeinf.text.quantities import size_text
+from moeinf.text.quantities import shortage_text
 
 _POSITIONS = ("rope_freqs.", "rope_factors_")  # tensors whose numbers a config is made of
 _MARGIN = 64 << 20  # of disk, for the index and the file system's own records
@@ -131,10 +131,11 @@ class HubFile:
     def _fetch(self, *, force: bool) -> StoredModel:
         self._open_folder()
         model = self.folder / "model"
-        if not force and self.needed_bytes + _MARGIN > shutil.disk_usage(self.folder).free:
+        needed, free = self.needed_bytes + _MARGIN, shutil.disk_usage(self.folder).free
+        if not force and needed > free:
             raise DiskSpaceError(
-                f"not enough disk space in {self.library.home}: {size_text(self.needed_bytes)} needed, "
-                f"{size_text(shutil.disk_usage(self.folder).free)} free; free some, set MOEINF_HOME, or use --force"
+                f"not enough disk space in {self.library.home}: {shortage_text(needed, free)}; free some, set "
+                "MOEINF_HOME, or use --force"
             )
         missing = sum(self.missing_bytes(part) for part in self.files)
         self.progress.total("pulling", self.store_bytes, self.store_bytes - missing)

@@ -19,11 +19,13 @@ from moeinf.errors import CheckpointError, HubError, UsageError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.hub.download import download, fetch_bytes, held_bytes, matches
 from moeinf.pull.hub.errors import hub_errors_named, offline_error, transport_error
+from moeinf.pull.hub.proxies import check_proxies
 from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
 from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.references import is_commit
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,255}", re.ASCII)
@@ -40,6 +42,14 @@ def check_repo(repo: str, revision: str) -> None:
         raise UsageError(f"{repo[:100]!r} is not the name of a Hub repository (org/repo)")
     if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise UsageError(f"{revision[:100]!r} is not a branch, tag or commit")
+
+
+def checked_token(token: str | None) -> str | None:
+    """The token without the line end that it was pasted with; None for none. Raises UsageError for what is none."""
+    token = (token or "").strip()
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise UsageError("--token has characters that no access token has; copy it again from huggingface.co")
+    return token or None
 
 
 def open_hub(
@@ -62,7 +72,7 @@ def open_hub(
     if constants.HF_HUB_OFFLINE:
         if gguf:
             raise offline_error(repo)
-        return _CachedSource(repo, revision)
+        return _CachedSource(repo, revision, progress)
     repository = HubRepository(repo, revision, token, progress, patience or Patience())
     checkpoint = INDEX_FILE in repository.names or SINGLE_FILE in repository.names
     if gguf or (not checkpoint and any(name.lower().endswith(".gguf") for name in repository.names)):
@@ -74,6 +84,8 @@ class HubRepository:
     """The files of a repository at a commit, fetched as they are needed. Used from one thread."""
 
     def __init__(self, repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience) -> None:
+        check_proxies()
+        token = checked_token(token)
         self.requested = revision
         self._repo = repo
         self._progress = progress
@@ -233,13 +245,30 @@ class HubSource:
 class _CachedSource(FolderSource):
     """The part of a repository that the Hub's cache holds, for work without a network."""
 
-    def __init__(self, repo: str, revision: str) -> None:
+    def __init__(self, repo: str, revision: str, progress: PullProgress) -> None:
         config = try_to_load_from_cache(repo, "config.json", revision=revision or None)
+        snapshot = Path(config).parent if isinstance(config, str) else _unnamed_snapshot(repo, revision)
         if not isinstance(config, str):
-            raise offline_error(repo)
-        snapshot = Path(config).parent
+            progress.note(
+                f"the Hub's cache does not tell which commit of {repo} is meant; taking the only one, {snapshot.name}"
+            )
         super().__init__(snapshot, ModelSource("hub", repo, snapshot.name), f"hub:{repo}@{snapshot.name}")
         self.requested = revision
+
+
+def _unnamed_snapshot(repo: str, revision: str) -> Path:
+    """The only snapshot of the cache that may be of the revision, whose name no file there tells.
+
+    Raises HubError where there is none, or more than one.
+    """
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots"
+    found = sorted(path.parent for path in folder.glob("*/config.json") if path.parent.name.startswith(revision))
+    if not found or (revision and not is_commit(revision)):
+        raise offline_error(repo)
+    if len(found) > 1:
+        commits = " or ".join(f"{repo}@{path.name[:12]}" for path in found[:4])
+        raise HubError(f"the Hub's cache does not tell which commit of {repo} is meant; write {commits}")
+    return found[0]
 
 
 def _sha256_of(sibling: RepoSibling) -> str:

@@ -37,7 +37,7 @@ def _own_aliases(path: Path) -> dict[str, ModelSource]:
     """The user's names: {"small": "org/repo@commit"}. Raises UsageError for what is no name, or no repository."""
     try:
         given = parse_json_object(decoded(read_small(path, 1 << 20)).encode(), str(path), UsageError)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; make it readable, or delete it") from error

@@ -20,20 +20,53 @@ _ABSENT: Mapping[str, str] = {
 }
 
 
-# Options of other servers.
-_ELSEWHERE: Mapping[str, str] = {"--port": "the port stands behind the address: --host :1234, or --host 0.0.0.0:1234"}
+_FORMATS = "`moeinf pull SOURCE --quant q8_0 --name NAME` stores a model so, and FROM NAME is made of that"
+_NO_TOOLS = "the model runs no programs here: leave it out"
+_NO_EMBEDDINGS = "models here make no embeddings: they answer with text"
+# Options of ollama, llama.cpp and vLLM: which option the verb must have for the cure, and the cure.
+_ELSEWHERE: Mapping[str, tuple[str, str]] = {
+    "--port": ("--host", "the port stands behind the address: --host :1234, or --host 0.0.0.0:1234"),
+    "--quantize": ("", _FORMATS),
+    "--quantise": ("", _FORMATS),
+    "--quantization": ("", _FORMATS),
+    "--keepalive": ("", "`moeinf serve --keep-alive TIME` keeps models loaded; without it, each command loads its own"),
+    "--insecure": ("", "`export HF_ENDPOINT=http://HOST` has models pulled from there, with its own scheme"),
+    "--dimensions": ("", _NO_EMBEDDINGS),
+    "--truncate": ("", _NO_EMBEDDINGS),
+    "--experimental": ("", _NO_TOOLS),
+    "--experimental-yolo": ("", _NO_TOOLS),
+    "--experimental-websearch": ("", _NO_TOOLS),
+    "--n-gpu-layers": ("--vram", "--vram SIZE bounds what is used of a GPU"),
+    "--gpu-layers": ("--vram", "--vram SIZE bounds what is used of a GPU"),
+    "--gpu-memory-utilization": ("--vram", "--vram SIZE bounds what is used of a GPU, also as 90%"),
+    "--ctx-size": ("--num-ctx", "--num-ctx N is the length of the context"),
+    "--max-model-len": ("--num-ctx", "--num-ctx N is the length of the context"),
+    "--tensor-parallel-size": ("--devices", "--devices cuda:0,cuda:1 names the cards that share a model"),
+    "--model": ("", "the name of the model stands behind the verb, without an option"),
+    "--api-key": ("--key-file", "--key-file PATH or MOEINF_API_KEY says which keys clients must give"),
+    "--served-model-name": ("", "`moeinf cp MODEL NAME` gives a model one more name"),
+    "--download-dir": ("", "MOEINF_HOME is the folder in which models are stored"),
+    "--trust-remote-code": ("", "no code of a checkpoint is ever run: leave it out"),
+}
 
 
 def usage_text(error: Any) -> str:
     """One line for an error of the parser of the command line."""
     if (option := getattr(error, "option_name", None)) is not None:
         known = _options(error.ctx)
-        remedy = _ELSEWHERE.get(option) if "--host" in known else None
-        return f"no such option: {option}; {remedy or _nearest(option, known)}"
+        needed, remedy = _ELSEWHERE.get(option, ("", ""))
+        told = remedy if needed in ("", *known) else ""
+        return f"no such option: {option}; {told or _nearest(option, known)}"
     text = str(error.format_message())
     verb = re.match(r"No such command '(.*?)'", text)  # the parser's error has no field for it in every version
     if verb is None:
         context = getattr(error, "ctx", None)
+        if (
+            context is not None
+            and context.command.name == "create"
+            and (extra := re.search(r"extra argument\S* \((\S+?)[) ]", text))
+        ):
+            return f"{extra[1]} is one word too many; -q is --quiet here: {_FORMATS}"
         return f"{text.removesuffix('.')} (see {context.command_path if context else 'moeinf'} --help)"
     return _ABSENT.get(verb[1]) or f"no such command: {verb[1]}; {_nearest(verb[1], _verbs(error.ctx))}"
 

@@ -20,6 +20,7 @@ from prompt_toolkit.keys import Keys
 
 from moeinf.config.user_text import decoded
 from moeinf.store.files import folder_lock
+from moeinf.terminal.screen import moves_cursor
 
 _MAX_ENTRIES = 1000
 _PLACEHOLDER = HTML('<style color="ansibrightblack">Send a message (/? for help)</style>')
@@ -39,7 +40,7 @@ class LineReader(Protocol):
 
 def open_reader(history_path: Path | None) -> LineReader:
     """The reader for this terminal. history_path None: nothing is kept."""
-    return PlainLines() if os.environ.get("TERM", "dumb") in ("", "dumb") else EditedLines(history_path)
+    return EditedLines(history_path) if moves_cursor() else PlainLines()
 
 
 class PlainLines:

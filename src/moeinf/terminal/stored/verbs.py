@@ -12,7 +12,7 @@ from moeinf.config.environment import store_home
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.terminal.arguments.completion import stored_names
 from moeinf.terminal.arguments.named import AsJson, Quiet, StoredName
-from moeinf.terminal.screen import print_harmless
+from moeinf.terminal.screen import can_draw, print_harmless
 
 
 def list_models(
@@ -126,7 +126,7 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
     from moeinf.terminal.stored.find import find_stored
 
     stored = find_stored(model)
-    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
     notes: list[str] = []
     faults = find_faults(stored, ByteCount(line, f"verifying {stored.name}", stored.manifest.size_bytes), notes.append)
     line.clear()
