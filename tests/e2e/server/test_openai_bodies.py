@@ -18,14 +18,20 @@ from tests.support.live_server import live_server
 
 EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CONTENT = st.text(max_size=20) | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=9)}))
+CALL = st.fixed_dictionaries(
+    {"function": ANYTHING | st.fixed_dictionaries({"name": st.just("f") | ANYTHING, "arguments": ANYTHING})},
+    optional={"id": ANYTHING, "type": st.just("function") | ANYTHING},
+)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]) | ANYTHING},
     optional={
         "content": CONTENT | ANYTHING,
         "reasoning_content": ANYTHING,
-        "tool_calls": ANYTHING,
+        "tool_calls": ANYTHING | st.lists(CALL, max_size=2),
+        "function_call": ANYTHING | st.fixed_dictionaries({"name": ANYTHING, "arguments": ANYTHING}),
         "tool_call_id": ANYTHING,
         "name": ANYTHING,
+        "refusal": ANYTHING,
     },
 )
 SAMPLING = {
@@ -46,6 +52,12 @@ SAMPLING = {
     "user": ANYTHING,
     "keep_alive": st.sampled_from(["5m", 0, -1]) | ANYTHING,
     "unheard_of": ANYTHING,
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | ANYTHING,
+    "structured_outputs": ANYTHING | st.dictionaries(st.sampled_from(["json", "regex", "choice", "grammar"]), ANYTHING),
+    "guided_json": ANYTHING,
+    "guided_choice": ANYTHING,
+    "grammar": ANYTHING,
+    "regex": ANYTHING,
 }
 CHAT = {
     "max_completion_tokens": st.integers(-1, 9) | ANYTHING,
@@ -53,7 +65,11 @@ CHAT = {
     "chat_template_kwargs": ANYTHING,
     "tools": ANYTHING,
     "tool_choice": st.sampled_from(["auto", "none", "required"]) | ANYTHING,
-    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | ANYTHING,
+    "reasoning": ANYTHING | st.dictionaries(st.sampled_from(["effort", "enabled", "exclude"]), ANYTHING),
+    "thinking": ANYTHING | st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled"])}),
+    "enable_thinking": ANYTHING,
+    "continue_final_message": ANYTHING,
+    "add_generation_prompt": ANYTHING,
     "logprobs": st.booleans() | ANYTHING,
     "top_logprobs": st.integers(-1, 30) | ANYTHING,
     "functions": ANYTHING,

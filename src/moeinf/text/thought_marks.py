@@ -1,0 +1,47 @@
+"""The tokens by which thoughts are known while an answer is made: so that they can be bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from moeinf.text.harmony import in_head
+from moeinf.text.harmony_heads import CHANNEL, END, MESSAGE, START
+from moeinf.text.thoughts import Tags, state_behind, tag_ids
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """opens, closes: the tokens that begin and end a thought, behind which others follow that are no part of it.
+
+    ends: what is written where a thought is to end now. opened: whether the prompt has begun one.
+    """
+
+    opens: tuple[int, ...]
+    closes: int
+    ends: tuple[int, ...]
+    opened: bool
+
+
+def marks_of_tags(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> ThoughtMarks | None:
+    """None where the tags are written in letters."""
+    ids = tag_ids(tokenizer, tags)
+    if ids is None:
+        return None
+    return ThoughtMarks((ids[0],), ids[1], (ids[1],), state_behind(tokenizer, context, tags) == "opened")
+
+
+def marks_of_harmony(tokenizer: Tokenizer, context: Sequence[int]) -> ThoughtMarks | None:
+    """Of gpt-oss: its analysis begins with a channel of that name, and what follows it is the final message."""
+    controls = {name: tokenizer.token_to_id(name) for name in (START, CHANNEL, MESSAGE, END)}
+    if None in controls.values() or not in_head(tokenizer, context):
+        return None
+
+    def letters(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    start, channel, message, end = (int(token) for token in controls.values() if token is not None)
+    ends = (end, start, *letters("assistant"), channel, *letters("final"), message)
+    return ThoughtMarks((channel, *letters("analysis"), message), end, ends, opened=False)
