@@ -25,7 +25,7 @@ WIDE = CONFIG | {"hidden_size": 256, "num_hidden_layers": 3}  # rows of whole bl
 def without_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets files be indexed that have none: where weights are the subject."""
     files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
-    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf, note: files)
 
 
 def small(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
