@@ -26,8 +26,10 @@ from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler, check_token_ids
+from moeinf.sampling.thought_budget import BudgetedSampler
 from moeinf.text.answer import AnswerText
 from moeinf.text.stream import Piece
+from moeinf.text.thought_marks import ThoughtMarks
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Message, ModelInfo, Profiler, Tool
@@ -95,10 +97,20 @@ class Generator:
         text = AnswerText(stream, self._tokenizer.eos_ids, params.stop, params.min_tokens)
         try:
             constraint = None if format is None else GrammarConstraint(stream, format, self._num_ids)
+            marks = stream.thought_marks() if params.thought_tokens >= 0 else None
         except BaseException:
             text.close()
             raise
-        return self._answer(given, params, text, constraint, hooks)
+        return self._answer(given, self._sampler(params, constraint, marks), params, text, constraint, hooks)
+
+    def _sampler(
+        self, params: SamplingParams, constraint: GrammarConstraint | None, marks: ThoughtMarks | None
+    ) -> Sampler:
+        """marks: of thoughts that are bounded."""
+        ends = self._tokenizer.eos_ids
+        if marks is None:
+            return Sampler(params, num_ids=self._num_ids, ends=ends, constraint=constraint)
+        return BudgetedSampler(params, marks, num_ids=self._num_ids, ends=ends, constraint=constraint)
 
     @property
     def _num_ids(self) -> int:
@@ -139,6 +151,7 @@ class Generator:
     def _answer(
         self,
         given: Prompt,
+        sampler: Sampler,
         params: SamplingParams,
         text: AnswerText,
         constraint: GrammarConstraint | None,
@@ -146,8 +159,6 @@ class Generator:
     ) -> abc.Generator[Piece, None, None]:
         """Yields the pieces of the answer as they are made; `last` then holds all of it."""
         prompt, self.runner.cache.pictures = given.ids, given.pictures
-        ends = self._tokenizer.eos_ids
-        sampler = Sampler(params, num_ids=self._num_ids, ends=ends, constraint=constraint)
         limit, cut_by = self._limit(prompt, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
         chooser = self._reporting(sampler, params.top_logprobs, hooks)

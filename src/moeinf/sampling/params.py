@@ -101,6 +101,7 @@ class SamplingParams:
         ollama="typical_p",
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    thought_tokens: int = -1  # most tokens of thoughts (see sampling/thought_budget.py); -1: as many as there are
     top_logprobs: int = -1  # likeliest tokens to report with each token (see sampling/logprobs.py); -1: nothing
     # Whether presence and frequency penalty count the last repeat_last_n tokens, as ollama's; else all of the answer.
     windowed_penalties: bool = False
@@ -139,6 +140,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "min_tokens": (0, math.inf),
     "typical_p": (0, 1),
     "top_logprobs": (-1, 20),
+    "thought_tokens": (-1, math.inf),
 }
 WINDOWED = ("presence_penalty", "frequency_penalty")  # as_ollama_means
 _FROM_CHECKPOINT: Mapping[str, str] = {  # fields, and their names in generation_config.json

@@ -15,6 +15,7 @@ from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.text.process import TextProcess
 from moeinf.text.stream import CallPart, Piece
 from moeinf.text.thinking import TemplateFacts
+from moeinf.text.thought_marks import ThoughtMarks
 
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
@@ -237,6 +238,19 @@ class TextStream:
             remedy = f"change the {'schema' if 'schema' in forms[0] else 'grammar'}" if forms else "leave it out"
             raise UsageError(f"format: {answer['refused']}; {remedy}")
         return _mask(answer)
+
+    def thought_marks(self) -> ThoughtMarks | None:
+        """The tokens by which thoughts are known; None for a model that does not think.
+
+        Raises UsageError where thoughts stand between letters, so that they cannot be ended.
+        """
+        told = self._request("thoughts", ids=self._context, **self._kind)
+        if told["marks"] is not None:
+            marks = told["marks"]
+            return ThoughtMarks(tuple(marks["opens"]), marks["closes"], tuple(marks["ends"]), marks["opened"])
+        if told["thinks"]:
+            raise UsageError("thoughts of this model stand between letters and cannot be bounded; leave the budget out")
+        return None
 
     def accept(self, token_id: int) -> tuple[bytes, bool]:
         """Takes a token of such an answer; returns a bit for each token that may follow, and whether none may."""

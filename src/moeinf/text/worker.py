@@ -26,6 +26,7 @@ from moeinf.text.stream import Piece
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
+from moeinf.text.thought_marks import marks_of_harmony, marks_of_tags
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.splitter import TextStream
@@ -124,6 +125,15 @@ class TextWorker:
             around = grammars.around_thoughts(ids, tags_of(self._source(request)), opens)
         return grammars.constrain(request["stream"], around, forms)
 
+    def thoughts(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the marks of thoughts behind `ids`, or None where there are none, or none that are tokens."""
+        marks, ids, source = None, request["ids"], self._source(request)
+        if self._harmony and request["skip_special"]:
+            marks = marks_of_harmony(self._tokenizer, ids)
+        elif (tags := tags_of(source)) is not None:
+            marks = marks_of_tags(self._tokenizer, ids, tags)
+        return {"marks": marks and asdict(marks), "thinks": bool(tags_of(source))}
+
     def accept(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what may come behind `token`."""
         return self._table().accept(request["stream"], request["token"])
@@ -211,6 +221,7 @@ def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
         "open": worker.open,
         "constrain": worker.constrain,
         "accept": worker.accept,
+        "thoughts": worker.thoughts,
         "step": worker.step,
         "close": worker.close,
     }

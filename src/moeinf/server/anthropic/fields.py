@@ -49,7 +49,4 @@ TOOL: Final = Fields(
 )
 OUTPUT: Final = Fields({"task_budget": Refused("max_tokens bounds an answer")})
 NESTED: Final = Fields()
-THINKING: Final = Fields(
-    {},
-    {"block_binding": "signatures are not checked", "budget_tokens": "max_tokens bounds thoughts and answer together"},
-)
+THINKING: Final = Fields({}, {"block_binding": "signatures are not checked"})

@@ -13,7 +13,7 @@ from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 from moeinf.server.prompt.continuing import begun_answer
-from moeinf.server.prompt.thinking import ADAPTIVE
+from moeinf.server.prompt.thinking import ADAPTIVE, budget_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.types import Tool
 
@@ -23,6 +23,7 @@ TOOL_FIELDS = ("type", "name", "description", "input_schema")
 class Thinking(msgspec.Struct):
     published: ClassVar[Fields] = THINKING
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -96,6 +97,8 @@ def params_given(asked: MessageRequest) -> dict[str, Any]:
     if asked.max_tokens < 0:
         raise Refusal(400, "max_tokens must be at least 0")
     given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
+    if asked.thinking is not None and asked.thinking.budget_tokens is not None:
+        given["thought_tokens"] = budget_of(asked.thinking.budget_tokens, "thinking.budget_tokens")
     if asked.stop_sequences:
         given["stop"] = tuple(asked.stop_sequences)
     return {name: value for name, value in given.items() if value is not None} | {"num_predict": asked.max_tokens}

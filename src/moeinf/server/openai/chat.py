@@ -18,7 +18,7 @@ from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_an
 from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, params_given
-from moeinf.server.openai.thinking import effort_of, think_of, thoughts_shown
+from moeinf.server.openai.thinking import budget_given, effort_of, think_of, thoughts_shown
 from moeinf.server.prompt.content import plain_content, role_of
 from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.forced_calls import forced_calls
@@ -59,7 +59,7 @@ def ask_of(asked: ChatRequest) -> Ask:
         asked.model,
         messages,
         continues=continues,
-        params=params_given(asked) | _logprobs(asked),
+        params=params_given(asked) | _logprobs(asked) | budget_given(asked),
         effort=effort,
         think=think_of(asked),
         variables=asked.chat_template_kwargs or {},

@@ -177,7 +177,6 @@ CHAT: Final = BOTH | Fields(
         "parse_tool_calls": Refused("calls come apart from text", _ON),
         "generation_prompt": Refused("the chat template writes it"),
         "prompt_mode": Refused("give reasoning_effort", _NONE),
-        **{name: Refused("thoughts and answer are bounded together, by max_tokens", ()) for name in BUDGETS},
         "think": Refused("give reasoning_effort", _NONE),
     },
     {"chat_format": "the chat template says it"},
@@ -200,14 +199,8 @@ MESSAGE: Final = Fields(
     {"annotations": "they say where an answer's text was found"},
     log_unknown,
 )
-REASONING: Final = Fields(
-    {"max_tokens": Refused("thoughts and answer are bounded together, by the max_tokens of the request", ())},
-    {"summary": "thoughts are told as they are"},
-)
-THINKING: Final = Fields(
-    {"budget_tokens": Refused("thoughts and answer are bounded together, by max_tokens", ())},
-    {"clear_thinking": "the chat template says which thoughts are shown again"},
-)
+REASONING: Final = Fields({}, {"summary": "thoughts are told as they are"})
+THINKING: Final = Fields({}, {"clear_thinking": "the chat template says which thoughts are shown again"})
 STRUCTURED: Final = Fields(
     {
         "structural_tag": Refused("give tools and tool_choice, or a grammar"),

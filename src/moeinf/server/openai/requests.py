@@ -77,6 +77,7 @@ class Reasoning(msgspec.Struct):
     effort: str | None = None
     enabled: bool | None = None
     exclude: bool = False
+    max_tokens: int | None = None
 
 
 class Thinking(msgspec.Struct):
@@ -84,6 +85,7 @@ class Thinking(msgspec.Struct):
 
     published: ClassVar[Fields] = THINKING
     type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: int | None = None
 
 
 class Called(msgspec.Struct):
@@ -124,6 +126,11 @@ class ChatRequest(Sampling, kw_only=True):
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
     include_reasoning: bool = True
+    # most tokens of thoughts, as vLLM, llama.cpp's server and the makers of Qwen call them
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
+    thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from moeinf.server.errors import Refusal
+from moeinf.server.openai.fields import BUDGETS
 from moeinf.server.openai.requests import ChatRequest
+from moeinf.server.prompt.thinking import budget_of
 from moeinf.text.thinking import think_of_effort
 
 
@@ -25,6 +27,17 @@ def think_of(asked: ChatRequest) -> bool | None:
     if len(switches) > 1:
         raise Refusal(400, "enable_thinking, thinking and reasoning.enabled say different things; give one of them")
     return next(iter(switches), None)
+
+
+def budget_given(asked: ChatRequest) -> dict[str, int]:
+    """The field of SamplingParams that bounds thoughts. Raises Refusal for two bounds that differ."""
+    given = {name: getattr(asked, name) for name in BUDGETS}
+    given["reasoning.max_tokens"] = asked.reasoning.max_tokens if asked.reasoning else None
+    given["thinking.budget_tokens"] = asked.thinking.budget_tokens if asked.thinking else None
+    said = {name: budget_of(value, name) for name, value in given.items() if value is not None}
+    if len(set(said.values())) > 1:
+        raise Refusal(400, f"{' and '.join(said)} differ; give one of them")
+    return {"thought_tokens": next(iter(said.values()))} if said else {}
 
 
 def thoughts_shown(asked: ChatRequest) -> bool:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from moeinf.server.ask import Ask
+from moeinf.server.errors import Refusal
 from moeinf.text.thinking import TemplateFacts, think_of_effort
 
 ADAPTIVE = "adaptive"  # thoughts are welcome, but not asked for
+
+
+def budget_of(given: int, where: str) -> int:
+    """thought_tokens of SamplingParams; -1 bounds nothing, as with llama.cpp's server. Raises Refusal."""
+    if given < -1:
+        raise Refusal(400, f"{where} must be at least 0, or -1 for no bound")
+    return given
 
 
 def think_for(facts: TemplateFacts | None, ask: Ask) -> bool | str | None:
