@@ -28,8 +28,8 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler, check_token_ids
 from moeinf.sampling.thought_budget import BudgetedSampler
 from moeinf.text.answer import AnswerText
+from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.stream import Piece
-from moeinf.text.thought_marks import ThoughtMarks
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Message, ModelInfo, Profiler, Tool

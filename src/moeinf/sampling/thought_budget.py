@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from moeinf.sampling.constraint import Constraint
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler
-from moeinf.text.thought_marks import ThoughtMarks
+from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.types import Float32Array
 
 

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from moeinf.errors import CheckpointError, TextError, UsageError
+from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
 from moeinf.text.stream import CallPart, Piece
 from moeinf.text.thinking import TemplateFacts
-from moeinf.text.thought_marks import ThoughtMarks
 
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0

@@ -20,13 +20,13 @@ from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
 from moeinf.text.encoding import Encoder
+from moeinf.text.forms.thought_marks import marks_of_harmony, marks_of_tags
 from moeinf.text.harmony import is_harmony
 from moeinf.text.memory_limit import LOAD_MEMORY_BYTES, MemoryLimit, limit_memory
 from moeinf.text.stream import Piece
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
-from moeinf.text.thought_marks import marks_of_harmony, marks_of_tags
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.splitter import TextStream

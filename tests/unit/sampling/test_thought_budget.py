@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.thought_budget import BudgetedSampler
-from moeinf.text.thought_marks import ThoughtMarks
+from moeinf.text.forms.thought_marks import ThoughtMarks
 
 OPEN, CLOSE, END = 1, 2, 3
 TAGS = ThoughtMarks((OPEN,), CLOSE, (CLOSE,), opened=False)

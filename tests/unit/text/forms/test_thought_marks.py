@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import UsageError
-from moeinf.text.thought_marks import ThoughtMarks
+from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import byte_level_tokenizer
 
