@@ -109,9 +109,19 @@ FAMILIES = (
             "are as in vLLM and llama.cpp, which serve the published checkpoint, and in transformers' Hunyuan 4 VL",
         ),
     ),
-    FamilyEntry("hy_v4_vl", "hunyuan", ("Hy4",), "the language model of checkpoints that also see images: Hunyuan 4's"),
     FamilyEntry(
-        "glm5_next", "deepseek", ("GLM-5.3-Flash",), "Kimi Linear's layers, DeepSeek-V4's streams; an indexer of pools"
+        "hy_v4_vl",
+        "hunyuan",
+        ("Hy4",),
+        "the language model of checkpoints that also see images: Hunyuan 4's",
+        also=("hy_v4_vl_text",),
+    ),
+    FamilyEntry(
+        "glm5_next",
+        "deepseek",
+        ("GLM-5.3-Flash",),
+        "Kimi Linear's layers, DeepSeek-V4's streams; an indexer of pools",
+        also=("glm5_next_text",),
     ),
     FamilyEntry(
         "glm4_moe",
@@ -174,6 +184,7 @@ FAMILIES = (
         "qwen",
         ("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
         "Qwen3-MoE, whose experts were published transposed; sees pictures, of which its first layers are given more",
+        also=("qwen3_vl_moe_text",),
     ),
     FamilyEntry(
         "qwen3_omni_moe",
@@ -215,6 +226,7 @@ FAMILIES = (
         "glm",
         ("GLM-4.5V", "GLM-4.6V"),
         "the language model of checkpoints that also see images: GLM-4.5-Air's",
+        also=("glm4v_moe_text",),
     ),
     FamilyEntry("solar_open", "glm", ("Solar-Open-100B",), "GLM-4.5's blocks in every layer, whole heads rotated"),
     FamilyEntry(
@@ -456,6 +468,7 @@ FAMILIES = (
         ("ERNIE-4.5-VL-28B-A3B", "ERNIE-4.5-VL-424B-A47B"),
         "the language model of checkpoints that also see images: ERNIE 4.5's; experts for images, which no text is "
         "routed to, are left out",
+        also=("ernie4_5_vl_moe_text",),
     ),
     FamilyEntry(
         "aria",
@@ -463,12 +476,14 @@ FAMILIES = (
         ("Aria",),
         "the language model of checkpoints that also see images: softmax over the chosen experts, which were published "
         "transposed, beside some that all tokens share",
+        also=("aria_text",),
     ),
     FamilyEntry(
         "deepseek_ocr2",
         "deepseek",
         ("DeepSeek-OCR-2",),
         "the language model of checkpoints that also see images: DeepSeek-V2's blocks under common attention",
+        also=("deepseek_ocr2_text",),
     ),
     FamilyEntry(
         "sarvam_moe",
@@ -508,6 +523,7 @@ FAMILIES = (
         "the language model alone: Inkling's attention with queries and keys of bounded length, sinks and gates; "
         "layers choose what they are given among what blocks of layers have left; experts between softcaps; "
         "checkpoints in MXFP8 are refused",
+        also=("inkling2_text",),
     ),
     FamilyEntry(
         "inkling2_loop",
@@ -515,6 +531,7 @@ FAMILIES = (
         ("Inkling-2-Mini",),
         "Inkling 2, some of whose layers run several times, each pass being told what the one before has left; their "
         "routing is not recorded, nor replayed",
+        also=("inkling2_loop_text",),
     ),
     FamilyEntry(
         "kolibri1",
@@ -530,6 +547,7 @@ FAMILIES = (
         "the language model of checkpoints that also see images: latent attention to positions that an indexer "
         "chooses, latents that layers share, learned frequencies of positions, queries that grow with their position; "
         "softmax routing",
+        also=("mistral_large4_text",),
     ),
     FamilyEntry(
         "dots3_note",

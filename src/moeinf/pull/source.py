@@ -137,6 +137,9 @@ def _instead_of_shards(names: Collection[str]) -> str:
         return "has only GGUF files; name the one that you want"
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         return "has only PyTorch files; moeinf needs safetensors, so pull the original repository of the model"
+    others = sorted(name for name in names if _SHARD_NAME.fullmatch(name))
+    if others:
+        return f"has {others[0]}, but no {INDEX_FILE}, which says which files belong together; fetch the index"
     return f"has neither {SINGLE_FILE} nor {INDEX_FILE}: not a checkpoint in safetensors form"
 
 

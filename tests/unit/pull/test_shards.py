@@ -124,6 +124,18 @@ def test_an_index_of_another_split_says_which_file_it_does_not_know(tmp_path: Pa
     assert f"{SHARD} is not in that index: fetch the index that belongs to it" in message
 
 
+def test_shards_without_an_index_are_told_from_no_checkpoint(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c")
+    (folder / INDEX).unlink()
+    assert f"has {SHARD}, but no" in (message := refused(folder)) and message.endswith("fetch the index")
+
+
+def test_a_missing_head_leads_to_the_flag_that_ties_it(tmp_path: Path) -> None:
+    tensors = random_tensors()
+    del tensors["lm_head.weight"]
+    assert "let config.json say tie_word_embeddings" in refused(write_checkpoint(tmp_path / "c", tensors))
+
+
 def test_an_empty_index_alone_is_named(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c")
     write_index(folder, {})

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes, Sharpening, heads_workspace
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
@@ -84,9 +83,7 @@ class RelativeDecoder:
 
 
 def text_fields(config: dict[str, Any]) -> Fields:
-    """Of the language model of a whole checkpoint."""
-    if not isinstance(config.get("text_config"), dict):
-        raise CheckpointError("config.json: text_config is missing")
+    """Of the language model, of a whole checkpoint or alone."""
     return text_part(config, prefix=_PREFIX).fields
 
 

@@ -26,7 +26,7 @@ class Tensors:
 
         Raises CheckpointError for a tensor that is in two shards of which the index names neither.
         """
-        self._mxfp4, self._whole = plan.scales, plan.whole
+        self._mxfp4, self._whole, self._head = plan.scales, plan.whole, plan.own_head
         self._declared = declared
         self._schemes: dict[str, Scheme] = {}
         self._names = Names({name for shard in shards.files for name in headers[shard]}, plan)
@@ -189,7 +189,12 @@ class Tensors:
 
     def _check(self, name: str, shape: tuple[int, ...], reason: str) -> None:
         if name not in self._found:
-            raise CheckpointError(f"the checkpoint lacks tensor {name!r}{self.remark}; fetch it again")
+            tied = (
+                ", or let config.json say tie_word_embeddings if the embedding is the head"
+                if name == self._head
+                else ""
+            )
+            raise CheckpointError(f"the checkpoint lacks tensor {name!r}{self.remark}; fetch it again{tied}")
         shard, entry = self._found[name]
         if entry.shape != shape:
             raise CheckpointError(f"{shard}: tensor {name!r} has shape {list(entry.shape)}, {reason} {list(shape)}")
