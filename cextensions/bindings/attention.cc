@@ -66,8 +66,7 @@ HeadNorm head_norm_named(const std::string& name) {
 AttentionShape shape_of(std::int64_t head_dim, double norm_eps, const std::string& head_norm, double clip,
                         std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
                         std::optional<double> scale, double residual, bool gated) {
-  require(head_dim > 0 && head_dim <= moeinf::kMaxHeadDim && head_dim % 2 == 0,
-          "head_dim is odd or too large");
+  require(head_dim > 0 && head_dim <= moeinf::kMaxHeadDim, "head_dim is not positive, or too large");
   AttentionShape shape{};
   shape.head_dim = head_dim;
   shape.norm_eps = shape.front_eps = static_cast<float>(norm_eps);

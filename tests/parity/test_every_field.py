@@ -151,9 +151,10 @@ ROPES: list[dict[str, Any]] = [
         )
     ),
 ]
+ACTIVATIONS = ["silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu"]
 WORDS: dict[str, list[Any]] = {
     "mamba_hidden_act": ["gelu"],
-    "mlp_hidden_act": ["silu"],
+    "mlp_hidden_act": ACTIVATIONS,
     "moe_latent_size": [32],
     "scoring_func": ["softmax", "sigmoid"],
     "expert_selection_fn": ["sigmoid", "tanh"],
@@ -163,11 +164,11 @@ WORDS: dict[str, list[Any]] = {
     "position_embedding_type": ["rope", "nope", "alibi"],
     "time_step_limit": [[0.5, 2.0], [0.0, 0.1]],
     "time_step_min": [0.01, 0.1, 0.5],
-    "hidden_act": ["gelu", "relu"],
-    "hidden_activation": ["gelu", "silu"],
+    "hidden_act": ACTIVATIONS,
+    "hidden_activation": ACTIVATIONS,
     "use_bidirectional_attention": ["all", "vision"],
-    "activation_function": ["gelu"],
-    "dense_act_fn": ["gelu"],
+    "activation_function": ACTIVATIONS,
+    "dense_act_fn": ACTIVATIONS,
     "router_dtype": ["bfloat16"],
     "second_expert_policy": ["random"],
     "topk_method": ["greedy", "group_limited_greedy"],
@@ -202,6 +203,8 @@ WORDS: dict[str, list[Any]] = {
             {"moe_num_experts": 4},
             {"moe_top_k": 2},
             {"ffn_act_fn": {"name": "gelu"}},
+            {"ffn_act_fn": {"name": "gelu_new"}},
+            {"ffn_act_fn": {"name": "selu"}},
             {"moe_normalize_expert_weights": None},
             {"moe_normalize_expert_weights": 2.0},
             {"moe_jitter_eps": 0.5},
@@ -218,6 +221,7 @@ WORDS: dict[str, list[Any]] = {
     "ple_layer_ids": [[0], [0, 2]],
     "swiglu_limits": [[None, 0.3, 0.0], [0.0, 0.2, 0.1]],
     "swiglu_limits_shared": [[None, 0.2, 0.0], [0.0, 0.3, 0.1]],
+    "moe_norm_min": [1e-3, 0.5, 2.0],
     # for which null is a value
     "head_dim": [8, 32, None],
     "sliding_window": [5, None],

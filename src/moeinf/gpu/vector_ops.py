@@ -175,6 +175,9 @@ class TritonVectorOps:
     def rope_store(self, q: Tensor, k: Tensor, v: Tensor, form: HeadForm, position: Tensor, cache: KeyValues) -> None:
         kv_heads, capacity, head_dim = cache.keys.shape
         heads, half, turned = q.shape[1] // head_dim, head_dim // 2, form.cos.shape[1]
+        if head_dim % 2:
+            store_odd_heads(q, k, v, form, position, cache)
+            return
         self._vector.rope_store[(len(q), heads + kv_heads)](
             q,
             k,
@@ -384,6 +387,18 @@ def _with_sinks(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) ->
     queries[..., head_dim + 1] = (sinks - high.float()).to(queries.dtype).view(kv_heads, group, 1)
     keys[:, 0, head_dim : head_dim + 2] = 1
     return queries, keys, values
+
+
+def store_odd_heads(q: Tensor, k: Tensor, v: Tensor, form: HeadForm, position: Tensor, cache: KeyValues) -> None:
+    """VectorOps.rope_store of heads that have no pairs: no position turns them, and no family norms them."""
+    assert form.cos.shape[1] == 0 and form.q_norm is None and form.k_norm is None
+    if form.clip > 0:
+        q.clamp_(-form.clip, form.clip)
+    kv_heads, _, head_dim = cache.keys.shape
+    places = position.long() + torch.arange(len(q), device=q.device)
+    for rows, kept in ((k, cache.keys), (v, cache.values)):
+        rows = rows.clamp(-form.clip, form.clip) if form.clip > 0 else rows
+        kept.index_copy_(1, places, rows.view(-1, kv_heads, head_dim).transpose(0, 1).to(kept.dtype))
 
 
 def _power_of_two(count: int) -> int:

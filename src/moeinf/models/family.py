@@ -38,7 +38,7 @@ class Family(ABC):
 
     name: ClassVar[str]  # the model_type under which the family is known
     encoder_input: EncoderInput | None = None  # how an encoder-decoder model is given a text; None for a decoder
-    repeats: ClassVar[bool] = False  # whether a token comes to the experts of a layer several times
+    repeats: bool = False  # whether a token comes to the experts of a layer several times
     vision: Vision | None = None  # how it sees pictures
     no_vision: str = "moeinf runs the text of this family alone"  # why it does not
 

@@ -176,7 +176,7 @@ def test_experts_that_were_published_transposed_are_stored_as_others(quant: str 
 
 @pytest.mark.parametrize("quant", [None, "q4_0", "mxfp4"])
 def test_narrower_experts_are_stored_as_if_they_had_come_with_zeros(quant: str | None, tmp_path: Path) -> None:
-    narrow = SEQ2SEQ_CONFIGS["nllb overflowing, normalised before, narrower experts of answers"]
+    narrow = SEQ2SEQ_CONFIGS["nllb overflowing, likeliest first, normalised before, narrower experts of answers"]
     wide = narrow | {"decoder_ffn_dim": narrow["encoder_ffn_dim"]}
     tensors = {key: tensor * 0.05 for key, tensor in random_tensors(narrow).items()}
     padded = {key: torch.zeros_like(tensor) for key, tensor in random_tensors(wide).items()}

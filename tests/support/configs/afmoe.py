@@ -18,9 +18,10 @@ AFMOE = COMMON | {
 }
 CONFIGS = {
     "afmoe": AFMOE,
-    "afmoe no dense layers, listed windows, tied": AFMOE
+    "afmoe no dense layers, nothing shared, listed windows, tied": AFMOE
     | {
         "num_dense_layers": 0,
+        "num_shared_experts": 0,
         "mup_enabled": False,
         "tie_word_embeddings": True,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],

@@ -19,6 +19,6 @@ CONFIGS = {
     "dbrx weights not normalised, as many keys as queries": DBRX
     | {
         "attn_config": DBRX["attn_config"] | {"kv_n_heads": 4},
-        "ffn_config": DBRX["ffn_config"] | {"moe_normalize_expert_weights": None},
+        "ffn_config": DBRX["ffn_config"] | {"moe_normalize_expert_weights": None, "ffn_act_fn": {"name": "gelu"}},
     },
 }

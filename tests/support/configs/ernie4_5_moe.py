@@ -14,6 +14,7 @@ ERNIE = COMMON | {
 }
 CONFIGS = {
     "ernie4_5_moe": ERNIE,
+    "ernie4_5_moe biased, small sums": ERNIE | {"use_bias": True, "moe_norm_min": 0.6, "moe_layer_start_index": 2},
     "ernie4_5_moe untied, dense layers, nothing shared": ERNIE
     | {
         "tie_word_embeddings": False,

@@ -21,8 +21,9 @@ JAMBA = COMMON | {
 }
 CONFIGS = {
     "jamba": JAMBA,
-    "jamba tied, no bias, experts in every layer": JAMBA
+    "jamba tied, no bias, experts in every layer, odd heads": JAMBA
     | {
+        "hidden_size": 60,
         "tie_word_embeddings": True,
         "mamba_conv_bias": False,
         "mamba_dt_rank": "auto",

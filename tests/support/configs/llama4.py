@@ -22,10 +22,12 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
 LLAMA4: dict[str, Any] = {"model_type": "llama4", "text_config": _TEXT}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama4": LLAMA4,
-    "llama4 dense layers, biased, no norms, listed positions": LLAMA4
+    "llama4 two experts, dense layers, biased, no norms, listed positions": LLAMA4
     | {
         "text_config": _TEXT
         | {
+            "num_experts_per_tok": 2,
+            "hidden_act": "relu",
             "interleave_moe_layer_step": 2,
             "attention_bias": True,
             "use_qk_norm": False,

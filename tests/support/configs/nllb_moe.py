@@ -39,8 +39,10 @@ SEQ2SEQ_CONFIGS = {
         "normalize_router_prob_before_dropping": True,
     },
     "nllb overflowing": NLLB | {"moe_eval_capacity_token_fraction": 0.2, "encoder_sparse_step": 4},
-    "nllb overflowing, normalised before, narrower experts of answers": NLLB
+    "nllb overflowing, likeliest first, normalised before, narrower experts of answers": NLLB
     | {
+        "batch_prioritized_routing": True,
+        "activation_function": "relu2",
         "moe_eval_capacity_token_fraction": 0.1,
         "encoder_sparse_step": 4,
         "decoder_ffn_dim": 64,
@@ -54,7 +56,8 @@ def mend(model: nn.Module, keep: float, share: float) -> None:
 
     The two likeliest, p1 / (p1 + p2) and p2 / (p1 + p2), times the share of outputs that training kept. An expert has
     room for a share of the source's tokens (an answer's are decoded one by one, and find room): for those that it is
-    the likeliest of, then for those that it is the second of. Who is left out counts in the sum below the line, or not.
+    the likeliest of, then for those that it is the second of, in their order or by their probability. Who is left out
+    counts in the sum below the line, or not.
     """
 
     def published(mlp: Any, share: float) -> Any:
@@ -63,8 +66,11 @@ def mend(model: nn.Module, keep: float, share: float) -> None:
             chosen = torch.softmax(mlp.router.classifier(flat), -1)
             room = dict.fromkeys(range(chosen.shape[1]), math.ceil(share * len(flat)))
             taken: list[list[int]] = [[] for _ in flat]
+            order = (
+                chosen.amax(1).argsort(descending=True) if mlp.router.batch_prioritized_routing else range(len(flat))
+            )
             for rank in range(2):
-                for token, p in enumerate(chosen):
+                for token, p in ((int(token), chosen[int(token)]) for token in order):
                     expert = int(p.topk(2).indices[rank])
                     room[expert] -= 1
                     taken[token] += [expert] if room[expert] >= 0 else []

@@ -17,5 +17,6 @@ CONFIGS = {
     "qwen2_moe tied, normalised, without biases": QWEN2
     | {"tie_word_embeddings": True, "norm_topk_prob": True, "qkv_bias": False},
     "qwen2_moe sliding window": QWEN2 | {"use_sliding_window": True, "max_window_layers": 2},
-    "qwen2_moe dense layers": QWEN2 | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "qwen2_moe dense layers, squared relu": QWEN2
+    | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3], "hidden_act": "relu2"},
 }

@@ -28,11 +28,12 @@ def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tenso
 
 
 def read_by(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that are not ignored, as they carry nothing."""
+    """Those that are not ignored, as they carry nothing, and have numbers."""
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if name in plan.dense or not any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.follows))
+        if name in plan.dense
+        or (tensor.numel() and not any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.follows)))
     }
 
 

@@ -148,6 +148,20 @@ def test_rope_store_equals_its_twin(
     assert torch.equal(found.k, expected.k) and torch.equal(found.v, expected.v)
 
 
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_heads_of_an_odd_size_are_stored_as_they_are(kernels: VectorOps, dtype: torch.dtype, clip: float) -> None:
+    found, expected = (Heads(3, 6, 2, 15, dtype, position=5) for _ in range(2))
+    for heads in (found, expected):
+        heads.cos = heads.sin = torch.empty(20, 0)
+    found.store(kernels, clip=clip)
+    expected.store(TWIN, clip=clip)
+    assert torch.equal(found.q, expected.q)
+    for cache, oracle in ((found.keys, expected.keys), (found.values, expected.values)):
+        assert torch.equal(cache[:, 5:8], oracle[:, 5:8])
+        assert cache[:, :5].isnan().all() and cache[:, 8:].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "interleaved"),
     [(24, 24, True), (24, 12, False), (24, 6, True), (20, 2, False), (16, 0, False), (16, 0, True)],

@@ -48,7 +48,7 @@ def test_a_number_out_of_range_is_refused_by_name(config: dict[str, Any], field:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("hidden_act", "gelu"),
+        ("hidden_act", "selu"),
         ("rope_scaling", {"type": "mrope"}),
         ("quantization_config", {"bits": 8}),
         ("rope_parameters", {"rope_type": "default", "mrope_section": [1, 1, 1]}),

@@ -20,6 +20,7 @@ from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
 from moeinf.models.cpu.pooled import NativePooledCore
 from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.array_math import function_of
 from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
@@ -38,7 +39,7 @@ from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding, StoredTensor
-from moeinf.types import Float32Array, KVFormat, Routing
+from moeinf.types import Activation, Float32Array, KVFormat, Routing
 
 
 class NativeLayers:
@@ -131,8 +132,10 @@ class NativeLayers:
     def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> SoftmaxRouter:
         return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
-    def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> GatedMLP:
-        return GatedMLP(self.weights, prefix, norm, names)
+    def gated_mlp(
+        self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES, activation: Activation = "silu"
+    ) -> GatedMLP:
+        return GatedMLP(self.weights, prefix, norm, names, activation)
 
     def head(
         self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
@@ -153,13 +156,15 @@ _NOTHING: Float32Array = np.empty((0, 0), np.float32)
 class GatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, weights: NativeWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str]) -> None:
+    def __init__(
+        self, weights: NativeWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str], activation: Activation
+    ) -> None:
         self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}.weight") for n in names)
-        self._norm, self._math = weights.norm(norm), weights.math
+        self._norm, self._activated = weights.norm(norm), function_of(weights.math, activation)
 
     def add_to(self, x: Float32Array) -> None:
         hidden = self._norm(x)
-        x += self._down(self._math.silu(self._gate(hidden)) * self._up(hidden))
+        x += self._down(self._activated(self._gate(hidden)) * self._up(hidden))
 
 
 class SoftmaxRouter:

@@ -21,6 +21,7 @@ from moeinf.models.gpu.pooled import DevicePooledCore
 from moeinf.models.gpu.rotary import DevicePositions, DeviceRotary
 from moeinf.models.gpu.staging import Staging
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.array_math import function_of
 from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
@@ -43,7 +44,7 @@ from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.soft_tokens import any_within
 from moeinf.models.layers.weights import Embedding
-from moeinf.types import DType, Float32Array
+from moeinf.types import Activation, DType, Float32Array
 
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -144,8 +145,10 @@ class DeviceLayers:
     def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
-    def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> DeviceGatedMLP:
-        return DeviceGatedMLP(self.weights, prefix, norm, names)
+    def gated_mlp(
+        self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES, activation: Activation = "silu"
+    ) -> DeviceGatedMLP:
+        return DeviceGatedMLP(self.weights, prefix, norm, names, activation)
 
     def head(
         self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
@@ -178,14 +181,17 @@ class DeviceLayers:
 class DeviceGatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, weights: DeviceWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str]) -> None:
+    def __init__(
+        self, weights: DeviceWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str], activation: Activation
+    ) -> None:
         self._weights, self._norm = weights, weights.norm(norm)
+        self._activated = function_of(weights.math, activation)
         self._gate, self._up, self._down = (weights.matrix(f"{prefix}{n}.weight") for n in names)
 
     def add_to(self, x: Tensor) -> None:
         weights = self._weights
         hidden = self._norm(x)
-        gated = torch.nn.functional.silu(weights.product(hidden, self._gate)) * weights.product(hidden, self._up)
+        gated = self._activated(weights.product(hidden, self._gate)) * weights.product(hidden, self._up)
         weights.ops.matrices.linear(gated, self._down, x, add=True)
 
 

@@ -6,11 +6,13 @@ but `to_host`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import EllipsisType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+
+from moeinf.types import Activation
 
 A = TypeVar("A", bound="Array")
 Index = slice | EllipsisType | tuple[slice | int | EllipsisType | None, ...]
@@ -105,3 +107,15 @@ class ArrayMathOf(Protocol[A]):
 
 
 ArrayMath = ArrayMathOf[Array]  # of whatever device
+
+
+def function_of(math: ArrayMathOf[A], activation: Activation) -> Callable[[A], A]:
+    """Of those that a field of config.json may name (models/activations.py)."""
+    functions: dict[Activation, Callable[[A], A]] = {
+        "silu": math.silu,
+        "gelu": math.gelu,
+        "gelu_tanh": math.gelu_tanh,
+        "relu": math.relu,
+        "relu2": lambda x: math.relu(x) ** 2,
+    }
+    return functions[activation]

@@ -95,11 +95,12 @@ class AttentionConfig:
     value_dim: int | None = None  # of a head's values, where they are narrower than its keys; the cache does not know
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+        if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads "
-                f"of an even size (head_dim {self.head_dim})"
+                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads"
             )
+        if self.head_dim % 2 and self.rope is not None:
+            raise CheckpointError(f"config.json: positions cannot rotate heads of an odd size, {self.head_dim}")
         if self.value_dim is not None and not 0 < self.value_dim < self.head_dim:
             raise CheckpointError(f"config.json: v_head_dim {self.value_dim} is not below head_dim {self.head_dim}")
         if self.head_dim > MAX_HEAD_DIM:
@@ -311,7 +312,11 @@ def heads_workspace(config: AttentionConfig, others: int) -> Workspace:
     return sizes | Workspace(token=mixed + others, fixed=SCORES_AT_ONCE)
 
 
-def mlp_shapes(hidden: int, intermediate: int, prefix: str, names: tuple[str, str, str] = MLP_NAMES) -> Shapes:
-    """Names and shapes of the matrices of a gated MLP."""
+def mlp_shapes(
+    hidden: int, intermediate: int, prefix: str, names: tuple[str, str, str] = MLP_NAMES, *, biased: bool = False
+) -> Shapes:
+    """Names and shapes of the tensors of a gated MLP."""
     sizes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
-    return {f"{prefix}{name}.weight": size for name, size in zip(names, sizes, strict=True)}
+    shapes: Shapes = {f"{prefix}{name}.weight": size for name, size in zip(names, sizes, strict=True)}
+    biases = {f"{prefix}{name}.bias": size[:1] for name, size in zip(names, sizes, strict=True)}
+    return shapes | (biases if biased else {})

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
@@ -17,7 +18,7 @@ from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Pos
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
 from moeinf.models.layers.streams.stem import PlainStem, Stem
-from moeinf.types import Expected, Float32Array, Profiler
+from moeinf.types import Activation, Expected, Float32Array, Profiler
 
 HEAD = "lm_head.weight"
 QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
@@ -39,6 +40,7 @@ class DecoderConfig:
     vocab_size: int
     context_length: int
     tied_embeddings: bool
+    activation: Activation = "silu"  # of experts, shared ones and dense MLPs
     windows: tuple[int | None, ...] | None = None  # of each layer, where they differ; else attention.window
     special: Mapping[int, AttentionConfig] = field(default_factory=dict)  # of layers whose attention is another
     without_positions: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
@@ -123,7 +125,6 @@ def parse_decoder(
     norm_eps, theta, partial (of a head, that is rotated; None: it is all of it): the family's defaults. quant_methods:
     those of which `pull` reads its checkpoints. Refuses what the shared code does not compute.
     """
-    f.only("hidden_act", "silu", None)
     f.only("per_layer_config", {}, None)
     if f.get("quantization_config") is not None:  # `pull` reads and undoes it
         f.within("quantization_config").only("quant_method", *quant_methods)
@@ -149,6 +150,7 @@ def parse_decoder(
         f.count("vocab_size"),
         reach(f, context_length),
         f.flag("tie_word_embeddings", False),
+        activation=activation_of(f),
     )
 
 

@@ -53,6 +53,8 @@ class DeepseekMoe:
     shared_limit: float = 0.0  # of what their activation is given, and that of dense MLPs; 0: there is none
     shared_oai: bool = False  # they compute what gpt-oss's experts do
     shared_limits: Mapping[int, float] = field(default_factory=dict)  # by decoder layer: of silu(gate) and up instead
+    mlp_bias: bool = False  # of the matrices of shared experts and dense MLPs
+    least_sum: float = 0.0  # that a token's weights are divided by, in a family that has such a bound
     shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
     @staticmethod
@@ -108,7 +110,7 @@ class DeepseekMoe:
             if behind is not None:
                 shapes[f"{layer}{behind}.weight"] = (hidden,)
             if i not in self.moe_layers:
-                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix, self.names.dense)
+                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix, self.names.dense, biased=self.mlp_bias)
                 continue
             experts = self.moe.experts_of(self.moe_layers.index(i))
             shapes[prefix + self.names.gate] = (experts, hidden)
@@ -116,7 +118,8 @@ class DeepseekMoe:
                 shapes[prefix + self.names.bias] = (experts,)
             if self.num_shared_experts:
                 shared = self.shared_size or self.num_shared_experts * self.moe_intermediate_size
-                shapes |= mlp_shapes(hidden, shared, prefix + self.names.shared, self.names.in_shared)
+                block = prefix + self.names.shared
+                shapes |= mlp_shapes(hidden, shared, block, self.names.in_shared, biased=self.mlp_bias)
         return shapes
 
     def experts(self, decoder: DecoderConfig) -> GatedExperts:
@@ -145,7 +148,7 @@ class DeepseekMoe:
                 blocks.append(self._dense(decoder, layers, prefix, norm, behind))
                 continue
             gate = router(weights, self, prefix, norm)
-            shared, replaces = self._shared(weights, prefix, i), decoder.replaces
+            shared, replaces = self._shared(weights, decoder, prefix, i), decoder.replaces
             moe_layer = self.moe_layers.index(i)
             blocks.append(MoeBlock(moe_layer, gate, experts, profiler, shared=shared, behind=behind, replaces=replaces))
         return blocks
@@ -158,18 +161,30 @@ class DeepseekMoe:
         norm: NormConfig,
         behind: Callable[[Hidden], Hidden] | None,
     ) -> Block:
-        if behind is None and not decoder.replaces and not self.shared_limit:
-            return layers.gated_mlp(block, norm, self.names.dense)
+        if behind is None and not decoder.replaces and not self.shared_limit and not self.mlp_bias:
+            return layers.gated_mlp(block, norm, self.names.dense, decoder.activation)
         weights = layers.weights
-        mlp = SharedExpert(weights, block, names=self.names.dense, limit=self.shared_limit, oai=self.shared_oai)
+        limit, oai, activation = self.shared_limit, self.shared_oai, decoder.activation
+        mlp = SharedExpert(
+            weights, block, names=self.names.dense, limit=limit, oai=oai, activation=activation, biased=self.mlp_bias
+        )
         return DenseBlock(weights.norm(norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
 
-    def _shared(self, weights: Weights, block: str, layer: int) -> SharedExpert | None:
+    def _shared(self, weights: Weights, decoder: DecoderConfig, block: str, layer: int) -> SharedExpert | None:
         if not self.num_shared_experts:
             return None
         prefix, names = block + self.names.shared, self.names.in_shared
         limit, after, oai = self.shared_limit, self.shared_limits.get(layer, 0.0), self.shared_oai
-        return SharedExpert(weights, prefix, names=names, limit=after or limit, clamps_silu=after > 0, oai=oai)
+        return SharedExpert(
+            weights,
+            prefix,
+            names=names,
+            limit=after or limit,
+            clamps_silu=after > 0,
+            oai=oai,
+            activation=decoder.activation,
+            biased=self.mlp_bias,
+        )
 
     def _behind(self, layer: int) -> str | None:
         return self.names.behind if layer in self.moe_layers else self.names.behind_dense
@@ -244,12 +259,16 @@ class SigmoidRouter:
         ids = math.top_k(kept, c.moe.top_k)
         weights = math.take(scores, ids)
         if c.normalise:
-            weights = weights / (math.sum(weights, -1, True) + self.added)
+            weights = weights / self._total(weights)
         routing = self._routing(ids, weights * c.scaling)
         return hidden, routing
 
     def _scores(self, logits: Array) -> Array:
         return self._math.sigmoid(logits)
+
+    def _total(self, weights: Array) -> Array:
+        """What the weights of a token are divided by."""
+        return self._math.sum(weights, -1, True) + self.added
 
     def _best_two(self, grouped: Array) -> Array:
         math = self._math

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden
+from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden, function_of
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Beams, Block, Experts, Layers, Positions, Weights
-from moeinf.types import Float32Array, IntArray, Profiler
+from moeinf.types import Activation, Float32Array, IntArray, Profiler
 
 QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
 
@@ -100,16 +100,18 @@ class Attention:
 
 
 class FeedForward:
-    """x += down(relu(up(norm(x)))): the dense block."""
+    """x += down(f(up(norm(x)))) of a function f: the dense block."""
 
-    def __init__(self, weights: Weights, prefix: str, names: tuple[str, str], biased: bool, norm: Norm) -> None:
-        self._math, self._norm = weights.math, norm
+    def __init__(
+        self, weights: Weights, prefix: str, names: tuple[str, str], biased: bool, norm: Norm, activation: Activation
+    ) -> None:
+        self._activated, self._norm = function_of(weights.math, activation), norm
         self._up, self._down = (
             weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
         )
 
     def add_to(self, x: Hidden) -> None:
-        x += self._down(self._math.relu(self._up(self._norm(x))))
+        x += self._down(self._activated(self._up(self._norm(x))))
 
 
 @dataclass(frozen=True, slots=True)

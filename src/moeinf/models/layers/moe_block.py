@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.array_math import Hidden, function_of
 from moeinf.models.layers.attention_config import MLP_NAMES
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import Attention, Block, Experts, Positions, Router, Weights
-from moeinf.types import Profiler
+from moeinf.types import Activation, Profiler
 
 
 class MoeBlock:
@@ -94,10 +94,16 @@ class SharedExpert:
         limit: float = 0.0,
         clamps_silu: bool = False,
         oai: bool = False,
+        activation: Activation = "silu",
+        biased: bool = False,
     ) -> None:
-        """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
+        """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]; activation: instead of silu;
+        biased: whether each matrix has a bias."""
+        self._activated = function_of(weights.math, activation)
         self._math, self._limit, self._clamps_silu, self._oai = weights.math, limit, clamps_silu, oai
-        self._gate, self._up, self._down = (weights.linear(f"{prefix}{name}.weight") for name in names)
+        self._gate, self._up, self._down = (
+            weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
+        )
         self._own_gate = None if own_gate is None else weights.linear(own_gate)
 
     def __call__(self, hidden: Hidden) -> Hidden:
@@ -107,7 +113,7 @@ class SharedExpert:
             up = math.clip(up, -limit, limit)
         if limit and not self._clamps_silu:
             gate = math.clip(gate, -float("inf"), limit)
-        gate = gate * math.sigmoid(gate * 1.702) if self._oai else math.silu(gate)
+        gate = gate * math.sigmoid(gate * 1.702) if self._oai else self._activated(gate)
         if self._clamps_silu:
             gate = math.clip(gate, -float("inf"), limit)
         out = self._down(gate * (up + 1 if self._oai else up))
@@ -132,15 +138,15 @@ class DenseBlock:
         x[...] = out if self._replaces else x + out
 
 
-class SquaredReluMLP:
-    """down(relu(up(x))^2)."""
+class UngatedMLP:
+    """down(f(up(x))), of a function f."""
 
-    def __init__(self, weights: Weights, prefix: str) -> None:
-        self._math = weights.math
+    def __init__(self, weights: Weights, prefix: str, activation: Activation) -> None:
+        self._activated = function_of(weights.math, activation)
         self._up, self._down = (weights.linear(f"{prefix}{name}_proj.weight") for name in ("up", "down"))
 
     def __call__(self, hidden: Hidden) -> Hidden:
-        return self._down(self._math.relu(self._up(hidden)) ** 2)
+        return self._down(self._activated(self._up(hidden)))
 
 
 class PlainBlock:

@@ -58,6 +58,7 @@ def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, expe
         copies=copies(config),
         tied_head=config.head if config.tied_embeddings else None,
         follows=frequencies(config),
+        form=ExpertForm(config.activation),
     )
 
 
@@ -182,6 +183,7 @@ class PlainExperts:
     blocks: Mapping[str, int]  # of each layer with experts: prefix of its block, and the intermediate size
     names: tuple[str, str]  # what the family calls the matrices up and down
     biased: bool
+    activation: Activation
 
     def parts(self, hidden: int, intermediate: int) -> Shapes:
         """The parts of one expert."""
@@ -192,7 +194,7 @@ class PlainExperts:
 def plain_experts_plan(moe: MoeShape, hidden: int, dense: Shapes, experts: PlainExperts) -> TensorPlan:
     """The plan, but for what its family says of single dense tensors.
 
-    Where the experts of some layers are smaller, they are filled up with zeros, of which relu makes zeros again.
+    Where the experts of some layers are smaller, they are filled up with zeros, of which activations make zeros again.
     """
     up, down = experts.names
     own = {"up": f"{up}.weight", "down": f"{down}.weight", "up_bias": f"{up}.bias", "down_bias": f"{down}.bias"}
@@ -206,7 +208,9 @@ def plain_experts_plan(moe: MoeShape, hidden: int, dense: Shapes, experts: Plain
         for expert in range(moe.num_experts)
         for part, shape in experts.parts(hidden, intermediate).items()
     }
-    return TensorPlan(moe, parts, dense, (layout,), form=ExpertForm("relu", gated=False, biased=experts.biased))
+    return TensorPlan(
+        moe, parts, dense, (layout,), form=ExpertForm(experts.activation, gated=False, biased=experts.biased)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import Activation, Float32Array, IntArray
 
 # Each protocol is of a device's arrays A, positions P (as `rotary` gives them and `attention` takes them), routing R.
 P = TypeVar("P")
@@ -363,8 +363,10 @@ class LayersOf(Protocol[A, P, R_co]):
         weights sum to 1."""
         ...
 
-    def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> BlockOf[A]:
-        """down(silu(gate(x)) * up(x)), under these names, and the norm in front of it."""
+    def gated_mlp(
+        self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES, activation: Activation = "silu"
+    ) -> BlockOf[A]:
+        """down(silu(gate(x)) * up(x)), under these names, and the norm in front of it; or what instead of silu."""
         ...
 
     def head(

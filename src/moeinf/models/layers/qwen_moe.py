@@ -74,11 +74,16 @@ class QwenMoe:
             norm = None if decoder.norms.block is None else decoder.block_norm(i)
             if i not in self.moe_layers:
                 assert norm is not None and not decoder.replaces, "no such family has dense layers"
-                blocks.append(layers.gated_mlp(prefix, norm))
+                blocks.append(layers.gated_mlp(prefix, norm, activation=decoder.activation))
                 continue
             router = layers.softmax_router(f"{prefix}gate.weight", norm, self.moe.top_k, normalise=self.norm_topk_prob)
             shared = (
-                SharedExpert(layers.weights, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
+                SharedExpert(
+                    layers.weights,
+                    f"{prefix}shared_expert.",
+                    f"{prefix}shared_expert_gate.weight",
+                    activation=decoder.activation,
+                )
                 if self.shared_intermediate_size
                 else None
             )

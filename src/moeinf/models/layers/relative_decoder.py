@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes, Sharpening, heads_workspace
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
@@ -35,6 +36,7 @@ class RelativeDecoder:
     @staticmethod
     def parse(f: Fields, num_layers: int, *, scale: Callable[[int], float]) -> RelativeDecoder:
         """scale: of the scores, by the size of heads."""
+        silu_alone(f)
         f.only("attention_bias", False, None)
         f.present("num_attention_heads", "num_key_value_heads", "head_dim", "d_rel", "rel_extent")
         f.present("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")

@@ -169,7 +169,11 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list
     """
     wanted = {**plan.dense} | {name: shape for name, (shape, _) in experts.items()}
     claimed = tensors.claimed_by(wanted.keys())
-    others = [name for name in tensors.names() if name not in wanted and not _is_left_out(plan, name)]
+    others = [
+        name
+        for name in tensors.names()
+        if name not in wanted and not _is_left_out(plan, name) and not tensors.is_empty(name)
+    ]
     for name in others:
         if name not in claimed:
             tensors.check_readable(name)

@@ -99,6 +99,10 @@ class Tensors:
     def entry(self, name: str) -> TensorEntry:
         return self._found[name][1]
 
+    def is_empty(self, name: str) -> bool:
+        """Whether it has no numbers, as the matrices of shared experts that a model has none of."""
+        return 0 in self.entry(name).shape
+
     def dtype_text(self, name: str) -> str:
         """What a tensor or matrix is in, for messages."""
         scheme = self.scheme(name)

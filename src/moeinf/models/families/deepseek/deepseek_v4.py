@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import SILU
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
@@ -60,6 +61,7 @@ class Config:
     @staticmethod
     def parse(f: Fields) -> Config:
         for name, *allowed in (
+            ("hidden_act", *SILU),
             ("scoring_func", "sqrtsoftplus"),
             ("topk_method", "noaux_tc"),
             ("norm_topk_prob", True),

@@ -79,7 +79,9 @@ class FirstHalf:
         self._weights, self._experts, self._profiler = weights, experts, profiler
         self._norm, self._gate = weights.norm(norm), weights.linear(f"{prefix}router.classifier.weight")
         self._bias = weights.vector(f"{prefix}router.e_score_correction_bias")
-        self._mlp = SharedExpert(weights, f"{c.decoder.module(2 * moe_layer, 'mlps')}.")
+        self._mlp = SharedExpert(
+            weights, f"{c.decoder.module(2 * moe_layer, 'mlps')}.", activation=c.decoder.activation
+        )
 
     def router(self, x: Hidden) -> tuple[Hidden, object]:
         hidden, routing, _ = self._routed(x)
@@ -124,7 +126,9 @@ class Family(deepseek_v2.Family):
         c, d, blocks = self._config, self.decoder, list[Block]()
         for layer in range(self.moe.num_layers):
             first = FirstHalf(c, layer, layers, experts, profiler, d.block_norm(2 * layer))
-            mlp = layers.gated_mlp(f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1))
+            mlp = layers.gated_mlp(
+                f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1), activation=d.activation
+            )
             blocks += [first, SecondHalf(first, mlp)]
         attention = [LatentAttention(layers, d, c.latent, i) for i in range(d.num_layers)]
         return Decoder(d, layers, blocks, experts, profiler, attention)

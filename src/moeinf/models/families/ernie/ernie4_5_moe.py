@@ -21,23 +21,23 @@ _MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: kept, and not
 
 
 def _parse(f: Fields) -> Config:
-    return parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
+    c = parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
+    return replace(c, decoder=replace(c.decoder, head_bias=f.flag("use_bias", False)))
 
 
 def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:
     """layers: those with experts."""
-    f.only("use_bias", False, None)
-    f.only("attention_bias", False, None)
+    f.only("attention_bias", False, None)  # its name here is use_bias
     f.only("moe_gate", "topk", None)
     f.only("moe_use_aux_free", True, None)  # without it there is no bias
-    f.only("moe_norm_min", 1e-12, None)  # weights are never so small
+    biased = f.flag("use_bias", False)
     f.present("tie_word_embeddings")
     hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
     head_dim = f.count("head_dim", hidden // heads, minimum=2)
     context_length = f.count("max_position_embeddings")
     whole_heads(f)
     rope = rope_of(f, head_dim, 5e5, context_length, interleaved=True)
-    decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope)
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope, bias=biased, output_bias=biased)
     top_k = f.count_of("moe_k", "num_experts_per_tok")
     f.present("moe_num_shared_experts")
     blocks = DeepseekMoe(
@@ -47,6 +47,8 @@ def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:
         f.count("moe_intermediate_size"),
         f.count("moe_num_shared_experts", 0, minimum=0),
         names=_NAMES,
+        mlp_bias=biased,
+        least_sum=f.number("moe_norm_min", 1e-12, zero=True),
     )
     return Config(decoder, blocks)
 
@@ -65,6 +67,10 @@ def _moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:
 class SoftmaxRouter(SigmoidRouter):
     def _scores(self, logits: Array) -> Array:
         return self._math.softmax(logits)
+
+    def _total(self, weights: Array) -> Array:
+        math = self._math
+        return math.clip(math.sum(weights, -1, True), self._config.least_sum, float("inf"))
 
 
 class Family(glm4_moe.Family):

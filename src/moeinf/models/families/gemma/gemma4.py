@@ -12,19 +12,20 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.activations import activation_of
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import MLP_NAMES, AttentionConfig, NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
-from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import text_part
-from moeinf.types import ExpertForm, MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, MoeShape, Profiler, TensorPlan
 
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
 _MORE_NORMS = (
@@ -64,7 +65,6 @@ class Config:
     def parse(f: Fields, prefix: str) -> Config:
         if not f.flag("enable_moe_block", False):
             raise UnsupportedModelError(f"{f.where}: enable_moe_block is not true: this Gemma 4 has no experts")
-        f.only("hidden_activation", "gelu_pytorch_tanh", None)
         f.only("use_bidirectional_attention", "vision", None)  # which is of images
         f.only("num_kv_shared_layers", 0, None)
         f.only("partial_rotary_factor", None)  # each kind of layer has its own
@@ -102,6 +102,7 @@ class Config:
         decoder = replace(
             decoder,
             attention=replace(decoder.attention, sees="picture") if together else decoder.attention,
+            activation=activation_of(f, "hidden_activation", "gelu_tanh"),
             prefix=prefix,
             norms=_NORMS,
             windows=tuple(window if each else None for each in slides),
@@ -202,15 +203,16 @@ class Router:
 
 
 class DenseMLP:
-    """norm(down(gelu(gate(x)) * up(x))) of norm(x)."""
+    """norm(down(f(gate(x)) * up(x))) of norm(x), f being mostly gelu."""
 
-    def __init__(self, weights: Weights, layer: str, norm: NormConfig, behind: NormConfig) -> None:
-        self._math, self._norm, self._behind = weights.math, weights.norm(norm), weights.norm(behind)
-        self._gate, self._up, self._down = (weights.linear(f"{layer}mlp.{name}.weight") for name in MLP_NAMES)
+    def __init__(
+        self, weights: Weights, layer: str, norm: NormConfig, behind: NormConfig, activation: Activation
+    ) -> None:
+        self._norm, self._behind = weights.norm(norm), weights.norm(behind)
+        self._mlp = SharedExpert(weights, f"{layer}mlp.", activation=activation)
 
     def __call__(self, x: Hidden) -> Hidden:
-        hidden = self._norm(x)
-        return self._behind(self._down(self._math.gelu_tanh(self._gate(hidden)) * self._up(hidden)))
+        return self._behind(self._mlp(self._norm(x)))
 
 
 class ScaledBlock(MoeBlock):
@@ -243,7 +245,7 @@ class Family(DecoderFamily):
                 Router(weights, layer, c),
                 experts,
                 profiler,
-                beside=DenseMLP(weights, layer, norm, behind_mlp),
+                beside=DenseMLP(weights, layer, norm, behind_mlp, c.decoder.activation),
                 behind_experts=weights.norm(behind_experts),
                 behind=weights.norm(behind),
             )
@@ -272,4 +274,4 @@ class Family(DecoderFamily):
         c = self._config
         blocks = [c.layer(i) for i in range(c.decoder.num_layers)]
         plan = self.gated_experts(GatedExperts(blocks, c.moe_intermediate_size, None))
-        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), vision=self.seen_by, form=ExpertForm("gelu_tanh"))
+        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), vision=self.seen_by)

@@ -49,7 +49,7 @@ def _parse(f: Fields) -> Config:
         moe_layers,
         f.count("intermediate_size"),
         f.count("moe_intermediate_size"),
-        f.count("num_shared_experts"),
+        f.count("num_shared_experts", minimum=0),
         scaling=f.number("route_scale", 1.0),
         names=_NAMES,
     )

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import SILU
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.decoder import parse_decoder
@@ -54,6 +55,7 @@ class Config(glm4_moe.Config):
 def _parse(f: Fields) -> Config:
     f = _in_common_names(f)
     for name, *allowed in (
+        ("hidden_act", *SILU),
         ("moe_router_activation", "sigmoid"),
         ("norm_expert_weight", True),
         ("use_moe_router_bias", True),

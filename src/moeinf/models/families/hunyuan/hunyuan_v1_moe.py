@@ -97,7 +97,7 @@ class Family(DecoderFamily):
         for i, block in enumerate(self._blocks()):
             norm = c.decoder.block_norm(i)
             router = layers.softmax_router(f"{block}gate.wg.weight", norm, c.moe.top_k, normalise=True)
-            shared = SharedExpert(layers.weights, f"{block}shared_mlp.")
+            shared = SharedExpert(layers.weights, f"{block}shared_mlp.", activation=c.decoder.activation)
             blocks.append(MoeBlock(i, router, experts, profiler, shared=shared))
         return Decoder(c.decoder, layers, blocks, experts, profiler)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import silu_alone
 from moeinf.models.families.mixtral import granitemoeshared
 from moeinf.models.families.mixtral.granitemoe import Config
 from moeinf.models.family import MixedDecoderFamily
@@ -17,15 +18,14 @@ from moeinf.models.layers.recurrent.mixed import MixedLayers
 
 
 def _parse(f: Fields) -> Config:
-    c = replace(Config.parse(f), shared_intermediate_size=f.count("shared_intermediate_size", 1024))
     f.only("position_embedding_type", None, "nope", "rope")
-    if f.get("position_embedding_type") == "rope":
-        return c
-    return replace(c, decoder=replace(c.decoder, attention=replace(c.decoder.attention, rope=None)))
+    c = Config.parse(f) if f.get("position_embedding_type") == "rope" else Config.parse(f, rope=None)
+    return replace(c, shared_intermediate_size=f.count("shared_intermediate_size", 1024))
 
 
 def _parse_mamba(f: Fields, hidden_size: int, norm_eps: float) -> MambaConfig:
     f.only("mamba_proj_bias", False, None)
+    silu_alone(f)  # which Mamba has, too
     refuse_step_limits(f)
     heads, inner = f.count("mamba_n_heads", 128), f.count("mamba_expand", 2) * hidden_size
     head_dim = inner // heads if f.get("mamba_d_head") in (None, "auto") else f.count("mamba_d_head")

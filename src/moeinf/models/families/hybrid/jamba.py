@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import silu_alone
 from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
@@ -31,6 +32,7 @@ class Config:
 
     @staticmethod
     def parse(f: Fields) -> Config:
+        silu_alone(f)  # which Mamba has, too
         f.only("attention_bias", False, None)
         f.only("mamba_proj_bias", False, None)
         f.only("sliding_window", None)
@@ -89,7 +91,7 @@ class Family(MixedDecoderFamily):
         for i in range(c.decoder.num_layers):
             prefix, norm = self._block(i), c.decoder.block_norm(i)
             if i not in c.moe_layers:
-                blocks.append(layers.gated_mlp(prefix, norm))
+                blocks.append(layers.gated_mlp(prefix, norm, activation=c.decoder.activation))
                 continue
             router = layers.softmax_router(f"{prefix}router.weight", norm, c.moe.top_k, normalise=False)
             blocks.append(MoeBlock(c.moe_layers.index(i), router, experts, profiler))

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.activations import activation_of
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.absent import NoAttention, NoBlock
@@ -24,7 +25,7 @@ from moeinf.models.layers.attention_config import (
 )
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
-from moeinf.models.layers.moe_block import MoeBlock, PlainBlock, SquaredReluMLP
+from moeinf.models.layers.moe_block import MoeBlock, PlainBlock, UngatedMLP
 from moeinf.models.layers.moe_plan import UngatedExperts, ungated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace
@@ -48,7 +49,6 @@ class Config:
     @staticmethod
     def parse(f: Fields) -> Config:
         for name, *allowed in (
-            ("mlp_hidden_act", "relu2"),
             ("mamba_hidden_act", "silu"),
             ("mlp_bias", False),
             ("use_bias", False),
@@ -73,6 +73,7 @@ class Config:
         decoder = replace(
             decoder,
             norms=LayerNorms(attention="norm", block=None),
+            activation=activation_of(f, "mlp_hidden_act", "relu2"),
             prefix="backbone.",
             embedding_name="embeddings",
             last_norm="norm_f",
@@ -179,7 +180,7 @@ class Family(DecoderFamily):
         c, weights, prefix = self._config, layers.weights, f"{self._config.layer(number)}mixer."
         norm = c.block_norm(number)
         if c.kinds[number] == "mlp":
-            return PlainBlock(weights.norm(norm), SquaredReluMLP(weights, prefix))
+            return PlainBlock(weights.norm(norm), UngatedMLP(weights, prefix, c.decoder.activation))
         into, back = f"{prefix}fc1_latent_proj.weight", f"{prefix}fc2_latent_proj.weight"
         latent = (weights.linear(into), weights.linear(back)) if c.latent_size else None
         return MoeBlock(
@@ -187,7 +188,7 @@ class Family(DecoderFamily):
             SigmoidRouter(weights, c.moe, prefix, norm),
             experts,
             profiler,
-            shared=SquaredReluMLP(weights, f"{prefix}shared_experts."),
+            shared=UngatedMLP(weights, f"{prefix}shared_experts.", c.decoder.activation),
             latent=latent,
         )
 
@@ -223,7 +224,9 @@ class Family(DecoderFamily):
         c = self._config
         blocks = [f"{c.layer(i)}mixer." for i in c.moe.moe_layers]
         width = c.latent_size or self.decoder.attention.hidden_size
-        experts = UngatedExperts(blocks, width, c.moe.moe_intermediate_size, "relu2", transposed=self.transposed)
+        experts = UngatedExperts(
+            blocks, width, c.moe.moe_intermediate_size, self.decoder.activation, transposed=self.transposed
+        )
         plan = ungated_experts_plan(self.decoder, self.moe, self.dense, experts)
         return replace(plan, ahead=(MTP,), renamed={r"^model\.": "backbone."})
 

@@ -1,4 +1,4 @@
-"""Llama 4, the language model of it: one expert a token beside a shared one, attention in chunks (Llama4ForCausalLM).
+"""Llama 4, the language model of it: an expert a token beside a shared one, attention in chunks (Llama4ForCausalLM).
 
 Every fourth layer sees all tokens and has no positions; instead its queries are sharpened in long contexts. An expert
 is given the hidden state times the router's score. Checkpoints hold a model of images beside it, which is left out.
@@ -6,14 +6,17 @@ is given the hidden state times the router's score. Checkpoints hold a model of 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, Shapes, Sharpening, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
@@ -21,7 +24,7 @@ from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import rope_fields
 from moeinf.models.text_part import text_part
-from moeinf.types import MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, MoeShape, Profiler, TensorPlan
 
 _OTHER_MODELS = r"(vision_model|multi_modal_projector)\..*"
 
@@ -39,7 +42,6 @@ class Config:
         f.present("head_dim")
         f.only("partial_rotary_factor", 1.0, None)
         rope_fields(f).only("partial_rotary_factor", 1.0, None)
-        f.only("num_experts_per_tok", 1, None)  # experts of one token would be given different states
         decoder = parse_decoder(
             f, norm_eps=1e-5, theta=5e5, qk_norm="turned" if f.flag("use_qk_norm", True) else "none", head_norms=None
         )
@@ -55,7 +57,7 @@ class Config:
             raise CheckpointError("config.json: moe_layers and interleave_moe_layer_step leave no layer with experts")
         return Config(
             decoder,
-            routed_shape(f, ("num_local_experts",), 1, decoder.num_layers, moe_layers),
+            routed_shape(f, ("num_local_experts",), f.count("num_experts_per_tok", 1), decoder.num_layers, moe_layers),
             moe_layers,
             f.count("intermediate_size"),
             f.count("intermediate_size_mlp", 16384),
@@ -89,25 +91,53 @@ def _attention_of_layers(f: Fields, base: AttentionConfig, num_layers: int) -> l
 
 
 class Router:
-    """The best expert, which is given the hidden state times the sigmoid of its score."""
+    """The best experts. Each is given the hidden state times the sigmoid of its own score."""
 
-    def __init__(self, weights: Weights, block: str, norm: NormConfig) -> None:
-        self._math, self._routing = weights.math, weights.routing
+    def __init__(self, weights: Weights, block: str, norm: NormConfig, top_k: int) -> None:
+        self._math, self._routing, self._top_k = weights.math, weights.routing, top_k
         self._norm, self._gate = weights.norm(norm), weights.linear(f"{block}router.weight")
+        self._alone = weights.math.of_host(np.eye(top_k, dtype=np.float32))
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
+        """With the state that the best expert is given."""
+        hidden, ids, shares = self._chosen(x)
+        return hidden * shares[:, :1], self._routing(ids, shares * 0 + 1)
+
+    def one_by_one(self, x: Hidden) -> Iterator[tuple[Hidden, object]]:
+        """Of each expert of a token, what it is given, and a routing in which it alone has a weight."""
+        hidden, ids, shares = self._chosen(x)
+        for nth in range(self._top_k):
+            yield hidden * shares[:, nth : nth + 1], self._routing(ids, shares * 0 + self._alone[nth : nth + 1])
+
+    def _chosen(self, x: Hidden) -> tuple[Hidden, Array, Array]:
         math, hidden = self._math, self._norm(x)
         scores = self._gate(hidden)
-        ids = math.top_k(scores, 1)
-        share = math.sigmoid(math.take(scores, ids))  # [tokens, 1]
-        return hidden * share, self._routing(ids, share * 0 + 1)
+        ids = math.top_k(scores, self._top_k)
+        return hidden, ids, math.sigmoid(math.take(scores, ids))
+
+
+class SeveralExperts:
+    """A block in which the experts of a token are given different states: a pass comes to them one after the other."""
+
+    def __init__(
+        self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, shared: Callable[[Hidden], Hidden]
+    ) -> None:
+        self.moe_layer, self.router = moe_layer, router
+        self._experts, self._profiler, self._shared = experts, profiler, shared
+
+    def add_to(self, x: Hidden) -> None:
+        out = x * 0
+        for given, routing in self.router.one_by_one(x):
+            self._profiler.lap("router")
+            self._experts.run(self.moe_layer, given, routing, out)
+        x += out + self._shared(x)
 
 
 class SharedMLP:
     """mlp(norm(x))."""
 
-    def __init__(self, weights: Weights, prefix: str, norm: NormConfig) -> None:
-        self._norm, self._mlp = weights.norm(norm), SharedExpert(weights, prefix)
+    def __init__(self, weights: Weights, prefix: str, norm: NormConfig, activation: Activation) -> None:
+        self._norm, self._mlp = weights.norm(norm), SharedExpert(weights, prefix, activation=activation)
 
     def __call__(self, x: Hidden) -> Hidden:
         return self._mlp(self._norm(x))
@@ -120,18 +150,22 @@ class Family(DecoderFamily):
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="model.")
         self._config = c = Config.parse(text.fields)
-        self.decoder, self.moe = c.decoder, c.moe
+        self.decoder, self.moe, self.repeats = c.decoder, c.moe, c.moe.top_k > 1
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, weights, blocks = self._config, layers.weights, list[Block]()
         for i in range(c.decoder.num_layers):
             prefix, norm = c.block(i), c.decoder.block_norm(i)
             if i not in c.moe_layers:
-                blocks.append(layers.gated_mlp(prefix, norm))
+                blocks.append(layers.gated_mlp(prefix, norm, activation=c.decoder.activation))
                 continue
-            shared = SharedMLP(weights, f"{prefix}shared_expert.", norm)
-            router = Router(weights, prefix, norm)
-            blocks.append(MoeBlock(c.moe_layers.index(i), router, experts, profiler, beside=shared))
+            shared = SharedMLP(weights, f"{prefix}shared_expert.", norm, c.decoder.activation)
+            layer, router = c.moe_layers.index(i), Router(weights, prefix, norm, c.moe.top_k)
+            blocks.append(
+                MoeBlock(layer, router, experts, profiler, beside=shared)
+                if c.moe.top_k == 1
+                else SeveralExperts(layer, router, experts, profiler, shared)
+            )
         return Decoder(c.decoder, layers, blocks, experts, profiler)
 
     def block_shapes(self) -> Shapes:

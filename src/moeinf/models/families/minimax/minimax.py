@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+from moeinf.models.activations import silu_alone
 from moeinf.models.families.mixtral import mixtral
 from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
@@ -46,6 +47,7 @@ class Config(mixtral.Config):
 
 
 def _parse(f: Fields) -> Config:
+    silu_alone(f)  # which lightning attention has, too
     f.only("attention_bias", False, None)
     head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
     whole_heads(f)  # rotary_dim says what is rotated

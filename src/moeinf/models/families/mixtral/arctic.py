@@ -22,7 +22,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Router, Weights
-from moeinf.types import MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
 
@@ -63,8 +63,8 @@ class ParallelBlock(Routed):
         super().add_to(x)
 
 
-def _dense(weights: Weights, prefix: str, norm: NormConfig) -> PlainBlock:
-    return PlainBlock(weights.norm(norm), SharedExpert(weights, prefix, names=NAMES))
+def _dense(weights: Weights, prefix: str, norm: NormConfig, activation: Activation) -> PlainBlock:
+    return PlainBlock(weights.norm(norm), SharedExpert(weights, prefix, names=NAMES, activation=activation))
 
 
 class Family(DecoderFamily):
@@ -80,13 +80,13 @@ class Family(DecoderFamily):
             prefix, norm = f"model.layers.{i}.block_sparse_moe.", c.decoder.block_norm(i)
             attention: Attention = layers.attention(c.decoder.attention, c.decoder.attention_site(i))
             if i not in c.moe_layers:
-                blocks.append(_dense(layers.weights, f"{prefix}mlp.", norm))
+                blocks.append(_dense(layers.weights, f"{prefix}mlp.", norm, c.decoder.activation))
             else:
                 normalise, moe_layer = c.moe.top_k > 1, c.moe_layers.index(i)
                 router = layers.softmax_router(f"{prefix}gate.weight", norm, c.moe.top_k, normalise=normalise)
                 if c.parallel:
                     residual_norm = replace(norm, name=f"model.layers.{i}.residual_layernorm.weight")
-                    mlp = _dense(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm)
+                    mlp = _dense(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm, c.decoder.activation)
                     block = ParallelBlock(moe_layer, router, experts, profiler, mlp)
                     blocks.append(block)
                     attention = Looked(block, attention)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from moeinf.models.activations import silu_alone
 from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
@@ -24,6 +25,7 @@ _IMAGES = r"(vision_tower|multi_modal_projector)\..*"
 
 
 def _parse(f: Fields) -> Config:
+    silu_alone(f)  # which experts have in any case
     f.only("mlp_bias", False, None)
     f.present("moe_num_experts", "moe_topk", "moe_num_shared_experts")
     whole_heads(f)

@@ -121,12 +121,16 @@ class Family(glm4_moe.Family):
             block: SideBySide
             if i in c.blocks.moe_layers:
                 router = Router(weights, c, prefix, norm)
-                shared = SharedExpert(weights, f"{prefix}shared_experts.") if c.blocks.num_shared_experts else None
+                shared = (
+                    SharedExpert(weights, f"{prefix}shared_experts.", activation=c.decoder.activation)
+                    if c.blocks.num_shared_experts
+                    else None
+                )
                 share = 0.5 if c.averaged else 1.0
                 moe_layer = c.blocks.moe_layers.index(i)
                 block = Routed(moe_layer, router, experts, profiler, None if shared is None else shared, share)
             else:
-                block = Beside(weights.norm(norm), SharedExpert(weights, prefix))
+                block = Beside(weights.norm(norm), SharedExpert(weights, prefix, activation=c.decoder.activation))
             attentions.append(Looked(block, layers.attention(d.attention_of(i), site)))
             blocks.append(block)
         return Decoder(d, layers, blocks, experts, profiler, attentions)

@@ -5,10 +5,11 @@ One matrix has the rows of gate, up or down of all experts of a layer; those of 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from moeinf.models.activations import activation_of
 from moeinf.models.families.mixtral import olmoe
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
@@ -29,16 +30,20 @@ _SIZES = {  # in the names of others, as transformers also takes them: both
 }
 
 
-def _parse(f: Fields) -> olmoe.Config:
+@dataclass(frozen=True, slots=True)
+class Config(olmoe.Config):
+    order: float  # of the norm that a token's weights are divided by; 0: none
+
+
+def _parse(f: Fields) -> Config:
     attention, ffn = f.within("attn_config"), f.within("ffn_config")
     sizes = {name: f.count_of(*names) for name, names in _SIZES.items()}
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     f.only("head_dim", hidden // heads, None)
-    f.only("tie_word_embeddings", False, None)
     whole_heads(f)
     ffn.only("hidden_size", hidden, None)
-    ffn.only("ffn_act_fn", {"name": "silu"}, None)
-    ffn.only("moe_normalize_expert_weights", 1.0, None)  # the norm that their weights have, of order 1
+    act = ffn.within("ffn_act_fn")
+    act.refuse_others("name")
     decoder = parse_decoder(
         f.replaced(**sizes, rms_norm_eps=1e-5),
         norm_eps=1e-5,
@@ -51,20 +56,28 @@ def _parse(f: Fields) -> olmoe.Config:
         output_name="out_proj",
         clip_qkv=attention.number("clip_qkv", 0.0) or None,
     )
-    return olmoe.Config(
+    order = 1.0 if "moe_normalize_expert_weights" not in ffn else ffn.number("moe_normalize_expert_weights", 0.0)
+    return Config(
         replace(
-            decoder, norms=_NORMS, prefix="transformer.", layers_name="blocks", embedding_name="wte", last_norm="norm_f"
+            decoder,
+            activation=activation_of(act, "name"),
+            norms=_NORMS,
+            prefix="transformer.",
+            layers_name="blocks",
+            embedding_name="wte",
+            last_norm="norm_f",
         ),
         routed_shape(ffn, ("moe_num_experts",), ffn.count("moe_top_k"), decoder.num_layers),
         ffn.count("ffn_hidden_size"),
-        ffn.get("moe_normalize_expert_weights") is not None or "moe_normalize_expert_weights" not in ffn,
+        order > 0,
+        order,
     )
 
 
 class Router:
     """Softmax over all experts, and of these the best k."""
 
-    def __init__(self, weights: Weights, gate: str, norm: NormConfig, c: olmoe.Config) -> None:
+    def __init__(self, weights: Weights, gate: str, norm: NormConfig, c: Config) -> None:
         self._weights, self._config = weights, c
         self._norm, self._gate = weights.norm(norm), weights.linear(gate)
 
@@ -73,13 +86,14 @@ class Router:
         scores = math.softmax(self._gate(hidden))
         ids = math.top_k(scores, self._config.moe.top_k)
         chosen = math.take(scores, ids)
-        if self._config.norm_topk_prob:
-            chosen = chosen / math.sum(chosen, -1, True)
+        if order := self._config.order:
+            chosen = chosen / math.sum(chosen**order, -1, True) ** (1 / order)
         return hidden, self._weights.routing(ids, chosen)
 
 
 class Family(olmoe.Family):
     name = "dbrx"
+    _config: Config
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = c = _parse(Fields(config))

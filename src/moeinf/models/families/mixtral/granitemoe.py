@@ -27,9 +27,10 @@ class Config:
     shared_intermediate_size: int = 0  # of an MLP that every token is given besides; 0: there is none
 
     @staticmethod
-    def parse(f: Fields) -> Config:
+    def parse(f: Fields, **features: Any) -> Config:
+        """features: as parse_decoder has them."""
         f.only("activation_function", "silu", None)  # another name of hidden_act, in PowerMoE
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=f.number("attention_multiplier", 1.0))
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=f.number("attention_multiplier", 1.0), **features)
         decoder = replace(
             decoder,
             embedding_scale=f.number("embedding_multiplier", 1.0),
@@ -40,11 +41,15 @@ class Config:
         return Config(decoder, moe, f.count("intermediate_size"))
 
 
+def _parse(f: Fields) -> Config:
+    return Config.parse(f)
+
+
 class Family(DecoderFamily):
     """What Granite's families share; one with shared experts has fields of its own."""
 
     name = "granitemoe"
-    parse = staticmethod(Config.parse)
+    parse = staticmethod(_parse)
     router = "router.layer.weight"  # behind the block's prefix
     fused_names = ("input_linear.weight", "output_linear.weight")
 

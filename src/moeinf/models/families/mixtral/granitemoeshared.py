@@ -9,10 +9,10 @@ from functools import cached_property
 from moeinf.models.families.mixtral import granitemoe
 from moeinf.models.families.mixtral.granitemoe import Config
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.array_math import Hidden, function_of
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.protocol import Weights
-from moeinf.types import TensorPlan
+from moeinf.types import Activation, TensorPlan
 
 
 def _parse(f: Fields) -> Config:
@@ -20,15 +20,15 @@ def _parse(f: Fields) -> Config:
 
 
 class SharedMLP:
-    """down(silu(gate(x)) * up(x)), of which one matrix has gate and then up."""
+    """down(f(gate(x)) * up(x)) of a function f, of which one matrix has gate and then up."""
 
-    def __init__(self, weights: Weights, prefix: str, intermediate_size: int) -> None:
-        self._math, self._size = weights.math, intermediate_size
+    def __init__(self, weights: Weights, prefix: str, intermediate_size: int, activation: Activation) -> None:
+        self._activated, self._size = function_of(weights.math, activation), intermediate_size
         self._both, self._down = (weights.linear(f"{prefix}{name}_linear.weight") for name in ("input", "output"))
 
     def __call__(self, hidden: Hidden) -> Hidden:
         both = self._both(hidden)
-        return self._down(self._math.silu(both[:, : self._size]) * both[:, self._size :])
+        return self._down(self._activated(both[:, : self._size]) * both[:, self._size :])
 
 
 class Family(granitemoe.Family):
@@ -41,7 +41,7 @@ class Family(granitemoe.Family):
 
     def shared(self, weights: Weights, layer: int) -> Callable[[Hidden], Hidden] | None:
         size = self._config.shared_intermediate_size
-        return SharedMLP(weights, _prefix(layer), size) if size else None
+        return SharedMLP(weights, _prefix(layer), size, self.decoder.activation) if size else None
 
     def block_shapes(self) -> Shapes:
         shapes, hidden = super().block_shapes(), self.decoder.attention.hidden_size

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.activations import activation_of
 from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, Hidden
@@ -31,6 +32,7 @@ from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.types import (
+    Activation,
     DType,
     EncoderInput,
     Expected,
@@ -72,12 +74,13 @@ class Config:
     router_bias: bool
     capacity: float  # share of a source's tokens that an expert takes; from 1 on, none overflows
     tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
+    likeliest_first: bool  # whether experts take these of a source's tokens, and not the earliest
     normalised_first: bool  # the weights of a token's experts, before those that overflow are left out
+    activation: Activation
 
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
-        f.only("activation_function", "relu", None)
         f.only("router_dtype", "float32", None)
         f.only("router_type", "tokens_masked", None)
         f.only("second_expert_policy", "all", None)
@@ -108,7 +111,9 @@ class Config:
             router_bias=f.flag("router_bias", False),
             capacity=_capacity(f),
             tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
+            likeliest_first=f.flag("batch_prioritized_routing", False),
             normalised_first=f.flag("normalize_router_prob_before_dropping", False),
+            activation=activation_of(f, "activation_function", "relu"),
         )
 
     @property
@@ -153,8 +158,6 @@ def _capacity(f: Fields) -> float:
         raise UnsupportedModelError(
             f"config.json: moe_eval_capacity_token_fraction is {value!r:.100}; must be a number above 0"
         )
-    if value < 1:
-        f.only("batch_prioritized_routing", False, None)  # else the likeliest tokens come first, and not the earliest
     return float(value)
 
 
@@ -164,14 +167,15 @@ class Router:
     Training masks a share of the experts' outputs; inference multiplies them by the share that it keeps (expert output
     masking, section 6.2.1). That factor is in the weights here.
 
-    Where an expert is given more than its share of a source's tokens, it leaves the later ones out: first come those
-    that it is the likeliest of, then those that it is the second of. An answer's tokens are counted one by one, as they
-    are decoded, and so never overflow.
+    Where an expert is given more than its share of a source's tokens, it leaves the later ones out, or those whose
+    likeliest expert is less likely: first come those that it is the likeliest of, then those that it is the second of.
+    An answer's tokens are counted one by one, as they are decoded, and so never overflow.
     """
 
     def __init__(self, weights: Weights, c: Config, prefix: str, norm: Norm, capacity: float) -> None:
         self._weights, self._norm, self._scale = weights, norm, np.float32(c.expert_scale)
         self._num_experts, self._capacity, self._normalised_first = c.moe.num_experts, capacity, c.normalised_first
+        self._likeliest_first = c.likeliest_first
         self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
         self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
@@ -181,12 +185,24 @@ class Router:
         ids = math.top_k(probabilities, 2)
         weights = counted = math.take(probabilities, ids)
         if self._capacity < 1:
-            weights = weights * self._within_capacity(ids)
+            within = self._within_capacity_by_size if self._likeliest_first else self._within_capacity
+            weights = weights * within(ids, weights)
             counted = counted if self._normalised_first else weights
         total = math.clip(math.sum(counted, -1, keepdims=True), float(EPS), 2.0)
         return hidden, self._weights.routing(ids, weights / total * self._scale)
 
-    def _within_capacity(self, ids: Array) -> Array:
+    def _within_capacity_by_size(self, ids: Array, weights: Array) -> Array:
+        """As if the tokens came in the order of their larger weight."""
+        math, count = self._weights.math, len(ids)
+        order = math.top_k(weights[:, :1].swapaxes(0, 1), count)  # [1, tokens]
+        back = math.top_k(order * -1.0, count)
+
+        def sorted_by(of_tokens: Array, places: Array) -> Array:
+            return math.take(of_tokens.swapaxes(0, 1), math.concatenate([places, places], 0)).swapaxes(0, 1)
+
+        return sorted_by(self._within_capacity(sorted_by(ids, order), weights), back)
+
+    def _within_capacity(self, ids: Array, weights: Array) -> Array:
         """ids [tokens, 2] -> the same, whether the expert takes the token."""
         math, experts = self._weights.math, self._num_experts
         first, second = ids[:, :1], ids[:, 1:]
@@ -237,7 +253,7 @@ class Family(EncoderDecoderFamily):
                 block: Block = MoeBlock(moe_layer, router, experts, profiler)
                 moe_layer += 1
             else:
-                block = FeedForward(weights, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
+                block = FeedForward(weights, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"), c.activation)
             attention = Attention(layers, stack.heads, f"{prefix}self_attn.", norm(f"{prefix}self_attn_"))
             if stack_name == "encoder":
                 encoder.append(EncoderLayer(attention, block))
@@ -312,7 +328,7 @@ class Family(EncoderDecoderFamily):
         named = (embedding, *(() if c.tied else (*c.embeddings, HEAD)))
         dense = self._routers() | self._norms() | dict.fromkeys(named, (c.vocab_size, c.hidden_size)) | matrices
         blocks = {f"{prefix}ffn.": stack.intermediate_size for _, stack, prefix, sparse in c.layers() if sparse}
-        plan = plain_experts_plan(c.moe, c.hidden_size, dense, PlainExperts(blocks, ("fc1", "fc2"), biased=True))
+        plan = plain_experts_plan(c.moe, c.hidden_size, dense, PlainExperts(blocks, ("fc1", "fc2"), True, c.activation))
         return replace(
             plan,
             matrices=frozenset(name for name in matrices if name.endswith("weight")),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import activation_of
 from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, Hidden
@@ -29,7 +30,7 @@ from moeinf.models.layers.encoder_decoder import (
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
-from moeinf.types import DType, EncoderInput, IntArray, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import Activation, DType, EncoderInput, IntArray, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 ATTENTIONS = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}  # of a layer
@@ -51,13 +52,13 @@ class Config:
     norm_eps: float
     expert_capacity: int
     router_bias: bool
+    activation: Activation
     tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
 
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
-        f.only("feed_forward_proj", "relu", None)
-        f.only("dense_act_fn", "relu", None)
+        activation = activation_of(f, "dense_act_fn", activation_of(f, "feed_forward_proj", "relu"))
         f.only("is_gated_act", False, None)
         f.only("router_type", "tokens_masked", None)
         f.only("router_dtype", "float32", None)
@@ -88,6 +89,7 @@ class Config:
             norm_eps=f.number("layer_norm_epsilon", 1e-6),
             expert_capacity=f.count("expert_capacity", 64),
             router_bias=f.flag("router_bias", False),
+            activation=activation,
             tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
         )
 
@@ -196,7 +198,7 @@ class Family(EncoderDecoderFamily):
                 block: Block = MoeBlock(moe_layer, router, experts, profiler)
                 moe_layer += 1
             else:
-                block = FeedForward(weights, mlp, ("wi", "wo"), False, mlp_norm)
+                block = FeedForward(weights, mlp, ("wi", "wo"), False, mlp_norm, c.activation)
             own = attention(prefix, 0, "SelfAttention")
             if stack == "encoder":
                 encoder.append(EncoderLayer(own, block))
@@ -269,7 +271,7 @@ class Family(EncoderDecoderFamily):
         dense = self._norms_and_biases() | self._routers() | matrices
         dense |= {name: (c.vocab_size, c.hidden_size) for name in (*embeddings, c.head)}  # EMBEDDING even if unread
         tied = (*(f"{stack}.embed_tokens.weight" for stack in ATTENTIONS), HEAD) if c.tied else ()
-        experts = PlainExperts(dict.fromkeys(self._blocks(), c.intermediate_size), ("wi", "wo"), biased=False)
+        experts = PlainExperts(dict.fromkeys(self._blocks(), c.intermediate_size), ("wi", "wo"), False, c.activation)
         return replace(
             plain_experts_plan(c.moe, c.hidden_size, dense, experts),
             matrices=frozenset(matrices),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import NormKind, Shapes
 from moeinf.types import DeltaSizes, Workspace
@@ -28,6 +29,7 @@ class DeltaConfig:
 
     @staticmethod
     def parse(f: Fields, hidden_size: int, norm_eps: float, *, stacked: bool) -> DeltaConfig:
+        silu_alone(f)  # which convolutions have, too
         keys, values = f.count("linear_num_key_heads", 16), f.count("linear_num_value_heads", 32)
         if values % keys:
             raise CheckpointError(f"config.json: linear_num_key_heads {keys} cannot serve {values} value heads")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from moeinf.errors import CheckpointError
+from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
@@ -36,6 +37,7 @@ class KdaConfig:
 
     @staticmethod
     def parse(f: Fields, hidden_size: int, norm_eps: float) -> KdaConfig:
+        silu_alone(f)  # which convolutions have, too
         heads, size = f.count("linear_num_heads", 32), f.count("linear_head_dim", 128)
         if heads * size > _WIDEST:
             raise CheckpointError(f"{f.where}: {heads} heads of {size} are beyond the {_WIDEST} that moeinf computes")
