@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
@@ -18,9 +19,21 @@ _NUMBERS = (1e-15, 1e15)  # products and powers of a few of them stay finite
 class Fields:
     """Typed access to one JSON object. `where` names it in errors."""
 
-    def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self, values: dict[str, Any], where: str = "config.json", called: Mapping[str, str] | None = None
+    ) -> None:
+        """called: of fields that the object has under another name, that name."""
         self._values = values
         self._where = where
+        self._called = called or {}
+
+    def name_of(self, name: str) -> str:
+        """What the object calls a field."""
+        return self._called.get(name, name)
+
+    def said(self, name: str) -> str:
+        """What errors call a field: by the object, and by its name in that."""
+        return f"{self._where}: {self.name_of(name)}"
 
     @property
     def where(self) -> str:
@@ -41,31 +54,37 @@ class Fields:
 
     def replaced(self, **values: Any) -> Fields:
         """The same object with these values in place of its own."""
-        return Fields({**self._values, **values}, self._where)
+        return Fields({**self._values, **values}, self._where, self._called)
+
+    def renamed(self, called: Mapping[str, str]) -> Fields:
+        """The same object, where errors are to call fields by the names that it has them under."""
+        return Fields(self._values, self._where, {**self._called, **called})
 
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
     def with_values(self, **values: Any) -> Fields:
         """The same with these fields instead of its own."""
-        return Fields(self._values | values, self._where)
+        return Fields(self._values | values, self._where, self._called)
 
     def count(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = _LARGEST) -> int:
         """A whole number within the bounds; null or absent gives the default, which if None is an error."""
         value = self._values.get(name)
         if value is None:
             if default is None:
-                raise CheckpointError(f"{self._where}: {name} is missing")
+                raise CheckpointError(f"{self.said(name)} is missing")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise CheckpointError(
-                f"{self._where}: {name} is {value!r:.100}; must be a whole number from {minimum} to {maximum}"
+                f"{self.said(name)} is {value!r:.100}; must be a whole number from {minimum} to {maximum}"
             )
         return value
 
     def count_of(self, *names: str, maximum: int = _LARGEST) -> int:
         """`count` of whichever of the names is there: transformers 5 renamed some fields when it saves."""
         there = [name for name in names if self._values.get(name) is not None]
+        if not there and len(names) > 1:
+            raise CheckpointError(f"{self.said(names[0])} (or {', '.join(names[1:])}) is missing")
         counts = [self.count(name, maximum=maximum) for name in there or names[:1]]
         if len(set(counts)) > 1:
             raise CheckpointError(f"{self._where}: {' and '.join(there)} are {counts}; they mean the same")
@@ -75,51 +94,49 @@ class Fields:
         """A list of so many whole numbers, from 0 on."""
         values = self._values.get(name)
         if not isinstance(values, list) or len(values) != length:
-            raise CheckpointError(f"{self._where}: {name} must be a number, or a list of {length}")
-        return [Fields({name: value}, self._where).count(name, minimum=0) for value in values]
+            raise CheckpointError(f"{self.said(name)} must be a number, or a list of {length}")
+        return [Fields({name: value}, self._where, self._called).count(name, minimum=0) for value in values]
 
     def present(self, *names: str) -> None:
         """Refuses a config without these fields: readers differ in the value that a missing one means."""
         for name in names:
             if name not in self._values:
-                raise CheckpointError(f"{self._where}: {name} is missing")
+                raise CheckpointError(f"{self.said(name)} is missing")
 
     def number(self, name: str, default: float | None = None, *, zero: bool = False) -> float:
         """A positive number of a size that occurs; zero: or 0."""
         value = self._values.get(name)
         if value is None:
             if default is None:
-                raise CheckpointError(f"{self._where}: {name} is missing")
+                raise CheckpointError(f"{self.said(name)} is missing")
             return default
         low, high = _NUMBERS
         sound = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not sound or not (low <= value <= high or (zero and value == 0)):
             also = "0, or " if zero else ""
-            raise CheckpointError(
-                f"{self._where}: {name} is {value!r:.100}; must be {also}a number from {low} to {high}"
-            )
+            raise CheckpointError(f"{self.said(name)} is {value!r:.100}; must be {also}a number from {low} to {high}")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
         """A list of so many numbers as `number` takes them."""
         values = self._values.get(name)
         if not isinstance(values, list) or len(values) != count:
-            raise CheckpointError(f"{self._where}: {name} must be a list of {count} numbers")
-        return [Fields({name: value}, self._where).number(name) for value in values]
+            raise CheckpointError(f"{self.said(name)} must be a list of {count} numbers")
+        return [Fields({name: value}, self._where, self._called).number(name) for value in values]
 
     def within(self, name: str) -> Fields:
         """The fields of an object in this one; none where it is null or absent."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, dict):
-            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be an object")
-        return Fields(value or {}, f"{self._where}: {name}")
+            raise CheckpointError(f"{self.said(name)} is {value!r:.100}; must be an object")
+        return Fields(value or {}, f"{self.said(name)}")
 
     def layers(self, name: str) -> frozenset[int]:
         """A list of layer numbers; null or absent is none."""
         value = self._values.get(name)
         value = [] if value is None else value
         if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be a list of layer numbers")
+            raise CheckpointError(f"{self.said(name)} is {value!r:.100}; must be a list of layer numbers")
         return frozenset(value)
 
     def kinds(self, name: str, num_layers: int, *allowed: str) -> tuple[str, ...] | None:
@@ -129,7 +146,7 @@ class Fields:
             return None
         if not isinstance(value, list) or len(value) != num_layers:
             raise CheckpointError(
-                f"{self._where}: {name} must be a list with a kind for each of {num_layers} layers (num_hidden_layers)"
+                f"{self.said(name)} must be a list with a kind for each of {num_layers} layers (num_hidden_layers)"
             )
         for kind in value:
             if kind not in allowed:
@@ -143,7 +160,7 @@ class Fields:
         if value is None and not default:
             return False
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be true or false")
+            raise CheckpointError(f"{self.said(name)} is {value!r:.100}; must be true or false")
         return value
 
     def only(self, name: str, *allowed: Any) -> None:
@@ -151,21 +168,25 @@ class Fields:
         value = self._values.get(name)
         if value not in allowed:
             known = " or ".join(repr(a) for a in allowed if a is not None)
-            raise UnsupportedModelError(
-                f"{self._where}: {name} = {value!r:.100} is not supported (only {known or 'null'})"
-            )
+            raise UnsupportedModelError(f"{self.said(name)} = {value!r:.100} is not supported (only {known or 'null'})")
 
     def refuse_others(self, *known: str) -> None:
         """Refuses every field but these: for objects of which each field changes the mathematics."""
         for name, value in self._values.items():
             if name not in known and value is not None:
-                raise UnsupportedModelError(f"{self._where}: {name} = {value!r:.100} is not supported")
+                raise UnsupportedModelError(f"{self.said(name)} = {value!r:.100} is not supported")
 
 
-def moe_shape(num_layers: int, num_experts: int, top_k: int, counts: Sequence[int] = ()) -> MoeShape:
-    """counts: of the experts of each layer, where they may differ. Raises CheckpointError for what no model has."""
-    if top_k > min(counts, default=num_experts):
-        raise CheckpointError(f"config.json: a token cannot use {top_k} of {min(counts, default=num_experts)} experts")
+def moe_shape(
+    num_layers: int, num_experts: int, top_k: int, counts: Sequence[int] = (), named: Sequence[str] = ()
+) -> MoeShape:
+    """counts: of the experts of each layer, where they may differ; named: the fields that say how many there are, and
+    how many a token uses. Raises CheckpointError for what no model has."""
+    fewest = min(counts, default=num_experts)
+    if top_k > fewest:
+        raise CheckpointError(
+            f"config.json: a token cannot use {top_k} of {fewest} experts ({', '.join(named or ('num_experts',))})"
+        )
     if num_layers * num_experts > _MOST_EXPERTS:
         raise CheckpointError(
             f"config.json: {num_experts} experts in each of {num_layers} layers are more than the "
@@ -185,7 +206,7 @@ def routed_shape(
     layers = range(num_layers) if moe_layers is None else moe_layers
     there = [name for name in names if isinstance(f.get(name), list)]
     if not there:
-        return moe_shape(len(layers), f.count_of(*names), top_k)
+        return moe_shape(len(layers), f.count_of(*names), top_k, named=_of_experts(f, names, top_k))
     counts = f.counts(there[0], num_layers)
     for name in names:
         if f.get(name) is not None and f.get(name) != counts:
@@ -194,4 +215,11 @@ def routed_shape(
         if (count > 0) != (layer in layers):
             has = "has experts" if layer in layers else "has none"
             raise CheckpointError(f"{f.where}: {there[0]} is {count} in layer {layer}, which {has}")
-    return moe_shape(len(layers), max(counts), top_k, [counts[layer] for layer in layers])
+    named = _of_experts(f, names, top_k)
+    return moe_shape(len(layers), max(counts), top_k, [counts[layer] for layer in layers], named)
+
+
+def _of_experts(f: Fields, names: Sequence[str], top_k: int) -> list[str]:
+    """Which fields say how many experts there are, and how many a token uses."""
+    used = [name for name in f.names if f.get(name) == top_k and re.search("per_tok|top_?k|_k$", name)]
+    return [f.name_of(name) for name in (*used, *names) if f.get(name) is not None]

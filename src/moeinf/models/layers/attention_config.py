@@ -97,15 +97,16 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads"
+                f"config.json: num_attention_heads is {self.num_heads}, no multiple of num_key_value_heads, "
+                f"{self.num_kv_heads}"
             )
         if self.head_dim % 2 and self.rope is not None:
-            raise CheckpointError(f"config.json: positions cannot rotate heads of an odd size, {self.head_dim}")
+            raise CheckpointError(f"config.json: head_dim is {self.head_dim}; positions rotate pairs of an even size")
         if self.value_dim is not None and not 0 < self.value_dim < self.head_dim:
             raise CheckpointError(f"config.json: v_head_dim {self.value_dim} is not below head_dim {self.head_dim}")
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(
-                f"config.json: heads of {self.head_dim} are beyond the {MAX_HEAD_DIM} that moeinf computes"
+                f"config.json: head_dim is {self.head_dim}, beyond the {MAX_HEAD_DIM} that moeinf computes"
             )
         if self.rope is not None and self.rope.rotary_dim > self.head_dim:
             raise CheckpointError(f"config.json: {self.rope.rotary_dim} rotary dimensions in heads of {self.head_dim}")

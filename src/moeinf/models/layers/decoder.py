@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moeinf.errors import CheckpointError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
@@ -136,6 +137,9 @@ def parse_decoder(
     if "num_kv_heads" not in features:
         f.present("num_key_value_heads")
         features["num_kv_heads"] = f.count("num_key_value_heads", heads)
+    if heads % features["num_kv_heads"]:
+        shared = f"{f.name_of('num_key_value_heads')}, {features['num_kv_heads']}"
+        raise CheckpointError(f"{f.said('num_attention_heads')} is {heads}, no multiple of {shared}")
     if "rope" not in features:
         if partial is None:
             whole_heads(f)

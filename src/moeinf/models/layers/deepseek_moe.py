@@ -200,14 +200,21 @@ def leading_dense(f: Fields, num_layers: int) -> tuple[int, ...]:
     return layers
 
 
-def sparse_layers(f: Fields, num_layers: int, *, first_dense: int) -> tuple[int, ...]:
-    """The layers with experts, where mlp_layer_types lists them; where it is missing, all but the first ones."""
+def sparse_layers(
+    f: Fields, num_layers: int, *, first_dense: int, counted: str = "first_k_dense_replace"
+) -> tuple[int, ...]:
+    """The layers with experts, where mlp_layer_types lists them; where it is missing, all but the first ones.
+
+    counted: the field that says how many these are.
+    """
     kinds = f.kinds("mlp_layer_types", num_layers, "dense", "sparse")
     if kinds is None:
         kinds = ("dense",) * first_dense + ("sparse",) * (num_layers - first_dense)
     layers = tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
     if not layers:
-        raise CheckpointError("config.json: mlp_layer_types or first_k_dense_replace leave no layer with experts")
+        named = next((name for name in ("mlp_layer_types", counted) if f.get(name) is not None), None)
+        fault = f"without mlp_layer_types and {counted} there is" if named is None else f"{named} leaves"
+        raise CheckpointError(f"{f.where}: {fault} no layer with experts")
     return layers
 
 

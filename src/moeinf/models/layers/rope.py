@@ -90,7 +90,8 @@ def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
         return head_dim
     rotated = int(head_dim * factor)
     if not 2 <= rotated <= head_dim or rotated % 2:
-        raise CheckpointError(f"config.json: partial_rotary_factor {factor} of heads of {head_dim} is no even number")
+        size = size_of_heads(f, head_dim)
+        raise CheckpointError(f"{f.where}: partial_rotary_factor {factor} of a head is no even number: {size}")
     return rotated
 
 
@@ -120,12 +121,22 @@ def rope_of(
     names, make = scaling
     r.refuse_others("rope_type", "type", "rope_theta", "partial_rotary_factor", *names, *also)
     theta, trained = r.number("rope_theta", f.number("rope_theta", theta)), _trained(f, context_length)
+    if rotary_dim % 2:
+        raise CheckpointError(f"{f.where}: {size_of_heads(f, rotary_dim)}; positions rotate pairs of an even size")
     if rotary_dim > _WIDEST:
         raise CheckpointError(f"config.json: positions rotate {rotary_dim} numbers of a head; moeinf takes {_WIDEST}")
     if theta <= 1 or trained < 2:
         raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
     rope = make(_Source(r, rotary_dim, theta, context_length, trained, interleaved, _share(f, 1.0)))
     return replace(rope, unstretched=_plain(rotary_dim, theta).astype(np.float32))
+
+
+def size_of_heads(f: Fields, size: int) -> str:
+    """What says that heads, or parts of them, have this size."""
+    names = ("qk_rope_head_dim", "head_dim", "global_head_dim")
+    named = next((name for name in names if f.get(name) == size), None)
+    hidden, heads = f.name_of("hidden_size"), f.name_of("num_attention_heads")
+    return f"{hidden} by {heads} is {size}" if named is None else f"{named} is {size}"
 
 
 def of_kind(f: Fields, kind: str) -> Fields:

@@ -195,7 +195,9 @@ def _ropes(f: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
         rope_fields(each).only("truncate", True, None)  # which transformers looks for in another place
     sizes = [int(head_dim * factor) for factor in factors]
     if any(not 2 <= size <= head_dim or size % 2 for size in sizes):
-        raise CheckpointError(f"{f.where}: partial_rotary_factor of heads of {head_dim} gives {sizes}, no even numbers")
+        raise CheckpointError(
+            f"{f.where}: partial_rotary_factor of head_dim, {head_dim}, gives {sizes}, no even numbers"
+        )
     main, compressed = (
         rope_of(each, size, 1e4, context, interleaved=True) for each, size in zip(found, sizes, strict=True)
     )

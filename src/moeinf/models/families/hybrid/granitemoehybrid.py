@@ -30,9 +30,9 @@ def _parse_mamba(f: Fields, hidden_size: int, norm_eps: float) -> MambaConfig:
     heads, inner = f.count("mamba_n_heads", 128), f.count("mamba_expand", 2) * hidden_size
     head_dim = inner // heads if f.get("mamba_d_head") in (None, "auto") else f.count("mamba_d_head")
     if heads * head_dim != inner:
+        each = "" if f.get("mamba_d_head") in (None, "auto") else f" of mamba_d_head, {head_dim}"
         raise CheckpointError(
-            f"config.json: mamba_n_heads {heads} of mamba_d_head {head_dim} are not mamba_expand times hidden_size, "
-            f"which is {inner}"
+            f"{f.where}: mamba_expand times hidden_size is {inner}, which is not mamba_n_heads, {heads}{each}"
         )
     return MambaConfig(
         hidden_size,

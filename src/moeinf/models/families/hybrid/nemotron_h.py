@@ -130,6 +130,8 @@ def _kinds(f: Fields) -> tuple[str, ...]:
     if name is not None:
         listed = f.get(name)
         length = len(listed) if isinstance(listed, list) else 0
+        if not length:
+            raise CheckpointError(f"{f.said(name)} is {listed!r:.100}; it must name the layers")
         kinds = f.kinds(name, length, *_PATTERN.values(), *_NEW_NAMES)
         return tuple(_NEW_NAMES.get(kind, kind) for kind in kinds or ())
     pattern = f.get("hybrid_override_pattern")

@@ -58,7 +58,9 @@ class Config:
         f.present("n_shared_experts", "route_scale")
         num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
         dense, expert = _widths(f)
-        layers = sparse_layers(f, num_layers, first_dense=f.count("dense_mlp_idx", 0, minimum=0))
+        layers = sparse_layers(
+            f, num_layers, first_dense=f.count("dense_mlp_idx", 0, minimum=0), counted="dense_mlp_idx"
+        )
         common = RelativeDecoder.parse(f, num_layers, scale=lambda size: 1 / size)
         width = f.number("logits_mup_width_multiplier", f.number("embedding_multiplier", 24.0))
         f.only("embedding_multiplier", width, None)

@@ -81,7 +81,7 @@ def renamed(f: Fields, inner: Fields, names: Mapping[str, str], *, required: boo
         found[common] = other if value is None else value
         if found[common] is None and required:
             raise CheckpointError(f"{f.where}: {own} (or {common}) is missing")
-    return f.replaced(**found)
+    return f.replaced(**found).renamed({common: own for common, own in names.items() if inner.get(own) is not None})
 
 
 def _kinds(f: Fields, num_layers: int) -> tuple[str, ...]:

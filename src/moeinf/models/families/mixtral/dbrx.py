@@ -38,6 +38,8 @@ class Config(olmoe.Config):
 def _parse(f: Fields) -> Config:
     attention, ffn = f.within("attn_config"), f.within("ffn_config")
     sizes = {name: f.count_of(*names) for name, names in _SIZES.items()}
+    called = {name: next((each for each in names if f.get(each) is not None), name) for name, names in _SIZES.items()}
+    f = f.renamed(called | {"num_key_value_heads": "kv_n_heads of attn_config"})
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     f.only("head_dim", hidden // heads, None)
     whole_heads(f)

@@ -38,7 +38,9 @@ def _parse(f: Fields) -> Config:
         qk_norm="head" if f.flag("use_qk_norm", True) else "none",
         head_norms=("query_layernorm", "key_layernorm"),
     )
-    shared = f.replaced(n_shared_experts=f.count_of(*_SHARED))
+    shared = f.replaced(n_shared_experts=f.count_of(*_SHARED)).renamed(
+        {_SHARED[0]: next((name for name in _SHARED if f.get(name) is not None), _SHARED[0])}
+    )
     blocks = DeepseekMoe.parse(shared, decoder.num_layers, normalise=True, corrected=True, shared=_SHARED[0])
     names = BlockNames(bias="gate.expert_bias")
     return Config(replace(decoder, embedding_name="word_embeddings"), replace(blocks, names=names), second=True)

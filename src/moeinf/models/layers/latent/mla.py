@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import Growth, LatentHeads, NormConfig, Shapes
@@ -78,6 +79,8 @@ def parse_latent(
     rotary_dim = f.count("qk_rope_head_dim", minimum=2) if rotated else f.count("qk_rope_head_dim", 0, 0, 0)
     context_length = f.count("max_position_embeddings")
     rank, nope_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
+    if rank % 2:
+        raise CheckpointError(f"{f.said('kv_lora_rank')} is {rank}; moeinf computes rows of an even size")
     f.only("partial_rotary_factor", 1.0, None)
     rope_fields(f).only("partial_rotary_factor", partial, None)
     rope = Rope(np.zeros(0, np.float32), interleaved=interleaved)

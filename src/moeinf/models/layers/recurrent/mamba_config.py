@@ -27,7 +27,8 @@ class MambaConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
             raise CheckpointError(
-                f"config.json: {self.num_heads} heads of Mamba cannot share the keys of {self.num_groups} groups"
+                f"config.json: {self.num_heads} heads of Mamba cannot share the keys of {self.num_groups} groups "
+                "(mamba_n_groups, or n_groups)"
             )
 
     @property
