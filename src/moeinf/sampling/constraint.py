@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from moeinf.errors import UsageError
-from moeinf.text.tokenizer import TextStream
+from moeinf.errors import TextError, UsageError
+from moeinf.text.tokenizer import TextStream, whole_characters
 from moeinf.types import IntArray
 
 _MOST_BYTES = 64 << 10  # of a schema or grammar
@@ -45,7 +45,7 @@ def one_of(choices: Sequence[str]) -> Language:
     """The language of these texts. Raises UsageError where there are none, or where one is no text."""
     if isinstance(choices, str) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise UsageError("format: choices are a list of texts, none of them empty")
-    return Language("choice", json.dumps(list(choices)))
+    return Language("choice", json.dumps(whole_characters(choices)))
 
 
 # "json": any object. A mapping: a JSON schema. Several framed ones: one of them. An answer may also be calls of the
@@ -119,8 +119,8 @@ def _forms(format: AnswerFormat) -> list[dict[str, str]]:
 
 def _schema_text(schema: Mapping[str, Any]) -> str:
     try:
-        text = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+        text = json.dumps(whole_characters(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError, TextError) as error:
         raise UsageError(f"format: the schema is no JSON ({error}); give an object as json.loads makes it") from error
     return _short(text, "the schema")
 

@@ -200,4 +200,6 @@ def _check(matcher: LLMatcher) -> None:
 def _reason(error: str) -> str:
     """Of llguidance's message the part about the schema, without the line of the grammar or the state behind it."""
     said = re.split(r"\n *[0-9]+ \| |\n<state>", error.rpartition("failed to compile JSON schema: ")[2])[0]
+    if "recursion limit exceeded" in said:
+        return "it is nested too deeply"
     return "no JSON matches the schema" if said.startswith("NoExtension") else " ".join(said.split())[:300]

@@ -82,7 +82,11 @@ class TextProcess:
 
     def _send(self, op: str, limit_s: float, fields: Mapping[str, Any]) -> int:
         request_id = next(self._ids)
-        data = json.dumps({"op": op, "id": request_id, "limit_s": limit_s, **fields}).encode() + b"\n"
+        try:
+            said = json.dumps({"op": op, "id": request_id, "limit_s": limit_s, **fields}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TextError(f"a value of this request is no JSON ({error}); change it or leave it out") from error
+        data = said.encode() + b"\n"
         process = self._process
         assert process is not None and process.stdin is not None
         try:

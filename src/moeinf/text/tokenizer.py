@@ -20,7 +20,8 @@ from moeinf.text.thinking import TemplateFacts
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
-_COMPILE_LIMIT_S = 10.0  # some schemas of a few bytes take seconds, such as a large multipleOf
+_COMPILE_LIMIT_S = 3.0  # some schemas of a few bytes take minutes
+_MOST_LEVELS = 200  # of values in values
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
 _CONTEXT_TOKENS = 32  # end of the prompt: tells whether a space comes before the first word, what is open or begun
 
@@ -89,7 +90,11 @@ class Tokenizer:
         control token that came from them. continues: the last message is the beginning of the answer, behind which the
         text ends.
         """
-        given = {"messages": _clean(messages), "variables": _clean(variables or {}), "continues": continues}
+        given = {
+            "messages": whole_characters(messages),
+            "variables": whole_characters(variables or {}),
+            "continues": continues,
+        }
         answer = self._process.request("render", _RENDER_LIMIT_S, **given)
         return str(answer["text"]), list(answer["notes"])
 
@@ -115,7 +120,7 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of a token of the vocabulary; None for any other text."""
-        found = self._process.request("token_id", _STEP_LIMIT_S, token=_clean(token))["token_id"]
+        found = self._process.request("token_id", _STEP_LIMIT_S, token=whole_characters(token))["token_id"]
         return found if isinstance(found, int) else None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -142,7 +147,7 @@ class Tokenizer:
         so that it may call them.
         """
         context = list(prompt_ids)[-_CONTEXT_TOKENS:]
-        kind = {"skip_special": skip_special, "chat": chat, "tools": _clean(tools or ())}
+        kind = {"skip_special": skip_special, "chat": chat, "tools": whole_characters(tools or ())}
         return TextStream(self._process, next(self._stream_ids), context, **kind)
 
     def close(self) -> None:
@@ -157,7 +162,7 @@ class Tokenizer:
         self.close()
 
     def _encode(self, text: str, kind: str, *, specials: bool = True) -> list[int]:
-        text = _clean(text)
+        text = whole_characters(text)
         ids: list[int] = self._process.request(
             "encode", 10 + len(text) / 20_000, text=text, kind=kind, specials=specials
         )["ids"]
@@ -232,7 +237,7 @@ class TextStream:
         """
         self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])  # so that the table is there
         answer = self._request(
-            "constrain", _COMPILE_LIMIT_S, ids=self._context, forms=list(map(_clean, forms)), **self._kind
+            "constrain", _COMPILE_LIMIT_S, ids=self._context, forms=list(map(whole_characters, forms)), **self._kind
         )
         if "refused" in answer:
             remedy = f"change the {'schema' if 'schema' in forms[0] else 'grammar'}" if forms else "leave it out"
@@ -275,12 +280,18 @@ def _mask(answer: Mapping[str, Any]) -> tuple[bytes, bool]:
     return base64.b64decode(answer["mask"]), bool(answer["complete"])
 
 
-def _clean(value: Any) -> Any:
-    """Text without lone surrogates (undecodable bytes of a command line), at any depth; tokenizers refuse them."""
+def whole_characters(value: Any, depth: int = 0) -> Any:
+    """A value with U+FFFD for each half of a surrogate pair, which tokenizers refuse, in texts and keys at any depth.
+
+    Those are undecodable bytes of a command line, or what is left of answers that were cut. Raises TextError for a
+    value that is nested so deeply that no template and no grammar could walk it.
+    """
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if depth > _MOST_LEVELS:
+        raise TextError(f"messages, variables, tools and schemas may be nested {_MOST_LEVELS} levels deep, not deeper")
     if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {whole_characters(str(key)): whole_characters(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [whole_characters(item, depth + 1) for item in value]
     return value

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
 
 from llguidance import gbnf_to_lark, regex_to_lark
 
 # In one place: as people indent. How much there may be in all says json_space.py.
 _SPACE = {"x-guidance": {"whitespace_pattern": r"( {1,2}|\n[ \t]{0,32})"}}
+_MOST_REMAINDERS = 30_000  # half a second
 # Of a Lark grammar: texts, comments and regular expressions, in which a < is a letter.
 _LETTERS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
@@ -30,7 +33,28 @@ def expression(form: Mapping[str, str]) -> str:
 
 
 def _schema(text: str) -> str:
-    return f"%json {json.dumps({**json.loads(text), **_SPACE})}"
+    schema = json.loads(text)
+    _check_multiples(schema)
+    return f"%json {json.dumps({**schema, **_SPACE})}"
+
+
+def _check_multiples(value: Any) -> None:
+    """Raises GrammarError for a multipleOf that takes minutes: it needs a state for each remainder."""
+    if isinstance(value, dict):
+        multiple = value.get("multipleOf")
+        if isinstance(multiple, int | float) and _num_remainders(multiple) > _MOST_REMAINDERS:
+            raise GrammarError(f"multipleOf cannot be {multiple}: only multiples of small numbers can be held")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_multiples(item)
+
+
+def _num_remainders(multiple: float) -> int:
+    """Of a number that is written in decimals."""
+    left = int("".join(map(str, Decimal(str(multiple)).as_tuple().digits)))
+    for factor in (2, 5):  # which the last digits tell
+        while left and left % factor == 0:
+            left //= factor
+    return left
 
 
 def _choice(text: str) -> str:
