@@ -152,6 +152,12 @@ def join_parts(parts: Sequence[tuple[Path, GgufHeader]]) -> Gguf:
             raise CheckpointError(
                 f"{path} is not part {number + 1} of the {len(parts)} that {first_path} names; {AGAIN}"
             )
+        for name, value in part.metadata.items():
+            if not name.startswith("split.") and first.metadata.get(name, value) != value:
+                raise CheckpointError(
+                    f"{path}: {name} is {value!r:.50}, and {first.metadata[name]!r:.50} in {first_path.name}: it is a "
+                    "part of another model; fetch the parts of one"
+                )
         for tensor in part.tensors:
             if tensor.name in tensors:
                 raise CheckpointError(f"{path}: tensor {tensor.name!r} is in two parts of the split; {AGAIN}")

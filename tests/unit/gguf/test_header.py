@@ -223,3 +223,15 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.gguf"):
         with pytest.raises(CheckpointError, match=str(path)):
             read_gguf(path)
+
+
+def test_a_part_that_says_it_is_of_another_model_is_refused(tmp_path: Path) -> None:
+    parts = []
+    for number, name in enumerate(("this", "that")):
+        said = {"split.no": number, "split.count": 2, "general.name": name, "general.quantized_by": "us"}
+        path = tmp_path / f"m-{number + 1:05d}-of-00002.gguf"
+        path.write_bytes(whole(header(said, [Entry(f"t{number}")]), 512))
+        parts.append(path)
+    for path in parts:
+        with pytest.raises(CheckpointError, match=r"general.name is 'that', and 'this' in m-00001-of-00002.gguf"):
+            read_gguf(path)

@@ -33,7 +33,7 @@ from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, model_id, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.placed.scales import Scales
-from moeinf.store.placed.verify import header_digest
+from moeinf.store.placed.verify import header_digest, samples_digest
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes
 
@@ -94,6 +94,7 @@ def make_index(
             header_digest(file.path, file.header_bytes),
             sha256[number] if sha256 else "",
             "" if file.path.parent == gguf.files[0].path.parent else str(file.path.parent),
+            samples_digest(file.path, file.num_bytes, file.header_bytes),
         )
         for number, file in enumerate(all_files(gguf))
     ]

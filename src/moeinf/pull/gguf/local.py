@@ -26,7 +26,7 @@ from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.names import name_from
 from moeinf.store.partials import PulledAs, partial_folder, pull_lock
-from moeinf.store.placed.verify import changed_file
+from moeinf.store.placed.verify import changed_file, file_faults, is_unchecked
 from moeinf.store.verify import verify
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -44,9 +44,32 @@ def known_model(path: Path, library: Library) -> StoredModel | None:
             in_place, source = model.manifest.in_place, model.manifest.source
             if source.kind != "file" or in_place is None or path not in in_place.paths(model.path):
                 continue
-            if path != in_place.tower_path(model.path) and not changed_file(in_place, model.path):
+            changed = changed_file(in_place, model.path, samples=is_unchecked(model))
+            if path != in_place.tower_path(model.path) and not changed:
                 return model
     return None
+
+
+def refuse_mixture(path: Path, library: Library) -> None:
+    """Raises CheckpointError where some parts of a split are what they were when a model was made, and others are not.
+
+    Parts of models of one architecture have the same headers, so nothing in a file tells that it is another model's.
+    """
+    for model in library.list():
+        with suppress(StoreError):
+            in_place, source = model.manifest.in_place, model.manifest.source
+            if source.kind != "file" or in_place is None or path not in in_place.paths(model.path):
+                continue
+            tower = in_place.tower_path(model.path)
+            parts = zip(in_place.paths(model.path), file_faults(in_place, model.path, samples=True), strict=True)
+            faults = [fault for part, fault in parts if part != tower and part.exists()]
+            changed = [fault for fault in faults if fault]
+            if changed and len(changed) < len(faults):
+                raise CheckpointError(
+                    f"{changed[0]}, and other parts are what they were when {model.name} was made: it is "
+                    "another model's part, or damaged; put it back, or take all as they are after "
+                    f"`moeinf rm {model.name}`"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +112,8 @@ class LocalFile:
             self._heed_damage(known)
             if not checked and self._sees_by_it(known):
                 return self._named(known)
+        if known is None or checked:
+            refuse_mixture(self.path, self.library)
         self.progress.stage("reading the header")
         gguf = self._read()
         made = self._made([file.path for file in all_files(gguf)]) if checked else None
@@ -185,7 +210,7 @@ class LocalFile:
     def _require_unchanged(self, index: Index, folder: Path) -> None:
         if index.manifest.in_place is None:
             return
-        fault = changed_file(index.manifest.in_place, folder)
+        fault = changed_file(index.manifest.in_place, folder, samples=False)
         if fault:
             raise CheckpointError(f"{fault}: it changed while it was read; repeat the command")
 
@@ -224,7 +249,9 @@ class LocalFile:
 
 def _is_stale(model: StoredModel) -> bool:
     source, in_place = model.manifest.source, model.manifest.in_place
-    return source.kind == "file" and in_place is not None and changed_file(in_place, model.path) != ""
+    if source.kind != "file" or in_place is None:
+        return False
+    return changed_file(in_place, model.path, samples=is_unchecked(model)) != ""
 
 
 def _printable(path: Path) -> str:

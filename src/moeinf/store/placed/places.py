@@ -13,12 +13,16 @@ from moeinf.types import BLOCK_ALIGN_BYTES, ExpertLayout, Format, MoeShape, Tens
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA256_OR_NONE = re.compile(r"([0-9a-f]{64})?")
+_RARE = ("folder", "samples_sha256")  # fields of a file that are left out where they are empty
 _PLAIN_NAME = re.compile(r"[^/\0]{1,255}")
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedFile:
-    """A file that holds weights. It is known again by its size and its header, which says where everything lies."""
+    """A file that holds weights. It is known again by its size, its header and samples of what is behind that.
+
+    The header says where everything lies; parts of two models of one architecture may have the same.
+    """
 
     file: str  # its name
     num_bytes: int
@@ -26,6 +30,7 @@ class PlacedFile:
     header_sha256: str
     sha256: str = ""  # of all of it, where the Hub told
     folder: str = ""  # absolute, where it is another than that of the other files
+    samples_sha256: str = ""  # of some blocks of its weights; "" in older stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class InPlace:
     def to_json(self) -> dict[str, Any]:
         """Without fields that few have, so that ids of models stay what they were."""
         value = asdict(self)
-        value["files"] = [{k: v for k, v in file.items() if v or k != "folder"} for file in value["files"]]
+        value["files"] = [{k: v for k, v in file.items() if v or k not in _RARE} for file in value["files"]]
         return value if self.vision else {name: each for name, each in value.items() if name != "vision"}
 
 
@@ -166,6 +171,7 @@ def _parse_file(item: CheckedObject) -> PlacedFile:
         item.text("header_sha256", _SHA256),
         item.text("sha256", _SHA256_OR_NONE),
         item.text("folder") if "folder" in item else "",
+        item.text("samples_sha256", _SHA256) if "samples_sha256" in item else "",
     )
     if file.folder and not Path(file.folder).is_absolute():
         raise item.error("folder", f"is {file.folder[:100]!r}, which is no absolute path")

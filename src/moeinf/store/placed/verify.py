@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from moeinf.store.placed.sums import PlacedRun, placed_runs
 from moeinf.store.spans import Finding, Span, check_spans
 from moeinf.types import SumRun
 
+_NUM_SAMPLES, _SAMPLE_BYTES = 8, 4096  # of each file: few enough for a split of a hundred parts on a slow disk
+
 
 def header_digest(path: Path, header_bytes: int) -> str:
     """SHA-256 of what is before the tensors of a file, which says where they lie. Raises OSError."""
@@ -29,24 +31,56 @@ def header_digest(path: Path, header_bytes: int) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def changed_file(in_place: InPlace, folder: Path) -> str:
-    """What is wrong with the first file that is not what it was when it was indexed; "" if all of them are."""
+def samples_digest(path: Path, num_bytes: int, header_bytes: int) -> str:
+    """SHA-256 of a few blocks behind the header, from its first to the last of the file. Raises OSError."""
+    found, room = hashlib.sha256(), num_bytes - header_bytes
+    size = min(_SAMPLE_BYTES, room)
+    fd = open_regular(path)
+    with open(fd, "rb"):
+        for number in range(_NUM_SAMPLES):
+            data = bytearray(size)
+            read_fully(fd, memoryview(data), header_bytes + (room - size) * number // (_NUM_SAMPLES - 1), path)
+            found.update(data)
+    return found.hexdigest()
+
+
+def changed_file(in_place: InPlace, folder: Path, *, samples: bool) -> str:
+    """What is wrong with the first file that is not what it was when it was indexed; "" if all of them are.
+
+    samples: whether some of the weights are compared, too. Where there are checksums, each read tells more.
+    """
+    return next(filter(None, file_faults(in_place, folder, samples=samples)), "")
+
+
+def file_faults(in_place: InPlace, folder: Path, *, samples: bool) -> Iterator[str]:
+    """What is wrong with each file, "" where nothing is."""
     for file, path in zip(in_place.files, in_place.paths(folder), strict=True):
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            return f"{path}: {error.strerror}"
-        if size != file.num_bytes:
-            return f"{path} is {size} bytes long, not {file.num_bytes}"
-        with errors_named(path):
-            if header_digest(path, file.header_bytes) != file.header_sha256:
-                return f"{path} is another file now"
+        yield _file_fault(file, path, samples)
+
+
+def _file_fault(file: PlacedFile, path: Path, samples: bool) -> str:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if size != file.num_bytes:
+        return f"{path} is {size} bytes long, not {file.num_bytes}"
+    with errors_named(path):
+        if header_digest(path, file.header_bytes) != file.header_sha256:
+            return f"{path} is another file now"
+        if samples and file.samples_sha256 and samples_digest(path, size, file.header_bytes) != file.samples_sha256:
+            return f"{path} has other weights now"
     return ""
+
+
+def is_unchecked(model: StoredModel) -> bool:
+    """Whether nothing is known of a model's weights but samples of them."""
+    return not (model.path / CHECKSUMS_FILE).is_file()
 
 
 def check_placed(model: StoredModel, in_place: InPlace) -> None:
     """Raises StoreError for the first file that is gone, or another one by now. It reads headers alone."""
-    fault = changed_file(in_place, model.path)
+    fault = changed_file(in_place, model.path, samples=is_unchecked(model))
     if not fault:
         return
     if not in_place.folder:
@@ -75,7 +109,7 @@ def placed_faults(
 
     Without checksums to compare with, only what is no number is found, and a file that is not the Hub's.
     """
-    fault = changed_file(in_place, model.path)
+    fault = changed_file(in_place, model.path, samples=is_unchecked(model))
     if fault:
         faults.append(fault)
         return ()
