@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -279,7 +280,10 @@ def _read(runner: ModelRunner, prompt: Sequence[int], monitor: Monitor) -> bool:
 
 
 def _number(value: object, default: float) -> float:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+    """The value, where it is a finite number."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        return value
+    return default
 
 
 def _language(tokenizer: Tokenizer, option: str, code: str) -> int:

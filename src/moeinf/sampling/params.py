@@ -99,6 +99,7 @@ class SamplingParams:
         "Draw from tokens about as surprising as expected, whose probabilities sum to P; 1: from all.",
         metavar="P",
         ollama="typical_p",
+        openai=("typical_p",),
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     thought_tokens: int = -1  # most tokens of thoughts (see sampling/thought_budget.py); -1: as many as there are

@@ -132,7 +132,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("run", "nowhere", "x", "--reader", "pure", "--queue-depth", "4"), "means nothing to --reader pure"),
         (("run", "nowhere", "x", "--no-prefetch", "--predictor", "eamc"), "means nothing with --no-prefetch"),
         (("run", "demo", "x", "-c", "9999999"), "beyond the model's 2048"),
-        (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: frequency_penalty, min_p, num_batch"),
+        (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: frequency_penalty, min_p, min_tokens"),
         (("run", "demo", "x", "-o", "top_k"), "NAME=VALUE"),
         (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
         (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),

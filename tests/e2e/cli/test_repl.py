@@ -100,7 +100,7 @@ def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Ask, capsys: pytest.Captu
         (
             "/set parameter heat 1",
             "Couldn't set parameter: \"unknown parameter 'heat'; known: frequency_penalty, min_p, "
-            "num_batch, num_ctx, num_gpu, num_predict, num_thread, presence_penalty, repeat_last_n,",
+            "min_tokens, num_batch, num_ctx, num_gpu, num_predict, num_thread, presence_penalty, repeat_last_n,",
         ),
         ("/set parameter", "Couldn't set parameter: \"unknown parameter ''; known: "),
         ("/set parameter top_k many", "Couldn't set parameter: \"top_k must be a whole number, not 'many'\""),
@@ -180,11 +180,11 @@ def test_regen_asks_the_last_question_again(chat: Ask) -> None:
 
 def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat(
-        f"/set parameter num_ctx {'9' * 5000}", "/set parameter num_thread 0", "/set system a\x1b[2Jb", "/show system"
+        f"/set parameter num_ctx {'9' * 5000}", "/set parameter num_thread -1", "/set system a\x1b[2Jb", "/show system"
     )
     done = capsys.readouterr()
     assert "num_ctx must be a whole number of at most 19 digits" in done.err
-    assert "--threads must be from 1 to 1024, not 0" in done.err and talk.opened == []
+    assert "--threads must be from 1 to 1024, not -1" in done.err and talk.opened == []
     assert done.out.splitlines()[0] == "a[2Jb"
 
 

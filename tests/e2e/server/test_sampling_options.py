@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import moeinf
 from moeinf.config.option import http_options, options
+from moeinf.pull.pull import ensure
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.serve import HttpServer
+from tests.support.live_server import live_server
 
 PAGE = Path(__file__).parents[3] / "docs" / "server.md"
+MODELS = Path(moeinf.__file__).parent / "data"
 HI = [{"role": "user", "content": "Once upon a time there was a king"}]
 PATHS = {"OpenAI": "/v1/chat/completions", "ollama": "/api/chat", "Anthropic": "/v1/messages"}
 LEGAL: dict[str, tuple[Any, ...]] = {
@@ -153,6 +160,44 @@ def test_every_repetition_is_penalised_in_a_long_answer(server: HttpServer) -> N
     held = greedy(server, "/v1/completions", **asked, frequency_penalty=2)["choices"][0]["text"]
     word = free[: len(free) // 150]
     assert free == word * 150 and 30 < held.count(word) < 90
+
+
+def own_server(home: Path, asked: dict[str, Any]) -> AbstractContextManager[HttpServer]:
+    """Serves the embedded model with another generation_config.json."""
+    folder = shutil.copytree(MODELS / "demo", home / "made", ignore=shutil.ignore_patterns("chat"))
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    return live_server(ensure(str(folder), home=home / "store"))
+
+
+def test_what_the_checkpoint_asks_for_holds_where_a_request_says_nothing(tmp_path: Path) -> None:
+    asked = {"do_sample": False, "max_new_tokens": 5, "suppress_tokens": [300], "repetition_penalty": 1.2}
+    with own_server(tmp_path, asked) as own:
+        prompt = {"model": "made", "prompt": "The king said", "stream": False}
+
+        def tokens(**options: Any) -> int:
+            answer = httpx.post(f"{own.url}/api/generate", json={**prompt, "options": options}).json()
+            assert (answer["moeinf"]["cut_by"] == "max_length") == (not options)
+            count: int = answer["eval_count"]
+            return count
+
+        assert tokens() == 5 and tokens(num_predict=8) == 8
+        assert tokens(num_predict=-2, num_ctx=32, min_tokens=100) > 20
+        shown = httpx.post(f"{own.url}/api/show", json={"model": "made"})
+        rows = dict(line.split(None, 1) for line in shown.json()["parameters"].splitlines())
+        assert rows == {"temperature": "0.0", "repetition_penalty": "1.2"}
+
+
+@pytest.mark.parametrize(
+    ("longest", "tokens"),
+    [(12, 12), (1, 24), (float("inf"), 24), ("many", 24), (10**400, 24)],
+    ids=["in the answer", "in the prompt", "infinite", "no number", "huge"],
+)
+def test_max_length_counts_the_prompt_and_bounds_no_longer_one(tmp_path: Path, longest: object, tokens: int) -> None:
+    with own_server(tmp_path, {"do_sample": False, "max_length": longest}) as own:
+        options = {"num_ctx": 24, "min_tokens": 24}
+        body = {"model": "made", "prompt": "The king said", "stream": False, "options": options}
+        answer = httpx.post(f"{own.url}/api/generate", json=body).json()
+        assert answer["prompt_eval_count"] + answer["eval_count"] == tokens + (tokens == 24)
 
 
 @pytest.mark.parametrize("num_predict", [-2, -1])

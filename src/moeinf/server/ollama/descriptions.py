@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from moeinf.config.option import option_of
+from moeinf.config.option import options
 from moeinf.engine.stored.facts import (
     capabilities,
     config,
@@ -104,7 +104,7 @@ def _always_thinks(identifier: str, path: Path) -> bool:
 def _recommended(model: StoredModel) -> dict[str, object]:
     """What the checkpoint recommends, by ollama's names."""
     found = from_generation_config(json_file(model, "generation_config.json"))
-    return {option_of(SamplingParams, name).ollama: value for name, value in found.items()}
+    return {each.ollama: found[each.name] for each in options(SamplingParams) if each.name in found}
 
 
 def _model_info(model: StoredModel) -> dict[str, Any]:

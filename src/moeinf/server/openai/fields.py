@@ -74,7 +74,6 @@ _REFUSED: Final = {
     "bootstrap_room": Refused(_PLACE, _NONE),
     # llama.cpp's server
     "samplers": Refused("they have one order, which docs/server.md tells"),
-    "typical_p": Refused(_SAMPLER, (1,)),
     "typ_p": Refused(_SAMPLER, (1,)),
     "tfs_z": Refused(_SAMPLER, (1,)),
     "top_a": Refused(_SAMPLER, (0,)),

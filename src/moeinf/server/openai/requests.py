@@ -51,6 +51,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     # beyond OpenAI's own, under the names that llama.cpp's and vLLM's servers have given them
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
