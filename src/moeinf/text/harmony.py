@@ -17,7 +17,6 @@ from moeinf.text.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START, H
 from moeinf.text.stream import Piece, TokenStream
 from moeinf.text.tool_calls.reading import CallReading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
-from moeinf.text.tool_calls.splitter import pieces_of
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY, called_in
 
 _PEOPLE = ("user", "assistant", "all", "")  # recipients that a message may have and still be an answer
@@ -89,7 +88,7 @@ class HarmonyStream:
 
     def _pieces(self, text: str) -> list[Piece]:
         if self._call is not None:
-            return list(pieces_of(self._call.feed(text)))
+            return list(self._call.feed(text))
         self._shown |= {self._thinking} if text else set()
         return [Piece(text, self._thinking)] if text else []
 
@@ -107,7 +106,7 @@ class HarmonyStream:
 
     def _end_call(self, call: CallReading, *, cut: bool) -> Iterator[Piece]:
         """Ends a message to a tool; what was no call in it is text, but for a call that the answer's end cut off."""
-        yield from pieces_of(call.end(cut=cut))
+        yield from call.end(cut=cut)
         self._call, self._num_calls, self._thinking = None, call.index, False
         if call.rest.strip() and not call.broke_off and not (cut and not call.found_any):
             yield from self._pieces(("\n\n" if self._shown & {False} else "") + call.rest)

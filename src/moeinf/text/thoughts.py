@@ -39,9 +39,9 @@ def answer_tags_of(template: str) -> Tags | None:
 
 
 def tag_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, int] | None:
-    """Returns the tokens of the tags; None where they are written in letters."""
-    opens, closes = map(tokenizer.token_to_id, tags)
-    return None if opens is None or closes is None else (opens, closes)
+    """Returns the tokens of the tags; None where they are written in letters, as none but added tokens are found."""
+    ids = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+    return (ids[tags[0]], ids[tags[1]]) if ids.keys() >= set(tags) else None
 
 
 def state_behind(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
@@ -97,6 +97,8 @@ class ThoughtStream:
         if self._ids is not None and token == self._ids[0] and self._state == "begin" and not self._held.strip():
             self._held, self._state = "", "opened"
             self._text = self._token_stream([])
+        elif self._ids is not None and token == self._ids[0] and self._state == "opened" and not self._held.strip():
+            pass  # once more, behind the prompt's own
         elif self._ids is not None and token == self._ids[1] and self._state in ("opened", "thought"):
             yield from self._close(self._held + self._text.flush())
             self._text = self._token_stream([])
@@ -127,6 +129,11 @@ class ThoughtStream:
         """Yields the text of a thought, but holds back what may be the space or the tag at its end."""
         if self._state == "opened":
             self._held = self._held.lstrip()
+            opens = self._letters[0] if self._letters else ""
+            if opens and self._held.startswith(opens):
+                self._held = self._held[len(opens) :].lstrip()
+            elif opens.startswith(self._held):
+                return
             if self._held.startswith(self._label):
                 self._held, self._label = self._held[len(self._label) :].lstrip(), ""
             elif self._label.startswith(self._held):

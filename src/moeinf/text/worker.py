@@ -28,8 +28,8 @@ from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
 from moeinf.text.thoughts import answer_tags_of, tags_of
+from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
-from moeinf.text.tool_calls.splitter import TextStream
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens
 

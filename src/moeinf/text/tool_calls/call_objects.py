@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from moeinf.text.tool_calls.json_text import joined, read_json, read_value
-from moeinf.text.tool_calls.reading import Fragment, Name, NotACallError, Reading, Source
+from moeinf.text.tool_calls.json_text import joined, read_json, read_value, text_as_json
+from moeinf.text.tool_calls.reading import End, Fragment, Name, NotACallError, Reading, Source
 
 _MAX_NAME_CHARS = 128
 _NAME = re.compile(r"[\w./:-]*")
@@ -22,13 +23,7 @@ def checked_name(name: object) -> str:
 
 def read_name(source: Source) -> Reading[str]:
     """The name that comes next, up to what cannot be a part of it."""
-    while True:
-        match = _NAME.match(source.text, source.at)
-        name = match[0] if match else ""
-        if source.at + len(name) < len(source.text) or len(name) > _MAX_NAME_CHARS:
-            source.at += len(name)
-            return checked_name(name)
-        yield from source.more()
+    return checked_name((yield from source.matching(_NAME, _MAX_NAME_CHARS)))
 
 
 def read_calls(source: Source) -> Reading[None]:
@@ -42,7 +37,8 @@ def read_calls(source: Source) -> Reading[None]:
         yield from source.space()
         if not (yield from source.accept(",")):
             break
-    yield from source.expect("]")
+    yield from source.accept("]")  # which some models forget
+    yield from pass_surplus(source)
 
 
 def read_call(source: Source) -> Reading[None]:
@@ -65,14 +61,66 @@ def read_call(source: Source) -> Reading[None]:
             break
     if given:
         yield from source.accept("}")  # some models forget it, but the call is whole
+        yield from pass_surplus(source)
         return
     yield from source.expect("}")
     yield from whole_call(checked_name(name), held or "{}")
 
 
+def pass_surplus(source: Source) -> Reading[None]:
+    """Passes over braces behind a call that close nothing."""
+    while True:
+        start = source.at
+        yield from source.space()
+        if not (yield from source.accept("}")):
+            source.at = start
+            return
+
+
+def pass_marks(source: Source, *marks: str) -> Reading[None]:
+    """Passes over these marks, where a model writes one more than once."""
+    while True:
+        yield from source.space()
+        if not (yield from source.accept_any(*marks)):
+            return
+
+
+def read_section(
+    source: Source, call: str, closes: Sequence[str], read_one: Callable[[Source], Reading[None]], *, begun: bool
+) -> Reading[None]:
+    """Calls between the marks of a section, each behind a mark of its own. What is said between them is passed over.
+
+    begun: whether the first call's mark was read already, without one of a section. closes: what ends the section.
+    """
+    if not begun:
+        yield from source.until(call)
+    mark = call
+    while mark == call:
+        yield from pass_marks(source, call)
+        yield from read_one(source)
+        behind = source.at
+        yield from source.space()
+        if begun and not (yield from source.follows(call, *closes)):
+            return
+        try:
+            _, mark = yield from source.until(call, *closes)
+        except NotACallError:  # nobody has ended the section, and what stands here is text
+            source.at = behind
+            return
+
+
+def ended_by(source: Source, end: str, *others: str) -> Reading[None]:
+    """Passes over the mark behind a call. It may lack in front of another one, and at the end of the text."""
+    yield from source.space()
+    if (yield from source.accept(end)) or (yield from source.follows(*others)) or (yield from source.at_end()):
+        return
+    raise NotACallError
+
+
 def whole_call(name: str, arguments: str) -> Reading[None]:
     yield Name(name)
     yield Fragment(arguments)
+    yield End()
 
 
 def _read_key(source: Source) -> Reading[str]:
@@ -89,34 +137,42 @@ def _read_key(source: Source) -> Reading[str]:
 def read_arguments(source: Source, name: str) -> Reading[None]:
     """The call of `name` with the arguments that come next: an object, which is passed on as it comes.
 
-    A string that holds one is taken for it, and null for none.
+    A string that holds one is taken for it; null and an empty string are none.
     """
     yield from source.space()
     if (yield from source.peek()) == "{":
         yield from _expect_object(source)
         yield Name(name)
         yield from read_json(source)
+        yield End()
     else:
         yield from whole_call(name, _object_text((yield from read_value(source))))
 
 
+def read_some_arguments(source: Source, name: str, *ends: str) -> Reading[None]:
+    """As `read_arguments`, but there may be none in front of one of these marks, and of the end of the text."""
+    yield from source.space()
+    if (yield from source.at_end()) or (yield from source.follows(*ends)):
+        yield from whole_call(name, "{}")
+    else:
+        yield from read_arguments(source, name)
+        yield from pass_surplus(source)
+
+
 def _expect_object(source: Source) -> Reading[None]:
-    """Looks whether the brace that comes next begins a JSON object. Python's dicts and templates in braces do not."""
+    """Looks whether the brace that comes next begins an object. Templates in braces do not."""
     ahead = 1
     while (char := (yield from source.peek(ahead))).isspace():
         ahead += 1
-    if char not in '"}':
+    if char not in "\"'}":
         raise NotACallError
 
 
 def _object_text(value: Any) -> str:
     """The object that a value other than an object stands for. Raises NotACallError where it stands for none."""
-    if value is None:
+    if value is None or (isinstance(value, str) and not value.strip()):
         return "{}"
-    try:
-        found = json.loads(value) if isinstance(value, str) else None
-    except ValueError:
-        found = None
+    found = text_as_json(value) if isinstance(value, str) else None
     if not isinstance(found, dict):
         raise NotACallError
-    return json.dumps(found)
+    return json.dumps(found, ensure_ascii=False)

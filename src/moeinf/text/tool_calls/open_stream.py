@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from moeinf.text.harmony import HarmonyStream, is_harmony
 from moeinf.text.thoughts import Tags, ThoughtStream
+from moeinf.text.tool_calls.call_stream import CallStream, TextStream
 from moeinf.text.tool_calls.schema_values import ToolSchemas
-from moeinf.text.tool_calls.splitter import CallStream, TextStream
 from moeinf.text.tool_calls.syntax import Syntax
 
 
@@ -32,9 +32,12 @@ def open_stream(
     schemas = ToolSchemas(tools) if tools else None
     if skip_special and is_harmony(tokenizer):
         return HarmonyStream(tokenizer, context, schemas)
-    if syntax is None or schemas is None:
-        return ThoughtStream(tokenizer, context, tags, skip_special=skip_special, answer_tags=answer_tags)
-    ids = {tokenizer.token_to_id(mark): mark for mark in syntax.marks}
-    marked = {token: mark for token, mark in ids.items() if token is not None}
+    syntax = syntax if schemas is not None else None
+    added = tokenizer.get_added_tokens_decoder()
+    names = {*(syntax.marks if syntax else ()), *(tags or ())}
+    marked = {token: entry.content for token, entry in added.items() if entry.content in names}
+    hidden = [
+        entry.content for entry in added.values() if skip_special and entry.special and entry.content in (tags or ())
+    ]
     stream = ThoughtStream(tokenizer, context, tags, skip_special=skip_special, marked=marked, answer_tags=answer_tags)
-    return CallStream(stream, syntax, schemas, frozenset(marked.values()))
+    return CallStream(stream, syntax, schemas or ToolSchemas(()), frozenset(marked.values()), tags, hidden)

@@ -6,10 +6,11 @@ what it reads does not depend on where the pieces were cut. Between two Nones it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Generator, Iterator
 from typing import NamedTuple, TypeVar
 
-from moeinf.text.stream import TOKEN_MARK, CallPart
+from moeinf.text.stream import TOKEN_MARK, CallPart, Piece
 
 Result = TypeVar("Result")
 
@@ -30,7 +31,17 @@ class Fragment(NamedTuple):
     text: str
 
 
-Event = Name | Fragment
+class End(NamedTuple):
+    """The call is whole."""
+
+
+class Thought(NamedTuple):
+    """No call, but something that the model thought."""
+
+    text: str
+
+
+Event = Name | Fragment | End | Thought
 Reading = Generator[Event | None, None, Result]
 
 
@@ -69,6 +80,18 @@ class Source:
             yield from self.more()
         return self.text[self.at + ahead]
 
+    def matching(self, characters: re.Pattern[str], most: int) -> Reading[str]:
+        """Takes the characters that a pattern matches, of which there may be none, up to the first that it does not.
+
+        most: how many are waited for.
+        """
+        while True:
+            found = match[0] if (match := characters.match(self.text, self.at)) else ""
+            if self.at + len(found) < len(self.text) or len(found) > most or (self.ended and not self.cut):
+                self.at += len(found)
+                return found
+            yield from self.more()
+
     def accept(self, mark: str) -> Reading[bool]:
         """Passes over a mark if it comes next; says whether it did. It does not at the end of the text."""
         mark = self.written(mark)
@@ -84,14 +107,18 @@ class Source:
         if not (yield from self.accept(mark)):
             raise NotACallError
 
-    def follows(self, *marks: str) -> Reading[bool]:
-        """Whether one of these marks comes next, which stays where it is."""
+    def accept_any(self, *marks: str) -> Reading[bool]:
         for mark in marks:
-            start = self.at
             if (yield from self.accept(mark)):
-                self.at = start
                 return True
         return False
+
+    def follows(self, *marks: str) -> Reading[bool]:
+        """Whether one of these marks comes next, which stays where it is."""
+        start = self.at
+        found = yield from self.accept_any(*marks)
+        self.at = start
+        return found
 
     def until(self, *marks: str) -> Reading[tuple[str, str]]:
         """Takes the text up to the first of these marks, and passes over that; returns both."""
@@ -116,53 +143,67 @@ class Source:
 
 
 class CallReading:
-    """Runs a reader over the text behind a mark that opens calls, or of a message that is one."""
+    """Runs a reader over the text behind a mark that opens calls, or of a message that is one.
 
-    def __init__(self, source: Source, reader: Reading[None], first_index: int) -> None:
-        """first_index: of the first call that it finds."""
+    A call that goes wrong behind its name is given out as far as it was certain; the rest of it is passed over.
+    """
+
+    def __init__(self, source: Source, reader: Reading[None], first_index: int, passer: Reading[None] | None = None):
+        """first_index: of the first call that it finds. passer: passes over the rest of a call that went wrong.
+
+        Without a passer, all that comes belongs to the call.
+        """
         self.index = first_index  # of the next call
         self.finished = False
+        self.found_any = False  # so that the mark that opened it is no text
         self.broke_off = False  # in the middle of a call
-        self._source, self._reader, self._first = source, reader, first_index
+        self._source, self._reader, self._passer = source, reader, passer
+        self._in_call = False
         self._given = 0  # characters of the text that came out as calls
-
-    @property
-    def found_any(self) -> bool:
-        """Whether a call began, so that the mark that opened it is no text."""
-        return self.index > self._first
 
     @property
     def rest(self) -> str:
         """Once `finished`: the text that belongs to no call."""
         return self._source.text[self._given :]
 
-    def feed(self, text: str) -> Iterator[CallPart]:
+    def feed(self, text: str) -> Iterator[Piece]:
         """Takes text; yields what is certain of calls."""
         self._source.text += text
         return self._run()
 
-    def end(self, *, cut: bool = False) -> Iterator[CallPart]:
+    def end(self, *, cut: bool = False) -> Iterator[Piece]:
         """No more comes; it is `finished` then. cut: whether the text was cut off."""
         self._source.ended, self._source.cut = True, cut
         return self._run()
 
-    def _run(self) -> Iterator[CallPart]:
-        if self.finished:
-            return
-        try:
-            for event in self._reader:
-                if event is None:
-                    return
-                yield from self._parts(event)
-            self._given = self._source.at
-        except NotACallError:
-            self.broke_off = self.found_any
-        self.finished = True
+    def _run(self) -> Iterator[Piece]:
+        while not self.finished:
+            try:
+                for event in self._reader:
+                    if event is None:
+                        return
+                    self._given = self._source.at
+                    yield from self._pieces(event)
+                self._given, self.finished = self._source.at, True
+            except NotACallError:
+                self._give_up()
 
-    def _parts(self, event: Event) -> Iterator[CallPart]:
-        self._given = self._source.at
+    def _give_up(self) -> None:
+        self.broke_off, self._in_call = self.broke_off or self._in_call, False
+        if self.found_any and self._passer is not None and not self._source.ended:
+            self._reader, self._passer = self._passer, None
+        else:
+            self.finished = True
+            self._given = len(self._source.text) if self.found_any else 0
+
+    def _pieces(self, event: Event) -> Iterator[Piece]:
+        self.found_any = True
         if isinstance(event, Name):
-            self.index += 1
-            yield CallPart(self.index - 1, event.name, "")
+            self.index, self._in_call = self.index + 1, True
+            yield Piece("", call=CallPart(self.index - 1, event.name, ""))
+        elif isinstance(event, End):
+            self._in_call = False
+        elif isinstance(event, Thought):
+            yield Piece(event.text, thought=True)
         elif event.text:
-            yield CallPart(self.index - 1, None, event.text)
+            yield Piece("", call=CallPart(self.index - 1, None, event.text))

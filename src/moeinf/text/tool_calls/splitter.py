@@ -1,34 +1,53 @@
-"""Tells the calls of an answer from its text."""
+"""Tells the calls of an answer, and later thoughts, from its text."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Protocol
+import re
+from collections.abc import Collection, Generator, Iterator
 
 from moeinf.text.stops import num_begun
-from moeinf.text.stream import TOKEN_MARK, CallPart, Piece
-from moeinf.text.tool_calls.reading import CallReading, Source
+from moeinf.text.stream import TOKEN_MARK, Piece
+from moeinf.text.thoughts import Tags
+from moeinf.text.tool_calls.quoting import Quoting
+from moeinf.text.tool_calls.reading import CallReading, NotACallError, Reading, Source, Thought
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 
 
 class CallSplitter:
-    """Turns text into pieces, each of which is text or a part of a call.
+    """Turns text into pieces, each of which is text, a part of a call or a thought.
 
     White space between text and a call, and behind a call, is dropped. What turns out to be no call is text, marks and
-    all; text without calls comes out as it came.
+    all; text without calls comes out as it came. A thought behind the first stands between tags that nobody quotes,
+    and is one once it has ended.
     """
 
-    def __init__(self, syntax: Syntax, tools: ToolSchemas, tokens: Collection[str] = ()) -> None:
-        """tokens: the marks of the syntax that are tokens of the vocabulary; see stream.TOKEN_MARK."""
+    def __init__(
+        self,
+        syntax: Syntax | None,
+        tools: ToolSchemas,
+        tokens: Collection[str] = (),
+        tags: Tags | None = None,
+        hidden: Collection[str] = (),
+    ) -> None:
+        """syntax: None where nothing is a call. tokens: the marks and tags that are tokens; see stream.TOKEN_MARK.
+
+        tags: of thoughts; None where there are none. hidden: those of them that are never shown.
+        """
         self._syntax, self._tools, self._tokens = syntax, tools, tokens
-        self._opens = {Source(tokens).written(mark): mark for mark in syntax.opens}
+        self._tags, self._hidden = tags, hidden
+        written = Source(tokens).written
+        opens = [*(syntax.opens if syntax else ()), *(tags[:1] if tags else ())]
+        self._opens = {written(mark): mark for mark in opens}
+        self._opening = re.compile("|".join(map(re.escape, self._opens)) or r"(?!)")
+        self._closes = [written(mark) for mark in (syntax.closes if syntax else ())]
         self._held = ""  # text that may be the beginning of a mark, behind white space that a call may follow
         self._call: CallReading | None = None
-        self._opened = ""  # the mark that the call stands behind
+        self._opened = self._space = ""  # the mark that the call stands behind with the space before it; that space
         self._index = 0
-        self._behind_call = False
+        self._behind: str | None = None  # behind a call or thought: the space that comes before the next text
+        self._has_text = False
+        self._quoting = Quoting()
         self.broke_off = False  # whether a call was cut, or went wrong in its arguments
 
     def push(self, text: str) -> Iterator[Piece]:
@@ -37,100 +56,96 @@ class CallSplitter:
             if self._call is None:
                 text = yield from self._text(text)
             else:
-                yield from pieces_of(self._call.feed(text))
+                yield from self._call.feed(text)
                 text = yield from self._after(self._call)
 
-    def flush(self) -> Iterator[Piece]:
-        """Ends the answer; yields what was held back."""
+    def flush(self, *, cut: bool = False) -> Iterator[Piece]:
+        """Ends the answer; yields what was held back, but for the beginning of a call that was cut off."""
         while self._call is not None:
-            yield from pieces_of(self._call.end())
-            rest = yield from self._after(self._call)
+            yield from self._call.end(cut=cut)
+            rest = yield from self._after(self._call, cut=cut)
             yield from self.push(rest)
         held, self._held = self._held, ""
-        yield from self._shown(held)
+        marks = [*(self._opens if cut else ()), *self._closes_begun(held)]
+        yield from self._shown(held[: len(held) - num_begun(held, marks)])
 
     def _text(self, text: str) -> Generator[Piece, None, str]:
         """Takes text outside of calls; returns what stands behind the mark that opens one."""
         text = self._held + text
-        if self._behind_call:
-            text = text.lstrip()
-        found = [(at, mark) for mark in self._opens if (at := text.find(mark)) >= 0]
-        if not found:
-            shown = text[: len(text) - num_begun(text, tuple(self._opens))].rstrip()
-            self._held = text[len(shown) :]
-            yield from self._shown(shown)
-            return ""
-        at, mark = min(found)
-        shown, self._held = text[:at].rstrip(), ""
+        if self._behind is not None:
+            text = self._without_closes(text)
+        for match in self._opening.finditer(text):
+            before, mark = text[: match.start()], self._opens[match[0]]
+            if not self._is_tag(mark) or not self._quoting.quotes(before):
+                shown, self._held = before.rstrip(), ""
+                yield from self._shown(shown)
+                self._space = before[len(shown) :]
+                self._opened = text[len(shown) : match.end()]
+                self._call = self._reading(mark)
+                return text[match.end() :]
+        shown = text[: len(text) - num_begun(text, [*self._opens, *self._closes_begun(text)])].rstrip()
+        self._held = text[len(shown) :]
         yield from self._shown(shown)
-        self._opened = text[len(shown) : at + len(mark)]
-        source = Source(self._tokens)
-        self._call = CallReading(source, self._syntax.read(source, self._opens[mark], self._tools), self._index)
-        return text[at + len(mark) :]
+        return ""
 
-    def _after(self, call: CallReading) -> Generator[Piece, None, str]:
+    def _closes_begun(self, text: str) -> list[str]:
+        """The marks that may follow behind a call and begin with this text."""
+        return [close for close in self._closes if self._behind is not None and close.startswith(text)]
+
+    def _is_tag(self, mark: str) -> bool:
+        return self._tags is not None and mark == self._tags[0]
+
+    def _without_closes(self, text: str) -> str:
+        """Text without the marks of a call that stand right behind it though it has ended."""
+        text = text.lstrip()
+        while close := next((close for close in self._closes if text.startswith(close)), ""):
+            text = text[len(close) :].lstrip()
+        return text
+
+    def _reading(self, mark: str) -> CallReading:
+        source = Source(self._tokens)
+        if self._tags is not None and self._is_tag(mark):
+            return CallReading(source, _read_thought(source, self._tags[1]), self._index)
+        assert self._syntax is not None
+        reader = self._syntax.read(source, mark, self._tools)
+        return CallReading(source, reader, self._index, _pass_rest(source, self._syntax))
+
+    def _after(self, call: CallReading, *, cut: bool = False) -> Generator[Piece, None, str]:
         """Leaves a call that is finished; returns what stands behind it, or was none."""
         if not call.finished:
             return ""
-        self._call, self._index, self.broke_off = None, call.index, self.broke_off or call.broke_off
+        self._call, self.broke_off = None, self.broke_off or call.broke_off
         if call.found_any:
-            self._behind_call = True
+            is_thought, self._index = call.index == self._index, call.index
+            self._behind = self._space if is_thought and self._has_text else ""
+        elif cut:
+            return ""
         else:
             yield from self._shown(self._opened)
         return call.rest
 
     def _shown(self, text: str) -> Iterator[Piece]:
-        if text:
-            self._behind_call = False
-            yield Piece(text.replace(TOKEN_MARK, ""))
+        for tag in self._hidden:
+            text = text.replace(TOKEN_MARK + tag, "")
+        if text := text.replace(TOKEN_MARK, ""):
+            self._quoting.add(text)
+            space, self._behind, self._has_text = self._behind or "", None, True
+            yield Piece(space + text)
 
 
-class TextStream(Protocol):
-    """Turns token ids into pieces."""
-
-    def step(self, ids: Sequence[int]) -> list[Piece]: ...
-
-    def flush(self, *, cut: bool = False) -> list[Piece]: ...
-
-
-class CallStream:
-    """Turns token ids into text, thoughts and calls.
-
-    What is thought is no call, unless nothing follows: some models forget to end their thought before they call.
-    """
-
-    def __init__(self, stream: TextStream, syntax: Syntax, tools: ToolSchemas, tokens: Collection[str]) -> None:
-        """stream: marks the tokens of the syntax, which are `tokens`."""
-        self._stream = stream
-        self._new_splitter = partial(CallSplitter, syntax, tools, tokens)
-        self._splitter = self._new_splitter()
-        self._last_thought = ""  # from its first token of the syntax on; "" once something follows
-
-    def step(self, ids: Sequence[int]) -> list[Piece]:
-        return list(self._apart(self._stream.step(ids)))
-
-    def flush(self, *, cut: bool = False) -> list[Piece]:
-        pieces = [*self._apart(self._stream.flush()), *self._splitter.flush()]
-        return [*pieces, *self._called_in_thought()]
-
-    def _apart(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        for piece in pieces:
-            if piece.thought:
-                at = 0 if self._last_thought else piece.text.find(TOKEN_MARK)
-                self._last_thought += piece.text[at:] if at >= 0 else ""
-                yield Piece(piece.text.replace(TOKEN_MARK, ""), thought=True)
-            else:
-                self._last_thought = ""
-                yield from self._splitter.push(piece.text)
-
-    def _called_in_thought(self) -> list[Piece]:
-        """The calls in a thought that nothing follows, if they are whole."""
-        if not self._last_thought:
-            return []
-        splitter = self._new_splitter()
-        parts = [piece for piece in [*splitter.push(self._last_thought), *splitter.flush()] if piece.call]
-        return parts if parts and not splitter.broke_off else []
+def _read_thought(source: Source, end: str) -> Reading[None]:
+    """A thought behind the tag that opens it. One that the end of an answer cut off is one, too."""
+    try:
+        text, _ = yield from source.until(end)
+    except NotACallError:
+        if not source.cut:
+            raise
+        text, source.at = source.text.replace(TOKEN_MARK, ""), len(source.text)
+    yield Thought(text.strip())
 
 
-def pieces_of(parts: Iterable[CallPart]) -> Iterator[Piece]:
-    return (Piece("", call=part) for part in parts)
+def _pass_rest(source: Source, syntax: Syntax) -> Reading[None]:
+    """Passes over the rest of a call that went wrong, up to its end or to the next one."""
+    _, mark = yield from source.until(*syntax.closes, *syntax.opens)
+    if mark in syntax.opens:
+        source.at -= len(source.written(mark))

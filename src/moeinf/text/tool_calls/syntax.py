@@ -18,7 +18,8 @@ class Syntax:
     """How a family of models writes calls.
 
     known_by: text of a chat template that tells it. opens: the marks of an answer behind which calls may stand.
-    marks: all that may be tokens of the vocabulary. read: the reader of what stands behind a mark, which it is given.
+    marks: all that may be tokens of the vocabulary. closes: those behind a call, and behind all of them.
+    read: the reader of what stands behind a mark, which it is given.
     call_id: the id that a template wants for the n-th call of a chat, where it wants a form of its own.
     describe: what the model is told of its tools, where its templates do not; given the tools and the template.
     frame: what stands before and behind the arguments of a single call, given the tool's name and the template; None
@@ -30,6 +31,7 @@ class Syntax:
     known_by: tuple[str, ...]
     opens: tuple[str, ...]
     marks: tuple[str, ...]
+    closes: tuple[str, ...]
     read: Callable[[Source, str, ToolSchemas], Reading[None]]
     call_id: Callable[[str, str, int], str] | None = None  # of its id so far, its tool's name, and n
     describe: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -37,10 +38,23 @@ FAMILIES = {
 SYNTAXES = {name: syntax for name, syntax in FAMILIES.items() if name != "deepseek-r1"}
 
 
-def split(syntax: Syntax, parts: Sequence[str], tokens: Sequence[str] = ()) -> tuple[str, list[tuple[str, str]]]:
+KB, KC, KA = "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
+KE, KF = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+DB, DC, DS, DE, DF = (
+    DEEPSEEK.opens[0],
+    DEEPSEEK.opens[1],
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+
+
+def split(
+    syntax: Syntax, parts: Sequence[str], tokens: Sequence[str] = (), *, cut: bool = False
+) -> tuple[str, list[tuple[str, str]]]:
     """The text, and the calls with the text of their arguments."""
     splitter = CallSplitter(syntax, ToolSchemas(TOOLS), frozenset(tokens))
-    pieces = [*(piece for part in parts for piece in splitter.push(part)), *splitter.flush()]
+    pieces = [*(piece for part in parts for piece in splitter.push(part)), *splitter.flush(cut=cut)]
     names = {piece.call.index: piece.call.name for piece in pieces if piece.call and piece.call.name is not None}
     arguments = dict.fromkeys(names, "")
     for piece in pieces:
@@ -61,6 +75,48 @@ def test_letters_are_read_wherever_they_are_cut(name: str, places: list[int]) ->
     answer = BY_NAME[name].answer.split("</think>")[-1].lstrip("\n")
     text, calls = split(FAMILIES[name], cut(answer, places))
     assert (text, [(tool, json.loads(arguments)) for tool, arguments in calls]) == ("Let me see.", CALLS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_answer_that_is_cut_anywhere_leaks_no_markup(name: str, marked: bool) -> None:
+    answer, syntax = BY_NAME[name].answer.split("</think>")[-1].lstrip("\n"), FAMILIES[name]
+    whole = ["Let me see.", "Let me see.\n"]
+    if marked:
+        answer = re.sub("|".join(map(re.escape, syntax.marks)), lambda mark: TOKEN_MARK + mark[0], answer)
+    for end in range(len(whole[0]), len(answer)):
+        text, calls = split(syntax, [answer[:end]], syntax.marks if marked else (), cut=True)
+        assert text in whole, answer[:end]
+        sure = [(tool, arguments) for tool, arguments in calls if is_object(arguments)]
+        assert [(tool, json.loads(arguments)) for tool, arguments in sure] == CALLS[: len(sure)]
+
+
+def is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("syntax", "answer", "calls"),
+    [  # what an answer that was cut off may have gone on with decides
+        (
+            QWEN_XML,
+            "<tool_call>\n<function=note>\n<parameter=text>\nSee:\n" + BY_NAME["qwen3-coder"].answer[12:],
+            ["note"],
+        ),
+        (GLM, "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>", ["note"]),
+        (GLM, "<tool_call>note", []),
+        (MISTRAL, "[TOOL_CALLS]note[ARGS]", []),
+        (DEEPSEEK, f"{DB}{DC}note{DS}", []),
+        (HERMES, 'So <tool_call>{"name": "note"', []),
+    ],
+)
+def test_no_call_is_mended_that_was_cut_off(syntax: Syntax, answer: str, calls: list[str]) -> None:
+    text, found = split(syntax, [answer], cut=True)
+    assert text in ("", "So") and [name for name, _ in found] == calls
+    assert not any(is_object(arguments) for _, arguments in found)
 
 
 PARTS = st.sampled_from(
@@ -115,12 +171,7 @@ def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
         (HERMES, '<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name": ""}</tool_call>', []),
         (HERMES, '<tool_call>{"name": "a b"}</tool_call>', '<tool_call>{"name": "a b"}</tool_call>', []),
         (HERMES, '<tool_call>{"name": "note", "argum', '<tool_call>{"name": "note", "argum', []),
-        (
-            HERMES,
-            '<tool_call>{"name": "note", "arguments": {"text": 1 2}}</tool_call>',
-            "2}}</tool_call>",
-            [("note", '{"text": 1 ')],
-        ),
+        (HERMES, '<tool_call>{"name": "note", "arguments": {"text": 1 2}}</tool_call>', "", [("note", '{"text": 1 ')]),
         (HERMES, '<tool_call>{"name": "note", "arguments": {"text": "cut', "", [("note", '{"text": "cut')]),
         (
             HERMES,
@@ -145,10 +196,87 @@ def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
         (
             QWEN_XML,
             "<tool_call><function=note><parameter=text>a</parameter><parameter=pinned>tr",
-            "<parameter=pinned>tr",
+            "",
             [("note", '{"text": "a"')],
         ),
+        (HERMES, '<tool_call>{"name": "note", "arguments": {}}}</tool_call> done', "done", [("note", "{}")]),
+        (HERMES, '<tool_call>{"name": "note", "arguments": ""}</tool_call>', "", [("note", "{}")]),
+        (HERMES, '<tool_call><tool_call>{"name": "note"}</tool_call></tool_call>', "", [("note", "{}")]),
+        (HERMES, '<tool_call>[{"name": "note"}, {"name": "f"}</tool_call>', "", [("note", "{}"), ("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "note", "arguments": {}} and more', "and more", [("note", "{}")]),
+        (
+            HERMES,
+            '<tool_call>{"name": "note", "arguments": {"text": True, "tags": [1., NaN,]}}</tool_call>',
+            "",
+            [("note", '{"text": true, "tags": [1.0, "NaN"]}')],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "note", "arguments": {"a": 1 2}}</tool_call> a<tool_call>{"name": "f"}</tool_call>',
+            "a",
+            [("note", '{"a": 1 '), ("f", "{}")],
+        ),
+        (
+            QWEN_XML,
+            "<tool_call>\n<function=note>\n<parameter=text>\na\n</parameter>\n<parameter=text>\nb\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [("note", '{"text": "b"}')],
+        ),
+        (
+            QWEN_XML,
+            "<tool_call>\n<function=note>\n<parameter=text>\na</parameter>\n</function>\n</tool_call>\nDone.",
+            "Done.",
+            [("note", '{"text": "a"}')],
+        ),
+        (QWEN_XML, "<tool_call><function=note><parameter=text>a</parameter>", "", [("note", '{"text": "a"}')]),
+        (
+            QWEN_XML,
+            "<tool_call><function=note><parameter=text>a</parameter></function>",
+            "",
+            [("note", '{"text": "a"}')],
+        ),
+        (QWEN_XML, "<tool_call><function=note><parameter=text>a", "", [("note", "")]),
+        (
+            QWEN_XML,
+            "<function=note><parameter=text>a</parameter></function></tool_call>.",
+            ".",
+            [("note", '{"text": "a"}')],
+        ),
         (GLM, "<tool_call>note</tool_call>", "", [("note", "{}")]),
+        (GLM, "<tool_call>note", "", [("note", "{}")]),
+        (GLM, "<tool_call><tool_call>note</tool_call>", "", [("note", "{}")]),
+        (GLM, "<tool_call>unknown", "<tool_call>unknown", []),
+        (GLM, "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>", "", [("note", '{"text": "a"}')]),
+        (GLM, "<tool_call>note<arg_key>text</arg_key><arg_value>a</tool_call>", "", [("note", '{"text": "a"}')]),
+        (
+            GLM,
+            "<tool_call>note<arg_key>text</arg_key><arg_value>a</arg_value><tool_call>note</tool_call>",
+            "",
+            [("note", '{"text": "a"}'), ("note", "{}")],
+        ),
+        (GLM, "<tool_call>note<arg_key>text</arg_key><arg_value>a", "", [("note", "")]),
+        (KIMI, f"{KB}{KC}functions.note:0{KA}{KE}{KF}", "", [("note", "{}")]),
+        (KIMI, f"{KC}note{KA}{{}}}}{KE}{KC}functions.f:12{KA}{KE} done", "done", [("note", "{}"), ("f", "{}")]),
+        (
+            KIMI,
+            f"{KB.replace('calls', 'call')}{KC}note:0{KA}{{}}{KE}{KF.replace('calls', 'call')}",
+            "",
+            [("note", "{}")],
+        ),
+        (KIMI, f"{KB}I call {KC}note:0{KA}{{}}{KE} and {KC}f:1{KA}{{}}{KF}", "", [("note", "{}"), ("f", "{}")]),
+        (KIMI, f"{KB}{KC}note:0{KA}{{}}{KE} so be it", "so be it", [("note", "{}")]),
+        (KIMI, f"{KB} without a call", f"{KB} without a call", []),
+        (KIMI, f"{KB}{KC}note:0{KA}{{1}}{KE}{KF}", f"{KB}{KC}note:0{KA}{{1}}{KE}{KF}", []),
+        (KIMI, f'{KB}{KC}note:0{KA}{{"a" 1}}{KE}{KC}f:1{KA}{KE}{KF}.', ".", [("note", '{"a" '), ("f", "{}")]),
+        (DEEPSEEK, f"{DB}{DB}{DC}note{DS}{DE}{DF}", "", [("note", "{}")]),
+        (DEEPSEEK, f"{DB}I call {DC}note{DS}null{DE}{DF}", "", [("note", "{}")]),
+        (DEEPSEEK, f"{DB}{DC}note{DS}```json\n{{}}\n```{DE}{DF}", "", [("note", "{}")]),
+        (DEEPSEEK, f"{DB}{DC}function{DS}note\n```json\n```{DE}{DF}", "", [("note", "{}")]),
+        (DEEPSEEK, f"{DB}{DC}function{DS}note\n{{}}{DC}f{DS}{{}}{DF}", "", [("note", "{}"), ("f", "{}")]),
+        (MISTRAL, "[TOOL_CALLS]note[ARGS]", "", [("note", "{}")]),
+        (MISTRAL, "[TOOL_CALLS]note[ARGS][TOOL_CALLS]f[ARGS]{}", "", [("note", "{}"), ("f", "{}")]),
+        (MISTRAL, "[TOOL_CALLS][TOOL_CALLS]note [ARGS] {}", "", [("note", "{}")]),
+        (MISTRAL, '[TOOL_CALLS]note[ARGS]{"a" 1} so [TOOL_CALLS]f{}', "", [("note", '{"a" '), ("f", "{}")]),
         (GLM, "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>", []),
         (MISTRAL, '[TOOL_CALLS]note{"text": "a"}', "", [("note", '{"text": "a"}')]),
         (MISTRAL, '[TOOL_CALLS]note[CALL_ID]123456789[ARGS]{"text": "a"}', "", [("note", '{"text": "a"}')]),

@@ -13,46 +13,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from moeinf.text.tool_calls.call_objects import read_arguments, read_name
-from moeinf.text.tool_calls.reading import NotACallError, Reading, Source
+from moeinf.text.tool_calls.call_objects import ended_by, read_name, read_section, read_some_arguments
+from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 
 _OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_FENCE = "```"
 _CALL, _SEP, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
-    """Some answers begin with a call, without the mark that begins all of them."""
-    if opened == _OPEN:
-        yield from source.space()
-        yield from source.expect(_CALL)
-    while True:
-        yield from _read_call(source)
-        yield from source.space()
-        if not (yield from source.accept(_CALL)):
-            break
-    yield from source.accept(_CLOSE)
+    """Some answers begin with a call, without the mark of all of them."""
+    yield from read_section(source, _CALL, (_CLOSE,), partial(_read_call, tools), begun=opened == _CALL)
 
 
-def _read_call(source: Source) -> Reading[None]:
+def _read_call(tools: ToolSchemas, source: Source) -> Reading[None]:
     name = yield from read_name(source)
     yield from source.expect(_SEP)
     yield from source.space()
-    if (yield from source.peek()) == "{":
-        yield from read_arguments(source, name)
-    else:
+    if name not in tools and not (yield from source.follows("{", '"', _FENCE, _END_CALL)):
         name = yield from read_name(source)
         yield from source.space()
-        yield from source.accept("```json")
-        yield from read_arguments(source, name)
-        yield from source.space()
-        yield from source.accept("```")
-    yield from source.space()
-    if not (yield from source.accept(_END_CALL)) and not (yield from source.at_end()):
-        raise NotACallError
+    fenced = yield from source.accept(_FENCE)
+    if fenced:
+        yield from source.accept("json")
+    yield from read_some_arguments(source, name, _FENCE, _END_CALL, _CALL, _CLOSE)
+    if fenced:
+        yield from source.accept(_FENCE)
+    yield from ended_by(source, _END_CALL, _CALL, _CLOSE)
 
 
 def _describe(tools: Sequence[Mapping[str, Any]], template: str) -> str:
@@ -91,6 +83,7 @@ DEEPSEEK = Syntax(
     known_by=(_CALL,),
     opens=(_OPEN, _CALL),
     marks=(_OPEN, _CLOSE, _CALL, _SEP, _END_CALL),
+    closes=(_END_CALL, _CLOSE),
     read=_read,
     describe=_describe,
     frame=_frame,

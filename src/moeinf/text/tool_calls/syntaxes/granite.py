@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from moeinf.text.tool_calls.call_objects import read_calls
+from moeinf.text.tool_calls.call_objects import pass_marks, read_calls
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
 
-_OPEN = "<|tool_call|>"
+_OPEN, _OTHER, _CLOSE = "<|tool_call|>", "<tool_call>", "</tool_call>"  # others for models that mix them up
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
-    yield from source.space()
+    yield from pass_marks(source, opened)
     yield from read_calls(source)
 
 
@@ -29,8 +29,9 @@ def _frame(name: str, template: str) -> tuple[str, str]:
 
 GRANITE = Syntax(
     known_by=(_OPEN,),
-    opens=(_OPEN, "<tool_call>"),
-    marks=(_OPEN, "<tool_call>"),
+    opens=(_OPEN, _OTHER),
+    marks=(_OPEN, _OTHER, _CLOSE),
+    closes=(_CLOSE,),
     read=_read,
     frame=_frame,
     write=_write,

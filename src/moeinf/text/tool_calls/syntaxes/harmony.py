@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from moeinf.text.tool_calls.call_objects import checked_name, read_arguments, whole_call
+from moeinf.text.tool_calls.call_objects import checked_name, read_some_arguments
 from moeinf.text.tool_calls.reading import NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
@@ -26,12 +26,8 @@ def called_in(recipient: str, tools: ToolSchemas) -> str | None:
 
 
 def _read(source: Source, name: str, tools: ToolSchemas) -> Reading[None]:
-    """The text of a message that goes to a tool: its arguments, or nothing for none."""
-    yield from source.space()
-    if (yield from source.at_end()):
-        yield from whole_call(name, "{}")
-    else:
-        yield from read_arguments(source, name)
+    """The text of a message that goes to a tool."""
+    yield from read_some_arguments(source, name)
 
 
 def _frame(name: str, template: str) -> tuple[str, str]:
@@ -39,4 +35,4 @@ def _frame(name: str, template: str) -> tuple[str, str]:
 
 
 # No mark within text opens a call: the reader is given a message, and the name in its head.
-HARMONY = Syntax(known_by=("<|channel|>commentary",), opens=(), marks=(), read=_read, frame=_frame)
+HARMONY = Syntax(known_by=("<|channel|>commentary",), opens=(), marks=(), closes=(), read=_read, frame=_frame)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from moeinf.text.tool_calls.call_objects import read_calls
+from moeinf.text.tool_calls.call_objects import pass_marks, read_calls
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
@@ -13,12 +13,14 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
-    """One call between two marks, or several; at the end of an answer some models leave the second mark out."""
-    yield from source.space()
+    """One call between two marks, or several; some models leave the second mark out."""
+    yield from pass_marks(source, _OPEN)
     yield from read_calls(source)
     while True:
         yield from source.space()
         if (yield from source.accept(_CLOSE)) or (yield from source.at_end()):
+            return
+        if (yield from source.peek()) not in "[{":
             return
         yield from read_calls(source)
 
@@ -27,4 +29,4 @@ def _frame(name: str, template: str) -> tuple[str, str]:
     return f'{_OPEN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{_CLOSE}"
 
 
-HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), read=_read, frame=_frame)
+HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), closes=(_CLOSE,), read=_read, frame=_frame)

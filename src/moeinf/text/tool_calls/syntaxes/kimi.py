@@ -10,32 +10,31 @@ import json
 import re
 from collections.abc import Sequence
 
-from moeinf.text.tool_calls.call_objects import checked_name, read_arguments, read_name
-from moeinf.text.tool_calls.reading import NotACallError, Reading, Source
+from moeinf.text.tool_calls.call_objects import checked_name, ended_by, read_name, read_section, read_some_arguments
+from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
 
 _OPEN, _CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _END_CALL = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+# As some answers have them.
+_OPEN_ONE, _CLOSE_ONE = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
+_CLOSES = (_CLOSE, _CLOSE_ONE)
 _NUMBER = re.compile(r":\d+\Z")
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
+    """Some answers begin with a call, without the mark of its section."""
+    yield from read_section(source, _CALL, _CLOSES, _read_call, begun=opened == _CALL)
+
+
+def _read_call(source: Source) -> Reading[None]:
+    name = yield from read_name(source)
     yield from source.space()
-    yield from source.expect(_CALL)
-    while True:
-        yield from source.space()
-        name = yield from read_name(source)
-        yield from source.space()
-        yield from source.expect(_ARGUMENTS)
-        yield from read_arguments(source, checked_name(_NUMBER.sub("", name).removeprefix("functions.")))
-        yield from source.space()
-        if not (yield from source.accept(_END_CALL)) and not (yield from source.at_end()):
-            raise NotACallError
-        yield from source.space()
-        if not (yield from source.accept(_CALL)):
-            break
-    yield from source.accept(_CLOSE)
+    yield from source.expect(_ARGUMENTS)
+    name = checked_name(_NUMBER.sub("", name).removeprefix("functions."))
+    yield from read_some_arguments(source, name, _END_CALL, _CALL, *_CLOSES)
+    yield from ended_by(source, _END_CALL, _CALL, *_CLOSES)
 
 
 def _call_id(given: str, name: str, number: int) -> str:
@@ -57,8 +56,9 @@ def _frame(name: str, template: str) -> tuple[str, str]:
 
 KIMI = Syntax(
     known_by=(_OPEN, "<|im_system|>tool_declare"),
-    opens=(_OPEN,),
-    marks=(_OPEN, _CLOSE, _CALL, _ARGUMENTS, _END_CALL),
+    opens=(_OPEN, _OPEN_ONE, _CALL),
+    marks=(_OPEN, _OPEN_ONE, *_CLOSES, _CALL, _ARGUMENTS, _END_CALL),
+    closes=(_END_CALL, *_CLOSES),
     read=_read,
     call_id=_call_id,
     frame=_frame,

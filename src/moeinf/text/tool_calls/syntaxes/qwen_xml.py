@@ -6,22 +6,24 @@ Values are plain text between line breaks; the tool's JSON schema tells their ty
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
-from moeinf.text.tool_calls.call_objects import read_name
-from moeinf.text.tool_calls.reading import Fragment, Name, NotACallError, Reading, Source
+from moeinf.text.tool_calls.call_objects import pass_marks, read_name
+from moeinf.text.tool_calls.plain_values import Form, read_parameters
+from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION, _PARAMETER, _END_PARAMETER = "<function=", "</function>", "<parameter=", "</parameter>"
-_NEXT_PARAMETER = re.compile(r"\n<parameter=([^>\n]*)>")
+_KEY, _MAX_KEY_CHARS = re.compile(r"[^<>\n]*"), 200
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     """Some models forget the outer mark; behind the inner one alone only the name of a given tool counts."""
     if opened == _OPEN:
-        yield from source.space()
+        yield from pass_marks(source, _OPEN)
         yield from source.expect(_FUNCTION)
     name = yield from read_name(source)
     yield from source.expect(">")
@@ -30,49 +32,45 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     if not known or not (yield from source.follows(_PARAMETER, _END_FUNCTION)):
         raise NotACallError
     yield Name(name)
-    yield from _read_parameters(source, name, tools)
+    yield from read_parameters(source, _FORMS[opened], partial(_member, tools, name))
+    if opened != _OPEN:
+        yield from source.space()
+        yield from source.accept(_CLOSE)
+
+
+def _read_key(source: Source) -> Reading[str]:
+    yield from source.expect(_PARAMETER)
+    key = yield from source.matching(_KEY, _MAX_KEY_CHARS)
+    yield from source.expect(">")
+    return key.strip()
+
+
+def _begins(source: Source) -> Reading[bool]:
     yield from source.space()
-    yield from source.accept(_CLOSE)
+    return (yield from source.accept(_FUNCTION))
 
 
-def _read_parameters(source: Source, name: str, tools: ToolSchemas) -> Reading[None]:
-    before, ended = "{", False
-    while not ended and not (yield from source.accept(_END_FUNCTION)):
-        yield from source.expect(_PARAMETER)
-        key, _ = yield from source.until(">")
-        value, ended = yield from _read_value(source)
-        for found_key, found in _with_forgotten_ends(key, value) if ended else [(key, value)]:
-            yield Fragment(f"{before}{tools.member(name, found_key.strip(), _within_lines(found))}")
-            before = ", "
-        yield from source.space()
-    yield Fragment("{}" if before == "{" else "}")
+def _begins_inside(source: Source) -> Reading[bool]:
+    """Whether a call begins behind the inner mark."""
+    try:
+        yield from read_name(source)
+    except NotACallError:
+        return False
+    return (yield from source.accept(">"))
 
 
-def _read_value(source: Source) -> Reading[tuple[str, bool]]:
-    """The text up to the end of a parameter, or of the whole call, which is then passed over; says whether it was."""
-    value = ""
-    while True:
-        text, mark = yield from source.until(_END_PARAMETER, _END_FUNCTION)
-        if mark == _END_PARAMETER:
-            return value + text, False
-        behind = source.at
-        yield from source.space()
-        if (yield from source.accept(_CLOSE)) or (yield from source.at_end()):
-            return value + text, True
-        value, source.at = value + text + mark, behind
+def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
+    return tools.member(name, key, value.removeprefix("\n").removesuffix("\n"))
 
 
-def _with_forgotten_ends(key: str, text: str) -> Iterator[tuple[str, str]]:
-    """The parameters in text up to the end of a call, none of which has an end of its own."""
-    start = 0
-    for match in _NEXT_PARAMETER.finditer(text):
-        yield key, text[start : match.start()]
-        key, start = match[1], match.end()
-    yield key, text[start:]
-
-
-def _within_lines(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")
-
-
-QWEN_XML = Syntax(known_by=(_FUNCTION,), opens=(_OPEN, _FUNCTION), marks=(_OPEN, _CLOSE), read=_read)
+_FORM = Form(
+    read_key=_read_key,
+    end=_END_PARAMETER,
+    closes=(_END_FUNCTION, _CLOSE),
+    opens=_OPEN,
+    begins=_begins,
+    lined=True,
+    next_key=re.compile(r"\n<parameter=([^<>\n]*)>"),
+)
+_FORMS = {_OPEN: _FORM, _FUNCTION: replace(_FORM, closes=(_END_FUNCTION,), opens=_FUNCTION, begins=_begins_inside)}
+QWEN_XML = Syntax(known_by=(_FUNCTION,), opens=(_OPEN, _FUNCTION), marks=(_OPEN, _CLOSE), closes=(_CLOSE,), read=_read)

@@ -1,0 +1,214 @@
+"""Reads parameters whose values stand in plain text between marks, and may hold any marks themselves.
+
+A value ends at the first mark behind which the call goes on, or is closed, as its syntax has it. It may quote whole
+calls: what is opened in it is closed in it. And where text behind a closed call would close one once more, the call was
+not closed before. So the end of a call is certain once another begins, or the answer ends. Only where that leaves no
+end at all are the ways tried in which models forget a mark, and not where the answer was cut off.
+
+What nobody can tell apart stays so: a value that holds the end of its parameter and the beginning of another one, or
+the end of its call and the beginning of another one, is what these say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.tool_calls.reading import End, Fragment, NotACallError, Reading, Source
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a syntax writes parameters.
+
+    read_key: reads what stands before a value; raises NotACallError for anything else. end: the mark behind a value.
+    closes: the marks that close the call behind its last value. opens: the mark that begins a call. begins: whether
+    one does behind that mark. lined: whether values stand on lines of their own. next_key: finds parameters in a text
+    that lacks the marks between them.
+    """
+
+    read_key: Callable[[Source], Reading[str]]
+    end: str
+    closes: tuple[str, ...]
+    opens: str
+    begins: Callable[[Source], Reading[bool]]
+    lined: bool = False
+    next_key: re.Pattern[str] | None = None
+
+
+class _Way(NamedTuple):
+    """A way to read a value. num_closes: how many of the closing marks there have to be."""
+
+    nested: bool
+    lined: bool
+    num_closes: int
+
+
+class _Read(NamedTuple):
+    """parameters: keys and the texts of their values; several where the marks between them were forgotten."""
+
+    parameters: list[tuple[str, str]]
+    ends_call: bool
+
+
+Member = Callable[[str, str], str]  # a parameter as a member of a JSON object, given its key and the text of its value
+
+
+def read_parameters(source: Source, form: Form, member: Member) -> Reading[None]:
+    """The parameters of a call, and what closes it."""
+    members = _Members(member)
+    closed = yield from _closed(source, form, len(form.closes))
+    source.at = source.at if closed is None else closed
+    while closed is None:
+        key = yield from form.read_key(source)
+        yield from members.before(key)
+        read = yield from _read_value(source, form, key)
+        for parameter in read.parameters:
+            yield from members.before(parameter[0])
+            members.last = parameter
+        closed = source.at if read.ends_call else None
+        yield from source.space()
+    source.at = closed
+    yield Fragment(members.end())
+    yield End()
+
+
+class _Members:
+    """Writes a JSON object. A parameter that is given twice, one behind the other, is what it is the second time."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._before = member, "{"
+        self.last: tuple[str, str] | None = None
+
+    def before(self, key: str) -> Iterator[Fragment]:
+        """What is certain once this key comes."""
+        if self.last is not None and self.last[0] != key:
+            yield Fragment(self._before + self._member(*self.last))
+            self._before, self.last = ", ", None
+
+    def end(self) -> str:
+        return self._before + (self._member(*self.last) if self.last else "") + "}"
+
+
+def _read_value(source: Source, form: Form, key: str) -> Reading[_Read]:
+    """A value. Goes on behind its mark, or behind the call that ends with it."""
+    start = source.at
+    for way in _ways(form):
+        source.at = start
+        try:
+            text, ends_call = yield from _read_in_one_way(source, form, way)
+            return _Read([(key, text)], ends_call)
+        except NotACallError:
+            if source.cut:
+                raise
+    source.at = start
+    text = yield from _read_without_end(source, form)
+    return _Read(list(_parted(form, key, text)), True)
+
+
+def _ways(form: Form) -> Iterator[_Way]:
+    """The strictest first; no other is tried before the text has ended."""
+    for lined in (True, False) if form.lined else (False,):
+        for nested in (True, False):
+            yield _Way(nested, lined, len(form.closes))
+    for num_closes in reversed(range(len(form.closes))):
+        yield _Way(False, False, num_closes)
+
+
+def _read_in_one_way(source: Source, form: Form, way: _Way) -> Reading[tuple[str, bool]]:
+    """The text of a value, and whether the call ends with it."""
+    start, depth = source.at, 0
+    lined = way.lined and (yield from source.peek()) == "\n"
+    closed: tuple[int, int] | None = None  # where a value may have ended, and the call with it
+    while (mark := (yield from _next_mark(source, form))) or not closed:
+        if not mark:
+            raise NotACallError
+        behind = source.at
+        if mark == form.opens:
+            begins = yield from form.begins(source)
+            source.at = behind
+            if begins and closed:
+                break
+            depth += begins and way.nested
+            continue
+        end = behind - len(source.written(mark))
+        may_end = not depth and (not lined or source.text[end - 1] == "\n")
+        call_end = yield from _closed(source, form, way.num_closes)
+        if call_end is not None and depth:
+            depth -= 1
+        elif call_end is not None and may_end:
+            closed, source.at = (end, call_end), call_end
+        elif may_end and (yield from _goes_on(source, form)):
+            return _plain(source.text[start:end]), False
+    assert closed is not None
+    source.at = closed[1]
+    return _plain(source.text[start : closed[0]]), True
+
+
+def _next_mark(source: Source, form: Form) -> Reading[str]:
+    """Passes over the next mark that ends a value or opens a call; "" where there is none any more."""
+    try:
+        return (yield from source.until(form.end, form.opens))[1]
+    except NotACallError:
+        return ""
+
+
+def _closed(source: Source, form: Form, num_closes: int) -> Reading[int | None]:
+    """Where the text goes on behind the marks that close a call, if they come next. Fewer do at the end of a text."""
+    start = source.at
+    for mark in form.closes[:num_closes]:
+        yield from source.space()
+        if not (yield from source.accept(mark)):
+            source.at = start
+            return None
+    behind, found = source.at, True
+    if num_closes < len(form.closes):
+        yield from source.space()
+        found = (yield from source.at_end()) or (yield from source.follows(form.opens))
+    source.at = start
+    return behind if found else None
+
+
+def _goes_on(source: Source, form: Form) -> Reading[bool]:
+    """Whether another parameter comes next."""
+    start = source.at
+    try:
+        yield from source.space()
+        yield from form.read_key(source)
+    except NotACallError:
+        return False
+    finally:
+        source.at = start
+    return True
+
+
+def _read_without_end(source: Source, form: Form) -> Reading[str]:
+    """The text of a value whose own mark was forgotten, so that it ends with the call."""
+    start = source.at
+    while True:
+        yield from source.until(form.closes[0])
+        end = source.at - len(source.written(form.closes[0]))
+        behind = source.at
+        for mark in form.closes[1:]:
+            yield from source.space()
+            if not ((yield from source.accept(mark)) or (yield from source.at_end())):
+                break
+        else:
+            return _plain(source.text[start:end])
+        source.at = behind
+
+
+def _parted(form: Form, key: str, text: str) -> Iterator[tuple[str, str]]:
+    """The parameters in text up to the end of a call, none of which has an end of its own."""
+    start = 0
+    for match in form.next_key.finditer(text) if form.next_key else ():
+        yield key, text[start : match.start()]
+        key, start = match[1], match.end()
+    yield key, text[start:]
+
+
+def _plain(text: str) -> str:
+    return text.replace(TOKEN_MARK, "")

@@ -1,0 +1,146 @@
+"""Calls that a family's own template writes are read back equal, whatever marks their values hold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.templates.chats import ChatTemplates
+from moeinf.text.templates.traced import MARK
+from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.splitter import CallSplitter
+from moeinf.text.tool_calls.syntax import Syntax
+from tests.support.tool_families import BY_NAME, FAMILIES
+from tests.support.true_configs import PUBLISHED
+
+PARAMETERS = {
+    "s": {"type": "string"},
+    "t": {"type": "string"},
+    "n": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "i": {"type": "integer"},
+    "b": {"type": "boolean"},
+    "a": {"type": "array"},
+    "o": {"type": "object"},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+    for name, parameters in (("f", {"type": "object", "properties": PARAMETERS}), ("now", {"type": "object"}))
+]
+TEMPLATES = {
+    **{name: (PUBLISHED / name / "chat_template.jinja").read_text(encoding="utf-8") for name in (
+        "deepseek-v3", "glm-4.5", "glm-4.7-flash", "granite-3.1-1b-a400m-instruct", "granite-4.0-h-tiny", "kimi-k2",
+        "kimi-k2.5", "laguna-xs.2", "ling-2.0", "ling-3.0-flash", "nemotron-3-nano", "qwen3-30b-a3b",
+        "qwen3-coder-480b", "qwen3.5-35b-a3b", "step-3.5-flash",
+    )},
+    **{name: BY_NAME[name].template for name in ("deepseek-r1", "mistral", "magistral")},
+}  # fmt: skip
+MARKS = sorted({mark for family in FAMILIES if (syntax := find_syntax(family.template)) for mark in syntax.marks})
+QUOTED = [
+    '<tool_call>\n{"name": "f", "arguments": {"s": "x"}}\n</tool_call>',
+    "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    '[TOOL_CALLS][{"name": "f", "arguments": {}}]',
+]
+PIECES = [
+    *MARKS, *QUOTED, "<function=f>", "<parameter=s>", "</parameter>", "</function>", "<think>", "</think>",
+    "<|im_end|>", "\n</parameter>\n</function>\n</tool_call>", "</arg_value>\n</tool_call>", "}}",
+    '"', "'", "\\", "{", "[", "```json\n", "\n", "\n\n", " ", "a", "True", "null", "5", "日本", "<", ">", "😀",
+]  # fmt: skip
+TEXT = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
+ITEMS = TEXT | st.integers() | st.booleans() | st.none()
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "s": TEXT,
+        "t": TEXT,
+        "n": st.none() | TEXT.filter(lambda text: text.strip().lower() not in ("null", "none")),
+        "i": st.integers(),
+        "b": st.booleans(),
+        "a": st.lists(ITEMS, max_size=3),
+        "o": st.dictionaries(TEXT, ITEMS, max_size=3),
+    },
+)
+CALLS = st.lists(st.tuples(st.just("f"), ARGUMENTS) | st.just(("now", {})), min_size=1, max_size=3)
+# What nobody can tell from the end of a parameter or call and the beginning of the next one.
+AMBIGUOUS = re.compile(
+    r"</parameter>\s*<parameter=[^<>\n]*>|</arg_value>\s*<arg_key>[^<\n]*</arg_key>\s*<arg_value>"
+    r"|</parameter>\s*</function>\s*</tool_call>.*<tool_call>\s*<function="
+    r"|</arg_value>\s*</tool_call>.*<tool_call>\s*[\w./:-]+\s*(?:<arg_key>|</tool_call>)",
+    re.DOTALL,
+)
+
+
+@cache
+def chats_of(name: str) -> ChatTemplates:
+    source = TEMPLATES[name]
+    return ChatTemplates(source, source, {"bos_token": "<s>", "eos_token": "</s>"}, ["<s>", "</s>", "<|im_end|>"])
+
+
+def written(name: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """The calls as the template writes them, and what stands in front of their first result."""
+    chats = chats_of(name)
+    assert chats.syntax is not None
+    called = [
+        {"id": f"call_{i}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+        for i, (tool, arguments) in enumerate(calls)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "OUTCOME"} for call in called]
+    asking = [{"role": "system", "content": "S"}, {"role": "user", "content": "ASKED"}]
+    answer = {"role": "assistant", "content": "", "tool_calls": called}
+    text = chats.render([*asking, answer, *results], {"tools": TOOLS})[0].replace(MARK, "")
+    asked = text.rindex("ASKED") + len("ASKED")
+    return text[text.index(chats.syntax.opens[0], asked) : text.index("OUTCOME", asked)]
+
+
+@cache
+def end_of(name: str) -> str:
+    """The beginning of what stands behind the last call."""
+    syntax = chats_of(name).syntax
+    assert syntax is not None
+    text = written(name, [("f", {"s": "VALUE"})])
+    behind = text[text.index("VALUE") :]
+    if "</s>" in behind:
+        return "</s>"
+    ends = [behind.rindex(close) + len(close) for close in syntax.closes if close in behind]
+    return behind[max(ends, default=behind.rfind("}") + 1 + ("]" in behind)) :][:14]
+
+
+def read(syntax: Syntax, text: str, tokens: Sequence[str], size: int) -> tuple[str, list[tuple[str, Any]]]:
+    for token in tokens:
+        text = text.replace(token, TOKEN_MARK + token)
+    parts = [text[at : at + size] for at in range(0, len(text), size)] if size else [text]
+    splitter = CallSplitter(syntax, ToolSchemas(TOOLS), frozenset(tokens))
+    pieces = [*itertools.chain.from_iterable(map(splitter.push, parts)), *splitter.flush()]
+    names = {piece.call.index: piece.call.name for piece in pieces if piece.call and piece.call.name is not None}
+    arguments = dict.fromkeys(names, "")
+    for piece in pieces:
+        if piece.call:
+            arguments[piece.call.index] += piece.call.arguments
+    return "".join(piece.text for piece in pieces), [(str(names[at]), json.loads(arguments[at])) for at in names]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=30, deadline=None)
+@given(calls=CALLS, size=st.integers(0, 7))
+def test_what_the_template_writes_is_read_back_equal(
+    name: str, calls: list[tuple[str, dict[str, Any]]], size: int
+) -> None:
+    texts = [value for _, arguments in calls for value in arguments.values() if isinstance(value, str)]
+    assume(not any(map(AMBIGUOUS.search, texts)))
+    syntax, text = chats_of(name).syntax, written(name, calls)
+    assert syntax is not None
+    answer = text[: text.rindex(end_of(name))]
+    for tokens in ((), sorted(syntax.marks, key=len, reverse=True)):
+        assert read(syntax, answer, tokens, size) == ("", calls)
