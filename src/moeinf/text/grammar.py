@@ -22,8 +22,8 @@ from moeinf.errors import TextError
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, SpaceTokens, token_name
 from moeinf.text.forms.languages import GrammarError, expression
 from moeinf.text.harmony import in_head
-from moeinf.text.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
+from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
 
 # Text that has to come is otherwise made tokens at once, and the letters of a control token that one.
 _BY_LETTERS = '%llguidance {"no_forcing": true}'

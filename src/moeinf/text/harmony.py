@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from moeinf.text.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START, Head
 from moeinf.text.stream import Piece, TokenStream
 from moeinf.text.tool_calls.reading import CallReading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY, called_in
+from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START, Head
 
 _PEOPLE = ("user", "assistant", "all", "")  # recipients that a message may have and still be an answer
 _BUILT_IN = ("browser", "python")  # tools that gpt-oss was trained with

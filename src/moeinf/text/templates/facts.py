@@ -5,11 +5,11 @@ from __future__ import annotations
 import jinja2
 from jinja2 import nodes
 
-from moeinf.text.harmony_heads import CHANNEL
 from moeinf.text.templates.sandbox import environment
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.thoughts import tags_of
 from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL
 
 _ALWAYS_GIVEN = {
     "messages",

@@ -1,1 +1,1 @@
-"""The syntaxes, one a file."""
+"""The syntaxes, one a file, and the heads of one."""
