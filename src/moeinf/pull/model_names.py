@@ -111,7 +111,8 @@ def as_path(reference: str) -> Path | None:
     """Returns the absolute path that a reference means by its form, or as the name of a checkpoint folder here."""
     path = os.path.expanduser(reference)
     looks_so = reference in (".", "..", "~") or reference.startswith(("/", "./", "../", "~/"))
-    is_gguf = path.lower().endswith(".gguf") and (os.path.isfile(path) or "/" not in path)
+    on_the_hub = ":" in path or address_source(reference) is not None  # org/repo:FILE.gguf, or a page
+    is_gguf = path.lower().endswith(".gguf") and (os.path.isfile(path) or not on_the_hub)
     if "\0" in reference or not (looks_so or is_gguf or os.path.isfile(os.path.join(path, "config.json"))):
         return None
     return Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links

@@ -96,3 +96,23 @@ def test_bench_times_a_file(run: Any, file: Path) -> None:
     )
     assert code == 0, said
     assert json.loads(table)[0]["model_type"] == "qwen3_moe f32"
+
+
+@pytest.mark.parametrize("path", ["./no.gguf", "no.gguf", "folder/no.gguf", "deep/er/no.gguf", "~/no.gguf", "NO.GGUF"])
+@pytest.mark.parametrize("words", [("run",), ("pull",), ("show",), ("verify",), ("bench",), ("fit",)])
+def test_a_file_that_is_not_there_is_told_at_once(
+    words: tuple[str, ...], path: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No name that ends like a file is asked of the Hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    code, _, said = run(*words, path, *["hi"][: words == ("run",)])
+    assert code == 1 and "no such file" in said and path.removeprefix("./").removeprefix("~/") in said
+    assert "127.0.0.1" not in said and "meanwhile" not in said
+
+
+def test_a_modelfile_of_a_file_that_is_not_there_is_told_so(run: Any, tmp_path: Path) -> None:
+    for path in ("./no.gguf", "folder/no.gguf", str(tmp_path / "no.gguf")):
+        (tmp_path / "Modelfile").write_text(f"FROM {path}\n")
+        code, _, said = run("create", "mine", "-f", str(tmp_path / "Modelfile"))
+        assert code == 1 and "no such file" in said, said

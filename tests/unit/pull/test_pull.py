@@ -318,6 +318,8 @@ def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
         ("hf.co/org/repo@refs/pr/1", "org/repo", "refs/pr/1", "repo:refs-pr-1"),
         ("org/repo@latest", "org/repo", "latest", "repo:revision-latest"),
         ("org/repo@" + "0123456789" * 4, "org/repo", "0123456789" * 4, "repo:012345678901"),
+        ("org/repo:Model-Q8_0.gguf", "org/repo", "", "repo:model-q8_0"),
+        ("hf.co/org/repo.gguf", "org/repo.gguf", "", "repo.gguf"),
         ("org/repo:Q8_0@v2", "org/repo", "v2", "repo:v2-q8_0"),
         ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1", "41bd4c9e7e4fb318ca40e721131d4933966c2cc1", "mixtral"),
         ("NLLB-moe", "facebook/nllb-moe-54b", "", "nllb-moe"),
