@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from moeinf.config.option import option
@@ -119,7 +120,9 @@ class SamplingParams:
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
             raise UsageError(f'stop must be a sequence of texts, not {self.stop!r}; write stop=("END",)')
         for token_id, bias in self.logit_bias.items():
-            if not _lies_within(bias, -_MOST_BIAS, _MOST_BIAS):
+            if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+                raise UsageError(f"logit_bias must be for token ids, not {token_id!r}")
+            if isinstance(bias, bool) or not (isinstance(bias, Real) and -_MOST_BIAS <= bias <= _MOST_BIAS):
                 wanted = _range_text(-_MOST_BIAS, _MOST_BIAS)
                 raise UsageError(f"logit_bias must be {wanted}, not {bias!r} for token {token_id}")
 

@@ -55,6 +55,31 @@ def test_an_answer_of_the_server_is_that_of_a_process_of_its_own(
     assert command(*ASKED, "--raw").out == own.out
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--presence-penalty", "1.5", "--repeat-last-n", "-1"),
+        ("--frequency-penalty", "2", "--repetition-penalty", "1.2", "--min-tokens", "3"),
+        ("-o", "typical_p=0.5", "-o", "num_predict=-2", "-o", "top_k=-1", "--seed", "-5"),
+    ],
+)
+def test_sampling_options_have_the_same_rule_on_the_server(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    own = command(*ASKED, *options)
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    assert own.code == 0 and command(*ASKED, *options).out == own.out
+
+
+def test_an_answer_of_no_tokens_has_no_word_in_ollamas_api(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("run", "demo", "The king said", "-n", "0").out == "\n"
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    done = command("run", "demo", "The king said", "-n", "0")
+    assert done.code == 2 and "has at least one token; give 1 or more" in done.err
+
+
 def test_json_is_that_of_a_process_of_its_own_but_for_the_figures(
     server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:

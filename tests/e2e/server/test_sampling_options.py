@@ -217,6 +217,12 @@ def test_nothing_ends_an_answer_before_min_tokens(storyteller: HttpServer) -> No
     assert longer["usage"]["completion_tokens"] >= least
 
 
+def test_fewest_tokens_beyond_the_most_are_refused(server: HttpServer) -> None:
+    asked = {"model": "demo", "prompt": "a", "max_tokens": 2, "min_tokens": 3}
+    refused = httpx.post(f"{server.url}/v1/completions", json=asked)
+    assert refused.status_code == 400 and "min_tokens is 3" in refused.json()["error"]["message"]
+
+
 def test_a_stop_string_counts_behind_the_fewest_tokens(server: HttpServer) -> None:
     asked = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 60, "stop": [" "]}
     first, behind = (greedy(server, "/v1/completions", **asked, min_tokens=least) for least in (0, 20))

@@ -201,6 +201,11 @@ def test_logits_are_left_as_they_are() -> None:
     assert logits.tolist() == [1, 2, 3]
 
 
+def test_numbers_of_numpy_are_biases() -> None:
+    params = SamplingParams(temperature=0, logit_bias={np.int64(2): np.float32(50)})
+    assert Sampler(params).sample(np.zeros(4, np.float32), []) == 2
+
+
 def test_a_bias_can_force_a_token() -> None:
     assert Sampler(SamplingParams(temperature=0, logit_bias={2: 50, 99: 50})).sample(np.zeros(4, np.float32), []) == 2
 
@@ -223,6 +228,9 @@ def test_a_bias_can_force_a_token() -> None:
         ("logit_bias", {3: 1e39}),
         ("logit_bias", {3: -math.inf}),
         ("logit_bias", {3: True}),
+        ("logit_bias", {3: "1"}),
+        ("logit_bias", {"3": 1.0}),
+        ("logit_bias", {True: 1.0}),
         ("repetition_penalty", 0),
         ("min_tokens", -1),
         ("seed", 0.5),

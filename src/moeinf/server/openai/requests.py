@@ -164,6 +164,8 @@ def params_given(request: Sampling) -> dict[str, Any]:
         given["stop"] = stops(request.stop)
     if request.logit_bias:
         given["logit_bias"] = _biases(request.logit_bias.items())
+    if 0 <= given.get("num_predict", -1) < given.get("min_tokens", 0):
+        raise Refusal(400, f"min_tokens is {given['min_tokens']}, more than the most tokens of the answer")
     if given.keys() & WINDOWED:
         given["windowed_penalties"] = False  # whatever the rule of those is that go with the model
     return given
