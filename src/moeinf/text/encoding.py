@@ -16,12 +16,25 @@ _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(ma
 class Encoder:
     """Encodes the pieces of a text one by one, with the ids that they have in the whole of it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, control: Sequence[str] = ()) -> None:
+        """control: tokens that no letters of others may become, in chats."""
+        self._tokenizer, self._control = tokenizer, frozenset(control)
+        self._control_ids = {tokenizer.token_to_id(token) for token in control}
         added = tokenizer.get_added_tokens_decoder().values()
         self._swallow_before = tuple(token.content for token in added if token.lstrip)
         self._swallow_behind = tuple(token.content for token in added if token.rstrip)
         self._first, self._further = _pre_tokenizers(tokenizer)
+
+    def chat_ids(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        """pieces: as for `ids`; of those with False, the control tokens are pieces of their own.
+
+        A normalizer may make control tokens of other letters, such as wide ones; then all letters are taken apart.
+        """
+        ids = self.ids(_joined(pieces), specials=False)
+        written = [piece for piece, plain in pieces if not plain and piece in self._control]
+        if sum(each in self._control_ids for each in ids) > len(written):
+            return self.ids([(piece, plain or piece not in self._control) for piece, plain in pieces], specials=False)
+        return ids
 
     def ids(self, pieces: Sequence[tuple[str, bool]], *, specials: bool) -> list[int]:
         """pieces: with True for those whose control tokens are letters; they end where a control token stands.
@@ -41,6 +54,17 @@ class Encoder:
         if self._further is not None:
             self._tokenizer.pre_tokenizer = self._first
         return found
+
+
+def _joined(pieces: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Joins neighbouring pieces of one kind, so that text without marked tokens is encoded at once."""
+    joined: list[tuple[str, bool]] = []
+    for text, plain in pieces:
+        if joined and joined[-1][1] == plain:
+            joined[-1] = (joined[-1][0] + text, plain)
+        else:
+            joined.append((text, plain))
+    return joined
 
 
 def _pre_tokenizers(tokenizer: Tokenizer) -> tuple[Any, Any]:

@@ -56,11 +56,12 @@ class TextWorker:
         self._tokenizer = Tokenizer.from_buffer(path.read_bytes())  # from_file takes no path that is not UTF-8
         self._tokenizer.no_truncation()  # some files come with the cut and the padding of their training
         self._tokenizer.no_padding()
-        self._encoder = Encoder(self._tokenizer)
         self._harmony = is_harmony(self._tokenizer)
         config = read_json(self._folder / "tokenizer_config.json")
         self._specials = special_tokens(config, read_json(self._folder / "special_tokens_map.json"))
         self._control = control_tokens(self._tokenizer, config)
+        unknown = self._specials.get("unk_token")  # which stands for letters
+        self._encoder = Encoder(self._tokenizer, [token for token in self._control if token != unknown])
         source, with_tools = (find_template(self._folder, config, with_tools=tools) for tools in (False, True))
         if source is not None and with_tools is not None:
             self._templates = ChatTemplates(source, with_tools, self._specials, self._control)
@@ -99,8 +100,9 @@ class TextWorker:
         specials: whether the tokenizer adds its own, which a chat never has.
         """
         kind, text = request["kind"], request["text"]
-        pieces = split_marked(text, self._control) if kind == "chat" else [(text, kind == "plain")]
-        return {"ids": self._encoder.ids(_joined(pieces), specials=request["specials"])}
+        if kind == "chat":
+            return {"ids": self._encoder.chat_ids(list(split_marked(text, self._control)))}
+        return {"ids": self._encoder.ids([(text, kind == "plain")], specials=request["specials"])}
 
     def token_id(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"token_id": self._tokenizer.token_to_id(request["token"])}
@@ -197,17 +199,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def _plain(pieces: Sequence[Piece]) -> list[tuple[Any, ...]]:
     """Pieces as JSON can hold them."""
     return [(text, thought, call and astuple(call)) for text, thought, call in pieces]
-
-
-def _joined(pieces: Any) -> list[tuple[str, bool]]:
-    """Joins neighbouring pieces of one kind, so that text without marked tokens is encoded at once."""
-    joined: list[tuple[str, bool]] = []
-    for text, plain in pieces:
-        if joined and joined[-1][1] == plain:
-            joined[-1] = (joined[-1][0] + text, plain)
-        else:
-            joined.append((text, plain))
-    return joined
 
 
 def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
