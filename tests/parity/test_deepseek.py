@@ -209,12 +209,11 @@ def test_what_is_multiplied_by_head_is_never_quantised() -> None:
     [
         (DEEPSEEK_V2, "scoring_func", "sigmoid"),
         (DEEPSEEK_V2, "topk_method", "noaux_tc"),
-        (DEEPSEEK_V2, "mlp_bias", True),
         (DEEPSEEK_V2, "rope_interleave", False),
         (DEEPSEEK_V2, "partial_rotary_factor", 0.5),
         (DEEPSEEK_V3, "scoring_func", "softmax"),
         (DEEPSEEK_V3, "topk_method", "greedy"),
-        (DEEPSEEK_V3, "hidden_act", "gelu"),
+        (DEEPSEEK_V3, "hidden_act", "selu"),
         (GLM4, "scoring_func", "softmax"),
     ],
 )

@@ -103,7 +103,10 @@ class AttentionConfig:
         if self.head_dim % 2 and self.rope is not None:
             raise CheckpointError(f"config.json: head_dim is {self.head_dim}; positions rotate pairs of an even size")
         if self.value_dim is not None and not 0 < self.value_dim < self.head_dim:
-            raise CheckpointError(f"config.json: v_head_dim {self.value_dim} is not below head_dim {self.head_dim}")
+            raise CheckpointError(
+                f"config.json: v_head_dim is {self.value_dim}, above head_dim, {self.head_dim}; moeinf keeps values in "
+                "the room of keys"
+            )
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(
                 f"config.json: head_dim is {self.head_dim}, beyond the {MAX_HEAD_DIM} that moeinf computes"

@@ -26,7 +26,6 @@ def _parse(f: Fields) -> Config:
     for name, *allowed in (
         ("topk_method", "greedy", "group_limited_greedy"),
         ("norm_topk_prob", False),
-        ("mlp_bias", False),
         ("head_dim", f.count("hidden_size") // f.count("num_attention_heads")),
     ):
         f.only(name, *allowed, None)
@@ -35,6 +34,7 @@ def _parse(f: Fields) -> Config:
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)
     layers = sparse_layers(f, decoder.num_layers, first_dense=0)
     blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=False, corrected=False, moe_layers=layers)
+    blocks = replace(blocks, mlp_bias=f.flag("mlp_bias", False))
     if f.get("topk_method") != "group_limited_greedy":
         blocks = replace(blocks, num_groups=1, groups_used=1)
     return Config(decoder, blocks)

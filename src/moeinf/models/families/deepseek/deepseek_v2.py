@@ -35,10 +35,10 @@ class Config:
     def parse(f: Fields) -> Config:
         f.only("scoring_func", "softmax", None)
         f.only("topk_method", "greedy", "group_limited_greedy", None)
-        f.only("mlp_bias", False, None)
         f.only("rope_interleave", True, None)
         decoder, latent = parse_latent(f, interleaved=True)
         blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=False, corrected=False)
+        blocks = replace(blocks, mlp_bias=f.flag("mlp_bias", False))
         if f.get("topk_method") != "group_limited_greedy":
             blocks = replace(blocks, num_groups=1, groups_used=1)
         return Config(decoder, latent, blocks)

@@ -68,7 +68,6 @@ class Config:
             ("n_shared_experts", 1),
             ("num_key_value_heads", 1),
             ("attention_bias", False),
-            ("mlp_bias", False),
             ("intermediate_size", f.get("moe_intermediate_size")),  # transformers' other name for it
         ):
             f.only(name, *allowed, None)
@@ -102,7 +101,7 @@ class Config:
             f.number("hc_eps", 1e-6),
             f.count("hc_sinkhorn_iters", 20, maximum=1000),
         )
-        blocks = replace(blocks, names=_NAMES, shared_limit=limit)
+        blocks = replace(blocks, names=_NAMES, shared_limit=limit, mlp_bias=f.flag("mlp_bias", False))
         return Config(decoder, attention, blocks, streams, _hashed(f, num_layers), limit)
 
 

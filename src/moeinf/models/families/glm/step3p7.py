@@ -64,7 +64,6 @@ def _parse(f: Fields) -> Config:
         ("use_moe", True),
         ("use_bidirectional_attention", False),
         ("gating", True, "per-head"),
-        ("mlp_bias", False),
         ("sink", False),
     ):
         f.only(name, *allowed, None if name != "gating" or "gating" not in f else True)
@@ -111,6 +110,7 @@ def _parse(f: Fields) -> Config:
         names=_NAMES,
         shared_size=f.count("share_expert_dim"),
         shared_limits=shared,
+        mlp_bias=f.flag("mlp_bias", False),
     )
     return Config(decoder, blocks, _limits(f, "swiglu_limits", num_layers, future))
 

@@ -16,7 +16,6 @@ _NAMES = BlockNames(gate="router.gate.weight", bias="expert_bias", shared="share
 
 
 def _parse(f: Fields) -> Config:
-    f.only("mlp_bias", False, None)
     f.only("first_k_dense_replace", 1, None)  # what a missing list of layers means
     f.present("head_dim", "num_shared_experts", "router_scaling_factor")
     decoder = parse_decoder(f, norm_eps=1e-5, theta=11_158_840.0, qk_norm="head")
@@ -31,6 +30,7 @@ def _parse(f: Fields) -> Config:
         scaling=f.number("router_scaling_factor"),
         num_future_layers=f.count("num_nextn_predict_layers", 1, 0, MOST_LAYERS),
         names=_NAMES,
+        mlp_bias=f.flag("mlp_bias", False),
     )
     return Config(decoder, blocks)
 

@@ -26,7 +26,6 @@ _IMAGES = r"(vision_tower|multi_modal_projector)\..*"
 
 def _parse(f: Fields) -> Config:
     silu_alone(f)  # which experts have in any case
-    f.only("mlp_bias", False, None)
     f.present("moe_num_experts", "moe_topk", "moe_num_shared_experts")
     whole_heads(f)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)
@@ -34,7 +33,16 @@ def _parse(f: Fields) -> Config:
     moe = routed_shape(f, ("moe_num_experts",), f.count("moe_topk"), num_layers)
     shared = f.count("moe_num_shared_experts", 0, minimum=0)
     names = BlockNames(gate="router.weight")
-    blocks = DeepseekMoe(moe, tuple(range(num_layers)), size, size, shared, corrected=False, names=names)
+    blocks = DeepseekMoe(
+        moe,
+        tuple(range(num_layers)),
+        size,
+        size,
+        shared,
+        corrected=False,
+        names=names,
+        mlp_bias=f.flag("mlp_bias", False),
+    )
     return Config(decoder, blocks)
 
 
