@@ -187,11 +187,7 @@ def test_what_the_checkpoint_asks_for_holds_where_a_request_says_nothing(tmp_pat
         assert rows == {"temperature": "0.0", "repetition_penalty": "1.2"}
 
 
-@pytest.mark.parametrize(
-    ("longest", "tokens"),
-    [(12, 12), (1, 24), (float("inf"), 24), ("many", 24), (10**400, 24)],
-    ids=["in the answer", "in the prompt", "infinite", "no number", "huge"],
-)
+@pytest.mark.parametrize(("longest", "tokens"), [(12, 12), (1, 24)])
 def test_max_length_counts_the_prompt_and_bounds_no_longer_one(tmp_path: Path, longest: object, tokens: int) -> None:
     with own_server(tmp_path, {"do_sample": False, "max_length": longest}) as own:
         options = {"num_ctx": 24, "min_tokens": 24}
