@@ -13,7 +13,10 @@ Choice = Literal["keep", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 # 8 bits even where the rest has 4: logits come from this matrix, and it is read only once a token.
 _HEAD_FORMAT: Literal["q8_0"] = "q8_0"
-_FALLBACKS: Mapping[Format, Format] = {"q4_k": "iq4_nl"}  # the same 4.5 bits in blocks of 32
+# Where rows are no whole number of blocks. Dense matrices are few bytes of a model, and every token reads them: 8 bits.
+# Experts are nearly all of it: the same 4.5 bits in blocks of 32, as 8 would make a model 1.9 times as large.
+_FALLBACKS: Mapping[tuple[str, Format], Format] = {("dense", "q4_k"): "q8_0", ("expert", "q4_k"): "iq4_nl"}
+_COSTS = {("expert", "iq4_nl"): ", which loses more (docs/format.md); --quant-experts q8_0 is larger and loses little"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class FormatPlan:
         if source == "mxfp4":
             self._kept.setdefault(kind, []).append(name)
             return source
-        options: Sequence[Format] = (wanted, _FALLBACKS.get(wanted, wanted))
+        options: Sequence[Format] = (wanted, _FALLBACKS.get((kind, wanted), wanted))
         found = next((each for each in options if cols % FORMAT_BLOCKS[each][0] == 0), source)
         if found != wanted:
             self._departures.setdefault((kind, cols, wanted, found), []).append(name)
@@ -86,7 +89,7 @@ class FormatPlan:
         )
         departures = (
             f"{_listed(kind, names)}: rows of {cols} are no whole number of {wanted} blocks "
-            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
+            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}{_COSTS.get((kind, found), '')}"
             for (kind, cols, wanted, found), names in self._departures.items()
         )
         return (*kept, *departures)

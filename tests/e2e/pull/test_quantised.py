@@ -32,11 +32,11 @@ ODD = CONFIG | {"hidden_size": 96, "moe_intermediate_size": 40, "num_experts": 4
 SOURCE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
-def stored_as(wanted: Format | None, tensor: Tensor) -> tuple[Format, bytes]:
-    """The format that rows of this length get, and the bytes."""
+def stored_as(wanted: Format | None, tensor: Tensor, instead: Format = "iq4_nl") -> tuple[Format, bytes]:
+    """The format that rows of this length get, and the bytes. instead: of q4_k."""
     source = SOURCE[tensor.dtype]
     raw = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
-    options = ([wanted] if wanted else []) + (["iq4_nl"] if wanted == "q4_k" else [])
+    options = ([wanted] if wanted else []) + ([instead] if wanted == "q4_k" else [])
     rows, cols = tensor.numel() // tensor.shape[-1], tensor.shape[-1]
     for format in options:
         weights, num_bytes = FORMAT_BLOCKS[format]
@@ -71,7 +71,7 @@ def dense_of(model: StoredModel) -> dict[str, tuple[Format, bytes]]:
 
 def wanted_dense(tensors: dict[str, Tensor], wanted: Format | None, head: str) -> dict[str, tuple[Format, bytes]]:
     dense = {
-        name: stored_as(wanted if name.endswith("_proj.weight") else None, tensor)
+        name: stored_as(wanted if name.endswith("_proj.weight") else None, tensor, "q8_0")
         for name, tensor in tensors.items()
         if ".experts." not in name
     }
@@ -238,7 +238,8 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     assert plan.store_bytes == sum(path.stat().st_size for path in weights)
     assert plan.fallbacks == model.manifest.fallbacks
     assert plan.fallbacks[:2] == (
-        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl",
+        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl, which loses "
+        "more (docs/format.md); --quant-experts q8_0 is larger and loses little",
         "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16",
     )
     again = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")

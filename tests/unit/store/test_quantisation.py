@@ -49,17 +49,24 @@ def test_states_of_a_source_differ_by_what_is_made_of_them() -> None:
     )
 
 
+def test_the_rows_of_experts_keep_their_size_and_the_line_says_what_it_costs() -> None:
+    plan = FormatPlan()
+    assert plan.fit("expert", "expert down", "q4_k", 1408, "bf16") == "iq4_nl"
+    [line] = plan.fallbacks
+    assert "stored as iq4_nl, which loses more (docs/format.md); --quant-experts q8_0" in line
+
+
 def test_rows_decide_what_a_wanted_format_becomes() -> None:
     plan = FormatPlan()
     assert plan.fit("dense", "a", "q4_k", 512, "bf16") == "q4_k"
     assert plan.fit("dense", "b", "keep", 31, "f16") == "f16"
     assert not plan.fallbacks
-    assert plan.fit("dense", "c", "q4_k", 288, "bf16") == "iq4_nl"
+    assert plan.fit("dense", "c", "q4_k", 288, "bf16") == "q8_0"
     assert plan.fit("dense", "d", "q4_k", 48, "f32") == "f32"
     for name in "efgh":
         assert plan.fit("dense", name, "mxfp4", 40, "bf16") == "bf16"
     assert plan.fallbacks == (
-        "c: rows of 288 are no whole number of q4_k blocks (256); stored as iq4_nl",
+        "c: rows of 288 are no whole number of q4_k blocks (256); stored as q8_0",
         "d: rows of 48 are no whole number of q4_k blocks (256); stored as f32",
         "4 dense tensors: rows of 40 are no whole number of mxfp4 blocks (32); stored as bf16",
     )
