@@ -157,9 +157,7 @@ def _sources(mmproj: Gguf, names: list[str], shape: tuple[int, ...]) -> tuple[li
     """The tensors that one of a checkpoint was made into, and what makes it of them."""
     missing = [name for name in names if name not in mmproj.tensors]
     if missing:
-        raise CheckpointError(
-            f"{mmproj.where} has no tensor {missing[0]!r}; fetch the file again, or take one of a newer llama.cpp"
-        )
+        raise CheckpointError(f"{mmproj.where} has no tensor {missing[0]!r}; take one of a newer llama.cpp")
     tensors = [mmproj.tensors[name] for name in names]
     if "v.patch_embd.weight" not in names:
         return tensors, ()

@@ -19,7 +19,7 @@ def num_layers_of(m: Metadata) -> int:
         ahead = 0  # llama.cpp counts them only where they are in the file
     if not ahead < layers <= len(m.gguf.tensors):
         raise CheckpointError(
-            f"{m.where}: {m.architecture}.block_count is {layers}; the file is damaged, fetch it again"
+            f"{m.where}: {m.architecture}.block_count is {layers}; the file is damaged or was made so; take another one"
         )
     return layers - ahead
 
@@ -43,13 +43,13 @@ def experts_of(m: Metadata) -> int | list[int]:
     if len(said) < len(rows):
         raise CheckpointError(
             f"{m.where}: {m.architecture}.expert_count has {len(said)} numbers for {len(rows)} layers; "
-            "the file is damaged, fetch it again"
+            "the file is damaged or was made so; take another one"
         )
     for layer, (count, found) in enumerate(zip(said, rows, strict=False)):
         if found and found != count:
             raise CheckpointError(
                 f"{m.where}: {m.architecture}.expert_count is {count!r:.50} in layer {layer}, whose router has {found} "
-                "experts; the file is damaged, fetch it again"
+                "experts; the file is damaged or was made so; take another one"
             )
     return rows if differ else max(rows)
 
@@ -67,7 +67,7 @@ def counts_of(m: Metadata, name: str) -> list[int]:
     if len(said) < layers or not all(type(each) is int and each >= 0 for each in said):
         raise CheckpointError(
             f"{m.where}: {m.architecture}.{name} is {said!r:.60}, not a whole number for each of {layers} layers; the "
-            "file is damaged, fetch it again"
+            "file is damaged or was made so; take another one"
         )
     return said[:layers]
 
@@ -80,7 +80,7 @@ def slides_of(m: Metadata, whole: Callable[[int], bool]) -> list[bool]:
     if len(pattern) < layers:
         raise CheckpointError(
             f"{m.where}: {m.architecture}.attention.sliding_window_pattern tells of {len(pattern)} of {layers} layers; "
-            "the file is damaged, fetch it again"
+            "the file is damaged or was made so; take another one"
         )
     return [bool(each) for each in pattern[:layers]]
 

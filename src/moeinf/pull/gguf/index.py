@@ -184,7 +184,9 @@ def _scales(gguf: Gguf, placement: Placement) -> Scales:
     def numbers(tensor: GgufTensor) -> tuple[float, ...]:
         found = tuple(numbers_of(gguf, tensor))
         if not all(map(math.isfinite, found)):
-            raise CheckpointError(f"{gguf.where}: tensor {tensor.name!r} has a NaN or infinite scale; fetch it again")
+            raise CheckpointError(
+                f"{gguf.where}: tensor {tensor.name!r} has a NaN or infinite scale; take another file"
+            )
         return found
 
     return Scales(

@@ -183,7 +183,7 @@ def _read_back(
                 if isinstance(each, OSError):
                     raise each
             if each.fault:
-                raise CheckpointError(f"{span.path.name}: {each.fault}; fetch the file again")
+                raise CheckpointError(f"{span.path.name}: {each.fault}; fetch the file again, or take another one")
             found.append(each)
             advance(span.num_bytes)
     sums = [each.sha256 for each in found]

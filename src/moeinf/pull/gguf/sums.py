@@ -21,5 +21,5 @@ def checksums_of(manifest: Manifest, folder: Path, name: str, progress: PullProg
     runs = placed_sums(manifest, folder, {}, faults, progress.advance)
     progress.finish()
     if faults:
-        raise CheckpointError(f"{faults[0]}; fetch the file again")
+        raise CheckpointError(f"{faults[0]}; fetch the file again, or take another one")
     return dump_checksums(runs)
