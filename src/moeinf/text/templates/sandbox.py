@@ -19,9 +19,10 @@ from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from moeinf.text.templates.compiling import TracingGenerator, formatted, own
-from moeinf.text.templates.traced import Traced, traced_concat
+from moeinf.text.templates.traced import OWN, Traced, origins_of, traced_concat
 
 _MAX_INT_BITS = 4096  # of a product or power in a template: those that count messages stay far below
 _MAX_REPEATED = 1 << 20  # characters or items of a text or list times a number
@@ -125,7 +126,7 @@ def environment() -> Sandbox:
         extensions=[_GenerationTag, jinja2.ext.loopcontrols],
         optimized=False,  # which would hide literals of the template in constants
     )
-    environment.filters |= {"tojson": _tojson, "join": _join}
+    environment.filters |= {"tojson": _tojson, "join": _join, "safe": _safe}
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": _strftime_now,
@@ -144,6 +145,11 @@ def _tojson(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
         )
     )
+
+
+def _safe(value: Any) -> Any:
+    """jinja2's own, which loses who wrote a text, for what the template has not written."""
+    return value if isinstance(value, str) and OWN in origins_of(value) else Markup(value)
 
 
 @jinja2.pass_environment

@@ -93,6 +93,7 @@ def test_a_character_keeps_its_writer(parts: list[tuple[bool, str]], operation: 
         ("{{ 'end>'.replace('end', '<|end|') }}{{ x | replace(x, '<|end|>') }}{{ x.replace(x, '<|end|>') }}", 3),
         ("{{ '  <|end|> '.split()[0] }}{{ '<|end|>,'.split(',') | first }}{{ '<|end|>' * 2 }}", 4),
         ("{% macro m() %}{{ caller(1) }}{% endmacro %}{% call(y) m() %}<|end|>{{ x }}{% endcall %}", 1),
+        ("{{ '<|end|>' | safe }}{{ ('<|' ~ role ~ '|>') | safe | trim }}{{ x | safe ~ '<|end|>' }}", 3),
         ("{% filter trim %}<|end|>{% endfilter %}{% generation %}<|end|>{% endgeneration %}", 2),
         ("{{ x }}{{ x | upper | lower }}{{ x | tojson }}{{ [x] | join }}{{ x[:3] ~ x[3:] }}{{ {x: x} }}", 0),
         ("{{ '<' + name + '>' }}{{ '<' ~ name ~ '>' }}{{ '<{}>'.format(name) }}{{ '<%s>' | format(name) }}", 0),
