@@ -69,8 +69,9 @@ class Service:
         return await streamed(request, job, encode, media_type, lambda: self.refuse(job.ask))
 
     def count(self, stored: StoredModel, ask: Ask) -> int:
-        """Tokens of a prompt as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
+        """Tokens of a prompt as `submit` would have it answered. Blocks. Raises Refusal, TextError, UsageError."""
         ask = _quiet(with_preset(ask, preset_of(stored)))
+        _refuse_pictures(ask, stored)
         return self.texts.count(stored, ask, self.worker.config_for(stored, ask))
 
     def refuse(self, ask: Ask) -> None:

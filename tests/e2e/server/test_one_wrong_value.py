@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeinf.config import RuntimeConfig
-from moeinf.pull.pull import pull
+from moeinf.pull.pull import ensure
 from moeinf.server.serve import HttpServer
-from tests.support.caller import LOOK_UP, write_caller
+from tests.support.caller import LOOK_UP
 from tests.support.live_server import live_server
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ RIGHT: list[tuple[str, Json]] = [
             "logit_bias": {"5": -1},
             "stream_options": {"include_usage": True},
             "chat_template_kwargs": {},
-            "reasoning": {"effort": "low", "max_tokens": 5},
+            "reasoning": {"exclude": True, "max_tokens": 5},
             "keep_alive": "5m",
             "user": "me",
         },
@@ -92,7 +92,7 @@ RIGHT: list[tuple[str, Json]] = [
             ],
             "tools": [{"name": "look_up", "description": "x", "input_schema": TOOL["parameters"]}],
             "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "thinking": {"type": "enabled", "budget_tokens": 5},
+            "thinking": {"type": "adaptive", "display": "omitted"},
             "metadata": {"user_id": "me"},
             "stop_sequences": ["x"],
         },
@@ -129,8 +129,7 @@ WRONG: list[Any] = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    folder = tmp_path_factory.mktemp("caller")
-    with live_server(pull(str(write_caller(folder / "caller")), home=folder / "home"), config=CONFIG) as running:
+    with live_server(ensure("demo:chat", home=tmp_path_factory.mktemp("wrong")), config=CONFIG) as running:
         yield running
 
 
@@ -155,14 +154,14 @@ CASES = [(path, body, place) for path, body in RIGHT for place in places(body)]
 
 
 def check(server: HttpServer, path: str, body: Json) -> None:
-    answer = httpx.post(f"{server.url}{path}", json={"model": "caller"} | body, timeout=60)
+    answer = httpx.post(f"{server.url}{path}", json={"model": "demo:chat"} | body, timeout=60)
     assert answer.status_code < 500 and "unexpected error" not in answer.text, answer.text
     if answer.status_code != 200:
         told = json.loads(answer.text.splitlines()[0])["error"]
         assert told if path.startswith("/api") else told["message"]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(CASES), st.sampled_from(WRONG))
 def test_no_value_makes_the_server_fail(
     server: HttpServer, case: tuple[str, Json, tuple[Any, ...]], value: Any

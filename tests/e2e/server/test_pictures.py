@@ -94,5 +94,10 @@ def test_a_model_of_text_refuses_pictures_at_once(demo: StoredModel) -> None:
         body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
         told = httpx.post(f"{running.url}/v1/chat/completions", json=body)
         assert told.status_code == 400 and "takes text alone" in told.json()["error"]["message"]
+        source = {"type": "base64", "media_type": "image/png", "data": CODED}
+        body = {"model": "demo", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+        for path, more in (("/v1/messages", {"max_tokens": 1}), ("/v1/messages/count_tokens", {})):
+            told = httpx.post(f"{running.url}{path}", json=body | more)
+            assert told.status_code == 400 and "takes text alone" in told.json()["error"]["message"], path
         told = httpx.post(f"{running.url}/api/generate", json={"model": "demo", "prompt": "?", "images": [CODED]})
         assert told.status_code == 400 and "takes text alone" in told.json()["error"]
