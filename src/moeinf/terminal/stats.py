@@ -71,8 +71,8 @@ def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tupl
         ("expert cache", resident + hits),
         ("expert transfer", transfer),
         ("memory given back", binary_size_text(given_back) if given_back else ""),
-        (
-            "memory",
+        (  # of the whole process, where the line about the model has what was planned for it
+            "process memory",
             ", ".join(
                 f"{kind} {binary_size_text(size)} peak"
                 for kind, size in (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes))
