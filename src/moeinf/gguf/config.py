@@ -19,6 +19,8 @@ from moeinf.gguf.vision import seeing_config
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
 _CENTRED = {"cohere2moe", "dbrx"}  # whose norms are layer norms, which they tell themselves
+# Architectures whose attention may have a bias of its output without others, as in llama.cpp.
+_OUTPUT_BIASED = {"llama", "granitemoe", "granite_swa", "granitehybrid", "ernie4_5-moe", "nemotron_h_moe"}
 _DIFFUSION: Final = "generation of text by diffusion"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
 REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
@@ -86,7 +88,7 @@ def _common(m: Metadata) -> Config:
         "num_experts_per_tok": m.count("expert_used_count"),
     }
     out_biased = m.has_in_a_layer("attn_output.bias")
-    if out_biased != found["attention_bias"]:
+    if out_biased != found["attention_bias"] and (m.architecture in _OUTPUT_BIASED or not out_biased):
         found["attention_out_bias"] = out_biased
     return found | positions_of(m)
 

@@ -40,7 +40,7 @@ def _qwen2_moe(m: Metadata) -> Config:
     return _qwen(m, "qwen2_moe", normalised=False) | {
         "head_dim": head_dim,
         "attention_bias": False,
-        "attention_out_bias": m.has_in_a_layer("attn_output.bias"),
+        "attention_out_bias": False,
         "qkv_bias": m.has_in_a_layer("attn_q.bias"),
         "shared_expert_intermediate_size": shared_width(m),
     }
