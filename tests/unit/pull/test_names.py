@@ -15,7 +15,7 @@ from moeinf.store.library import StoredModel
 from moeinf.types import TensorPlan
 from tests.support.checkpoints import CONFIG as QWEN3
 from tests.support.checkpoints import Checkpoint, content, in_fp8, random_tensors, write_checkpoint
-from tests.support.configs.qwen3_5_moe import QWEN3_5
+from tests.support.configs.qwen3_5_moe import QWEN3_5, SEEING
 from tests.support.pairs.pulled import pulled
 from tests.support.tiny_models import all_configs
 
@@ -25,7 +25,7 @@ FIRST = {config["model_type"]: config for config in reversed(EVERY.values())}  #
 TEXT = QWEN3_5["text_config"] | {"model_type": "qwen3_5_moe"}
 OTHERS = (
     "model.visual.blocks.0.norm1.weight",
-    "visual.blocks.0.norm.weight",
+    "model.visual.norm.weight",
     "mtp.norm.weight",
     "mtp.layers.0.norm.weight",
 )
@@ -72,6 +72,24 @@ def test_tensors_of_other_models_stay_where_they_are() -> None:
             stored = [moved(name, plan, prefix, "") for name in names_of(plan)]
             names = Names([*stored, *OTHERS, *plan.vision], plan)
             assert [names(name) for name in (*OTHERS, *plan.vision)] == [*OTHERS, *plan.vision], prefix
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "language_model.model."])
+def test_a_tower_is_found_with_model_before_its_name_and_without(prefix: str) -> None:
+    config = SEEING["qwen3_5_moe"]
+    plan = plan_of(config)
+    assert plan.vision
+    stored = [moved(name, plan, prefix, "") for name in names_of(plan)]
+    towers = [name.removeprefix("model.") for name in plan.vision]
+    names = Names([*stored, *towers], plan)
+    assert [names(name) for name in (*stored, *towers)] == [*names_of(plan), *plan.vision]
+
+
+def test_names_of_a_stranger_take_no_time() -> None:
+    plan = plan_of(QWEN3)
+    hostile = ["." * 1_000_000, "a." * 500_000 + "norm.weight", "lm_head." * 100_000, "x" * 1_000_000]
+    names = Names(hostile, plan)
+    assert [len(names(name)) <= len(name) + 100 for name in hostile] == [True] * 4
 
 
 def weights(folder: Path, tensors: Checkpoint, config: Any) -> dict[str, str]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from moeinf.types import TensorPlan
+
+_BESIDE = "model."
+_MOST_PARTS = 8  # of a prefix: no real one has as many, and names are a stranger's
 
 
 def plan_name(name: str, plan: TensorPlan) -> str:
@@ -45,11 +49,13 @@ class Names:
         lead, middle, rest = name.rpartition(self._module) if self._module else ("", "", "")
         if middle and lead in self._leads:
             return self._head + rest
-        if self.found == self.wanted or not name.startswith(self.found) or self._known(name):
+        if name.startswith(self.wanted) and (self.found == self.wanted or self.wanted.startswith(self.found)):
             return name
-        if self.wanted.startswith(self.found) and name.startswith(self.wanted):
+        if self._known(name):
             return name
-        return self.wanted + name.removeprefix(self.found)
+        if self._known(beside := self._other_models(name)):
+            return beside
+        return self.wanted + name.removeprefix(self.found) if name.startswith(self.found) else name
 
     @property
     def remark(self) -> str:
@@ -72,6 +78,11 @@ class Names:
                 votes[prefix] += 1
         return votes
 
+    @staticmethod
+    def _other_models(name: str) -> str:
+        """Tensors of the models beside the language model are called with `model.` in front, or without: the other."""
+        return name.removeprefix(_BESIDE) if name.startswith(_BESIDE) else _BESIDE + name
+
     def _known(self, name: str) -> bool:
         plan = self._plan
         named = name in plan.dense or name in plan.copies or name in plan.vision
@@ -79,7 +90,8 @@ class Names:
 
 
 def _beginnings(prefix: str) -> list[str]:
-    return [prefix[: at + 1] for at, letter in enumerate(prefix) if letter == "."]
+    dots = (at for at, letter in enumerate(prefix) if letter == ".")
+    return [prefix[: at + 1] for at in islice(dots, _MOST_PARTS)]
 
 
 def _cuts(name: str) -> Iterator[tuple[str, str]]:
