@@ -31,6 +31,8 @@ def check_against_plan(path: Path, shapes: Mapping[str, tuple[int, ...]], plan: 
     wanted = dict(plan.dense)
     head, stored_head = plan.head or ("", "")
     if stored_head in shapes and head:
+        if head not in {*shapes, *plan.lookups}:  # older versions stored it beside the quantised one
+            del wanted[head]
         wanted[stored_head] = plan.dense[head]
     for name, shape in shapes.items():
         if wanted.get(name) != shape:

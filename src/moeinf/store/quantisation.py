@@ -128,5 +128,7 @@ def dense_tensors_of(
         shape = plan.dense[source]
         head = formats.fit("dense", stored, _HEAD_FORMAT, shape[-1], sources[source])
         if head == _HEAD_FORMAT:
+            if source not in plan.lookups:  # else it is an embedding, which stays as it is
+                del dense[source]
             dense[stored] = DenseTensor(source, head, shape)
     return dense

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import torch
 from torch import Tensor
 
 from moeinf._native import quantise
+from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.completion import GenerationStats
+from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, StoreError, UsageError
+from moeinf.models.family import family_of
 from moeinf.pull.checkpoint import layout
 from moeinf.pull.checkpoint.convert import Portions
 from moeinf.pull.events import SilentProgress
@@ -22,8 +27,9 @@ from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import Quantisation
 from moeinf.store.verify import verify
-from moeinf.types import FORMAT_BLOCKS, Format
+from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
 from tests.support.checkpoints import CONFIG, content, fused, random_tensors, write_checkpoint
+from tests.support.tiny_models import all_configs
 
 FORMATS: list[Format] = ["q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
 # Whole blocks of any format.
@@ -115,6 +121,24 @@ def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: 
     assert dense_of(model) == wanted_dense(tensors, "iq4_nl", "model.embed_tokens.weight")
     plain = pull(str(checkpoint), PullOptions(quant_experts="q8_0"), home=tmp_path / "home")
     assert dense_of(plain) == wanted_dense(tensors, None, "")
+
+
+class Greedy:
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
+        assert np.isfinite(logits).all() and logits.std() > 0
+        return int(logits.argmax())
+
+
+@pytest.mark.parametrize("name", ["aria", "kimi_k25", "qwen3_omni_moe", "inkling2"])
+def test_a_head_with_a_prefix_is_stored_once(name: str, tmp_path: Path) -> None:
+    config = all_configs()[name]
+    head = f"{family_of(config).tensors.own_head}"
+    assert head != "lm_head.weight"
+    source = write_checkpoint(tmp_path / "c", random_tensors(config), config)
+    model = pull(str(source), PullOptions(quant="q8_0"), home=tmp_path / "home")
+    assert "lm_head.weight" in dense_of(model) and head not in dense_of(model)
+    with Model(model, RuntimeConfig.of(device="cpu", threads=1)) as running:
+        assert len(list(running.generator.tokens([0, 1, 1, 0], Greedy(), 3, GenerationStats()))) == 3
 
 
 @pytest.mark.parametrize("threads", [1, 7])
