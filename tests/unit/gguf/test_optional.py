@@ -95,3 +95,11 @@ def test_several_groups_of_experts_are_in_the_config_or_refused(architecture: st
         assert 2 in (config_of(gguf).get("n_group"), config_of(gguf).get("num_expert_groups"))
     except CheckpointError as error:
         assert "expert_group" in str(error)
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_without_an_output_matrix_the_embedding_is_taken(architecture: str) -> None:
+    gguf = example(architecture)
+    tied = {name: tensor for name, tensor in gguf.tensors.items() if name not in ("output.weight", "output.bias")}
+    places = placed(replace(gguf, tensors=tied))
+    assert "token_embd.weight" in places.tensors() and not any("lm_head" in name for name in places.dense)

@@ -87,7 +87,6 @@ def _nemotron_h(m: Metadata) -> Config:
         "norm_topk_prob": m.flag("expert_weights_norm", True),
         "n_group": m.count("expert_group_count", 1) or 1,
         "topk_group": m.count("expert_group_used_count", 1) or 1,
-        "tie_word_embeddings": False,
     }
 
 
@@ -120,7 +119,6 @@ def _lfm2_moe(m: Metadata) -> Config:
         "use_expert_bias": routing_is_corrected(m),
         "norm_topk_prob": m.flag("expert_weights_norm", True),
         "routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
-        "tie_word_embeddings": m.tensor("output.weight") is None,
     }
 
 
