@@ -170,7 +170,7 @@ class EncoderDecoder:
         self.encoder_layers = form.encoder_layers
         self._tokenizer = tokenizer
         # T5 marks gaps and what fills them by special tokens, <extra_id_0> and so on; a translator's are not text.
-        self._control_tokens = not form.languages
+        self._has_gaps = not form.languages
         self._asked = tokenizer.generation_config or config_json
         self._input_start, self._input_end = list[int](), [form.eos_id]
         first = self._asked.get("forced_bos_token_id")
@@ -226,7 +226,7 @@ class EncoderDecoder:
         if continues:
             raise UsageError("an encoder-decoder model continues no answer: end the chat with the user's message")
         text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-        token_ids = self._tokenizer.encode(text, control_tokens=self._control_tokens, added=False)
+        token_ids = self._tokenizer.encode(text, control_tokens="gaps" if self._has_gaps else False, added=False)
         return [*self._input_start, *token_ids, *self._input_end] if token_ids else []
 
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
@@ -263,7 +263,7 @@ class EncoderDecoder:
         )
 
     def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
-        return self._tokenizer.stream(skip_special=not self._control_tokens)
+        return self._tokenizer.stream(skip_special=not self._has_gaps)
 
 
 def _read(runner: ModelRunner, prompt: Sequence[int], monitor: Monitor) -> bool:

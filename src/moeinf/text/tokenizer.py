@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.text.forms.thought_marks import ThoughtMarks
@@ -102,13 +102,17 @@ class Tokenizer:
         """Returns the token ids of rendered text: control tokens of the template count, those of messages are text."""
         return self._encode(rendered, "chat", specials=False)
 
-    def encode(self, text: str, *, control_tokens: bool = False, bos: bool = True, added: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, control_tokens: bool | Literal["gaps"] = False, bos: bool = True, added: bool = True
+    ) -> list[int]:
         """Returns the token ids of text without a template.
 
-        control_tokens: whether text like <|im_end|> means the control token (a raw prompt) or just those characters.
+        control_tokens: whether text like <|im_end|> means the control token (a raw prompt) or just those characters;
+        "gaps": only that of the gaps of a T5, <extra_id_0> and so on, does.
         bos: with the token that begins a sequence. added: with all special tokens that the tokenizer adds.
         """
-        ids = self._encode(text, "raw" if control_tokens else "plain", specials=added)
+        kind = "gaps" if control_tokens == "gaps" else "raw" if control_tokens else "plain"
+        ids = self._encode(text, kind, specials=added)
         if not added:
             return ids
         bos_id = self.bos_id

@@ -96,13 +96,16 @@ class TextWorker:
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the token ids of `text`.
 
-        kind: "raw" (control tokens count), "plain" (they are text) or "chat" (rendered and marked).
+        kind: "raw" (control tokens count), "plain" (they are text), "gaps" (only T5's gaps count) or "chat" (rendered
+        and marked).
         specials: whether the tokenizer adds its own, which a chat never has.
         """
         kind, text = request["kind"], request["text"]
         if kind == "chat":
             return {"ids": self._encoder.chat_ids(list(split_marked(text, self._control)))}
-        return {"ids": self._encoder.ids([(text, kind == "plain")], specials=request["specials"])}
+        gaps = [token for token in self._control if token.startswith("<extra_id_")] if kind == "gaps" else []
+        pieces = [(piece, piece not in gaps) for piece, _ in split_marked(text, gaps)] if gaps else []
+        return {"ids": self._encoder.ids(pieces or [(text, kind != "raw")], specials=request["specials"])}
 
     def token_id(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"token_id": self._tokenizer.token_to_id(request["token"])}

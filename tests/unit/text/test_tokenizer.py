@@ -16,6 +16,7 @@ from moeinf.errors import TextError
 from moeinf.text.stops import StopMatcher
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.shown_text import all_text, text_of
+from tests.support.text_models import SPECIALS, byte_level_tokenizer
 
 MakeFolder = Callable[..., Path]
 MIXED = "naïve 日本語テスト 🎉👩‍👩‍👧 ok €"
@@ -205,3 +206,13 @@ def test_the_earliest_of_several_stop_strings_ends_the_text() -> None:
 def test_no_stop_strings_hold_nothing_back() -> None:
     matcher = StopMatcher(["", *()])
     assert matcher.push("anything") == "anything" and matcher.flush() == ""
+
+
+def test_of_a_text_for_t5_only_the_gaps_are_control_tokens(model_folder: MakeFolder) -> None:
+    gaps = ["<extra_id_0>", "<extra_id_1>"]
+    with Tokenizer(model_folder(tokenizer=byte_level_tokenizer([*SPECIALS, *gaps]))) as tokenizer:
+        ids = tokenizer.encode("a</s> <extra_id_0> <s><extra_id_1>b", control_tokens="gaps", added=False)
+        assert [each for each in ids if each in tokenizer.special_ids] == [tokenizer.token_id(gap) for gap in gaps]
+        assert tokenizer.decode(ids, skip_special=False) == "a</s> <extra_id_0> <s><extra_id_1>b"
+        plain = tokenizer.encode("the quick fox", control_tokens="gaps", added=False)
+        assert plain == tokenizer.encode("the quick fox", control_tokens=True, added=False)
