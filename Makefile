@@ -9,7 +9,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lab lint native-test native-address native-thread gpu-test gpu-compile ranks-test clean
+.PHONY: demo test fuzz lab lint native-test native-address native-thread pythons pythons-ends gpu-test gpu-compile \
+  ranks-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -19,7 +20,7 @@ demo: $(RUNS)
 # modules are kept, whatever the environment says: each of hundreds of commands that tests start would compile its own.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
 # A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
@@ -49,6 +50,14 @@ native-test: native-address native-thread
 
 native-address native-thread: native-%: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh $*
+
+# The first minutes of a user, and the tests that need no torch, under every Python of the machine from 3.10 to 3.14; for
+# `make test` the first minutes alone, under the oldest and the newest.
+pythons: $(READY)
+	$(BIN)/python -m tests.pythons
+
+pythons-ends: $(READY)
+	$(BIN)/python -m tests.pythons --ends
 
 # What only a GPU can show, in the environment at hand: torch for CUDA brings its own Triton.
 gpu-test:
