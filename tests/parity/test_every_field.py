@@ -94,6 +94,7 @@ _LLAMA3 = {
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "default", "rope_theta": 500.0, "factor": 1.0},
     {"rope_type": "linear", "factor": 4.0},
     {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "dynamic", "factor": 1.0, "alpha": 8.0},
@@ -159,7 +160,7 @@ WORDS: dict[str, list[Any]] = {
     "scoring_func": ["softmax", "sigmoid"],
     "expert_selection_fn": ["sigmoid", "tanh"],
     "shared_expert_combination_strategy": ["sum"],
-    "rms_norm_eps": [0.1],
+    "rms_norm_eps": [0.1, 0.0, 0],
     "output_gate_type": ["sigmoid", "silu"],
     "position_embedding_type": ["rope", "nope", "alibi"],
     "time_step_limit": [[0.5, 2.0], [0.0, 0.1]],
@@ -373,6 +374,8 @@ def theirs(config: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         logits = model(input_ids=ids, decoder_input_ids=ids).logits[0] if seq2seq else model(ids).logits[0]
     except Exception as error:
         raise NotComputedError from error
+    if not logits.isfinite().all():
+        raise NotComputedError
     before = BEFORE.get(config["model_type"], "")
     return logits, {f"{before}{name}": tensor for name, tensor in published(model).items()}
 

@@ -34,4 +34,5 @@ CONFIGS = {
         "layer_types": ["sliding_attention", "full_attention"],
         "mlp_layer_types": ["sparse", "sparse"],
     },
+    "mimo_v2_flash biased, values wider than keys": MIMO | {"attention_bias": True, "v_head_dim": 40},
 }

@@ -78,6 +78,7 @@ class NativeAttention:
             sharp_power=s.growth == "power",
             front_eps=site.front_eps,
         )
+        weights = weights.with_wide_heads(config, site.prefix)
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
     def new_state(self, capacity: int) -> KVState:

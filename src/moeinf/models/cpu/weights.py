@@ -10,8 +10,8 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import StoredTensor, transposed, vector
+from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
+from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
 from moeinf.types import Float32Array, Routing
 
 
@@ -48,6 +48,12 @@ class NativeWeights:
 
     def stacked(self, name: str, rows: Sequence[int]) -> list[_native.Matrix]:
         return [linear.native for linear in self.linears(name, rows)]
+
+    def with_wide_heads(self, config: AttentionConfig, prefix: str) -> NativeWeights:
+        """The same, in which queries and keys that are narrower than values are filled up."""
+        narrow = narrow_heads(config, prefix)
+        wide = {name: wider_heads(self.tensors[name], heads, config.head_dim) for name, heads in narrow.items()}
+        return NativeWeights(self.kernels, {**self.tensors, **wide}) if wide else self
 
     def norm(self, config: NormConfig | None) -> Callable[[Float32Array], Float32Array]:
         if config is None:

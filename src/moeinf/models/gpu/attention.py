@@ -51,6 +51,7 @@ class DeviceAttention:
         assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
         assert config.sharpening is None or config.sharpening.growth != "smooth"
         c = self._config = config
+        weights = weights.with_wide_heads(config, site.prefix)
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
         self._replaces = site.replaces
         prefix = site.prefix

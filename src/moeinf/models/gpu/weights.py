@@ -14,8 +14,17 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
-from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, as_matrix, in_memory, transposed, vector
+from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
+from moeinf.models.layers.weights import (
+    Embedding,
+    StoredTensor,
+    TensorBytes,
+    as_matrix,
+    in_memory,
+    transposed,
+    vector,
+    wider_heads,
+)
 from moeinf.types import DEVICE_FORMATS
 
 _NOWHERE: Final = torch.device("meta")
@@ -39,6 +48,15 @@ class DeviceWeights:
         self.device, self.ops, self._elsewhere = device, ops, elsewhere
         self.math = TorchMath(device.kind)
         self._tensors, self._lookups = tensors, lookups
+
+    def with_wide_heads(self, config: AttentionConfig, prefix: str) -> DeviceWeights:
+        """The same, in which queries and keys that are narrower than values are filled up."""
+        narrow = narrow_heads(config, prefix)
+        if not narrow:
+            return self
+        own = {name: in_memory(self._tensors[name]) for name in narrow}
+        wide = {name: wider_heads(own[name], heads, config.head_dim) for name, heads in narrow.items()}
+        return DeviceWeights(self.device, self.ops, {**self._tensors, **wide}, self._lookups, self._elsewhere)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors or name in self._lookups

@@ -93,6 +93,7 @@ class AttentionConfig:
     sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it
     value_dim: int | None = None  # of a head's values, where they are narrower than its keys; the cache does not know
+    key_dim: int | None = None  # of a head's queries and keys, where they are narrower than its values: zeros fill them
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -102,11 +103,8 @@ class AttentionConfig:
             )
         if self.head_dim % 2 and self.rope is not None:
             raise CheckpointError(f"config.json: head_dim is {self.head_dim}; positions rotate pairs of an even size")
-        if self.value_dim is not None and not 0 < self.value_dim < self.head_dim:
-            raise CheckpointError(
-                f"config.json: v_head_dim is {self.value_dim}, above head_dim, {self.head_dim}; moeinf keeps values in "
-                "the room of keys"
-            )
+        assert self.value_dim is None or 0 < self.value_dim < self.head_dim
+        assert self.key_dim is None or (0 < self.key_dim < self.head_dim and self.scale is not None)
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(
                 f"config.json: head_dim is {self.head_dim}, beyond the {MAX_HEAD_DIM} that moeinf computes"
@@ -259,12 +257,23 @@ class Heads:
         return shapes | ({f"{n.removesuffix('weight')}bias": (s[0],) for n, s in shapes.items()} if self.biased else {})
 
 
+def narrow_heads(config: AttentionConfig, prefix: str) -> dict[str, int]:
+    """The tensors whose heads have to be filled up to head_dim, and how many heads they have."""
+    if config.key_dim is None:
+        return {}
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+    kinds = ("weight", "bias") if config.bias else ("weight",)
+    return {f"{prefix}{name}.{kind}": count for name, count in heads.items() for kind in kinds}
+
+
 def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors that Layers.attention takes."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if config.fused_name is None:
         values = keys if config.value_dim is None else config.num_kv_heads * config.value_dim
         counts = {"q_proj": queries * (2 if config.gate else 1), "k_proj": keys, "v_proj": values}
+        if config.key_dim is not None:
+            counts |= {"q_proj": config.num_heads * config.key_dim, "k_proj": config.num_kv_heads * config.key_dim}
     else:
         counts = {config.fused_name: queries + 2 * keys}
     if config.values_of_keys:

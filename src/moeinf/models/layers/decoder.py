@@ -146,7 +146,11 @@ def parse_decoder(
         rotary_dim = head_dim if partial is None else partial_rotary(f, head_dim, partial)
         features["rope"] = rope_of(f, rotary_dim, theta, context_length)
     attention = AttentionConfig(
-        hidden_size=hidden, num_heads=heads, head_dim=head_dim, norm_eps=f.number("rms_norm_eps", norm_eps), **features
+        hidden_size=hidden,
+        num_heads=heads,
+        head_dim=head_dim,
+        norm_eps=f.number("rms_norm_eps", norm_eps, zero=True),
+        **features,
     )
     return DecoderConfig(
         attention,

@@ -119,6 +119,9 @@ def rope_of(
     if scaling is None:
         raise UnsupportedModelError(f"{r.where} of type {kind!r:.100} is not supported (only {', '.join(_KINDS)})")
     names, make = scaling
+    if kind == "default":
+        r.only("factor", 1, None)  # which changes nothing
+        names = ("factor",)
     r.refuse_others("rope_type", "type", "rope_theta", "partial_rotary_factor", *names, *also)
     theta, trained = r.number("rope_theta", f.number("rope_theta", theta)), _trained(f, context_length)
     if rotary_dim % 2:

@@ -128,6 +128,14 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
     return replace(tensor, data=np.ascontiguousarray(numbers.swapaxes(0, 1)).reshape(-1), shape=(cols, rows))
 
 
+def wider_heads(tensor: StoredTensor, heads: int, size: int) -> StoredTensor:
+    """A copy of a matrix or a bias whose heads have further rows, of zeros, up to `size` each."""
+    rows = tensor.data.reshape(heads, tensor.shape[0] // heads, -1)  # bytes; in every format zeros are zeros
+    filled = np.zeros((heads, size, rows.shape[2]), np.uint8)
+    filled[:, : rows.shape[1]] = rows
+    return replace(tensor, data=filled.reshape(-1), shape=(heads * size, *tensor.shape[1:]))
+
+
 def vector(tensor: StoredTensor) -> Float32Array:
     """A norm or a bias, in float32."""
     out = np.empty(math.prod(tensor.shape), np.float32)

@@ -48,7 +48,10 @@ def _parse(f: Fields) -> Config:
     )
     a, num_layers = decoder.attention, decoder.num_layers
     values = f.count("v_head_dim")
-    a = replace(a, value_dim=None if values == a.head_dim else values)
+    if values < a.head_dim:
+        a = replace(a, value_dim=values)
+    elif values > a.head_dim:
+        a = replace(a, head_dim=values, key_dim=a.head_dim, scale=a.head_dim**-0.5)
     kinds = f.kinds("layer_types", num_layers, *_ROPES) or tuple(
         "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(num_layers)
     )

@@ -41,7 +41,7 @@ class Config:
     def parse(f: Fields) -> Config:
         f.only("rms_norm_eps", f.get("norm_eps"), None)  # not what the published code reads
         f.only("attention_bias", False, None)
-        eps = f.number("norm_eps", 1e-5)
+        eps = f.number("norm_eps", 1e-5, zero=True)
         tied = f.flag("tie_embedding", f.flag("tie_word_embeddings", True))  # the older name counts
         decoder = parse_decoder(
             f.with_values(tie_word_embeddings=tied),

@@ -59,7 +59,7 @@ class Config:
             f.only(name, *allowed, None)
         _refuse_longer_steps(f)
         kinds = _kinds(f)
-        eps = f.number("layer_norm_epsilon", 1e-5)
+        eps = f.number("layer_norm_epsilon", 1e-5, zero=True)
         # attention_bias and mamba_proj_bias mean nothing in transformers, which looks for no such tensors
         decoder = parse_decoder(
             _with_layers(f, len(kinds)),

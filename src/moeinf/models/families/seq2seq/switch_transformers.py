@@ -86,7 +86,7 @@ class Config:
             context_length=f.count("n_positions", TRAINED_TOKENS),
             num_buckets=f.count("relative_attention_num_buckets", 32, minimum=4),
             max_distance=f.count("relative_attention_max_distance", 128),
-            norm_eps=f.number("layer_norm_epsilon", 1e-6),
+            norm_eps=f.number("layer_norm_epsilon", 1e-6, zero=True),
             expert_capacity=f.count("expert_capacity", 64),
             router_bias=f.flag("router_bias", False),
             activation=activation,
