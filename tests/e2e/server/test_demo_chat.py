@@ -31,7 +31,8 @@ TOOL = {
         "additionalProperties": False,
     },
 }
-FORMAT = {"type": "object", "properties": {"sad": {"type": "boolean"}}, "required": ["sad"]}
+SAD = {"sad": {"type": "boolean"}}
+FORMAT = {"type": "object", "properties": SAD, "required": ["sad"], "additionalProperties": False}
 
 
 @pytest.fixture(scope="module")
