@@ -147,6 +147,9 @@ def test_layers_that_guess_ahead_towers_and_scales_of_activations_are_left_out()
     [line] = left_out(pictures)
     assert "3 tensors" in line and "v.blk.0.attn_q.weight" in line and "mmproj" in line
     assert left_out(gguf) == []
+    choice = ("blk.1.exp_probs_b_vl.bias", (8,))
+    assert choice[0] not in placed(beside(example("deepseek4"), choice)).tensors()
+    assert choice[0] in refusal(beside(gguf, choice))
 
 
 def positions(folder: Path, architecture: str, **factors: list[float]) -> Gguf:
