@@ -96,7 +96,7 @@ class GgufHeader:
 def read_gguf(path: Path) -> Gguf:
     """Reads the header of a file, or of every part of the split that it belongs to. Raises CheckpointError."""
     if not os.path.lexists(path):
-        raise CheckpointError(f"{path}: no such file; check the path, and where you are")
+        raise CheckpointError(f"{path}: No such file or directory; check the path")
     header = _read_header(path)
     names = part_names(header, path.name, str(path))
     if len(names) == 1:

@@ -107,7 +107,7 @@ def test_a_file_that_is_not_there_is_told_at_once(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     code, _, said = run(*words, path, *["hi"][: words == ("run",)])
-    assert code == 1 and "no such file" in said and path.removeprefix("./").removeprefix("~/") in said
+    assert code == 1 and "No such file" in said and path.removeprefix("./").removeprefix("~/") in said
     assert "127.0.0.1" not in said and "meanwhile" not in said
 
 
@@ -115,4 +115,4 @@ def test_a_modelfile_of_a_file_that_is_not_there_is_told_so(run: Any, tmp_path: 
     for path in ("./no.gguf", "folder/no.gguf", str(tmp_path / "no.gguf")):
         (tmp_path / "Modelfile").write_text(f"FROM {path}\n")
         code, _, said = run("create", "mine", "-f", str(tmp_path / "Modelfile"))
-        assert code == 1 and "no such file" in said, said
+        assert code == 1 and "No such file" in said, said
