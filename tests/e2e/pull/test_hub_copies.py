@@ -52,6 +52,8 @@ def fetched_once(server: Hub, checkpoint: Path) -> None:
 def test_it_is_stored_as_from_a_folder(server: Hub, checkpoint: Path, tmp_path: Path) -> None:
     plan = plan_pull(REPO, home=tmp_path / "a")
     assert all(server.sent_bytes(file) <= 10_000 for file in FILES)
+    sizes = {file: (checkpoint / file).stat().st_size for file in FILES}
+    assert plan.needed_bytes >= plan.store_bytes + max(sizes.values()) + sizes[FILES[0]] + sizes[FILES[-1]]
     server.seen.clear()
     notes = Notes()
     model = pull(REPO, home=tmp_path / "a", progress=notes)

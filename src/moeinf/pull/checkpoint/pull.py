@@ -69,6 +69,7 @@ class CheckpointPull:
         self._own_files: dict[str, bytes] = {}  # small files that the source has otherwise
         self._plan = self._family.tensors  # with the copies that differ from what they would be copies of
         self._told: list[str] = []  # of them
+        self._compared: list[str] = []  # shards that have to be fetched together, to compare what may be copies
         self._of_text: list[str] = []  # what to tell of the tokenizer
 
     def headers(self) -> Headers:
@@ -195,11 +196,11 @@ class CheckpointPull:
         plan = self._family.tensors
         copies = Copies(plan, Tensors(self._source.shards, headers, plan, declared_by(self._config)))
         own = self._journal.own_tensors()
-        self._copies_known = True
+        self._copies_known, self._compared = True, []
         if own is None:
             folder = downloads or self._journal.download_folder
             missing = [shard for shard in copies.shards if self._source.fetch_bytes(shard, folder)]
-            self._copies_known = not missing or downloads is not None
+            self._copies_known, self._compared = not missing or downloads is not None, missing
             own = frozenset(copies.stored)
             if self._copies_known:
                 own = copies.own({shard: self._source.open_shard(shard, folder) for shard in copies.shards})
@@ -310,7 +311,8 @@ class CheckpointPull:
             ),
             default=0,
         )
-        return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest) * _SPACE_MARGIN)
+        held = sum(self._source.fetch_bytes(shard, downloads) for shard in self._compared)
+        return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest + held) * _SPACE_MARGIN)
 
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:
         needed, free = self._needed_bytes(conversion, downloads), free_bytes(self._library.home)
