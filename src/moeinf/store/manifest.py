@@ -35,6 +35,7 @@ MANIFEST_FILE = "manifest.json"
 VERSION = 7
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -53,17 +54,23 @@ class ModelSource:
     def same_origin(self, other: ModelSource) -> bool:
         """Tells whether one may be a later state of the other, of whatever revision.
 
-        The Hub does not distinguish capitals, and other names of files there may be those of other weights.
+        The Hub does not distinguish capitals, and other names of files there, but for parts of a split, may be those of
+        other weights. A tag, which names end in, means their file.
         """
         if self.kind == other.kind == "hub":
-            same_file = not (self.file and other.file) or self.file.lower() == other.file.lower()
-            return self.location.lower() == other.location.lower() and same_file
+            one, two = _stem(self.file), _stem(other.file)
+            return self.location.lower() == other.location.lower() and (one.endswith(two) or two.endswith(one))
         return (self.kind, self.location) == (other.kind, other.location)
 
     def to_json(self) -> dict[str, str]:
         key = _LOCATION_KEYS[self.kind]
         commit = {"revision": self.revision} if self.kind == "hub" else {}
         return {"kind": self.kind, key: self.location} | commit | ({"file": self.file} if self.file else {})
+
+
+def _stem(file: str) -> str:
+    """What tells a GGUF file of a repository from others, or a tag; "" for none."""
+    return _GGUF_END.sub("", file.lower().rpartition("/")[2])
 
 
 _LOCATION_KEYS = {"hub": "repo", "folder": "path", "file": "path", "embedded": "name"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -160,7 +161,7 @@ def read_key(option: str, path: str) -> bytes:
     if not path:
         raise UsageError(f"{option} PATH is missing: a file with the key that all machines share")
     try:
-        key = Path(path).read_bytes().strip()
+        key = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).strip()
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}; name a readable file") from None
     if len(key) < _LEAST_KEY_BYTES:
