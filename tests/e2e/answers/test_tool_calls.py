@@ -76,6 +76,14 @@ def test_a_call_that_is_cut_off_is_none_but_its_parts_are_told(caller: Model) ->
     assert caller.last is not None and (caller.last.finish_reason, caller.last.tool_calls) == ("length", [])
 
 
+def test_an_answer_that_is_cut_anywhere_leaks_no_markup(caller: Model) -> None:
+    num_tokens = len(caller.generate(ASKED, tools=[LOOK_UP]).token_ids)
+    for num_predict in range(1, num_tokens + 1):
+        answer = caller.generate(ASKED, caller.params(num_predict=num_predict), tools=[LOOK_UP])
+        assert "Looking.".startswith(answer.text.strip()) and "Hm.".startswith(answer.thinking)
+        assert answer.finish_reason == "length" and answer.tool_calls in ([], [CALLED])
+
+
 def test_stop_strings_end_text_and_leave_calls_alone(caller: Model) -> None:
     answer = caller.generate(ASKED, caller.params(stop=("fox", "arguments")), tools=[LOOK_UP])
     assert (answer.text, answer.tool_calls, answer.finish_reason) == ("Looking.", [CALLED], "stop")

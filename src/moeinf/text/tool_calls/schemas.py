@@ -22,6 +22,16 @@ _HINTS: Mapping[str, frozenset[str]] = {
         frozenset({"object"}),
     ),
 }
+# The beginnings of other names of types that schemas have, as the parser of Qwen3-Coder's makers takes them.
+_OTHER_NAMES: Mapping[tuple[str, ...], str] = {
+    ("int", "uint", "long", "short", "unsigned"): "integer",
+    ("num", "float", "double", "decimal"): "number",
+    ("bool", "binary"): "boolean",
+    ("dict", "map"): "object",
+    ("list", "arr", "tuple"): "array",
+    ("str", "text", "varchar", "char", "enum"): "string",
+    ("none", "nil"): "null",
+}
 _NUMBER_FORMATS = {
     **dict.fromkeys(("int32", "int64"), frozenset({"integer"})),
     **dict.fromkeys(("float", "double"), _NUMBERS),
@@ -106,10 +116,17 @@ class _Types(_Walk):
 
 def _listed(schema: Mapping[str, Any]) -> frozenset[str] | None:
     listed = schema.get("type")
-    types = {str(entry) for entry in (listed if isinstance(listed, list) else [listed]) if entry is not None}
+    types = {_type_named(entry) for entry in (listed if isinstance(listed, list) else [listed]) if entry is not None}
     types |= {"integer"} if "number" in types else set()
     types |= {"null"} if types and schema.get("nullable") is True else set()  # as OpenAPI has it
     return frozenset(types & _ALL_TYPES) or None
+
+
+def _type_named(name: object) -> str:
+    word = str(name).strip().lower()
+    if word in _ALL_TYPES:
+        return word
+    return next((known for begins, known in _OTHER_NAMES.items() if word.startswith(begins)), word)
 
 
 def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
