@@ -40,11 +40,11 @@ class Form:
 
 
 class _Way(NamedTuple):
-    """A way to read a value. num_closes: how many of the closing marks there have to be."""
+    """A way to read a value. closes: the marks that close the call."""
 
     nested: bool
     lined: bool
-    num_closes: int
+    closes: tuple[str, ...]
 
 
 class _Read(NamedTuple):
@@ -60,7 +60,7 @@ Member = Callable[[str, str], str]  # a parameter as a member of a JSON object, 
 def read_parameters(source: Source, form: Form, member: Member) -> Reading[None]:
     """The parameters of a call, and what closes it."""
     members = _Members(member)
-    closed = yield from _closed(source, form, len(form.closes))
+    closed = yield from _closed(source, form, form.closes)
     source.at = source.at if closed is None else closed
     while closed is None:
         key = yield from form.read_key(source)
@@ -113,9 +113,11 @@ def _ways(form: Form) -> Iterator[_Way]:
     """The strictest first; no other is tried before the text has ended."""
     for lined in (True, False) if form.lined else (False,):
         for nested in (True, False):
-            yield _Way(nested, lined, len(form.closes))
+            yield _Way(nested, lined, form.closes)
+    if len(form.closes) > 1:
+        yield _Way(False, False, form.closes[1:])
     for num_closes in reversed(range(len(form.closes))):
-        yield _Way(False, False, num_closes)
+        yield _Way(False, False, form.closes[:num_closes])
 
 
 def _read_in_one_way(source: Source, form: Form, way: _Way) -> Reading[tuple[str, bool]]:
@@ -136,7 +138,7 @@ def _read_in_one_way(source: Source, form: Form, way: _Way) -> Reading[tuple[str
             continue
         end = behind - len(source.written(mark))
         may_end = not depth and (not lined or source.text[end - 1] == "\n")
-        call_end = yield from _closed(source, form, way.num_closes)
+        call_end = yield from _closed(source, form, way.closes)
         if call_end is not None and depth:
             depth -= 1
         elif call_end is not None and may_end:
@@ -156,16 +158,19 @@ def _next_mark(source: Source, form: Form) -> Reading[str]:
         return ""
 
 
-def _closed(source: Source, form: Form, num_closes: int) -> Reading[int | None]:
-    """Where the text goes on behind the marks that close a call, if they come next. Fewer do at the end of a text."""
+def _closed(source: Source, form: Form, closes: tuple[str, ...]) -> Reading[int | None]:
+    """Where the text goes on behind the marks that close a call, if they come next.
+
+    Without the last mark of all, a call is closed where the text ends or another one begins.
+    """
     start = source.at
-    for mark in form.closes[:num_closes]:
+    for mark in closes:
         yield from source.space()
         if not (yield from source.accept(mark)):
             source.at = start
             return None
     behind, found = source.at, True
-    if num_closes < len(form.closes):
+    if closes[-1:] != form.closes[-1:]:
         yield from source.space()
         found = (yield from source.at_end()) or (yield from source.follows(form.opens))
     source.at = start

@@ -228,6 +228,12 @@ def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
             "Done.",
             [("note", '{"text": "a"}')],
         ),
+        (
+            QWEN_XML,
+            "<tool_call><function=note><parameter=text>a</parameter></tool_call>.",
+            ".",
+            [("note", '{"text": "a"}')],
+        ),
         (QWEN_XML, "<tool_call><function=note><parameter=text>a</parameter>", "", [("note", '{"text": "a"}')]),
         (
             QWEN_XML,
@@ -244,6 +250,13 @@ def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
         ),
         (GLM, "<tool_call>note</tool_call>", "", [("note", "{}")]),
         (GLM, "<tool_call>note", "", [("note", "{}")]),
+        (GLM, '<tool_call>\n{"name": "note", "arguments": {}}\n</tool_call>.', ".", [("note", "{}")]),
+        (
+            QWEN_XML,
+            '<tool_call>{"name": "note"}</tool_call><tool_call>[{"name": "f"}]',
+            "",
+            [("note", "{}"), ("f", "{}")],
+        ),
         (GLM, "<tool_call><tool_call>note</tool_call>", "", [("note", "{}")]),
         (GLM, "<tool_call>unknown", "<tool_call>unknown", []),
         (GLM, "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>", "", [("note", '{"text": "a"}')]),

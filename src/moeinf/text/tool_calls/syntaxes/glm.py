@@ -14,6 +14,7 @@ from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import NO_TEXT, ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _END_KEY, _VALUE, _END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -22,6 +23,9 @@ _KEY_TEXT, _MAX_KEY_CHARS = re.compile(rf"[^<\n{TOKEN_MARK}]*"), 200
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     yield from pass_marks(source, _OPEN)
+    if (yield from source.follows("{", "[")):  # some answers write calls as most models do
+        yield from HERMES.read(source, opened, tools)
+        return
     name = yield from _read_name(source)
     if (yield from source.follows(_KEY, _CLOSE)):
         yield Name(name)

@@ -14,6 +14,7 @@ from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION, _PARAMETER, _END_PARAMETER = "<function=", "</function>", "<parameter=", "</parameter>"
@@ -24,6 +25,9 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     """Some models forget the outer mark; behind the inner one alone only the name of a given tool counts."""
     if opened == _OPEN:
         yield from pass_marks(source, _OPEN)
+        if (yield from source.follows("{", "[")):  # some answers write calls as most models do
+            yield from HERMES.read(source, opened, tools)
+            return
         yield from source.expect(_FUNCTION)
     name = yield from read_name(source)
     yield from source.expect(">")
