@@ -99,6 +99,8 @@ class ThoughtStream:
             self._text = self._token_stream([])
         elif self._ids is not None and token == self._ids[0] and self._state == "opened" and not self._held.strip():
             pass  # once more, behind the prompt's own
+        elif self._ids is not None and token == self._ids[1] and self._state == "closed" and not self._held.strip():
+            pass  # once more
         elif self._ids is not None and token == self._ids[1] and self._state in ("opened", "thought"):
             yield from self._close(self._held + self._text.flush())
             self._text = self._token_stream([])
@@ -111,8 +113,8 @@ class ThoughtStream:
             self._open()
         if self._state in ("opened", "thought"):
             yield from self._think()
-        if self._state == "closed" and (rest := self._held.lstrip()):
-            self._held, self._state = rest, "text"
+        if self._state == "closed":
+            self._leave_thought()
         if self._state == "text" and self._held:
             text, self._held = self._held, ""
             yield from self._said(text)
@@ -150,6 +152,15 @@ class ThoughtStream:
         if shown:
             yield Piece(shown, thought=True)
 
+    def _leave_thought(self) -> None:
+        """Leaves what stands behind a thought once it is no space, and not its closing tag once more."""
+        rest, closes = self._held.lstrip(), self._letters[1] if self._letters else ""
+        while closes and rest.startswith(closes):
+            rest = rest[len(closes) :].lstrip()
+        self._held = rest
+        if rest and not closes.startswith(rest):
+            self._state = "text"
+
     def _said(self, text: str) -> Iterator[Piece]:
         shown = self._answer.push(text) if self._answer and self._has_thought else text
         if shown:
@@ -163,8 +174,7 @@ class ThoughtStream:
     def flush(self, *, cut: bool = False) -> list[Piece]:
         """Returns what was held back, when no more comes; bytes that never became characters become U+FFFD."""
         pieces = list(self._push(self._text.flush()))
-        rest = self._held if self._state != "closed" else ""
-        if rest:
+        if rest := self._held if self._state != "closed" else self._held.lstrip():
             pieces.append(Piece(rest, thought=self._state in ("opened", "thought")))
         if self._answer and (held := self._answer.flush()):
             pieces.append(Piece(held))

@@ -109,6 +109,10 @@ def test_a_call_that_a_thought_considers_is_none(answer: str, calls: list[str]) 
         (OPENED, "<think>a</think>Hello", "a", "Hello"),
         (OPENED, "\n<think>\na <think> b</think>Hello", "a <think> b", "Hello"),
         (ASKED, "<think><think>a</think>Hello", "a", "Hello"),
+        (ASKED, "<think>a</think>\n</think>\n\nHello", "a", "Hello"),
+        (CLOSED, "</think>Hello", "", "Hello"),
+        (CLOSED, "< Hello", "", "< Hello"),
+        (ASKED, "<think>a</think><", "a", "<"),
     ],
 )
 def test_later_thoughts_are_thoughts(kind: str, prompt: str, answer: str, thought: str, said: str) -> None:

@@ -203,6 +203,8 @@ def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
         (HERMES, '<tool_call>{"name": "note", "arguments": ""}</tool_call>', "", [("note", "{}")]),
         (HERMES, '<tool_call><tool_call>{"name": "note"}</tool_call></tool_call>', "", [("note", "{}")]),
         (HERMES, '<tool_call>[{"name": "note"}, {"name": "f"}</tool_call>', "", [("note", "{}"), ("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "note"}, {"name": "f"}</tool_call>.', ".", [("note", "{}"), ("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "note"}, and more', ", and more", [("note", "{}")]),
         (HERMES, '<tool_call>{"name": "note", "arguments": {}} and more', "and more", [("note", "{}")]),
         (
             HERMES,

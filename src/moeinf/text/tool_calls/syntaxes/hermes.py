@@ -20,7 +20,11 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
         yield from source.space()
         if (yield from source.accept(_CLOSE)) or (yield from source.at_end()):
             return
-        if (yield from source.peek()) not in "[{":
+        behind = source.at
+        if (yield from source.accept(",")):
+            yield from source.space()
+        if not (yield from source.follows("{", "[")):
+            source.at = behind
             return
         yield from read_calls(source)
 
