@@ -104,8 +104,8 @@ class Model:
         form, moe = weights.family.encoder_input, stored.manifest.moe
         if weights.family.repeats and (config.trace or recorded is not None):
             raise UsageError(
-                f"layers of {stored.name} run several times for a token, for which a trace has no place; "
-                f"leave out {'--trace' if config.trace else '--routing'}"
+                f"layers of {stored.name}, or their experts, run several times for a token, for which a trace has no "
+                f"place; leave out {'--trace' if config.trace else '--routing'}"
             )
         facts = TraceFacts(stored.name, moe, stored.id, expert_bytes=unequal_bytes(stored.manifest))
         trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
