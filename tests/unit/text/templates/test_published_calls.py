@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jinja2 import nodes
 from jinja2.parser import Parser
 
 from moeinf.errors import TextError
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.facts import read_facts
+from moeinf.text.templates.rendering import ChatTemplate
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.messages import fitted, in_templates_form
 from tests.support.true_configs import PUBLISHED
@@ -37,13 +41,23 @@ def refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def by_jinja(source: str, messages: Any, tools: Any) -> str:
-    """As llama.cpp renders: without the sandbox, which forbids a queue."""
+@cache
+def compiled(source: str) -> jinja2.Template:
     plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     plain.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False} | options)
     plain.globals |= {"raise_exception": refuse, "strftime_now": datetime.now().strftime}
-    given = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
-    return plain.from_string(source).render(messages=messages, tools=tools, **given)
+    return plain.from_string(source)
+
+
+def by_jinja(source: str, messages: Any, tools: Any) -> str:
+    """As llama.cpp renders: without the sandbox, which forbids a queue."""
+    told = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
+    return compiled(source).render(messages=messages, tools=tools, **told)
+
+
+@cache
+def traced(name: str) -> ChatTemplate:
+    return ChatTemplate(SOURCES[name], {"bos_token": "<s>", "eos_token": "</s>"}, ("user", "assistant"))
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -100,12 +114,12 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 def test_calls_and_results_are_written_as_the_template_says(name: str, chat: str) -> None:
     source, before = SOURCES[name], datetime.now().date()
     syntax = find_syntax(source)
-    given = fitted(in_templates_form(CHATS[chat], syntax), source, syntax)
+    fitting = fitted(in_templates_form(CHATS[chat], syntax), source, syntax)
     text, notes = ChatTemplates(source, source, {"bos_token": "<s>", "eos_token": "</s>"}, []).render(
         CHATS[chat], {"tools": TOOLS}
     )
     if datetime.now().date() == before:  # some write the day
-        assert text == by_jinja(source, given, TOOLS) and not notes
+        assert text == by_jinja(source, fitting, TOOLS) and not notes
 
 
 def test_kimi_keeps_a_queue_of_calls() -> None:
@@ -145,3 +159,54 @@ def test_a_template_changes_what_it_made_and_not_what_it_is_given(changes: str, 
             made.render([USER], {"tools": TOOLS})
     else:
         assert made.render([USER], {"tools": TOOLS})[0] == allowed
+
+
+BITS = [
+    "hi",
+    "</think>",
+    "<think>",
+    "\n",
+    " ",
+    "é日",
+    "{%",
+    "{{ x }}",
+    "<tool_response>",
+    "'",
+    '"',
+    "&lt;",
+    "\\n",
+    "%s",
+    "{0}",
+]
+TEXTS = st.lists(st.sampled_from([*BITS, "<|im_end|>", "[INST]", "<|end|>"]), max_size=5).map("".join)
+ARGUMENTS = st.dictionaries(
+    TEXTS, TEXTS | st.none() | st.booleans() | st.integers() | st.lists(TEXTS, max_size=2), max_size=3
+)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> list[dict[str, Any]]:
+    chat = [{"role": "system", "content": draw(TEXTS)}] if draw(st.booleans()) else []
+    for n in range(draw(st.integers(1, 3))):
+        chat.append({"role": "user", "content": draw(TEXTS)})
+        turn: dict[str, Any] = {"role": "assistant", "content": draw(TEXTS)}
+        if draw(st.booleans()):
+            turn |= {"reasoning_content": (thought := draw(TEXTS)), "thinking": thought}
+        if draw(st.booleans()):
+            turn["tool_calls"] = [call(n, "f", **draw(ARGUMENTS))]
+            chat += [turn, result(n, "f", draw(TEXTS))]
+        else:
+            chat.append(turn)
+    return [*chat, {"role": "user", "content": draw(TEXTS)}]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(SOURCES)), chats(), st.sampled_from([None, TOOLS]))
+def test_a_template_does_with_any_text_what_it_does_alone(name: str, chat: list[dict[str, Any]], tools: Any) -> None:
+    before = datetime.now().date()
+    try:
+        right = by_jinja(SOURCES[name], chat, tools)
+    except (jinja2.TemplateError, TypeError):
+        return  # a template that refuses such a chat
+    if datetime.now().date() == before:
+        assert traced(name)._render(chat, {"tools": tools}, True) == right
