@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from moeinf.errors import CheckpointError, DiskSpaceError
-from moeinf.models.family import family_of
-from moeinf.models.pruned import pruned_config
 from moeinf.pull.checkpoint.convert import Portions, convert_shard, create_files, read_bytes
-from moeinf.pull.checkpoint.copies import Copies
 from moeinf.pull.checkpoint.journal import Journal
-from moeinf.pull.checkpoint.plan import Conversion, plan_conversion, router_rows
+from moeinf.pull.checkpoint.plan import Conversion
+from moeinf.pull.checkpoint.reading import Reading
 from moeinf.pull.checkpoint.seal import publish_model, seal
-from moeinf.pull.checkpoint.tensors import Tensors
-from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.events import PullProgress, Verb
 from moeinf.pull.model_names import Origin
-from moeinf.pull.source import Source, read_config
+from moeinf.pull.source import Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
@@ -32,7 +26,6 @@ from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
-from moeinf.types import ModelInfo
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
 _GENERATION = "generation_config.json"
@@ -64,22 +57,16 @@ class CheckpointPull:
         self._fingerprint = quantisation.of(self._source.fingerprint)
         self._asked = PulledAs(name, origin.source, quantisation)
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
-        self._config = read_config(self._source)
-        self._family = family_of(self._config)
-        self._own_files: dict[str, bytes] = {}  # small files that the source has otherwise
-        self._plan = self._family.tensors  # with the copies that differ from what they would be copies of
-        self._told: list[str] = []  # of them
-        self._compared: list[str] = []  # shards that have to be fetched together, to compare what may be copies
-        self._of_text: list[str] = []  # what to tell of the tokenizer
+        self._reading = Reading(source, self._journal)
+        self._of_text: tuple[str, ...] = ()  # what to tell of the tokenizer
 
     def headers(self) -> Headers:
         headers = self._source.headers()
-        self._heed_pruning(headers)
-        self._heed_copies(headers)
+        self._reading.heed(headers)
         conversion = self._conversion(headers, self._quantisation)
         manifest = Manifest(
             self._source.origin,
-            self._info(conversion),
+            self._reading.info(conversion),
             conversion.moe,
             conversion.layout,
             (),
@@ -91,7 +78,7 @@ class CheckpointPull:
         generation = {}
         if _GENERATION in self._source.kept_files():
             generation = parse_json_object(self._source.read_file(_GENERATION), _GENERATION, CheckpointError)
-        return Headers(self._config, generation, manifest, conversion.dense, conversion.total_bytes)
+        return Headers(self._reading.config, generation, manifest, conversion.dense, conversion.total_bytes)
 
     def plan(self) -> PullPlan:
         conversion, _ = self._plan_conversion()
@@ -145,11 +132,11 @@ class CheckpointPull:
     def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
         conversion, headers = self._plan_conversion()
         journal, downloads = self._journal, self._kept_folder() if keep_source else self._journal.download_folder
-        if not self._copies_known:
+        if not self._reading.compared:
             if not force:
                 self._check_space(conversion, downloads)
             journal.begin()
-            self._heed_copies(headers, downloads)
+            self._reading.heed_copies(headers, downloads)
             conversion = self._conversion(headers, self._quantisation)
         self._say_sizes(conversion, headers)
         notice = journal.open(conversion)
@@ -173,55 +160,17 @@ class CheckpointPull:
         """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
         num_ids = check_text_files(self._small_files, self._source.origin.location)
         headers = self._source.headers()
-        self._heed_pruning(headers)
-        self._heed_copies(headers)
-        self._of_text = beyond_the_embedding(num_ids, self._family.info("bf16").vocab_size)
+        self._reading.heed(headers)
+        self._of_text = (*beyond_the_embedding(num_ids, self._reading.family.info("bf16").vocab_size),)
         return self._conversion(headers, self._quantisation), headers
 
-    def _heed_pruning(self, headers: Mapping[str, Header]) -> None:
-        """Layers may have fewer experts than config.json says: then the one that is stored says how many."""
-        plan = self._family.tensors
-        rows = router_rows(plan, self._source.shards, headers, declared_by(self._config))
-        config = pruned_config(self._config, plan.moe, rows)
-        if config is not None:
-            self._config, self._family = config, family_of(config)
-            self._plan = self._family.tensors
-            self._own_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-
-    def _heed_copies(self, headers: Mapping[str, Header], downloads: Path | None = None) -> None:
-        """What config.json takes for a copy of the embedding may be none, which the numbers tell.
-
-        Without `downloads`, where missing shards go, copies in them are taken for tensors of their own until then.
-        """
-        plan = self._family.tensors
-        copies = Copies(plan, Tensors(self._source.shards, headers, plan, declared_by(self._config)))
-        own = self._journal.own_tensors()
-        self._copies_known, self._compared = True, []
-        if own is None:
-            folder = downloads or self._journal.download_folder
-            missing = [shard for shard in copies.shards if self._source.fetch_bytes(shard, folder)]
-            self._copies_known, self._compared = not missing or downloads is not None, missing
-            own = frozenset(copies.stored)
-            if self._copies_known:
-                own = copies.own({shard: self._source.open_shard(shard, folder) for shard in copies.shards})
-                self._journal.own = own
-        self._plan, self._told = plan.owning(own), copies.lines(own) if self._copies_known else []
-
     def _conversion(self, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
-        declared = declared_by(self._config)
-        return plan_conversion(
-            self._plan, self._source.shards, headers, quantisation, declared, (*self._told, *self._of_text)
-        )
-
-    def _info(self, conversion: Conversion) -> ModelInfo:
-        info, usual = self._family.info(conversion.dtype), self._family.tensors.dense
-        more = sum(math.prod(shape) for name, shape in self._plan.dense.items() if name not in usual)
-        return replace(info, num_params=info.num_params + more, active_params=info.active_params + more)
+        return self._reading.conversion(headers, quantisation, self._of_text)
 
     @property
     def _small_files(self) -> dict[str, bytes]:
         """The small files of the stored model."""
-        return self._kept_files | self._own_files
+        return self._kept_files | self._reading.own_files
 
     @cached_property
     def _kept_files(self) -> dict[str, bytes]:
@@ -266,7 +215,7 @@ class CheckpointPull:
         for line in conversion.fallbacks:
             if line not in planned:
                 self._progress.note(line)
-        info = self._info(conversion)
+        info = self._reading.info(conversion)
         source_record = {
             "fingerprint": self._fingerprint,
             "requested": source.requested,
@@ -311,7 +260,7 @@ class CheckpointPull:
             ),
             default=0,
         )
-        held = sum(self._source.fetch_bytes(shard, downloads) for shard in self._compared)
+        held = sum(self._source.fetch_bytes(shard, downloads) for shard in self._reading.together)
         return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest + held) * _SPACE_MARGIN)
 
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:
