@@ -55,7 +55,9 @@ class Sampler:
         if self._constraint is None:
             return self._draw(_without(logits, banned[banned < len(logits)]))
         allowed = self._constraint.allowed()
-        token = int(allowed[self._draw(_without(logits[allowed], np.flatnonzero(np.isin(allowed, banned))))])
+        places = np.searchsorted(allowed, banned[banned <= allowed[-1]])
+        places = places[np.isin(allowed[places], banned)]
+        token = int(allowed[self._draw(_without(logits[allowed], places))])
         self._constraint.accept(token)
         return token
 
