@@ -11,12 +11,17 @@ from typing import Any
 
 import msgspec
 
+from moeinf.config import RuntimeConfig
+from moeinf.config.option import http_options
+from moeinf.sampling.params import SamplingParams
 from moeinf.server.anthropic import fields as anthropic_fields
 from moeinf.server.anthropic import requests as anthropic
 from moeinf.server.fields import Refused
+from moeinf.server.ollama import fields as ollama_fields
 from moeinf.server.ollama import requests as ollama
 from moeinf.server.openai import requests as openai
 
+OPTIONS = tuple(http_options("ollama", SamplingParams, RuntimeConfig))
 PAGE = Path(__file__).parent / "fields.md"
 HEAD = """# Fields of requests
 
@@ -42,6 +47,7 @@ ROUTES: list[tuple[str, Any]] = [
     ("POST /v1/messages/count_tokens", anthropic.Prompted),
     ("POST /api/chat", ollama.ChatRequest),
     ("its messages", ollama.ChatMessage),
+    ("its options, those of POST /api/generate too", ollama_fields.OPTIONS),
     ("POST /api/generate", ollama.GenerateRequest),
     ("POST /api/show", ollama.ShowRequest),
     ("POST /api/pull", ollama.PullRequest),
@@ -56,7 +62,8 @@ def page() -> str:
 
 def section(name: str, kind: Any) -> Iterator[str]:
     rules = getattr(kind, "published", kind)
-    obeyed = (*anthropic.TOOL_FIELDS,) if kind is rules else tuple(f.encode_name for f in msgspec.structs.fields(kind))
+    known = {id(anthropic_fields.TOOL): anthropic.TOOL_FIELDS, id(ollama_fields.OPTIONS): OPTIONS}
+    obeyed = known.get(id(kind)) or tuple(f.encode_name for f in msgspec.structs.fields(kind))
     yield f"## {name}"
     yield ""
     yield "| field | |"

@@ -55,14 +55,17 @@ def checked(value: Any, kind: Any, where: str = "") -> Any:
 
     Raises Refusal for a field that the struct has not, by the rules that it names as `published`.
     """
-    for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
+        return int(value)  # some languages write every number so
+    for each in kinds:
         if isinstance(value, list) and get_origin(each) is list:
             return [checked(item, get_args(each)[0], f"{where[:-1]}[{at}].") for at, item in enumerate(value)]
         if isinstance(value, dict) and isinstance(each, type) and issubclass(each, msgspec.Struct):
             given = {name: item for name, item in value.items() if item is not None}
-            kinds = {field.encode_name: field.type for field in msgspec.structs.fields(each)}
+            of_fields = {field.encode_name: field.type for field in msgspec.structs.fields(each)}
             rules: Fields | None = getattr(each, "published", None)
             if rules is not None:
-                rules.check(given, kinds, where)
-            return {name: checked(item, kinds.get(name), f"{where}{name}.") for name, item in given.items()}
+                rules.check(given, of_fields, where)
+            return {name: checked(item, of_fields.get(name), f"{where}{name}.") for name, item in given.items()}
     return value

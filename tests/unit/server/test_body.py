@@ -144,3 +144,11 @@ def test_what_is_wrong_is_named(body: bytes, named: str) -> None:
     with pytest.raises(Refusal, match=named) as caught:
         read(body, CompletionRequest)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "seed", "top_k", "n"])
+def test_a_whole_number_may_be_written_with_a_point(name: str) -> None:
+    body = b'{"model": "m", "prompt": "x", "%s": 8.0}' % name.encode()
+    assert (value := getattr(read(body, CompletionRequest), name)) == 8 and isinstance(value, int)
+    with pytest.raises(Refusal, match=name):
+        read(body.replace(b"8.0", b"8.5"), CompletionRequest)

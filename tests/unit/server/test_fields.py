@@ -20,12 +20,16 @@ from openai.types import completion_create_params as of_texts
 from openai.types.chat import ChatCompletionAssistantMessageParam, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as of_chats
 
+from moeinf.config import RuntimeConfig
+from moeinf.config.option import http_options
+from moeinf.sampling.params import SamplingParams
 from moeinf.server.anthropic import fields as anthropic_fields
 from moeinf.server.anthropic.requests import MessageRequest, Prompted
 from moeinf.server.body import checked
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 from moeinf.server.ollama import requests as ollama
+from moeinf.server.ollama.fields import OPTIONS
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 
 # What vLLM, SGLang, llama.cpp's server and others take at these routes beside OpenAI's own fields.
@@ -113,6 +117,13 @@ def test_nor_is_one_within_another(kind: type[Any], name: str, names: set[str]) 
 def test_nor_is_one_of_a_tool_of_anthropic() -> None:
     rules, taken = anthropic_fields.TOOL, {"name", "description", "input_schema", "type"}
     assert names_of(ToolParam) <= {*rules.refused, *rules.silent, *taken}
+
+
+def test_nor_is_one_of_ollamas_options() -> None:
+    rules, taken = OPTIONS, http_options("ollama", SamplingParams, RuntimeConfig)
+    published = names_of(ollama_types.Options) | {"min_p", "draft_num_predict"}
+    assert sorted(published - {*rules.refused, *rules.silent, *taken}) == []
+    assert ollama.given_options(dict.fromkeys(rules.silent, 5)) == ({}, {})
 
 
 KINDS = list(dict.fromkeys(kind for kind, _ in PUBLISHED))

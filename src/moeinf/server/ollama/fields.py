@@ -48,3 +48,18 @@ SHOW: Final = NAMED | Fields(
     },
     unknown=log_unknown,
 )
+_GONE = "ollama no longer reads it, either"
+_PLACED = "weights are placed by moeinf, and no answer depends on it"
+# Options that mean nothing here are logged, whichever they are; these are known.
+OPTIONS: Final = Fields(
+    {},
+    {
+        **{name: _GONE for name in ("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline")},
+        **{name: _GONE for name in ("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock")},
+        **{name: _PLACED for name in ("main_gpu", "use_mmap")},
+        "embedding_only": _GONE,
+        "num_keep": "no context is shifted: an answer ends where it is full",
+        "draft_num_predict": "it may change how fast an answer comes",
+    },
+    log_unknown,
+)
