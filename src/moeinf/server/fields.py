@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from moeinf.server.errors import Refusal
 
 log = logging.getLogger("moeinf.server")
 _NEARLY: Final = 0.85  # of 1, how alike two names are of which one is the other misspelt
+_MOST_TOLD: Final = 256  # unknown fields that are remembered, so that each is told of once
 _EMPTY: Final[tuple[Any, ...]] = (False, "", [], {})
 
 
@@ -50,8 +53,13 @@ def refuse_misspelt(where: str, names: Collection[str]) -> None:
 
 
 def log_unknown(where: str, names: Collection[str]) -> None:
-    """As ollama does."""
-    log.info("a field without a meaning here: %s", ascii(where)[1:61])
+    """As ollama does; once, as a client sends a field with each of its requests and messages."""
+    tell_once(re.sub(r"\[\d+\]", "[]", ascii(where)[1:-1][:60]))
+
+
+@lru_cache(_MOST_TOLD)
+def tell_once(name: str) -> None:
+    log.info("a field without a meaning here: %s", name)
 
 
 @dataclass(frozen=True, slots=True)
