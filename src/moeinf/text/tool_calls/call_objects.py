@@ -11,6 +11,7 @@ from moeinf.text.tool_calls.json_text import joined, read_json, read_value, text
 from moeinf.text.tool_calls.reading import End, Fragment, Name, NotACallError, Reading, Source
 
 _MAX_NAME_CHARS = 128
+_MAX_MARKS = 8  # that a model writes instead of one
 _NAME = re.compile(r"[\w./:-]*")
 
 
@@ -78,8 +79,8 @@ def pass_surplus(source: Source) -> Reading[None]:
 
 
 def pass_marks(source: Source, *marks: str) -> Reading[None]:
-    """Passes over these marks, where a model writes one more than once."""
-    while True:
+    """Passes over these marks, where a model writes one more than once. One that writes them for ever calls nothing."""
+    for _ in range(_MAX_MARKS):
         yield from source.space()
         if not (yield from source.accept_any(*marks)):
             return

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 
-from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.stream import TOKEN_MARK, Piece
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.traced import MARK
 from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import CallSplitter
 from moeinf.text.tool_calls.syntax import Syntax
@@ -73,6 +75,11 @@ ARGUMENTS = st.fixed_dictionaries(
     },
 )
 CALLS = st.lists(st.tuples(st.just("f"), ARGUMENTS) | st.just(("now", {})), min_size=1, max_size=3)
+HEADS = [
+    "<|channel|>commentary to=functions.NAME<|constrain|>json<|message|>",
+    "<|channel|>analysis to=NAME code<|message|>",
+    " to=functions.NAME<|channel|>commentary json<|message|>",
+]
 # What nobody can tell from the end of a parameter or call and the beginning of the next one.
 AMBIGUOUS = re.compile(
     r"</parameter>\s*<parameter=[^<>\n]*>|</arg_value>\s*<arg_key>[^<\n]*</arg_key>\s*<arg_value>"
@@ -122,7 +129,11 @@ def read(syntax: Syntax, text: str, tokens: Sequence[str], size: int) -> tuple[s
         text = text.replace(token, TOKEN_MARK + token)
     parts = [text[at : at + size] for at in range(0, len(text), size)] if size else [text]
     splitter = CallSplitter(syntax, ToolSchemas(TOOLS), frozenset(tokens))
-    pieces = [*itertools.chain.from_iterable(map(splitter.push, parts)), *splitter.flush()]
+    return found_in([*itertools.chain.from_iterable(map(splitter.push, parts)), *splitter.flush()])
+
+
+def found_in(pieces: Sequence[Piece]) -> tuple[str, list[tuple[str, Any]]]:
+    """The text, and the calls with their arguments."""
     names = {piece.call.index: piece.call.name for piece in pieces if piece.call and piece.call.name is not None}
     arguments = dict.fromkeys(names, "")
     for piece in pieces:
@@ -144,3 +155,36 @@ def test_what_the_template_writes_is_read_back_equal(
     answer = text[: text.rindex(end_of(name))]
     for tokens in ((), sorted(syntax.marks, key=len, reverse=True)):
         assert read(syntax, answer, tokens, size) == ("", calls)
+
+
+@settings(max_examples=100, deadline=None)
+@given(calls=CALLS, heads=st.lists(st.sampled_from(HEADS), min_size=3, max_size=3), data=st.data())
+def test_what_gpt_oss_writes_is_read_back_equal(
+    calls: list[tuple[str, dict[str, Any]]], heads: list[str], data: st.DataObject
+) -> None:
+    """Its messages are JSON, whose marks are letters; only the parts of a head are tokens."""
+    tokenizer, ids = gpt_oss(), list[int]()
+    for head, (name, arguments) in zip(heads, calls, strict=False):
+        ids += tokenizer.encode(("<|end|><|start|>assistant" if ids else "") + head.replace("NAME", name)).ids
+        text = json.dumps(arguments, ensure_ascii=data.draw(st.booleans()))
+        size = data.draw(st.integers(1, 7))
+        tokenizer.encode_special_tokens = True
+        ids += [token for at in range(0, len(text), size) for token in tokenizer.encode(text[at : at + size]).ids]
+        tokenizer.encode_special_tokens = False
+    begun = tokenizer.encode("<|start|>assistant").ids
+    stream = open_stream(tokenizer, begun, skip_special=True, tags=None, syntax=None, tools=TOOLS)
+    pieces = [*(piece for token in ids for piece in stream.step([token])), *stream.flush()]
+    assert found_in(pieces) == ("", calls)
+
+
+@cache
+def gpt_oss() -> Library:
+    return BY_NAME["gpt-oss"].tokenizer()
+
+
+def test_a_mark_that_is_written_for_ever_is_text() -> None:
+    for name in TEMPLATES:
+        syntax = chats_of(name).syntax
+        assert syntax is not None
+        text = syntax.opens[0] * 3000 + " is no call"
+        assert read(syntax, text, (), 0) == (text, [])
