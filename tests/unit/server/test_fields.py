@@ -198,3 +198,22 @@ def test_a_field_that_is_nearly_spelt_right_is_refused(kind: type[Any], name: st
 def test_what_is_a_field_elsewhere_is_refused_on_ollamas_routes(kind: type[Any], name: str) -> None:
     with pytest.raises(Refusal, match=name):
         checked({"model": "m", name: 1}, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "remedy"),
+    [
+        *((ChatRequest, name, "give max_tokens") for name in ("max_new_tokens", "max_output_tokens", "num_predict")),
+        (CompletionRequest, "stop_sequences", "give stop"),
+        (MessageRequest, "stop", "give stop_sequences"),
+        (MessageRequest, "response_format", "give output_config.format"),
+        (MessageRequest, "grammar", "give output_config.format"),
+        (MessageRequest, "reasoning_effort", "give thinking"),
+        (MessageRequest, "thinking_budget", "give thinking.budget_tokens"),
+    ],
+)
+def test_the_name_that_another_api_has_for_a_field_is_refused_with_the_right_one(
+    kind: type[Any], name: str, remedy: str
+) -> None:
+    with pytest.raises(Refusal, match=f"{name} is not supported: {remedy}"):
+        checked({name: "x"}, kind)

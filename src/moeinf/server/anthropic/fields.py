@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from moeinf.server.fields import Fields, Refused
+from moeinf.server.openai.fields import BUDGETS, FORMS
 
 _ACCOUNT = "nobody is charged here"
 _SPEED = "it may change how fast an answer comes"
@@ -25,8 +26,16 @@ _REFUSED: Final = {
     "thread": Refused("nothing is kept of requests; send all messages"),
 }
 PROMPT: Final = Fields(_REFUSED, _SILENT)
+# Fields of other APIs that say what an answer must be.
+_STRAY: Final = {
+    **{name: Refused("give output_config.format", ()) for name in (*FORMS, "response_format")},
+    **{name: Refused("give thinking.budget_tokens", ()) for name in BUDGETS},
+    "reasoning_effort": Refused("give thinking, or output_config.effort", ()),
+    "stop": Refused("give stop_sequences"),
+    "max_completion_tokens": Refused("give max_tokens", ()),
+}
 MESSAGE: Final = PROMPT | Fields(
-    {"fallbacks": Refused("a request names one model")},
+    {**_STRAY, "fallbacks": Refused("a request names one model")},
     {
         "container": "it is for tools that run at Anthropic, which are refused",
         "diagnostics": "what of a prompt was reused is told in usage",

@@ -20,6 +20,8 @@ _REFUSED: Final = {
     "format": Refused("give response_format"),
     "ttl": Refused("give keep_alive", _NONE),
     "random_seed": Refused("give seed", _NONE),
+    **{name: Refused("give max_tokens", ()) for name in ("max_new_tokens", "max_output_tokens", "num_predict")},
+    "stop_sequences": Refused("give stop"),
     # vLLM
     "use_beam_search": Refused("answers are drawn", _FLAG),
     "length_penalty": Refused("it is for a beam search", (1,)),
