@@ -18,8 +18,8 @@ from moeinf.models.family import family_of
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
 from tests.support.example_gguf import EXAMPLES, SUPPORTED, beside, example, last_layer, placed, refusal, saying
+from tests.support.facts import facts
 from tests.support.gguf_files import write_gguf
-from tests.unit.gguf.test_places import facts
 
 # What belongs to no architecture, or to programs that look at it apart from the model.
 NOBODYS = (

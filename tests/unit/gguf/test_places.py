@@ -30,6 +30,7 @@ from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
+from tests.support.facts import facts
 from tests.support.gguf_files import write_gguf
 from tests.support.pairs.experts import part_of
 
@@ -37,36 +38,6 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 READ_AS = {"glm4_moe_lite": "deepseek_v3", "solar_open": "glm4_moe"}  # the family of the file's architecture
-
-
-def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every number and flag in a dataclass, at any depth."""
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            if field.name not in (
-                "stacked",
-                "fused_name",
-                "prefix",
-                "head_prefix",
-                "num_future_layers",
-                "expert_factors",
-                "parts",
-                "padded_to",
-            ):  # how tensors are named and stored
-                yield from facts(getattr(value, field.name), f"{path}.{field.name}")
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from facts(each, f"{path}[{key}]")
-    elif isinstance(value, tuple | list):
-        for number, each in enumerate(value):
-            yield from facts(each, f"{path}[{number}]")
-    elif isinstance(value, np.ndarray):
-        yield path, value.tolist()
-    elif callable(value):  # the positions beyond a limit
-        longer = value(1 << 14)
-        yield f"{path}()", [*longer.frequencies.tolist(), longer.scale]
-    else:
-        yield path, value
 
 
 @dataclasses.dataclass

@@ -1,0 +1,39 @@
+"""What a family computes with, as one mapping that two configs can be compared by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number and flag in a dataclass, at any depth."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in (
+                "stacked",
+                "fused_name",
+                "prefix",
+                "head_prefix",
+                "num_future_layers",
+                "expert_factors",
+                "parts",
+                "padded_to",
+            ):  # how tensors are named and stored
+                yield from facts(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from facts(each, f"{path}[{key}]")
+    elif isinstance(value, tuple | list):
+        for number, each in enumerate(value):
+            yield from facts(each, f"{path}[{number}]")
+    elif isinstance(value, np.ndarray):
+        yield path, value.tolist()
+    elif callable(value):  # the positions beyond a limit
+        longer = value(1 << 14)
+        yield f"{path}()", [*longer.frequencies.tolist(), longer.scale]
+    else:
+        yield path, value
