@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.pythons.first_minutes import first_minutes
-from tests.pythons.interpreters import PROMISED, ROOT, environment, interpreters
+from tests.support.pythons.first_minutes import first_minutes
+from tests.support.pythons.interpreters import PROMISED, ROOT, environment, interpreters
 from tests.support.seeing_models import write_seeing
 
 _TESTS = ("pytest", "hypothesis", "selenium", "pillow")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _run_tests(programs: Path) -> None:
-    words = ["-m", "pytest", "tests/unit", "-p", "tests.pythons.without_torch", "-x", "-q", "--no-header"]
+    words = ["-m", "pytest", "tests/unit", "-p", "tests.support.pythons.without_torch", "-x", "-q", "--no-header"]
     subprocess.run([programs / "python", *words], cwd=ROOT, check=True)
 
 

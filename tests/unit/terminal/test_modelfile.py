@@ -56,6 +56,8 @@ WRITTEN = st.sampled_from(
 
 @given(WRITTEN, TEXTS | st.text("\" \n#'a\\\u2028\x85", min_size=1))
 @example('FROM a\nPARAMETER stop """{}"""', "two\nlines")
+@example('FROM a\nPARAMETER stop """{}"""', "\n \n0")
+@example('FROM a\nPARAMETER stop """{}"""', "0\n \n")
 def test_a_value_that_was_read_is_written_so_that_it_is_read_again(form: str, text: str) -> None:
     try:
         [stop] = parse_modelfile(form.format(text), "Modelfile").preset.params["stop"]

@@ -45,14 +45,15 @@ def own_modelfile(stored: StoredModel) -> str:
     lines = [f"FROM {_base(stored)}"]
     lines += [f"PARAMETER {name} {quoted(value)}" for name, value in preset.options]
     if preset.system:
-        lines.append(f"SYSTEM {_as_read(preset.system, [_block(preset.system), preset.system, _short(preset.system)])}")
+        text = preset.system
+        lines.append(f"SYSTEM {_as_read(text, [_block(text), text, _short(text), _lines(text)])}")
     return "\n".join(lines)
 
 
 def quoted(text: str) -> str:
     """A value as a Modelfile has it, in quotes where it needs some."""
     plain = [text, _short(text)] if re.fullmatch(r"[^\s\"']+", text) else [_short(text), text]
-    return _as_read(text, [*plain, _block(text)])
+    return _as_read(text, [*plain, _block(text), _lines(text)])
 
 
 def _base(stored: StoredModel) -> str:
@@ -87,6 +88,11 @@ def _short(text: str) -> str:
 
 def _block(text: str) -> str:
     return f"{_QUOTES}{text}{_QUOTES}"
+
+
+def _lines(text: str) -> str:
+    """With the quotes on lines of their own: a first or last line may be blank."""
+    return _block(f"\n{text}\n")
 
 
 def _split(text: str) -> tuple[str, str]:

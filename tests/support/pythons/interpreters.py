@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROMISED = [(3, minor) for minor in range(10, 15)]
 _ABOUT = "import sys, venv; print(*sys.version_info[:3])"
 _SETTING = "--config-settings"  # of which pip of Python 3.10 does not know the short form
