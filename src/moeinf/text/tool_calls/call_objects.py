@@ -93,9 +93,13 @@ def read_section(
 
     begun: whether the first call's mark was read already, without one of a section. closes: what ends the section.
     """
-    if not begun:
-        yield from source.until(call)
     mark = call
+    if not begun:
+        said, mark = yield from source.until(call, *closes)
+        if mark != call:
+            if said.strip():
+                raise NotACallError
+            yield Fragment("")  # no call, and no text either
     while mark == call:
         yield from pass_marks(source, call)
         yield from read_one(source)
