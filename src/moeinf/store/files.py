@@ -91,14 +91,18 @@ def publish(path: Path, data: bytes) -> None:
 
 
 def make_home(home: Path) -> None:
-    """Creates the folder of the store. Raises StoreError, with the remedy."""
+    """Creates the folder of the store. Raises StoreError where it cannot be, and as `errors_named` does."""
     try:
-        make_folders(home)
-    except OSError as error:
+        with errors_named(home):
+            make_folders(home)
+    except StoreError as failed:
+        error = failed.__cause__
+        if not isinstance(error, OSError) or error.errno in (*_FULL, errno.EIO):
+            raise
         raise StoreError(
             f"{home}, where models are stored, cannot be made ({error.strerror}); set MOEINF_HOME to a folder that you "
             "can write to"
-        ) from error
+        ) from failed
 
 
 def make_folders(path: Path) -> None:
