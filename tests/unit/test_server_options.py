@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moeinf.config.environment import server_address
 from moeinf.config.server_options import ServerOptions, address_of, keys_of, seconds_of
 from moeinf.errors import UsageError
 
@@ -25,6 +26,29 @@ from moeinf.errors import UsageError
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert address_of(text) == address
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [
+        ("0.0.0.0", 8080, "0.0.0.0:8080"),
+        (":9", 8080, "127.0.0.1:8080"),
+        ("[::1]:9", 8080, "[::1]:8080"),
+        ("[::1]:9", None, "[::1]:9"),
+        (None, 8080, "127.0.0.1:8080"),
+        (None, None, "127.0.0.1:11435"),
+    ],
+)
+def test_a_port_of_its_own_goes_before_the_one_of_the_host(
+    host: str | None, port: int | None, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("MOEINF_HOST", host), ("MOEINF_PORT", port)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
+    assert server_address() == address, "commands look where the server listens"
+    options = ServerOptions(port=port) if host is None else ServerOptions(host=host, port=port)
+    assert options.address == address_of(address)
 
 
 @pytest.mark.parametrize("text", ["host:99999", "ftp://host", "host/path", "user@host:1", "[::1", "host:x"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.option import option_of, options
-from moeinf.config.server_options import ServerOptions
+from moeinf.config.server_options import ServerOptions, address_of
 from moeinf.errors import UsageError
 
 OTHER_VARIABLES = {  # those that belong to no option, and what each does
@@ -99,8 +99,16 @@ def history_wanted() -> bool:
 
 
 def server_address() -> str:
-    """MOEINF_HOST: where commands look for a server, and where `moeinf serve` listens."""
-    return os.environ.get(option_of(ServerOptions, "host").variable) or ServerOptions().host
+    """MOEINF_HOST and MOEINF_PORT: where commands look for a server, and where `moeinf serve` listens.
+
+    Raises UsageError for a host that is no address.
+    """
+    told = os.environ.get(option_of(ServerOptions, "host").variable) or ServerOptions().host
+    port = os.environ.get(option_of(ServerOptions, "port").variable)
+    if not port:
+        return told
+    host, _ = address_of(told)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def api_key() -> str | None:

@@ -24,6 +24,7 @@ class ServerOptions:
         "Address to listen on: host, :port, host:port, [::1]:port. [default: {default}]",
         metavar="ADDRESS",
     )
+    port: int | None = option(None, "Port to listen on, instead of the one of --host.", metavar="N")
     keep_alive: str = option(
         "5m",
         "How long a model stays loaded after its last request: 30s, 5m, 0, or -1 for ever. [default: {default}]",
@@ -45,6 +46,8 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         address_of(self.host)
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise UsageError(f"--port must be between 0 (any that is free) and 65535, not {self.port}")
         seconds_of("--keep-alive", self.keep_alive)
         if self.max_queue < 1:
             raise UsageError(f"--max-queue must be at least 1, not {self.max_queue}")
@@ -54,7 +57,8 @@ class ServerOptions:
 
     @property
     def address(self) -> tuple[str, int]:
-        return address_of(self.host)
+        host, port = address_of(self.host)
+        return host, port if self.port is None else self.port
 
     @property
     def keep_alive_s(self) -> float | None:

@@ -149,7 +149,8 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("dance",), "no such command: dance; see --help"),
         (("lst",), "did you mean list?"),
         (("help", "dance"), "no such command: dance"),
-        (("serve", "--port", "80"), "no such option: --port; the port stands behind the address: --host :1234"),
+        (("serve", "--port", "65536"), "--port must be between 0 (any that is free) and 65535, not 65536"),
+        (("serve", "--port", "x"), "--port"),
         (("create", "x", "--quantize", "q4_K_M"), "no such option: --quantize; `moeinf pull SOURCE --quant q8_0"),
         (("create", "x", "-q", "q4_K_M"), "q4_K_M is one word too many; -q is --quiet here: `moeinf pull SOURCE"),
         (("run", "demo", "x", "--keepalive", "5m"), "no such option: --keepalive; `moeinf serve --keep-alive TIME`"),
@@ -160,7 +161,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("run", "demo", "x", "--n-gpu-layers", "9"), "no such option: --n-gpu-layers; --vram SIZE"),
         (("serve", "--max-model-len=9"), "no such option: --max-model-len; --num-ctx N"),
         (("serve", "--api-key", "x"), "no such option: --api-key; --key-file PATH or MOEINF_API_KEY"),
-        (("list", "--port", "1"), "no such option: --port; see --help"),  # the cure is an option of serve
+        (("list", "--ctx-size", "1"), "no such option: --ctx-size; see --help"),  # the cure is an option of serve
         (("serve", "--host", "ftp://here"), "--host 'ftp://here' is no address"),
         (("serve", "--host", "0.0.0.0:0"), "--no-auth-i-know"),
         (("serve", "--keep-alive", "soon"), "--keep-alive must be a time"),

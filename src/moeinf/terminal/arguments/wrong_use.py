@@ -25,7 +25,6 @@ _NO_TOOLS = "the model runs no programs here: leave it out"
 _NO_EMBEDDINGS = "models here make no embeddings: they answer with text"
 # Options of ollama, llama.cpp and vLLM: which option the verb must have for the cure, and the cure.
 _ELSEWHERE: Mapping[str, tuple[str, str]] = {
-    "--port": ("--host", "the port stands behind the address: --host :1234, or --host 0.0.0.0:1234"),
     "--quantize": ("", _FORMATS),
     "--quantise": ("", _FORMATS),
     "--quantization": ("", _FORMATS),
