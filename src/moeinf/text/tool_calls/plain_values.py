@@ -60,8 +60,7 @@ Member = Callable[[str, str], str]  # a parameter as a member of a JSON object, 
 def read_parameters(source: Source, form: Form, member: Member) -> Reading[None]:
     """The parameters of a call, and what closes it."""
     members = _Members(member)
-    closed = yield from _closed(source, form, form.closes)
-    source.at = source.at if closed is None else closed
+    closed = yield from _closed_at_once(source, form)
     while closed is None:
         key = yield from form.read_key(source)
         yield from members.before(key)
@@ -74,6 +73,15 @@ def read_parameters(source: Source, form: Form, member: Member) -> Reading[None]
     source.at = closed
     yield Fragment(members.end())
     yield End()
+
+
+def _closed_at_once(source: Source, form: Form) -> Reading[int | None]:
+    """Where the text goes on behind a call without parameters. No value holds its marks, so the first one is enough."""
+    closed = yield from _closed(source, form, form.closes)
+    if closed is None and not source.cut and (yield from source.accept(form.closes[0])):
+        closed = source.at
+    source.at = source.at if closed is None else closed
+    return closed
 
 
 class _Members:

@@ -30,7 +30,7 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     if (yield from source.follows(_KEY, _CLOSE)):
         yield Name(name)
         yield from read_parameters(source, _FORM, partial(_member, tools, name))
-    elif name in tools and (yield from source.at_end()):
+    elif name in tools and ((yield from source.follows(_OPEN)) or (yield from source.at_end())):
         yield from whole_call(name, "{}")
     else:
         raise NotACallError
