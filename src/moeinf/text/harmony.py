@@ -3,7 +3,8 @@
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 
 Its analysis is what other models think between tags. A message to a tool of the request, or to=functions.name, calls
-it; one to another program, such as python or browser.search, is no answer either, and counts as thought.
+it; one to another program, such as python or browser.search, is no answer either, and counts as thought. So does a
+message of the user or of a tool, which the model made up.
 Others in the channel commentary tell the user what is being done.
 """
 
@@ -73,7 +74,8 @@ class HarmonyStream:
         head, self._head, self._text = self._head, None, text
         recipient = head.recipient if head is not None else None
         name = called_in(recipient, self._tools) if recipient and self._tools is not None else None
-        self._thinking = head is not None and (head.is_analysis or self._is_for_others(recipient))
+        is_thought = head is not None and (head.is_analysis or head.is_made_up)
+        self._thinking = is_thought or self._is_for_others(recipient)
         if self._tools is not None and name is not None:
             source = Source()
             self._call = CallReading(source, HARMONY.read(source, name, self._tools), self._num_calls)

@@ -136,6 +136,8 @@ HEADS = [
     " to=functions.NAME<|channel|>commentary<|constrain|>json",
     " to=NAME<|channel|>analysis json",
     " to=NAME<|constrain|>json",
+    "<|channel|>––commentary to=functions.NAME <|constrain|>json",
+    "<|channel|> - analysis to=functions.NAME code",
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=NAME<|channel|>commentary<|constrain|>json",
     "<|channel|>analysis<|message|>Hm.<|end|> assistant to=functions.NAME<|channel|>commentary",
 ]
@@ -175,12 +177,23 @@ def test_a_head_names_its_tool_however_its_parts_stand_together(folder: Path, he
         ("日本", "", "日本"),
         ("So it is.<|end|>And so on.", "", "So it is.\n\nAnd so on."),
         ("<|start|>assis", "", ""),
+        (THOUGHT + "user friendly it is", "They greet.", "user friendly it is"),
+        ("<|channel|>final – so it is", "", "– so it is"),
+        ("<|channel|>––analysis<|message|>Hm.<|end|>" + FINAL, "Hm.", "Hello 日本!"),
     ],
 )
 def test_text_without_a_head_is_shown(folder: Path, answer: str, thought: str, text: str) -> None:
     assert told(folder, answer) == (thought, text, [])
     if text not in ("t", "to"):  # which may begin a role
         assert told(folder, answer, prompt="<|start|>") == (thought, text, [])
+
+
+@pytest.mark.parametrize("channel", ["", "<|channel|>commentary", "<|channel|>final"])
+@pytest.mark.parametrize("role", ["functions.f to=assistant", "python to=assistant", "f to=assistant", "user", "tool"])
+def test_a_message_of_another_that_the_model_made_up_is_no_answer(folder: Path, role: str, channel: str) -> None:
+    made_up = f"<|start|>{role}{channel}<|message|>12:05<|end|>"
+    assert told(folder, CALL + "<|end|>" + made_up + FINAL) == ("12:05", "Hello 日本!", ['f{"a": 1}'])
+    assert told(folder, THOUGHT + made_up + FINAL) == ("They greet.\n\n12:05", "Hello 日本!", [])
 
 
 def test_a_head_that_the_prompt_has_begun_goes_on(folder: Path) -> None:

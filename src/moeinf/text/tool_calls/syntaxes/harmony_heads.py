@@ -27,7 +27,9 @@ _WORDS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     CONSTRAIN: (_KINDS, ()),
 }
 _TO = r"to=[\w./:-]*"
-_ONE_WORD = re.compile(r"\s*[\w./:-]*")
+_TO_MODEL = "to=assistant"  # in the head of a tool's result, behind its name
+_TOOL = rf"[\w./:-]+(?=\s+{_TO_MODEL}\b)"
+_ONE_WORD = re.compile(r"\W*[\w./:-]*\s*")
 
 
 class _Part:
@@ -38,7 +40,9 @@ class _Part:
         self.text, self._num_prompted = prompted, len(prompted)
         first, last = _WORDS[mark]
         self._words = (*(() if prompted.strip() else first), *last)
-        self._form = re.compile(rf"\s*{_one_of(first)}(?:\s*{_TO})?(?:\s*{_one_of(last)})?\s*")
+        # Some answers have dashes in front of a channel.
+        begins = rf"\W*{_one_of(first)}" if mark == CHANNEL else rf"\s*{_one_of((*first, _TOOL))}"
+        self._form = re.compile(rf"(?:{begins}|\s*)(?:\s*{_TO})?(?:\s*{_one_of(last)})?\s*")
 
     @property
     def num_head_chars(self) -> int:
@@ -50,9 +54,9 @@ class _Part:
     def may_go_on(self) -> bool:
         """Whether the text may be a part of a head. One unknown word may, as long as no other follows."""
         rest = self.text[self.num_head_chars :]
-        return (
-            any(word.startswith(rest) for word in (*self._words, "to=")) or _ONE_WORD.fullmatch(self.text) is not None
-        )
+        if any(word.startswith(rest) for word in (*self._words, "to=")):
+            return True
+        return _TO_MODEL.startswith(_ONE_WORD.sub("", self.text, count=1))
 
     @property
     def shown(self) -> str:
@@ -62,7 +66,7 @@ class _Part:
 
 
 def _one_of(words: Sequence[str]) -> str:
-    return rf"(?:(?:{'|'.join(words)})(?!\w))?" if words else ""
+    return rf"(?:(?:{'|'.join(words)})(?!\w))" if words else ""
 
 
 class Head:
@@ -86,7 +90,8 @@ class Head:
     def end_in_text(self) -> tuple[str, TokenStream]:
         """Ends a head whose last part goes on as text; returns that, and what decodes the tokens behind it."""
         part = self._parts[-1]
-        at = part.num_head_chars
+        is_role = len(self._parts) > 1 or not self.is_made_up  # and not the first word of a text
+        at = part.num_head_chars if is_role else 0
         text, part.text = part.text[at:], part.text[:at]
         return text, self._stream
 
@@ -97,7 +102,13 @@ class Head:
 
     @property
     def is_analysis(self) -> bool:
-        return any(word == "analysis" for word in self._words())
+        return any(word.lstrip("-–—") == "analysis" for word in self._words())
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether it is a message of somebody else, such as a tool's result, which a model makes up now and then."""
+        role, behind = [*self._words(), "", ""][:2]
+        return role in _ROLES[1:] or (behind == _TO_MODEL and role not in (_ROLES[0], *_CHANNELS))
 
     @property
     def recipient(self) -> str | None:
