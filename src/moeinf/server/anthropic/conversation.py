@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from moeinf.server.anthropic.tool_changes import is_change
 from moeinf.server.errors import Refusal
 from moeinf.server.prompt.agent_noise import quiet_text
 from moeinf.server.prompt.pictures import joined, picture_at, picture_of
@@ -33,7 +34,10 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[Message]:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise Refusal(400, f"{where}: role {role!r:.60} is none of {', '.join(_ROLES)}")
-    blocks = _blocks(content, where)
+    given = _blocks(content, where)
+    blocks = [block for block in given if not is_change(block)]
+    if given and not blocks:
+        return
     if role == "assistant":
         yield _assistant_turn(blocks, where)
         return
@@ -151,4 +155,5 @@ _READERS: Mapping[str, Callable[[Block, str], str]] = {
     "text": lambda block, where: _string(block, "text", where),
     "document": _document,
     "search_result": _search_result,
+    "tool_reference": lambda block, where: _string(block, "tool_name", where),  # found by a tool that looks for tools
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.fields import MESSAGE, NESTED, OUTPUT, PROMPT, THINKING, TOOL
+from moeinf.server.anthropic.tool_changes import Given, after_changes
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
@@ -81,6 +82,7 @@ class MessageRequest(Prompted, kw_only=True):
 
 def prompt_of(asked: Prompted) -> Ask:
     """What of an ask a prompt is made of. Raises Refusal."""
+    tools = after_changes(asked.tools or (), asked.messages)
     messages, continues = begun_answer(plain_messages(asked.system, asked.messages))
     return Ask(
         asked.model,
@@ -88,7 +90,7 @@ def prompt_of(asked: Prompted) -> Ask:
         continues=continues,
         think=think_of(asked.thinking),
         level=asked.output_config.effort if asked.output_config else None,
-        tools=tools_of(asked),
+        tools=_offered(tools, asked.tool_choice),
     )
 
 
@@ -104,10 +106,10 @@ def params_given(asked: MessageRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} | {"num_predict": asked.max_tokens}
 
 
-def tools_of(asked: Prompted) -> tuple[Tool, ...]:
+def _offered(tools: Sequence[Given], choice: ToolChoice | None) -> tuple[Tool, ...]:
     """The tools that the model may call, in OpenAI's form. Raises Refusal."""
-    tools = checked_tools(_function(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools or ()))
-    return () if asked.tool_choice is not None and asked.tool_choice.type == "none" else tools
+    checked = checked_tools(_function(tool, f"tools[{at}]") for at, tool in enumerate(tools))
+    return () if choice is not None and choice.type == "none" else checked
 
 
 def forced_tool(choice: ToolChoice | None) -> str | None:
