@@ -19,7 +19,7 @@ from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, params_given
 from moeinf.server.openai.thinking import budget_given, effort_of, think_of, thoughts_shown
-from moeinf.server.prompt.content import plain_content, role_of
+from moeinf.server.prompt.content import plain_content, role_of, thoughts_apart
 from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.prompt.tools import checked_tools
@@ -72,9 +72,11 @@ def ask_of(asked: ChatRequest) -> Ask:
 
 def message_of(message: ChatMessage, where: str) -> Message:
     """A message as a chat template gets it. Raises Refusal."""
-    content = plain_content(message.content, where) or message.refusal or ""
-    plain: dict[str, Any] = {"role": role_of(message.role, where), "content": content}
-    if thought := message.reasoning_content or message.reasoning or message.thinking:
+    role, given, thought = role_of(message.role, where), message.content, ""
+    if role == "assistant":
+        given, thought = thoughts_apart(given, where)
+    plain: dict[str, Any] = {"role": role, "content": plain_content(given, where) or message.refusal or ""}
+    if thought := message.reasoning_content or message.reasoning or message.thinking or thought:
         plain |= {"reasoning_content": thought, "thinking": thought}
     named = ("tool_calls", "function_call", "tool_call_id", "name")
     return plain | {name: msgspec.to_builtins(value) for name in named if (value := getattr(message, name))}

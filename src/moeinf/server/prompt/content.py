@@ -9,6 +9,7 @@ from moeinf.server.errors import Refusal
 from moeinf.server.prompt.pictures import joined, picture_at
 
 _TEXT_KINDS = ("text", "input_text", "output_text")
+_THOUGHT_KINDS = ("thinking", "reasoning", "redacted_thinking")  # the last of which nobody here can read
 
 
 def plain_content(content: object, where: str) -> str | list[dict[str, Any]]:
@@ -38,6 +39,27 @@ def plain_content(content: object, where: str) -> str | list[dict[str, Any]]:
         else:
             parts.append({"type": "text", "text": part["text"]})
     return joined(parts, where)
+
+
+def thoughts_apart(content: object, where: str) -> tuple[object, str]:
+    """The content of an answer without the parts that are thoughts, as some clients send them, and their text.
+
+    Raises Refusal.
+    """
+    if not isinstance(content, list):
+        return content, ""
+    thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHT_KINDS]
+    texts = [_thought(part, where) for part in thoughts if part["type"] != _THOUGHT_KINDS[-1]]
+    return [part for part in content if part not in thoughts], "\n".join(filter(None, texts))
+
+
+def _thought(part: dict[str, Any], where: str) -> str:
+    """Its text, which stands under the name of its type or as text, and may be a list of parts again."""
+    found = part.get(part["type"], part.get("text"))
+    content = plain_content(found, where)
+    if found is None or not isinstance(content, str):
+        raise Refusal(400, f"{where}: a part of type {part['type']!r:.60} has no text")
+    return content
 
 
 def stops(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
