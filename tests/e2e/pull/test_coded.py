@@ -87,6 +87,10 @@ SCHEMES: dict[str, tuple[Callable[..., Coded], dict[str, Any], Format, bool]] = 
         "q5_0",
         True,
     ),
+    # Published checkpoints say the other version, or none; symmetric codes tell by themselves (vllm#38966).
+    "gptq v2 that is said to be v1": (partial(oracle.gptq, v2=True), GPTQ, "q4_0", True),
+    "gptq v2 of 8 bits without a word": (partial(oracle.gptq, bits=8, v2=True), GPTQ | {"bits": 8}, "q8_0", True),
+    "gptq v1 that is said to be v2": (oracle.gptq, GPTQ | {"checkpoint_format": "gptq_v2"}, "q4_0", True),
     "gptq zero points": (partial(oracle.gptq, symmetric=False), GPTQ | {"sym": False}, "q5_0", True),
     "gptq act-order": (partial(oracle.gptq, act_order=True), GPTQ | {"desc_act": True}, "q8_0", False),
     "gptq 8 bits": (partial(oracle.gptq, bits=8), GPTQ | {"bits": 8}, "q8_0", True),

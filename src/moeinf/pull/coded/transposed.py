@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.pull.coded.declared import Declared
@@ -56,11 +57,8 @@ class Transposed(Scheme):
             zeros = _ordered(unpacked(zero_words, self.bits))[:, in_them]
         else:
             numbers = unpacked(words.reshape(-1, self.rows)[:, taken].T, self.bits).T
-            one = sum(1 << shift for shift in range(0, 32, self.bits)) if self.zeros_less_one else 0
-            zeros = unpacked(zero_words + np.uint32(one), self.bits)[:, in_them]
+            zeros = self._zeros(zero_words, in_them)
         scales = floats(others[1], self.scale_dtype).reshape(self.num_groups, self.rows)[:, taken]
-        if self.symmetric and (zeros != 1 << self.bits - 1).any():
-            raise ValueError("has zero points of its own, though config.json says sym")
         groups = None
         neighbours = np.arange(self.cols) // (self.cols // self.num_groups)
         if len(others) > 2:
@@ -73,6 +71,22 @@ class Transposed(Scheme):
                 raise ValueError("g_idx is in act-order, though config.json does not say desc_act")
         numbers = numbers - zeros[neighbours if groups is None else groups]
         return Decoded(np.ascontiguousarray(numbers.T), np.ascontiguousarray(scales.T), groups)
+
+    def _zeros(self, words: npt.NDArray[np.uint32], fields: slice) -> Numbers:
+        """Those of GPTQ. Where all of them are the middle, it shows whether they were stored less one, which config.json
+        has wrong in published checkpoints (vllm#38966).
+        """
+        one = sum(1 << shift for shift in range(0, 32, self.bits))
+        said, other = (
+            unpacked(words + np.uint32(one if less_one else 0), self.bits)[:, fields]
+            for less_one in (self.zeros_less_one, not self.zeros_less_one)
+        )
+        if not self.symmetric:
+            return said
+        for zeros in (said, other):
+            if (zeros == 1 << self.bits - 1).all():
+                return zeros
+        raise ValueError("has zero points of its own, though config.json says sym")
 
 
 def _ordered(fields: Numbers) -> Numbers:
