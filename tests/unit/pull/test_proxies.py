@@ -9,7 +9,6 @@ import pytest
 
 from moeinf.errors import UsageError
 from moeinf.pull.hub.proxies import check_proxies
-from moeinf.pull.hub.repository import checked_token
 
 NAMES = ("ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy")
 
@@ -50,20 +49,3 @@ def test_proxies_that_can_be_used_pass(address: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NO_PROXY", "bad::x,localhost")
     monkeypatch.setenv("FTP_PROXY", "nonsense://x")
     check_proxies()
-
-
-@pytest.mark.parametrize("token", ["hf_abc", "hf_abc\n", " hf_abc\r\n", "\thf_abc "])
-def test_a_token_may_have_a_line_end(token: str) -> None:
-    assert checked_token(token) == "hf_abc"
-
-
-@pytest.mark.parametrize("token", [None, "", "\n", " "])
-def test_no_token_is_none(token: str | None) -> None:
-    assert checked_token(token) is None
-
-
-@pytest.mark.parametrize("token", ["hf_é", "hf_a\nb", "hf_a b", "hf_\x00", "hf_\ud83d"])
-def test_what_no_token_holds_is_refused_without_being_shown(token: str) -> None:
-    with pytest.raises(UsageError, match="--token has characters") as refused:
-        checked_token(token)
-    assert token not in str(refused.value)

@@ -73,8 +73,8 @@ class Transposed(Scheme):
         return Decoded(np.ascontiguousarray(numbers.T), np.ascontiguousarray(scales.T), groups)
 
     def _zeros(self, words: npt.NDArray[np.uint32], fields: slice) -> Numbers:
-        """Those of GPTQ. Where all of them are the middle, it shows whether they were stored less one, which config.json
-        has wrong in published checkpoints (vllm#38966).
+        """Those of GPTQ. Where all of them are the middle, they show whether they were stored less one, which
+        config.json has wrong in published checkpoints (vllm#38966).
         """
         one = sum(1 << shift for shift in range(0, 32, self.bits))
         said, other = (

@@ -21,6 +21,7 @@ from moeinf.pull.hub.download import download, fetch_bytes, held_bytes, matches
 from moeinf.pull.hub.errors import hub_errors_named, offline_error, transport_error
 from moeinf.pull.hub.proxies import check_proxies
 from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
+from moeinf.pull.hub.settings import checked_endpoint, checked_token
 from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
@@ -42,14 +43,6 @@ def check_repo(repo: str, revision: str) -> None:
         raise UsageError(f"{repo[:100]!r} is not the name of a Hub repository (org/repo)")
     if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise UsageError(f"{revision[:100]!r} is not a branch, tag or commit")
-
-
-def checked_token(token: str | None) -> str | None:
-    """The token without the line end that it was pasted with; None for none. Raises UsageError for what is none."""
-    token = (token or "").strip()
-    if not (token.isascii() and token.isprintable() and " " not in token):
-        raise UsageError("--token has characters that no access token has; copy it again from huggingface.co")
-    return token or None
 
 
 def open_hub(
@@ -90,13 +83,13 @@ class HubRepository:
         self._repo = repo
         self._progress = progress
         self._patience = patience
-        self._endpoint = constants.ENDPOINT
+        self._endpoint = checked_endpoint()
         self._auth = {
             key: value
-            for key, value in build_hf_headers(token=token, library_name="moeinf").items()
+            for key, value in build_hf_headers(token=token or False, library_name="moeinf").items()
             if key.lower() in ("authorization", "user-agent")
         }
-        info = self._repo_info(HfApi(endpoint=self._endpoint, token=token, library_name="moeinf"))
+        info = self._repo_info(HfApi(endpoint=self._endpoint, token=token or False, library_name="moeinf"))
         if not info.sha or not _COMMIT.fullmatch(info.sha):
             raise HubError(f"{self._endpoint} does not tell the commit of {repo}; check HF_ENDPOINT")
         self._commit = info.sha

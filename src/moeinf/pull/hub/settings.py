@@ -1,0 +1,33 @@
+"""What the environment says of the Hub, looked at before the HTTP client stumbles over it."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants, get_token
+
+from moeinf.errors import UsageError
+
+
+def checked_token(token: str | None) -> str | None:
+    """The token that was given, else that of the environment or of the Hub's own file, without the line end that it was
+    pasted with; None for none. Raises UsageError for what is none.
+    """
+    given = (token or "").strip()
+    token = given or (get_token() or "").strip()
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        source = "--token" if given else "HF_TOKEN, or the file that `hf auth login` wrote,"
+        raise UsageError(f"{source} has characters that no access token has; copy it again from huggingface.co")
+    return token or None
+
+
+def checked_endpoint() -> str:
+    """The address of the Hub. HF_ENDPOINT without a letter is none. Raises UsageError for what is no address."""
+    endpoint = constants.ENDPOINT.strip().rstrip("/") or "https://huggingface.co"
+    try:
+        sound = urlsplit(endpoint).scheme in ("http", "https") and bool(urlsplit(endpoint).hostname)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise UsageError(f"HF_ENDPOINT is {endpoint[:100]!r}; must be an address such as https://huggingface.co")
+    return endpoint
