@@ -225,6 +225,7 @@ WORDS: dict[str, list[Any]] = {
     "moe_norm_min": [1e-3, 0.5, 2.0],
     # for which null is a value
     "head_dim": [8, 32, None],
+    "attention_multiplier": [0.3, None],
     "sliding_window": [5, None],
     "clip_qkv": [0.5, None],
     "n_group": [2, 1, None],

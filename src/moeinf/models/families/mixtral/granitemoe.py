@@ -30,7 +30,9 @@ class Config:
     def parse(f: Fields, **features: Any) -> Config:
         """features: as parse_decoder has them."""
         f.only("activation_function", "silu", None)  # another name of hidden_act, in PowerMoE
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=f.number("attention_multiplier", 1.0), **features)
+        usual = "attention_multiplier" in f and f.get("attention_multiplier") is None  # null: as attention has it
+        scale = None if usual else f.number("attention_multiplier", 1.0)
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=scale, **features)
         decoder = replace(
             decoder,
             embedding_scale=f.number("embedding_multiplier", 1.0),
