@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.stored.modelfile import own_modelfile, quoted
+from moeinf.engine.stored.modelfile import commands, own_modelfile, quoted
 from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
 from moeinf.errors import StoreError, UsageError
 from moeinf.store.library import StoredModel
@@ -101,11 +101,45 @@ def test_three_quotes_hold_the_lines_of_any_value(text: str, stops: tuple[str, .
     assert parse_modelfile(f"FROM a\n{text}", "Modelfile").preset.params == {"stop": stops}
 
 
+@pytest.mark.parametrize(
+    ("text", "system", "stops"),
+    [
+        ('SYSTEM "two\nlines"', "two\nlines", ()),
+        ('SYSTEM "two\n\n# lines\nFROM b"  \nPARAMETER stop "x"', "two\n\n# lines\nFROM b", ("x",)),
+        ('SYSTEM "\ntwo\n"\nPARAMETER stop x', "\ntwo\n", ("x",)),
+        ('PARAMETER stop "\n"\nPARAMETER stop "a\nb"', "", ("\n", "a\nb")),
+        ('LICENSE "MIT\nof somebody"\nSYSTEM a', "a", ()),
+        ('SYSTEM "Hello" she said\nPARAMETER stop "x"', '"Hello" she said', ("x",)),  # no text of many lines
+        ('SYSTEM "Hello\nPARAMETER stop "x"', '"Hello', ("x",)),
+        ('PARAMETER stop "', "", ('"',)),
+    ],
+)
+def test_one_quote_holds_lines_that_have_none_as_ollama_writes_them(
+    text: str, system: str, stops: tuple[str, ...]
+) -> None:
+    preset = parse_modelfile(f"FROM a\n{text}", "Modelfile").preset
+    assert (preset.system, preset.params.get("stop", ())) == (system, stops)
+
+
+@given(st.lists(st.text("\"'\n #a", min_size=1), min_size=1, max_size=4))
+def test_values_that_are_read_alone_are_read_behind_each_other(stops: list[str]) -> None:
+    written = [f"PARAMETER stop {quoted(stop)}" for stop in stops]
+    try:
+        alone = [each.value for line in written for each in commands(line, "")]
+    except UsageError:
+        return
+    assume(alone == stops)
+    assert [each.value for each in commands("\n".join(written), "")] == stops
+
+
 def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> None:
-    found = parse_modelfile('FROM a\nLICENSE """\nMIT\n"""\nREQUIRES 0.14.0\nrequires 0.15\nSYSTEM s', "Modelfile")
+    text = 'FROM a\nLICENSE """\nMIT\n"""\nREQUIRES 0.14.0\nrequires 0.15\nRENDERER b\nPARSER b\nSYSTEM s'
+    found = parse_modelfile(text, "Modelfile")
     assert found.preset == Preset("s")
-    assert [note[:19] for note in found.notes] == ["Modelfile, line 2: ", "Modelfile, line 5: ", "Modelfile, line 6: "]
-    assert "LICENSE" in found.notes[0] and "REQUIRES" in found.notes[1]
+    said = [(2, "LICENSE"), (5, "REQUIRES"), (6, "REQUIRES"), (7, "RENDERER"), (8, "PARSER")]
+    assert [note.split(" ")[:4] for note in found.notes] == [
+        ["Modelfile,", "line", f"{line}:", word] for line, word in said
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +16,7 @@ from moeinf.store.quantisation import KEEP
 
 _QUOTES: Final = '"""'
 _LINE_ENDS: Final = re.compile(r"\r\n|\r|\n")  # of every system, and no others: a text may hold U+2028
-_Lines = Iterator[tuple[int, str]]
+_Lines = deque[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,14 @@ class Command:
 
 
 def commands(text: str, where: str) -> Iterator[Command]:
-    """Three quotes hold text of many lines, wherever a value may stand. Raises UsageError where they are not closed."""
-    lines = iter(enumerate(_LINE_ENDS.split(text), 1))
-    for number, line in lines:
+    """Quotes hold text of many lines, wherever a value may stand: three, or one if the text has none (ollama#6212).
+
+    Raises UsageError where three are not closed.
+    """
+    lines = deque(_LINE_ENDS.split(text))
+    num_lines = len(lines)
+    while lines:
+        number, line = num_lines - len(lines) + 1, lines.popleft()
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         word, rest = _split(line)
@@ -52,8 +58,9 @@ def own_modelfile(stored: StoredModel) -> str:
 
 def quoted(text: str) -> str:
     """A value as a Modelfile has it, in quotes where it needs some."""
-    plain = [text, _short(text)] if re.fullmatch(r"[^\s\"']+", text) else [_short(text), text]
-    return _as_read(text, [*plain, _block(text), _lines(text)])
+    simple = re.fullmatch(r"[^\s\"']+", text)
+    held = [_short(text), _block(text), _lines(text)]
+    return _as_read(text, [text, *held] if simple else [*held, text, _block(text)])
 
 
 def _base(stored: StoredModel) -> str:
@@ -96,21 +103,30 @@ def _lines(text: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The first word, and what follows it."""
-    word, *rest = text.strip().split(None, 1)[:2] or [""]
+    """The first word, and what follows it with the spaces at the end."""
+    word, *rest = text.split(None, 1) or [""]
     return word, rest[0] if rest else ""
 
 
 def _value(rest: str, lines: _Lines, at: str) -> str:
+    if rest.startswith('"') and not rest.startswith(_QUOTES):
+        return _unquoted(_joined(rest, lines), '"')
     if not rest.startswith(_QUOTES):
-        return _unquoted(rest, '"')
+        return rest.rstrip()
     block = rest[len(_QUOTES) :]
     while not block.rstrip().endswith(_QUOTES):
-        following = next(lines, None)
-        if following is None:
+        if not lines:
             raise UsageError(f"{at}: the three quotes are not closed")
-        block += "\n" + following[1]
+        block += "\n" + lines.popleft()
     return block.rstrip()[: -len(_QUOTES)].strip("\n")
+
+
+def _joined(rest: str, lines: _Lines) -> str:
+    """A value that begins with a quote, up to the line that ends with the next quote; else the quote is a letter."""
+    closing = next((i for i, line in enumerate(lines) if '"' in line), None)
+    if '"' in rest[1:] or closing is None or not re.fullmatch(r'[^"]*"\s*', lines[closing]):
+        return rest.rstrip()
+    return "\n".join([rest, *(lines.popleft() for _ in range(closing + 1))]).rstrip()
 
 
 def _unquoted(text: str, quote: str) -> str:

@@ -20,6 +20,8 @@ _REFUSED: Final = {
 _PASSED_OVER: Final = {
     "LICENSE": "LICENSE is not kept; `moeinf show --license` prints that of the checkpoint",
     "REQUIRES": "REQUIRES means nothing here, as it asks for a version of ollama",
+    "RENDERER": "RENDERER means nothing here, as each checkpoint brings its own chat template",
+    "PARSER": "PARSER means nothing here, as answers are read as the checkpoint's template has them",
 }
 
 
