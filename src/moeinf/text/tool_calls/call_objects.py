@@ -43,13 +43,18 @@ def read_calls(source: Source) -> Reading[None]:
 
 
 def read_call(source: Source) -> Reading[None]:
-    """One object with a name, and with arguments or parameters in any order; its other members are left out."""
+    """One object with a name, and with arguments or parameters in any order; its other members are left out.
+
+    Some models put both into an object of their own, function, as OpenAI's API has it.
+    """
     name, held, given = None, None, False
     yield from source.expect("{")
     while True:
         key = yield from _read_key(source)
         if key == "name" and not given:
-            name = checked_name((yield from read_value(source)))
+            name = _stripped_name((yield from read_value(source)))
+        elif key == "function" and name is None and not given:
+            name, held = _in_function((yield from read_value(source)), held)
         elif key in ("arguments", "parameters") and name is not None and not given:
             yield from read_arguments(source, name)
             given = True
@@ -66,6 +71,19 @@ def read_call(source: Source) -> Reading[None]:
         return
     yield from source.expect("}")
     yield from whole_call(checked_name(name), held or "{}")
+
+
+def _stripped_name(name: object) -> str:
+    return checked_name(name.strip() if isinstance(name, str) else name)
+
+
+def _in_function(value: Any, held: str | None) -> tuple[str | None, str | None]:
+    """Name and arguments of a call whose member function has them; None and what was there for other values."""
+    if not isinstance(value, dict) or "name" not in value:
+        return None, held
+    arguments = value.get("arguments", value.get("parameters"))
+    text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else _object_text(arguments)
+    return _stripped_name(value["name"]), text
 
 
 def pass_surplus(source: Source) -> Reading[None]:

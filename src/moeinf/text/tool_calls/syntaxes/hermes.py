@@ -10,14 +10,22 @@ from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FENCE = "```"
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
-    """One call between two marks, or several; some models leave the second mark out."""
+    """One call between two marks, or several; some models leave the second mark out, or put a fence around the JSON."""
     yield from pass_marks(source, _OPEN)
+    fenced = yield from source.accept(_FENCE)
+    if fenced:
+        yield from source.accept("json")
+        yield from source.space()
     yield from read_calls(source)
     while True:
         yield from source.space()
+        if fenced and (yield from source.accept(_FENCE)):
+            fenced = False
+            continue
         if (yield from source.accept(_CLOSE)) or (yield from source.at_end()):
             return
         behind = source.at

@@ -29,8 +29,7 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
             yield from HERMES.read(source, opened, tools)
             return
         yield from source.expect(_FUNCTION)
-    name = yield from read_name(source)
-    yield from source.expect(">")
+    name = yield from _read_name(source)
     yield from source.space()
     known = opened == _OPEN or name in tools
     if not known or not (yield from source.follows(_PARAMETER, _END_FUNCTION)):
@@ -42,11 +41,20 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
         yield from source.accept(_CLOSE)
 
 
+def _read_name(source: Source) -> Reading[str]:
+    """The name that ends with the mark it stands in, which some answers put in quotes."""
+    quote = '"' if (yield from source.accept('"')) else ""
+    name = yield from read_name(source)
+    yield from source.expect(f"{quote}>")
+    return name
+
+
 def _read_key(source: Source) -> Reading[str]:
     yield from source.expect(_PARAMETER)
     key = yield from source.matching(_KEY, _MAX_KEY_CHARS)
     yield from source.expect(">")
-    return key.strip()
+    key = key.strip()
+    return key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
 
 
 def _begins(source: Source) -> Reading[bool]:
@@ -57,10 +65,10 @@ def _begins(source: Source) -> Reading[bool]:
 def _begins_inside(source: Source) -> Reading[bool]:
     """Whether a call begins behind the inner mark."""
     try:
-        yield from read_name(source)
+        yield from _read_name(source)
     except NotACallError:
         return False
-    return (yield from source.accept(">"))
+    return True
 
 
 def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
