@@ -160,3 +160,44 @@ def test_each_of_the_copies_of_a_shared_embedding_may_be_one_of_its_own(name: st
     expected = pair.theirs(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([ANSWER])).logits[0]
     assert (found - expected).abs().max() < 1e-4
     assert len([line for line in notes if own in line and "kept and used" in line]) == 1
+
+
+NAMES = {  # what published code calls the embeddings that it has as one, and how programs keep that one
+    "shared alone": ("shared",),
+    "that of answers alone, as MADLAD": ("decoder.embed_tokens",),
+    "that of sources alone": ("encoder.embed_tokens",),
+    "both without shared": ("encoder.embed_tokens", "decoder.embed_tokens"),
+    "each of them": ("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kept", NAMES)
+@pytest.mark.parametrize(("name", "prefix"), [("switch", ""), ("nllb", "model.")])
+def test_sources_and_answers_share_an_embedding_under_any_of_its_names_and_never_the_head(
+    name: str, prefix: str, kept: str, tied: bool, tmp_path: Path
+) -> None:
+    pair = Pair(all_configs("SEQ2SEQ_CONFIGS")[name], tmp_path / "c")
+    embedding = pair.tensors[f"{prefix}shared.weight"]
+    torch.manual_seed(1)
+    head = torch.randn_like(embedding) * 0.1
+
+    def embeddings(tensors: Tensors) -> Tensors:
+        rest = {each: tensor for each, tensor in tensors.items() if each != f"{prefix}shared.weight"}
+        return rest | {f"{prefix}{each}.weight": embedding for each in NAMES[kept]} | {"lm_head.weight": head}
+
+    change(tmp_path / "c", embeddings, lambda config: config.update(tie_word_embeddings=tied))
+    (tmp_path / "c" / "tokenizer_config.json").write_text("{}")
+    write_tokenizer(tmp_path / "c")
+    stored, notes = pulled(tmp_path / "c")
+    ours = built(stored)
+    cache = ours.new_cache(64)
+    ours.encode(SOURCE, cache)
+    found = torch.from_numpy(ours.forward(ANSWER, cache, last_only=False))
+    pair.theirs.lm_head.weight = torch.nn.Parameter(head)
+    pair.theirs.config.tie_word_embeddings = tied
+    expected = pair.theirs(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([ANSWER])).logits[0]
+    assert (found - expected).abs().max() < 1e-4
+    assert any("lm_head.weight differs" in line for line in notes) == tied
+    assert f"{prefix}encoder.embed_tokens.weight" not in stored_names(stored)

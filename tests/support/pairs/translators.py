@@ -72,7 +72,9 @@ class Pair:
         self.config = saved = json.loads((folder / "config.json").read_text())
         family = family_of(saved)
         assert isinstance(family, EncoderDecoderFamily)
-        self.plan, self.info = family.tensors, family.info("f32")
+        own = [name for name in family.tensors.copies if name in self.tensors]
+        self.plan, self.info = family.tensors.owning(own), family.info("f32")
+        self.own_params = sum(self.tensors[name].numel() for name in own)
         kernels = Kernels(1)
         self.experts = Watched(resident_experts(self.plan, self.tensors, kernels))
         weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")

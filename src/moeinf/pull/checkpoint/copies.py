@@ -46,7 +46,9 @@ class Copies:
         return frozenset(self.stored.keys() - same)
 
     def lines(self, own: frozenset[str]) -> list[str]:
-        """What to tell the user of those that are kept."""
+        """What to tell the user of those that are kept, though config.json ties them."""
+        if self._plan.tied_head is None:
+            return []
         return [
             f"{name} differs from {self.stored[name]}, which it is by config.json (tie_word_embeddings): kept and used"
             for name in sorted(own)

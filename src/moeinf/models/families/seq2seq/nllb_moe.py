@@ -325,16 +325,16 @@ class Family(EncoderDecoderFamily):
     def tensors(self) -> TensorPlan:
         c, embedding = self._config, f"{self._config.prefix}shared.weight"
         matrices = self._attention_matrices() | self._feed_forward()
-        named = (embedding, *(() if c.tied else (*c.embeddings, HEAD)))
+        named = (embedding, *(() if c.tied else (HEAD,)))
         dense = self._routers() | self._norms() | dict.fromkeys(named, (c.vocab_size, c.hidden_size)) | matrices
         blocks = {f"{prefix}ffn.": stack.intermediate_size for _, stack, prefix, sparse in c.layers() if sparse}
         plan = plain_experts_plan(c.moe, c.hidden_size, dense, PlainExperts(blocks, ("fc1", "fc2"), True, c.activation))
         return replace(
             plan,
             matrices=frozenset(name for name in matrices if name.endswith("weight")),
-            lookups=frozenset({embedding, *(() if c.tied else c.embeddings)}),
+            lookups=frozenset({embedding, *c.embeddings}),
             head=(embedding if c.tied else HEAD, HEAD),
-            copies=dict.fromkeys((*c.embeddings, HEAD), embedding) if c.tied else {},
+            copies=dict.fromkeys((*c.embeddings, *((HEAD,) if c.tied else ())), embedding),
             tied_head=HEAD if c.tied else None,
             follows={rf"{re.escape(c.prefix)}(encoder|decoder)\.embed_positions\.weights": self._waves},
         )

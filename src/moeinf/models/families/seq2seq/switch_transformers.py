@@ -93,9 +93,6 @@ class Config:
             tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
         )
 
-    def embedding(self, stack: str) -> str:
-        return EMBEDDING if self.tied else f"{stack}.embed_tokens.weight"
-
     @property
     def head(self) -> str:
         return EMBEDDING if self.tied else HEAD
@@ -266,18 +263,17 @@ class Family(EncoderDecoderFamily):
     @cached_property
     def tensors(self) -> TensorPlan:
         c = self._config
-        embeddings = frozenset({EMBEDDING, *(c.embedding(stack) for stack in ATTENTIONS)})
+        embeddings = [f"{stack}.embed_tokens.weight" for stack in ATTENTIONS]  # one in published code, whatever is tied
         matrices = self._attention_matrices() | self._feed_forward()
         dense = self._norms_and_biases() | self._routers() | matrices
-        dense |= {name: (c.vocab_size, c.hidden_size) for name in (*embeddings, c.head)}  # EMBEDDING even if unread
-        tied = (*(f"{stack}.embed_tokens.weight" for stack in ATTENTIONS), HEAD) if c.tied else ()
+        dense |= {name: (c.vocab_size, c.hidden_size) for name in (EMBEDDING, c.head)}
         experts = PlainExperts(dict.fromkeys(self._blocks(), c.intermediate_size), ("wi", "wo"), False, c.activation)
         return replace(
             plain_experts_plan(c.moe, c.hidden_size, dense, experts),
             matrices=frozenset(matrices),
-            lookups=embeddings,
+            lookups=frozenset({EMBEDDING, *embeddings}),
             head=(c.head, HEAD),
-            copies=dict.fromkeys(tied, EMBEDDING),
+            copies=dict.fromkeys([*embeddings, *([HEAD] if c.tied else [])], EMBEDDING),
             tied_head=HEAD if c.tied else None,
             # a table that mesh_tensorflow's conversion wrote and that no model reads
             ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
