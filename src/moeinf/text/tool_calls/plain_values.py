@@ -27,7 +27,8 @@ class Form:
     read_key: reads what stands before a value; raises NotACallError for anything else. end: the mark behind a value.
     closes: the marks that close the call behind its last value. opens: the mark that begins a call. begins: whether
     one does behind that mark. lined: whether values stand on lines of their own. next_key: finds parameters in a text
-    that lacks the marks between them.
+    that lacks the marks between them. goes_on: whether another call begins here, within the mark that opened this one;
+    it stands between marks that begin and end with `inner`.
     """
 
     read_key: Callable[[Source], Reading[str]]
@@ -37,6 +38,8 @@ class Form:
     begins: Callable[[Source], Reading[bool]]
     lined: bool = False
     next_key: re.Pattern[str] | None = None
+    goes_on: Callable[[Source], Reading[bool]] | None = None
+    inner: tuple[str, str] = ("", "")
 
 
 class _Way(NamedTuple):
@@ -153,6 +156,8 @@ def _read_in_one_way(source: Source, form: Form, way: _Way) -> Reading[tuple[str
             closed, source.at = (end, call_end), call_end
         elif may_end and (yield from _goes_on(source, form)):
             return _plain(source.text[start:end]), False
+        elif may_end and (yield from _calls_again(source, form, source.text[start:end])):
+            return _plain(source.text[start:end]), True
     assert closed is not None
     source.at = closed[1]
     return _plain(source.text[start : closed[0]]), True
@@ -196,6 +201,23 @@ def _goes_on(source: Source, form: Form) -> Reading[bool]:
     finally:
         source.at = start
     return True
+
+
+def _calls_again(source: Source, form: Form, value: str) -> Reading[bool]:
+    """Whether the call ends here, as another one comes next that shares its mark. Goes on between them if so.
+
+    A value that quotes the beginning of a call quotes its end, too.
+    """
+    if form.goes_on is None or value.count(form.inner[0]) > value.count(form.inner[1]):
+        return False
+    start = source.at
+    yield from source.space()
+    closed = yield from source.accept(form.closes[0])
+    end = source.at
+    yield from source.space()
+    found = closed and (yield from form.goes_on(source))
+    source.at = end if found else start
+    return found
 
 
 def _read_without_end(source: Source, form: Form) -> Reading[str]:

@@ -121,6 +121,7 @@ def test_no_call_is_mended_that_was_cut_off(syntax: Syntax, answer: str, calls: 
 
 
 EMPTY = re.compile(r"calls(?:_section_|▁)begin\W+tool(?:_calls_section_|_call_section_|▁calls▁)end")
+NOTED = "<function=note>\n<parameter=text>\na\n</parameter>\n</function>\n"
 PARTS = st.sampled_from(
     [mark for syntax in SYNTAXES.values() for mark in syntax.marks]
     + ["<function=note>", "<parameter=text>", "</parameter>", "</function>", "note", "function", "\n", " ", "```json\n"]
@@ -278,6 +279,25 @@ def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
             "<tool_call><function=note></function><function=note><parameter=text>a</parameter></function></tool_call>",
             "",
             [("note", "{}"), ("note", '{"text": "a"}')],
+        ),
+        (QWEN_XML, f"<tool_call>\n{2 * NOTED}</tool_call>.", ".", [("note", '{"text": "a"}')] * 2),
+        (
+            QWEN_XML,
+            f"<tool_call>\n{NOTED}<function=note>\n</function>",
+            "",
+            [("note", '{"text": "a"}'), ("note", "{}")],
+        ),
+        (
+            QWEN_XML,
+            f"<tool_call>\n<function=note>\n<parameter=text>\n{2 * NOTED}\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [("note", json.dumps({"text": 2 * NOTED}))],
+        ),
+        (
+            QWEN_XML,
+            f"<tool_call>\n{NOTED}{NOTED.replace('note', 'unknown')}</tool_call>",
+            "",
+            [("note", json.dumps({"text": f"a\n</parameter>\n</function>\n{NOTED.replace('note', 'unknown')[:37]}"}))],
         ),
         (QWEN_XML, f"<tool_call>{2 * '<function=note></function>'}</tool_call>.", ".", [("note", "{}")] * 2),
         (QWEN_XML, f"<function=note></function>{'<tool_call><function=note></function>'}", "", [("note", "{}")] * 2),

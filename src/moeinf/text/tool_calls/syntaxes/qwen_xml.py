@@ -35,7 +35,8 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     if not known or not (yield from source.follows(_PARAMETER, _END_FUNCTION)):
         raise NotACallError
     yield Name(name)
-    yield from read_parameters(source, _FORMS[opened], partial(_member, tools, name))
+    form = replace(_FORM, goes_on=partial(_goes_on, tools)) if opened == _OPEN else _INNER_FORM
+    yield from read_parameters(source, form, partial(_member, tools, name))
     if opened != _OPEN:
         yield from source.space()
         yield from source.accept(_CLOSE)
@@ -62,6 +63,18 @@ def _begins(source: Source) -> Reading[bool]:
     return (yield from source.accept(_FUNCTION))
 
 
+def _goes_on(tools: ToolSchemas, source: Source) -> Reading[bool]:
+    """Whether a call of a given tool begins here, behind one that was not closed by the outer mark."""
+    try:
+        yield from source.expect(_FUNCTION)
+        if (yield from _read_name(source)) not in tools:
+            return False
+        yield from source.space()
+        return (yield from source.follows(_PARAMETER, _END_FUNCTION))
+    except NotACallError:
+        return False
+
+
 def _begins_inside(source: Source) -> Reading[bool]:
     """Whether a call begins behind the inner mark."""
     try:
@@ -83,6 +96,7 @@ _FORM = Form(
     begins=_begins,
     lined=True,
     next_key=re.compile(r"\n<parameter=([^<>\n]*)>"),
+    inner=(_FUNCTION, _END_FUNCTION),
 )
-_FORMS = {_OPEN: _FORM, _FUNCTION: replace(_FORM, closes=(_END_FUNCTION,), opens=_FUNCTION, begins=_begins_inside)}
+_INNER_FORM = replace(_FORM, closes=(_END_FUNCTION,), opens=_FUNCTION, begins=_begins_inside)
 QWEN_XML = Syntax(known_by=(_FUNCTION,), opens=(_OPEN, _FUNCTION), marks=(_OPEN, _CLOSE), closes=(_CLOSE,), read=_read)
