@@ -287,12 +287,12 @@ class Generator:
 
 
 def check_length(num_tokens: int, context: int, longest: int) -> None:
-    """Raises ContextLengthError for a prompt of no tokens, or of more than a context has room for.
+    """Raises UsageError for a prompt of no tokens, ContextLengthError for one that a context has no room for.
 
     longest: the context that the model allows.
     """
     if not num_tokens:
-        raise ContextLengthError("the prompt is empty: give at least one word")
+        raise UsageError("the prompt is empty: give at least one word")
     if num_tokens >= context:
         raise ContextLengthError(
             f"the prompt has {num_tokens} tokens, the context {context}: shorten it{longer_context(context, longest)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -26,7 +27,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
     bytes that are no UTF-8, becomes U+FFFD, as with ollama: it comes from answers that were cut, and a conversation
     must be able to go on.
     """
-    body = await request.body()
+    body = (await request.body()).removeprefix(codecs.BOM_UTF8)
     if not body:
         raise Refusal(400, "missing request body")
     try:

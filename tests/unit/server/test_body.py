@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -152,3 +153,11 @@ def test_a_whole_number_may_be_written_with_a_point(name: str) -> None:
     assert (value := getattr(read(body, CompletionRequest), name)) == 8 and isinstance(value, int)
     with pytest.raises(Refusal, match=name):
         read(body.replace(b"8.0", b"8.5"), CompletionRequest)
+
+
+@pytest.mark.parametrize("kind", list(LEAST))
+def test_a_body_may_begin_with_a_byte_order_mark(kind: type[Any]) -> None:
+    body = json.dumps(LEAST[kind]).encode()
+    assert read(codecs.BOM_UTF8 + body, kind) == read(body, kind)
+    with pytest.raises(Refusal, match="missing"):
+        read(codecs.BOM_UTF8, kind)
