@@ -33,6 +33,11 @@ def tags_of(template: str) -> Tags | None:
     return next((tags for tags in _TAGS if tags[1] in template), None)
 
 
+def without_label(thought: str, tags: Tags) -> str:
+    """A whole thought without the word that follows the tag that opens it."""
+    return thought.strip().removeprefix(_LABELS.get(tags[0], "")).lstrip()
+
+
 def answer_tags_of(template: str) -> Tags | None:
     """Returns the tags that a chat template has a model put its answer between, behind a thought; None for others."""
     return _RESPONSE if _RESPONSE[0] in template else None
@@ -54,8 +59,9 @@ def state_behind(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Li
 class ThoughtStream:
     """Turns token ids into pieces of text, each of which is either thought or answer.
 
-    A thought is what the prompt's end has opened, or what opens the answer; tags elsewhere are text. Where the tags are
-    tokens of the vocabulary only those count, and not their letters. Space around a thought is dropped.
+    A thought is what the prompt's end has opened, or what opens the answer; tags elsewhere are text. An answer that
+    begins with the closing tag, as MiniMax-M3's do, has no thought. Where the tags are tokens of the vocabulary only
+    those count, and not their letters. Space around a thought is dropped.
     """
 
     def __init__(
@@ -99,13 +105,18 @@ class ThoughtStream:
             self._text = self._token_stream([])
         elif self._ids is not None and token == self._ids[0] and self._state == "opened" and not self._held.strip():
             pass  # once more, behind the prompt's own
-        elif self._ids is not None and token == self._ids[1] and self._state == "closed" and not self._held.strip():
-            pass  # once more
+        elif self._ids is not None and token == self._ids[1] and self._closes_nothing():
+            self._held, self._state = "", "closed"
+            self._text = self._token_stream([])
         elif self._ids is not None and token == self._ids[1] and self._state in ("opened", "thought"):
             yield from self._close(self._held + self._text.flush())
             self._text = self._token_stream([])
         else:
             yield from self._push(self._text.step([token]))
+
+    def _closes_nothing(self) -> bool:
+        """Whether a closing tag that comes now closes no thought, but opens the answer, or comes once more."""
+        return self._state in ("begin", "closed") and not self._held.strip()
 
     def _push(self, text: str) -> Iterator[Piece]:
         self._held += text
@@ -121,10 +132,12 @@ class ThoughtStream:
 
     def _open(self) -> None:
         """Leaves the beginning of the answer once it is clear whether a thought opens it."""
-        start, tag = self._held.lstrip(), self._letters[0] if self._letters else ""
-        if tag and start.startswith(tag):
-            self._held, self._state = start[len(tag) :], "opened"
-        elif start and not tag.startswith(start):
+        start, (opens, closes) = self._held.lstrip(), self._letters or ("", "")
+        if opens and start.startswith(opens):
+            self._held, self._state = start[len(opens) :], "opened"
+        elif closes and start.startswith(closes):
+            self._held, self._state = start[len(closes) :], "closed"
+        elif start and not opens.startswith(start) and not closes.startswith(start):
             self._state = "text"
 
     def _think(self) -> Iterator[Piece]:

@@ -102,6 +102,15 @@ def test_the_word_behind_a_tag_of_gemma_is_no_part_of_the_thought(
     assert apart([*pieces, *stream.flush()]) == expected
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("begun", ["</think>", "\n</think>\n\n", "</think></think>"])
+def test_an_answer_that_begins_with_the_closing_tag_has_no_thought(kind: str, begun: str) -> None:
+    assert answered(kind, ASKED, f"{begun}Yes.") == ("", "Yes.")
+    shown = "" if kind == "control tokens" else "</think>"
+    assert answered(kind, ASKED, "Yes.</think>No.") == ("", f"Yes.{shown}No.")
+    assert answered(kind, ASKED, "</thin") == ("", "</thin")
+
+
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_without_tags_everything_is_text(kind: str) -> None:
     assert answered(kind, OPENED, "a</think>b", None) == ("", "a</think>b")

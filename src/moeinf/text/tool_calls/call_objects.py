@@ -28,9 +28,11 @@ def read_name(source: Source) -> Reading[str]:
 
 
 def read_calls(source: Source) -> Reading[None]:
-    """One call, or a list of calls."""
+    """One call, or a list of calls, the brackets of which some models forget."""
     if not (yield from source.accept("[")):
         yield from read_call(source)
+        while (yield from _another_call(source)):
+            yield from read_call(source)
         return
     while True:
         yield from source.space()
@@ -40,6 +42,18 @@ def read_calls(source: Source) -> Reading[None]:
             break
     yield from source.accept("]")  # which some models forget
     yield from pass_surplus(source)
+
+
+def _another_call(source: Source) -> Reading[bool]:
+    """Passes over the comma before another object, if these come next."""
+    behind = source.at
+    yield from source.space()
+    if (yield from source.accept(",")):
+        yield from source.space()
+        if (yield from source.follows("{")):
+            return True
+    source.at = behind
+    return False
 
 
 def read_call(source: Source) -> Reading[None]:

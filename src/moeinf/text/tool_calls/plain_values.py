@@ -121,10 +121,14 @@ def _read_value(source: Source, form: Form, key: str) -> Reading[_Read]:
 
 
 def _ways(form: Form) -> Iterator[_Way]:
-    """The strictest first; no other is tried before the text has ended."""
+    """The strictest first; no other is tried before the text has ended.
+
+    That the last mark of a call is forgotten comes before a value that holds what opens a call and nothing that closes
+    it: else such a value would hold the next call.
+    """
     for lined in (True, False) if form.lined else (False,):
-        for nested in (True, False):
-            yield _Way(nested, lined, form.closes)
+        for nested, closes in ((True, form.closes), (True, form.closes[:-1]), (False, form.closes)):
+            yield _Way(nested, lined, closes)
     if len(form.closes) > 1:
         yield _Way(False, False, form.closes[1:])
     for num_closes in reversed(range(len(form.closes))):
@@ -185,9 +189,17 @@ def _closed(source: Source, form: Form, closes: tuple[str, ...]) -> Reading[int 
     behind, found = source.at, True
     if closes[-1:] != form.closes[-1:]:
         yield from source.space()
-        found = (yield from source.at_end()) or (yield from source.follows(form.opens))
+        found = (yield from source.at_end()) or (yield from _call_follows(source, form))
     source.at = start
     return behind if found else None
+
+
+def _call_follows(source: Source, form: Form) -> Reading[bool]:
+    """Whether another call comes next."""
+    start = source.at
+    found = (yield from source.accept(form.opens)) and (yield from form.begins(source))
+    source.at = start
+    return found
 
 
 def _goes_on(source: Source, form: Form) -> Reading[bool]:

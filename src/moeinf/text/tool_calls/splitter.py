@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Iterator
 
 from moeinf.text.stops import num_begun
 from moeinf.text.stream import TOKEN_MARK, Piece
-from moeinf.text.thoughts import Tags
+from moeinf.text.thoughts import Tags, without_label
 from moeinf.text.tool_calls.quoting import Quoting
 from moeinf.text.tool_calls.reading import CallReading, NotACallError, Reading, Source, Thought
 from moeinf.text.tool_calls.schema_values import ToolSchemas
@@ -17,8 +17,9 @@ from moeinf.text.tool_calls.syntax import Syntax
 class CallSplitter:
     """Turns text into pieces, each of which is text, a part of a call or a thought.
 
-    White space between text and a call, and behind a call, is dropped. What turns out to be no call is text, marks and
-    all; text without calls comes out as it came. A thought behind the first stands between tags that nobody quotes,
+    White space between text and a call is dropped, unless other text follows: then it stands between the two, and where
+    there is none before the call, that behind it. What turns out to be no call is text, marks and all; text without
+    calls comes out as it came. A thought behind the first stands between tags that nobody quotes,
     and is one once it has ended.
     """
 
@@ -45,7 +46,7 @@ class CallSplitter:
         self._call: CallReading | None = None
         self._opened = self._space = ""  # the mark that the call stands behind with the space before it; that space
         self._index = 0
-        self._behind: str | None = None  # behind a call or thought: the space that comes before the next text
+        self._behind: str | None = None  # behind a call or thought: the space that stood before it
         self._has_text = False
         self._quoting = Quoting()
         self.broke_off = False  # whether a call was cut, or went wrong in its arguments
@@ -90,22 +91,21 @@ class CallSplitter:
 
     def _closes_begun(self, text: str) -> list[str]:
         """The marks that may follow behind a call and begin with this text."""
-        return [close for close in self._closes if self._behind is not None and close.startswith(text)]
+        return [close for close in self._closes if self._behind is not None and close.startswith(text.lstrip())]
 
     def _is_tag(self, mark: str) -> bool:
         return self._tags is not None and mark == self._tags[0]
 
     def _without_closes(self, text: str) -> str:
         """Text without the marks of a call that stand right behind it though it has ended."""
-        text = text.lstrip()
-        while close := next((close for close in self._closes if text.startswith(close)), ""):
-            text = text[len(close) :].lstrip()
+        while close := next((close for close in self._closes if text.lstrip().startswith(close)), ""):
+            text = text.lstrip()[len(close) :]
         return text
 
     def _reading(self, mark: str) -> CallReading:
         source = Source(self._tokens)
         if self._tags is not None and self._is_tag(mark):
-            return CallReading(source, _read_thought(source, self._tags[1]), self._index)
+            return CallReading(source, _read_thought(source, self._tags), self._index)
         assert self._syntax is not None
         reader = self._syntax.read(source, mark, self._tools)
         return CallReading(source, reader, self._index, _pass_rest(source, self._syntax))
@@ -116,8 +116,7 @@ class CallSplitter:
             return ""
         self._call, self.broke_off = None, self.broke_off or call.broke_off
         if call.found_any:
-            is_thought, self._index = call.index == self._index, call.index
-            self._behind = self._space if is_thought and self._has_text else ""
+            self._index, self._behind = call.index, self._behind or self._space
         elif cut:
             return ""
         else:
@@ -127,21 +126,26 @@ class CallSplitter:
     def _shown(self, text: str) -> Iterator[Piece]:
         for tag in self._hidden:
             text = text.replace(TOKEN_MARK + tag, "")
-        if text := text.replace(TOKEN_MARK, ""):
+        text = text.replace(TOKEN_MARK, "")
+        if self._behind is not None:
+            said = text.lstrip()
+            space = self._behind or text[: len(text) - len(said)]
+            text = (space if self._has_text else "") + said if said else ""
+        if text:
             self._quoting.add(text)
-            space, self._behind, self._has_text = self._behind or "", None, True
-            yield Piece(space + text)
+            self._behind, self._has_text = None, True
+            yield Piece(text)
 
 
-def _read_thought(source: Source, end: str) -> Reading[None]:
+def _read_thought(source: Source, tags: Tags) -> Reading[None]:
     """A thought behind the tag that opens it. One that the end of an answer cut off is one, too."""
     try:
-        text, _ = yield from source.until(end)
+        text, _ = yield from source.until(tags[1])
     except NotACallError:
         if not source.cut:
             raise
         text, source.at = source.text.replace(TOKEN_MARK, ""), len(source.text)
-    yield Thought(text.strip())
+    yield Thought(without_label(text, tags))
 
 
 def _pass_rest(source: Source, syntax: Syntax) -> Reading[None]:

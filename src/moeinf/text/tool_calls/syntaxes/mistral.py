@@ -25,7 +25,7 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
     if (yield from source.accept(_ID)):
         yield from source.until(_ARGS)
         yield from read_some_arguments(source, name, _OPEN)
-    elif (yield from source.accept(_ARGS)):
+    elif (yield from source.accept(_ARGS)) or name in tools:
         yield from read_some_arguments(source, name, _OPEN)
     else:
         yield from read_arguments(source, name)
