@@ -117,7 +117,7 @@ def test_the_answer_ends_where_the_context_does(demo: StoredModel) -> None:
         assert answer.stats.prompt_tokens + len(answer.token_ids) <= 17
         with pytest.raises(ContextLengthError, match=r"the context 16: .*--num-ctx \(the model allows 2048\)"):
             greedy(small, "word " * 40)
-        with pytest.raises(ContextLengthError, match="empty"):
+        with pytest.raises(UsageError, match="empty"):
             small.stream("")  # with the call, not with the first piece
 
 

@@ -140,7 +140,7 @@ def test_source_and_answer_have_a_context_each(switch: Stored) -> None:
         assert len(answer.token_ids) == 9 or answer.finish_reason == "stop"
         with pytest.raises(ContextLengthError, match="has 10 tokens, the context 9"):
             model.stream("w3 " * 9)
-        with pytest.raises(ContextLengthError, match="empty"):
+        with pytest.raises(UsageError, match="empty"):
             model.stream("")
         assert model.replay(IDS, IDS).generated_tokens == len(IDS) + 1
 
