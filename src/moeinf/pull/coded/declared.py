@@ -9,6 +9,7 @@ from typing import Any
 
 from moeinf.errors import UnsupportedModelError
 
+_LANGUAGE_MODELS = ("text_config", "thinker_config", "llm_config", "language_config")
 METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
 _FORMATS = (  # of compressed-tensors
     "dense",
@@ -76,7 +77,7 @@ NOTHING = Declared()
 
 def declared_by(config: Mapping[str, Any]) -> Declared:
     """Reads quantization_config. Raises UnsupportedModelError for what is not read, by its name."""
-    value = config.get("quantization_config") or config.get("compression_config")
+    value = _said(config)
     if value is None:
         return NOTHING
     if not isinstance(value, dict):
@@ -106,6 +107,13 @@ def declared_by(config: Mapping[str, Any]) -> Declared:
         _only(value, "zero_point", None, True)
         return Declared(method, group_size=_count(value, "group_size", 128, -1))
     return Declared(method)
+
+
+def _said(config: Mapping[str, Any]) -> Any:
+    """What is said of the checkpoint, else of its language model: Kimi-K2.5 as published has it there alone."""
+    value = config.get("quantization_config") or config.get("compression_config")
+    inner = (config.get(name) for name in _LANGUAGE_MODELS) if value is None else ()
+    return value or next((said for each in inner if isinstance(each, dict) and (said := _said(each))), value)
 
 
 def _gptq(value: Mapping[str, Any]) -> Declared:
