@@ -241,6 +241,8 @@ DIFFERENT: dict[tuple[str, str], list[Any]] = {
     ("minimax", "rotary_dim"): [8],  # transformers rotates whole heads
     # transformers raises steps to 0.001, in prompts alone; published code takes it for a bound of initial values
     ("nemotron_h", "time_step_min"): ["missing"],
+    # transformers looks for it beside the kinds of layers, where no config has it
+    ("step3p7", "rope_scaling"): [_YARN | {"truncate": False}],
 }
 
 

@@ -129,7 +129,7 @@ class Measured:
             for name in ("keys", "values", "data", "index_keys", "entries"):  # of places that no token was given
                 if hasattr(state, name):
                     getattr(state, name)[:] = 0
-        run.cache.length = run.plan.context - chunk - 1
+        run.cache.length, run.cache.reach = run.plan.context - chunk - 1, run.plan.context
         bytes_held = list[int]()
         for ids in ([token % 90 for token in range(chunk)], [3]):
             with self.counting() as held:
@@ -227,6 +227,7 @@ def check_device(stored: StoredModel) -> None:
     config = RuntimeConfig(context=CONTEXT, prefill_chunk=CHUNK)
     with closing(GpuRunner(context_of(stored, config, Kernels(1)), gpu)) as run:
         run.forward([1])  # what is made once is there
+        run.cache.reach = CONTEXT
         with held:
             run.forward([token % 90 for token in range(CHUNK)])
         inside = min(ATTENTION_MASK_BYTES, CHUNK * CONTEXT * 4)

@@ -94,7 +94,7 @@ class Router:
     """The best experts. Each is given the hidden state times the sigmoid of its own score."""
 
     def __init__(self, weights: Weights, block: str, norm: NormConfig, top_k: int) -> None:
-        self._math, self._routing, self._top_k = weights.math, weights.routing, top_k
+        self._math, self._routing, self.top_k = weights.math, weights.routing, top_k
         self._norm, self._gate = weights.norm(norm), weights.linear(f"{block}router.weight")
         self._alone = weights.math.of_host(np.eye(top_k, dtype=np.float32))
 
@@ -106,13 +106,13 @@ class Router:
     def one_by_one(self, x: Hidden) -> Iterator[tuple[Hidden, object]]:
         """Of each expert of a token, what it is given, and a routing in which it alone has a weight."""
         hidden, ids, shares = self._chosen(x)
-        for nth in range(self._top_k):
+        for nth in range(self.top_k):
             yield hidden * shares[:, nth : nth + 1], self._routing(ids, shares * 0 + self._alone[nth : nth + 1])
 
     def _chosen(self, x: Hidden) -> tuple[Hidden, Array, Array]:
         math, hidden = self._math, self._norm(x)
         scores = self._gate(hidden)
-        ids = math.top_k(scores, self._top_k)
+        ids = math.top_k(scores, self.top_k)
         return hidden, ids, math.sigmoid(math.take(scores, ids))
 
 
