@@ -38,6 +38,7 @@ class AnswerText:
                 self.ended = True
                 break
         yield from self._shown(self._stream.flush(cut=not self.ended))
+        self.ended = self.ended or self._stops.stopped  # in the text that was held back until now
         if rest := self._stops.flush():
             yield Piece(rest)
 
