@@ -72,6 +72,11 @@ def rope_fields(f: Fields) -> Fields:
     return f.within(name)
 
 
+def names_positions(f: Fields) -> bool:
+    """Whether config.json says how positions are turned: {} asks for plain ones in rope_parameters alone."""
+    return bool(f.get("rope_scaling")) or f.get("rope_parameters") is not None
+
+
 def whole_heads(f: Fields) -> None:
     """Refuses positions of a part of each head: of a family for which readers differ in what partial_rotary_factor is.
 

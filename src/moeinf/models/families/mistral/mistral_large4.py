@@ -20,7 +20,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_layers
 from moeinf.models.layers.latent.indexed import IndexConfig
 from moeinf.models.layers.latent.mla import LatentConfig, parse_latent
-from moeinf.models.layers.rope import Rope, rope_fields
+from moeinf.models.layers.rope import Rope, names_positions, rope_fields
 from moeinf.models.text_part import text_part
 from moeinf.types import TensorPlan
 
@@ -76,7 +76,7 @@ def _parse(f: Fields) -> Config:
     ):
         f.only(name, *allowed, None)
     f.present("n_routed_experts", "n_shared_experts")
-    if not rope_fields(f).names:
+    if not names_positions(f):
         f = f.replaced(rope_parameters=_ROPE | ({"rope_theta": f.get("rope_theta")} if f.get("rope_theta") else {}))
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     decoder, latent = parse_latent(f.replaced(q_lora_rank=None), interleaved=True, norm_eps=1e-5)

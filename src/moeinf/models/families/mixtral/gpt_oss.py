@@ -13,6 +13,7 @@ from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, copies, frequencies, head, linear_names, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.models.layers.rope import names_positions
 from moeinf.types import ExpertForm, ExpertPiece, MoeShape, Profiler, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
@@ -36,8 +37,9 @@ class Config:
 
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
-        named = config.get("rope_scaling") or config.get("rope_parameters")
-        f = Fields(config if named else config | {"rope_parameters": _YARN})
+        f = Fields(config)
+        if not names_positions(f):
+            f = f.replaced(rope_parameters=_YARN)
         f.only("swiglu_alpha", 1.702, None)
         f.present("head_dim")
         biased = f.flag("attention_bias", True)
