@@ -35,14 +35,15 @@ def interpreters() -> dict[tuple[int, int], Path]:
 def environment(python: Path, folder: Path, *packages: str) -> Path:
     """Installs moeinf, and packages, into a virtual environment; returns its folder of programs.
 
-    The engine is that of the environment at hand, where it is built there: Python's part alone is compiled.
+    The engine is that of the environment at hand, where it is built there: Python's part alone is compiled. The native
+    tests have engines of their own, which need a sanitizer.
     """
     programs = folder / "bin"
     if not (programs / "python").exists():
         subprocess.run([python, "-m", "venv", folder], check=True)
     pip = [str(programs / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "scikit-build-core>=0.10", "nanobind>=2.2", *packages], check=True)
-    built = sorted(ROOT.glob("build/*/libmoeinf_engine.a"), key=os.path.getmtime)
+    built = sorted(ROOT.glob("build/cp*/libmoeinf_engine.a"), key=os.path.getmtime)
     engine = [] if not built else [_SETTING, f"cmake.define.MOEINF_ENGINE_LIBRARY={built[-1]}"]
     search = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # CMake and Ninja are there
     how = [*_RELEASE, *engine, _SETTING, f"build-dir={folder / 'build'}"]
