@@ -15,6 +15,7 @@ from moeinf.sampling.params import RANGES, SamplingParams, as_ollama_means
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 from moeinf.server.ollama.fields import ASKING, GENERATE, NAMED, PULL, SHOW
+from moeinf.server.prompt.called import CallOfTurn
 
 log = logging.getLogger("moeinf.server")
 _MOST_SHOWN = 10  # names of unknown options in one line of the log
@@ -36,19 +37,6 @@ class Asking(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-
-
-class Called(msgspec.Struct):
-    """The function of a call that the model has made."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class CallOfTurn(msgspec.Struct, omit_defaults=True):
-    function: Called
-    id: str | None = None
-    type: str = "function"
 
 
 class ChatMessage(msgspec.Struct):

@@ -13,6 +13,7 @@ from moeinf.sampling.params import WINDOWED, SamplingParams
 from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, STRUCTURED, TEXT, THINKING
+from moeinf.server.prompt.called import Called, CallOfTurn
 from moeinf.server.prompt.content import stops
 
 
@@ -87,19 +88,6 @@ class Thinking(msgspec.Struct):
     published: ClassVar[Fields] = THINKING
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: int | None = None
-
-
-class Called(msgspec.Struct):
-    """The function of a call that the model has made."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class CallOfTurn(msgspec.Struct, omit_defaults=True):
-    function: Called
-    id: str | None = None
-    type: str = "function"
 
 
 class ChatMessage(msgspec.Struct):
