@@ -15,6 +15,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -166,7 +167,7 @@ class AttentionLayer {
     }
     const moeinf::ChosenPositions positions =
         chosen ? checked(*chosen, tokens, length) : moeinf::ChosenPositions{};
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::attend(*kernels_, shape_, weights_, {keys.data(), values.data(), kind, capacity}, length,
                    cos.data(), sin.data(), x.data(), tokens, ends ? ends->data() : nullptr, positions);
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "gil.h"
 #include "moeinf/cuda/copier.h"
 #include "moeinf/cuda/driver.h"
 
@@ -32,11 +33,11 @@ Stream stream_of(std::uintptr_t handle) { return reinterpret_cast<Stream>(handle
 class NativeCopier {
  public:
   NativeCopier(std::shared_ptr<Driver> driver, int device, std::int64_t ring_bytes) {
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     copier_ = std::make_unique<Copier>(std::move(driver), device, ring_bytes);
   }
   ~NativeCopier() {
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     copier_.reset();
   }
 
@@ -47,9 +48,9 @@ class NativeCopier {
     if (!of_blocks.empty() && of_blocks.back() > static_cast<std::int64_t>(memory.size()))
       throw std::invalid_argument("blocks end behind the memory");
     memories_.push_back(memory);  // before anything of it is pinned
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     const auto between = [&progress](std::int64_t num_bytes) {
-      const nb::gil_scoped_acquire acquired;
+      const moeinf::GilAcquire acquired;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (!progress.is_none()) progress(num_bytes);
     };
@@ -67,7 +68,7 @@ class NativeCopier {
                                   std::to_string(destinations.shape(0)) + " destinations and " +
                                   std::to_string(num_bytes.shape(0)) + " sizes");
     }
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     return copier_->copy(sources.data(), destinations.data(), num_bytes.data(), sources.shape(0),
                          stream_of(compute_stream));
   }
@@ -79,7 +80,7 @@ class NativeCopier {
   bool done(std::int64_t ticket) { return copier_->done(ticket); }
 
   void wait(std::int64_t ticket) {
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     copier_->wait(ticket);
   }
 
@@ -88,7 +89,7 @@ class NativeCopier {
 
   void close() {
     {
-      const nb::gil_scoped_release released;
+      const moeinf::GilRelease released;
       copier_->close();
     }
     memories_.clear();
@@ -124,7 +125,7 @@ void bind_cuda_error(nb::module_& m) {
 }
 
 void bind_driver(nb::module_& m) {
-  const auto released = nb::call_guard<nb::gil_scoped_release>();  // a sleeping card takes seconds to wake
+  const auto released = nb::call_guard<moeinf::GilRelease>();  // a sleeping card takes seconds to wake
   nb::class_<Driver>(m, "CudaDriver", "The NVIDIA driver's library, loaded at run time, and its devices.")
       .def(nb::init<const std::string&>(), nb::arg("library") = "libcuda.so.1", released)
       .def_prop_ro("version", &Driver::version)

@@ -10,6 +10,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -96,7 +97,7 @@ class DeltaLayer {
       require(size(heads, i) == expected[i] && size(new_heads, i) == expected[i],
               "a state is [value heads, key_dim, value_dim]");
     }
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::delta_net(*kernels_, shape_, weights_,
                       {conv.data(), heads.data(), new_conv.data(), new_heads.data()}, x.data(), size(x, 0));
   }
@@ -139,7 +140,7 @@ void run_channel_delta(Kernels& kernels, ConstHeads queries, ConstHeads keys, Co
     require(size(out, i) == outputs[i], "outputs are [heads, tokens, dim]");
   }
   require(size(rates, 0) == tokens && size(rates, 1) == heads, "rates are [tokens, heads]");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::channel_delta(kernels, {tokens, heads, dim, queries.data(), keys.data(), values.data(),
                                   decays.data(), rates.data(), state.data(), new_state.data(), out.data()});
 }

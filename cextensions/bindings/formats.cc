@@ -9,6 +9,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "gil.h"
 #include "moeinf/compute/formats/quantise.h"
 
 namespace nb = nanobind;
@@ -44,7 +45,7 @@ void quantise(const std::string& format, const Bytes& source, const std::string&
   const moeinf::Format to = moeinf::format_named(format), from = moeinf::format_named(source_dtype);
   require_bytes("source", source.shape(0), from, rows, cols);
   require_bytes("out", out.shape(0), to, rows, cols);
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::quantise(to, source.data(), from, rows, cols, out.data());
 }
 
@@ -54,20 +55,20 @@ void dequantise(const std::string& format, const Bytes& data, std::int64_t rows,
   if (static_cast<std::int64_t>(out.shape(0)) != rows || static_cast<std::int64_t>(out.shape(1)) != cols) {
     throw std::invalid_argument("out is not of the shape [rows, cols]");
   }
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::dequantise(matrix, out.data());
 }
 
 std::int64_t check_scales(const std::string& format, const Bytes& data, std::int64_t rows,
                           std::int64_t cols) {
   const moeinf::Matrix matrix = matrix_of(format, data, rows, cols);
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   return moeinf::first_bad_scale(matrix);
 }
 
 bool narrow_in_place(const Room& weights) {
   if (weights.shape(0) % sizeof(float) != 0) throw std::invalid_argument("float32 takes 4 bytes a weight");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   return moeinf::narrow_in_place(weights.data(), weights.shape(0) / sizeof(float));
 }
 
@@ -77,7 +78,7 @@ void repack_mxfp4(const Bytes& blocks, const Bytes& scales, const Room& out) {
       out.shape(0) != scales.shape(0) * sizeof(moeinf::BlockMXFP4)) {
     throw std::invalid_argument("16 bytes of blocks and 17 of out belong to each scale");
   }
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::repack_mxfp4(blocks.data(), scales.data(), num_blocks,
                        reinterpret_cast<moeinf::BlockMXFP4*>(out.data()));
 }

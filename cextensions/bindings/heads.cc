@@ -11,6 +11,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "moeinf/compute/layers/attention.h"
 
 namespace nb = nanobind;
@@ -74,7 +75,7 @@ class HeadsLayer {
     if (sinks) heads.own.sinks = sinks->data();
     const moeinf::KVView kv = checked(kept_keys, kept_values, format, capacity, length + tokens);
     require(length >= 0, "the length is negative");
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::attend_given(*kernels_, shape_, heads, kv, length, cos.data(), sin.data(), out.data(), tokens);
   }
 

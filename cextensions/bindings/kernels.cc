@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "gil.h"
 #include "matrix.h"
 #include "moeinf/compute/layers/experts.h"
 #include "pass.h"
@@ -60,13 +61,13 @@ void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const Float
   const auto num_x = static_cast<std::int64_t>(x.shape(0));
   require_shape("x", x, num_x, matrix.cols);
   require_shape("y", y, num_x, matrix.rows);
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   kernels.linear(matrix, x.data(), num_x, y.data());
 }
 
 double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
   if (num_bytes < 0) throw std::invalid_argument("num_bytes is negative");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   return moeinf::memory_read_rate(kernels.pool(), static_cast<std::size_t>(num_bytes), repeats);
 }
 
@@ -126,7 +127,7 @@ class BoundExpertKernel {
     require_shape("ids", ids, num_tokens, top_k);
     require_shape("weights", weights, num_tokens, top_k);
     {
-      const nb::gil_scoped_release released;
+      const moeinf::GilRelease released;
       kernel_.begin(hidden.data(), num_tokens, ids.data(), weights.data(), top_k, layer);
     }
     return nb::make_tuple(to_numpy(kernel_.experts()), to_numpy(kernel_.counts()));
@@ -137,19 +138,19 @@ class BoundExpertKernel {
       throw std::invalid_argument(std::to_string(experts.shape(0)) + " experts and " +
                                   std::to_string(offsets.shape(0)) + " offsets");
     }
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     kernel_.compute(experts.data(), offsets.data(), experts.shape(0));
   }
 
   void put(const Column& experts, const Floats& rows) {
     require_shape("rows", rows, static_cast<std::int64_t>(rows.shape(0)), kernel_.hidden_size());
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     kernel_.put(experts.data(), experts.shape(0), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
   }
 
   void get(const Column& experts, const FloatsOut& rows) {
     require_shape("rows", rows, static_cast<std::int64_t>(rows.shape(0)), kernel_.hidden_size());
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     kernel_.get(experts.data(), experts.shape(0), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
   }
 
@@ -168,7 +169,7 @@ class BoundExpertKernel {
 
   void finish(const FloatsOut& out) {
     if (kernel_.has_begun()) require_shape("out", out, kernel_.num_tokens(), kernel_.hidden_size());
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     kernel_.finish(out.data());
   }
 

@@ -13,6 +13,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -63,7 +64,7 @@ class LatentLayer {
     const auto tokens = static_cast<std::int64_t>(rows.shape(0));
     require(has_shape(rows, tokens, shape_.width()), "the rows are of another width than the layer's");
     const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::store_latents(*kernels_, shape_, kept, length, rows.data(), cos.data(), sin.data(), tokens);
   }
 
@@ -74,7 +75,7 @@ class LatentLayer {
                 has_shape(ConstRows(out), tokens, shape_.num_heads * shape_.value_dim),
             "queries or results are of another width than the layer's");
     const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::attend_latents(*kernels_, shape_, keys_values_, kept, length, queries.data(), cos.data(),
                            sin.data(), out.data(), tokens);
   }

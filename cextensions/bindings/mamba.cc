@@ -6,6 +6,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -80,7 +81,7 @@ class MambaLayer {
       require(size(heads, i) == expected[i] && size(new_heads, i) == expected[i],
               "a state is [heads, state_size, head_dim]");
     }
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::mamba(*kernels_, shape_, weights_, {conv.data(), heads.data(), new_conv.data(), new_heads.data()},
                   x.data(), size(x, 0));
   }
@@ -119,7 +120,7 @@ void run_scan(Kernels& kernels, ConstHeads queries, ConstHeads keys, ConstHeads 
     require(size(state, i) == states[i] && size(new_state, i) == states[i], "a state is [heads, dim, dim]");
   }
   require(size(decays, 0) == heads && size(decays, 1) == tokens, "decays are [heads, tokens]");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::scan(kernels, {tokens, heads, dim, queries.data(), keys.data(), values.data(), decays.data(),
                          state.data(), new_state.data(), out.data()});
 }

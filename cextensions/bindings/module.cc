@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "gil.h"
 #include "moeinf/io/arena.h"
 #include "moeinf/io/page_taker.h"
 #include "moeinf/lowest.h"
@@ -43,7 +44,7 @@ class BoundPageTaker {
 
   void take(std::size_t start, std::size_t end) { taker_.take(start, end); }
   void drop(std::size_t start) {
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     taker_.drop(start);
   }
 
@@ -64,7 +65,7 @@ void bind_give_back(nb::module_& m) {
   m.def(
       "give_back",
       [](const nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& memory) {
-        const nb::gil_scoped_release released;
+        const moeinf::GilRelease released;
         return moeinf::give_back(memory.data(), memory.size());
       },
       nb::arg("memory").noconvert(),

@@ -11,6 +11,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -44,7 +45,7 @@ class RouterLayer {
                 hidden.shape(1) == x.shape(1) && ids.shape(0) == tokens && ids.shape(1) == k &&
                 weights.shape(0) == tokens && weights.shape(1) == k,
             "the router's arrays are [tokens, hidden] and [tokens, top_k]");
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     moeinf::route(*kernels_, router_, x.data(), static_cast<std::int64_t>(tokens), hidden.data(), ids.data(),
                   weights.data());
   }
@@ -63,7 +64,7 @@ class RouterLayer {
 void norm_rows(Kernels& kernels, ConstRows x, Vector weight, double eps, Rows out) {
   require(weight.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
           "rms_norm's arrays are of different widths");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::rms_norm(kernels, x.data(), weight.data(), static_cast<float>(eps),
                    static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)), out.data());
 }
@@ -77,7 +78,7 @@ void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, 
   require(weight.shape(0) == x.shape(1) && bias.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) &&
               out.shape(1) == x.shape(1),
           "layer_norm's arrays are of different widths");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   moeinf::layer_norm(kernels, x.data(), weight.data(), bias.data(), static_cast<float>(eps),
                      static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)),
                      out.data());

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "../bindings.h"
+#include "../gil.h"
 #include "moeinf/io/crc32c.h"
 
 namespace nb = nanobind;
@@ -30,7 +31,7 @@ std::uint32_t sum_of_unit(const Bytes& data, std::size_t unit_bytes, std::size_t
 }
 
 std::uint32_t crc32c(const Bytes& data, std::uint32_t before) {
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   return moeinf::crc32c_shift(before, data.shape(0)) ^ moeinf::crc32c(data.data(), data.shape(0));
 }
 
@@ -38,7 +39,7 @@ nb::object crc32c_units(const Bytes& data, std::size_t unit_bytes) {
   const std::size_t count = num_units(data.shape(0), unit_bytes);
   auto sums = std::make_unique<std::uint32_t[]>(count);
   {
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     for (std::size_t unit = 0; unit < count; ++unit) sums[unit] = sum_of_unit(data, unit_bytes, unit);
   }
   std::uint32_t* first = sums.get();
@@ -52,7 +53,7 @@ std::uint32_t crc32c_joined(const Sums& sums, std::size_t unit_bytes, std::size_
     throw std::invalid_argument(std::to_string(sums.shape(0)) + " sums do not cover " +
                                 std::to_string(num_bytes) + " bytes");
   }
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   std::uint32_t joined = 0;
   for (std::size_t unit = 0; unit < sums.shape(0); ++unit) {
     const std::size_t length = std::min(unit_bytes, num_bytes - unit * unit_bytes);
@@ -65,7 +66,7 @@ std::int64_t first_unsound(const Bytes& data, std::size_t unit_bytes, const Sums
   const auto count = static_cast<std::int64_t>(num_units(data.shape(0), unit_bytes));
   if (count != static_cast<std::int64_t>(sums.shape(0)))
     throw std::invalid_argument("there is one sum for each unit");
-  const nb::gil_scoped_release released;
+  const moeinf::GilRelease released;
   for (std::size_t i = 0; i < units.shape(0); ++i) {
     const std::int64_t unit = units.data()[i];
     if (unit < 0 || unit >= count)

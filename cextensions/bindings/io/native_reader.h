@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../gil.h"
 #include "moeinf/io/arena.h"
 #include "moeinf/io/reader.h"
 #include "moeinf/signal_block.h"
@@ -66,13 +67,13 @@ class NativeReader {
                const ReaderOptions& options, nb::object on_wait)
       : read_done_(nb::module_::import_("moeinf.runtime.io.protocol").attr("ReadDone")),
         on_wait_(std::move(on_wait)) {
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     reader_ = std::make_shared<Reader>(std::move(paths), std::move(sizes), std::move(arena), options);
   }
   ~NativeReader() {
     if (!reader_) return;
     start_closing();
-    const nb::gil_scoped_release released;
+    const moeinf::GilRelease released;
     ended_.wait_until(give_up_at_);
   }
 
@@ -122,7 +123,7 @@ class NativeReader {
     for (;;) {
       std::vector<std::int64_t> done;
       {
-        const nb::gil_scoped_release released;
+        const moeinf::GilRelease released;
         done = reader_->wait_any(keys, count, kSignalPeriod);
       }
       if (!done.empty()) return done;
@@ -149,7 +150,7 @@ class NativeReader {
     for (;;) {
       const auto now = Clock::now();
       {
-        const nb::gil_scoped_release released;
+        const moeinf::GilRelease released;
         if (ended_.wait_until(std::min(give_up_at_, now + kSignalPeriod)) == std::future_status::ready)
           return true;
       }
@@ -175,7 +176,7 @@ class NativeReader {
     try {
       std::thread(close_it, reader_).detach();
     } catch (const std::system_error&) {  // the system has no thread to give
-      const nb::gil_scoped_release released;
+      const moeinf::GilRelease released;
       close_it(reader_);
     }
   }
