@@ -36,7 +36,8 @@ HEAD = """\
 Made by `python docs/generate_cli.py` from the `--help` of each verb; do not edit.
 
 Answers go to stdout; notes, progress, figures and errors go to stderr. The exit code is 0, 1 after an error, 2 after a
-wrong use, and 130 after Ctrl-C. Many options can also be set by [variables](#variables-and-names-elsewhere).
+wrong use, and 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP, which all end a command in order; a second
+signal ends it at once. Many options can also be set by [variables](#variables-and-names-elsewhere).
 
 The prompt of `run` is standard input (unless that is a terminal), then `--file`, then the words, joined by one space;
 newlines at the end of the first two are dropped. An empty word (`moeinf run demo ""`) only loads the model.

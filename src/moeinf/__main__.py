@@ -5,17 +5,21 @@ from __future__ import annotations
 import signal
 import sys
 
+from moeinf.terminal.interrupt import end_at_once, end_at_once_at_endings, unwind_at_endings
+
 
 def main() -> None:
-    """Runs the command line. Ctrl-C while that is being imported ends the process at once, without a traceback."""
+    """Runs the command line. A signal while that is being imported ends the process at once, without a traceback."""
     answered = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell has it ignored
     if answered:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        end_at_once(signal.SIGINT)
+    end_at_once_at_endings()
     from moeinf.cli import main as command
 
     try:
         if answered:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        unwind_at_endings()
         command()
     except KeyboardInterrupt:
         sys.exit(130)

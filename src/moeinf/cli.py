@@ -29,6 +29,7 @@ from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, StoredName
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
+from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.launched import with_launched
 from moeinf.terminal.remote.verbs import ps, stop
 from moeinf.terminal.screen import harmless, print_harmless
@@ -156,7 +157,7 @@ def pull(
             plan = plan_pull(source, options, home=store_home(), progress=display) if dry_run else None
             if plan is None:
                 install(source, options, home=store_home(), progress=display)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Ended):
         print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
         raise
     if plan is not None:
@@ -289,7 +290,7 @@ def run_command(arguments: list[str]) -> int:
     try:
         arguments = [*with_think(options), *arguments[end:]]
         return int(app(arguments, prog_name="moeinf", standalone_mode=False) or 0)
-    except SystemExit as error:  # typer's own for a broken pipe
+    except SystemExit as error:  # typer's own for a broken pipe, and Ended
         return error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:
         return 130

@@ -74,13 +74,16 @@ def test_one_interrupt_ends_an_answer_that_waits_for_the_disk(hang: Hang, reader
     assert reader == "pure" or re.search(r"^waiting for the disk: \d+ s for /.*/experts-0000\d\.bin$", said.strip())
 
 
-def test_an_interrupt_ends_a_model_that_is_loading_from_a_disk_that_hangs(hang: Hang) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_model_that_is_loading_from_a_disk_that_hangs(
+    hang: Hang, number: signal.Signals, code: int
+) -> None:
     hang.mark.touch()
     child = hang.run("Once upon a time", "-n", "3")  # all experts fit, and are read first
     try:
         hang.await_it(child)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         _, err = child.communicate(timeout=100)
     finally:
         child.kill()
-    assert child.returncode == 130 and "Traceback" not in err
+    assert child.returncode == code and "Traceback" not in err

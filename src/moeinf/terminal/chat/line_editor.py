@@ -20,6 +20,7 @@ from prompt_toolkit.keys import Keys
 
 from moeinf.config.user_text import decoded
 from moeinf.store.files import folder_lock
+from moeinf.terminal.interrupt import Ended, endings_told
 from moeinf.terminal.screen import moves_cursor
 
 _MAX_ENTRIES = 1000
@@ -77,10 +78,17 @@ class EditedLines:
 
     def read(self, prompt: str) -> str:
         self._take_typed_ahead()
-        return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else "")
+        with endings_told(self._leave):
+            return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else "")
 
     def remember(self, entry: str) -> None:
         self._history.add(entry)
+
+    def _leave(self, ended: Ended) -> None:
+        """Has the prompt end by this, which gives the terminal back."""
+        app = self._session.app
+        if app.loop is not None and app.is_running:
+            app.loop.call_soon_threadsafe(lambda: app.exit(exception=ended) if not app.is_done else None)
 
     def _take_typed_ahead(self) -> None:
         """Has the lines that were typed while there was no prompt read as if they were typed at it."""
