@@ -28,6 +28,12 @@ LIMIT_REMEDIES: Mapping[int, str] = {
     errno.EAGAIN: "lower --threads, or raise the number of processes that a user may have (ulimit -u)",
 }
 
+# What can be done about an error of the system that is no fault of a file's content.
+REMEDIES: Mapping[int, str] = {
+    **LIMIT_REMEDIES,
+    errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
+}
+
 
 class MoeinfError(Exception):
     """Root of the tree: one line for the user, with the remedy."""

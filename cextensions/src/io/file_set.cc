@@ -7,9 +7,11 @@
 #endif
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <stdexcept>
 
 #include "moeinf/errors.h"
@@ -36,35 +38,35 @@ const char* remote_name(std::uint32_t number) {
   return nullptr;
 }
 
-int open_retrying(const std::string& path, int flags) {
+int open_retrying(const char* path, int flags) {
   int fd;
   do {
-    fd = ::open(path.c_str(), flags);
+    fd = ::open(path, flags);
   } while (fd < 0 && errno == EINTR);
   return fd;
 }
 
 #ifdef O_DIRECT
-// Some file systems accept the flag at open and refuse the first read.
-bool refuses_direct_read(int fd) {
+// Some file systems accept the flag at open and refuse the first read: its errno, or 0.
+int refusal_of_direct_read(int fd) {
   const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(kBlockBytes, kBlockBytes),
                                                           &std::free);
   if (!block) throw std::bad_alloc();
-  return ::pread(fd, block.get(), kBlockBytes, 0) < 0 && errno == EINVAL;
+  const bool refused = ::pread(fd, block.get(), kBlockBytes, 0) < 0 && errno != EINTR && errno != EAGAIN;
+  return refused ? errno : 0;
 }
 #endif
 
-// Past the page cache where possible; `refusal` is the errno of a file system that has no such reads, else 0.
+// Past the page cache where possible; `refusal` is the errno of a file system that refuses such reads, else
+// 0.
 Descriptor open_direct(const std::string& path, int& refusal) {
   refusal = 0;
 #ifdef O_DIRECT
-  Descriptor direct(open_retrying(path, O_RDONLY | O_CLOEXEC | O_DIRECT));
-  if (!direct.is_open() && errno != EINVAL) return direct;
-  if (direct.is_open() && !refuses_direct_read(direct.get())) return direct;
-  refusal = EINVAL;
-  return Descriptor(open_retrying(path, O_RDONLY | O_CLOEXEC));
+  Descriptor direct(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+  refusal = direct.is_open() ? refusal_of_direct_read(direct.get()) : errno;
+  return refusal == 0 ? std::move(direct) : Descriptor(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC));
 #else
-  Descriptor opened(open_retrying(path, O_RDONLY | O_CLOEXEC));
+  Descriptor opened(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC));
 #ifdef F_NOCACHE
   if (opened.is_open() && ::fcntl(opened.get(), F_NOCACHE, 1) < 0) refusal = errno;
 #else
@@ -72,6 +74,26 @@ Descriptor open_direct(const std::string& path, int& refusal) {
 #endif
   return opened;
 #endif
+}
+
+// The same file once more, also where it has another name by now or none.
+Descriptor open_again(int fd, const std::string& path) {
+  char link[32];
+  std::snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+  Descriptor opened(open_retrying(link, O_RDONLY | O_CLOEXEC));
+  if (opened.is_open()) return opened;
+  Descriptor named(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat wanted{}, found{};
+  if (named.is_open() && ::fstat(fd, &wanted) == 0 && ::fstat(named.get(), &found) == 0 &&
+      wanted.st_dev == found.st_dev && wanted.st_ino == found.st_ino) {
+    return named;
+  }
+  return Descriptor();
+}
+
+std::string refusal_text(const std::string& what, int error) {
+  return "O_DIRECT refused for " + what + " (" + (error == 0 ? "it brings nothing" : std::strerror(error)) +
+         "): reading through the page cache";
 }
 
 }  // namespace
@@ -101,9 +123,8 @@ FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes
     refusal = refused;
   }
   if (num_refused > 0) {
-    notice_ = "O_DIRECT refused for " + first_refused +
-              (num_refused > 1 ? " and " + std::to_string(num_refused - 1) + " more" : "") + " (" +
-              std::strerror(refusal) + "): reading through the page cache";
+    const std::string more = num_refused > 1 ? " and " + std::to_string(num_refused - 1) + " more" : "";
+    notice_ = refusal_text(first_refused + more, refusal);
   }
 }
 
@@ -112,13 +133,13 @@ FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, boo
   file.path = path;
   file.num_bytes = num_bytes;
   file.descriptor =
-      direct ? open_direct(path, refusal) : Descriptor(open_retrying(path, O_RDONLY | O_CLOEXEC));
+      direct ? open_direct(path, refusal) : Descriptor(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status{};
   if (!file.descriptor.is_open() || ::fstat(file.descriptor.get(), &status) < 0) {
     const int error = errno;
     throw SystemFailure(error, "cannot open " + path + ": " + std::strerror(error), path);
   }
-  if (!S_ISREG(status.st_mode)) throw SystemFailure(EINVAL, path + " is not a regular file", path);
+  if (!S_ISREG(status.st_mode)) throw ReadFailure(path + " is not a regular file", -1, 0, path, 0, 0);
   if (status.st_size != num_bytes) {
     throw ReadFailure(
         path + " has " + std::to_string(status.st_size) + " bytes, expected " + std::to_string(num_bytes), -1,
@@ -130,13 +151,56 @@ FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, boo
   return file;
 }
 
+int FileSet::descriptor(int file) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const File& each = files_[file];
+  return !each.direct && each.second.is_open() ? each.second.get() : each.descriptor.get();
+}
+
+bool FileSet::is_direct(int file) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return files_[file].direct;
+}
+
+int FileSet::ordinary(int file) {
+  File& each = files_[file];
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (each.direct && !each.second.is_open()) {
+    lock.unlock();  // a disk that hangs holds up nobody but its reader
+    Descriptor opened = open_again(each.descriptor.get(), each.path);
+    lock.lock();
+    if (!each.second.is_open()) each.second = std::move(opened);
+  }
+  return each.second.is_open() ? each.second.get() : each.descriptor.get();
+}
+
+void FileSet::refuse_direct(int file, int error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  File& each = files_[file];
+  if (!each.direct) return;
+  each.direct = false;
+  try {
+    if (notice_.empty()) notice_ = refusal_text(each.path, error);
+  } catch (const std::bad_alloc&) {  // there is no room for a line either
+  }
+}
+
+std::string FileSet::notice() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return notice_;
+}
+
 std::int64_t FileSet::num_bytes_now(int file) const {
   struct stat status{};
-  return ::fstat(descriptor(file), &status) == 0 ? static_cast<std::int64_t>(status.st_size) : -1;
+  return ::fstat(files_[file].descriptor.get(), &status) == 0 ? static_cast<std::int64_t>(status.st_size)
+                                                              : -1;
 }
 
 void FileSet::close() {
-  for (File& file : files_) file.descriptor = Descriptor();
+  for (File& file : files_) {
+    file.descriptor = Descriptor();
+    file.second = Descriptor();
+  }
 }
 
 }  // namespace moeinf

@@ -51,8 +51,7 @@ Reader::Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, 
                const ReaderOptions& options)
     : arena_(std::move(arena)),
       files_(std::move(paths), std::move(sizes), require_options(options).direct, options.file_system),
-      scheduler_(options.queue_depth, options.prefetch_depth, options.segment_bytes),
-      notice_(files_.notice()) {
+      scheduler_(options.queue_depth, options.prefetch_depth, options.segment_bytes) {
   start(options);
 }
 
@@ -65,15 +64,21 @@ void Reader::start(const ReaderOptions& options) {
       // The kernel retries a short read of such a file from where it began, and reports the whole as read.
       if (!files_.remote().empty())
         throw SystemFailure(EOPNOTSUPP, "io_uring not used (" + files_.remote() + ")");
-      backend_ = make_ring_backend(scheduler_, files_, options.queue_depth);
+      backend_ = make_ring_backend(scheduler_, files_, options.queue_depth, options.pread);
       return;
     } catch (const SystemFailure& refused) {
       if (options.backend == BackendKind::kRing) throw;
-      notice_ += (notice_.empty() ? "" : "; ") + std::string(refused.what()) + ": reading with " +
-                 std::to_string(num_threads) + " threads";
+      refused_ring_ =
+          std::string(refused.what()) + ": reading with " + std::to_string(num_threads) + " threads";
     }
   }
   backend_ = make_thread_backend(scheduler_, files_, num_threads, options.pread);
+}
+
+std::string Reader::notice() const {
+  const std::string files = files_.notice();
+  const std::string ring = refused_ring_.empty() ? backend_->notice() : refused_ring_;
+  return files + (files.empty() || ring.empty() ? "" : "; ") + ring;
 }
 
 void Reader::expect(const std::int64_t* files, const std::int64_t* offsets, std::int64_t num_bytes,

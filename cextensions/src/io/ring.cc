@@ -95,6 +95,17 @@ int Ring::enter() {
   return 0;
 }
 
+std::vector<std::uint64_t> Ring::take_back() {
+  std::vector<std::uint64_t> ids;
+  unsigned tail = *submission_tail_;
+  for (; num_queued_ > 0; --num_queued_) {
+    --tail;
+    ids.push_back(reinterpret_cast<io_uring_sqe*>(entries_.data())[tail & submission_mask_].user_data);
+  }
+  __atomic_store_n(submission_tail_, tail, __ATOMIC_RELEASE);
+  return ids;
+}
+
 bool Ring::take(Completion* completion) {
   const unsigned head = *completion_head_;  // written by this thread only
   if (head == __atomic_load_n(completion_tail_, __ATOMIC_ACQUIRE)) return false;

@@ -24,15 +24,18 @@ namespace {
 
 constexpr std::uint64_t kWakeId = UINT64_MAX;
 constexpr std::chrono::milliseconds kRefusedPause(1);
+constexpr int kMostRefusals = 1000;  // in a row
 
 // One thread submits and reaps. It sleeps in io_uring_enter, where a read of an eventfd is always pending:
-// wake() completes it. The thread never gives up while reads are in flight, since the kernel writes into the
-// arena until then.
+// wake() completes it. The thread never ends while reads are in flight, since the kernel writes into the
+// arena until then. Once the kernel takes no reads any more, or fails those of files that pread can read, the
+// thread gives the ring up, and reads by pread itself.
 class RingBackend final : public Backend {
  public:
-  RingBackend(Scheduler& scheduler, const FileSet& files, int queue_depth)
+  RingBackend(Scheduler& scheduler, FileSet& files, int queue_depth, PreadFunction pread)
       : scheduler_(scheduler),
         files_(files),
+        pread_(pread),
         ring_(static_cast<unsigned>(queue_depth) + 1),
         wake_descriptor_(::eventfd(0, EFD_CLOEXEC)),
         reads_(static_cast<std::size_t>(queue_depth)) {
@@ -55,7 +58,14 @@ class RingBackend final : public Backend {
 
   const char* name() const override { return "io_uring"; }
 
+  std::string notice() const override {
+    const int error = given_up_.load();
+    if (error == 0) return {};
+    return std::string("io_uring refused (") + std::strerror(error) + "): reading with one thread";
+  }
+
   void wake() override {
+    scheduler_.wake_one();                  // where the ring was given up
     if (signalled_.exchange(true)) return;  // the thread has not looked since the last time
     leave_core_of_caller();
     const std::uint64_t one = 1;
@@ -82,7 +92,7 @@ class RingBackend final : public Backend {
   }
 
   void run() {
-    for (;;) {
+    for (int num_refusals = 0; given_up_.load() == 0;) {
       const bool closed = scheduler_.is_closed();
       if (closed && !wake_pending_ && free_.size() == reads_.size()) return;
       if (!closed && !wake_pending_) {
@@ -93,9 +103,39 @@ class RingBackend final : public Backend {
       const int refusal = ring_.enter();
       // Out of memory or of completion room: both pass when others finish. Signals are blocked in this
       // thread.
-      if (refusal != 0 && refusal != EINTR) std::this_thread::sleep_for(kRefusedPause);
+      const bool refused = refusal != 0 && refusal != EINTR;
+      if (refused) std::this_thread::sleep_for(kRefusedPause);
+      num_refusals = refused ? num_refusals + 1 : 0;
+      if (num_refusals == kMostRefusals) given_up_.store(refusal);
       reap();
     }
+    go_on_without();
+  }
+
+  void go_on_without() {
+    for (const std::uint64_t id : ring_.take_back()) {
+      if (id != kWakeId) finish(id);
+    }
+    while (free_.size() < reads_.size()) {
+      reap();
+      std::this_thread::sleep_for(kRefusedPause);
+    }
+    read_until_closed(scheduler_, files_, pread_);
+  }
+
+  // Reads what is left of a segment by pread. Where that can do what the ring could not, with the same
+  // descriptor, the ring is of no use.
+  void finish(std::uint64_t slot) {
+    SegmentRead& read = reads_[slot];
+    const bool direct = files_.is_direct(read.segment().file);
+    read_to_end(read, files_, pread_);
+    if (read.was_refused() && !direct) given_up_.store(read.refusal() == 0 ? EIO : read.refusal());
+    end(slot);
+  }
+
+  void end(std::uint64_t slot) {
+    free_.push_back(slot);
+    scheduler_.finished(reads_[slot].segment(), reads_[slot].take_outcome());
   }
 
   void issue() {
@@ -103,7 +143,7 @@ class RingBackend final : public Backend {
     while (!free_.empty() && scheduler_.try_next(&segment)) {
       const std::size_t slot = free_.back();
       free_.pop_back();
-      reads_[slot] = SegmentRead(segment, files_.is_direct(segment.file));
+      reads_[slot] = SegmentRead(segment, false);
       queue(slot);
     }
   }
@@ -124,20 +164,23 @@ class RingBackend final : public Backend {
         continue;
       }
       SegmentRead& read = reads_[completion.id];
-      if (read.advance(completion.result)) {
+      if (!read.advance(completion.result)) {
+        end(completion.id);
+      } else if (read.is_ordinary() || given_up_.load() != 0) {
+        finish(completion.id);
+      } else {
         queue(completion.id);
-        continue;
       }
-      free_.push_back(completion.id);
-      scheduler_.finished(read.segment(), read.take_outcome());
     }
   }
 
   Scheduler& scheduler_;
-  const FileSet& files_;
+  FileSet& files_;
+  const PreadFunction pread_;
   Ring ring_;
   Descriptor wake_descriptor_;
   std::atomic<bool> signalled_{false};
+  std::atomic<int> given_up_{0};  // the errno for which the ring was
   std::atomic<int> left_core_{-1};
   std::atomic<pid_t> id_{0};  // of the thread while it runs
   std::thread thread_;
@@ -151,8 +194,9 @@ class RingBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_ring_backend(Scheduler& scheduler, const FileSet& files, int queue_depth) {
-  return std::make_unique<RingBackend>(scheduler, files, queue_depth);
+std::unique_ptr<Backend> make_ring_backend(Scheduler& scheduler, FileSet& files, int queue_depth,
+                                           PreadFunction pread) {
+  return std::make_unique<RingBackend>(scheduler, files, queue_depth, pread);
 }
 
 }  // namespace moeinf
@@ -161,7 +205,7 @@ std::unique_ptr<Backend> make_ring_backend(Scheduler& scheduler, const FileSet& 
 
 namespace moeinf {
 
-std::unique_ptr<Backend> make_ring_backend(Scheduler&, const FileSet&, int) {
+std::unique_ptr<Backend> make_ring_backend(Scheduler&, FileSet&, int, PreadFunction) {
   throw SystemFailure(ENOSYS, "io_uring refused (this build has no io_uring)");
 }
 

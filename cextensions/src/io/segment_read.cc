@@ -13,25 +13,27 @@ constexpr int kMaxInterruptions = 1000;  // in a row, without one byte: the kern
 
 }  // namespace
 
-SegmentRead::SegmentRead(const Segment& segment, bool direct)
+SegmentRead::SegmentRead(const Segment& segment, bool ordinary)
     : segment_(segment),
-      direct_(direct),
+      ordinary_(ordinary),
       asked_bytes_((segment.num_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes) {}
 
 bool SegmentRead::advance(std::int64_t result) {
   const bool interrupted = result == -EINTR || result == -EAGAIN;
   if (interrupted && ++num_interruptions_ < kMaxInterruptions) return true;
-  if (result < 0) {
-    outcome_ = {progress_, static_cast<int>(-result), false};
-    return false;
-  }
   num_interruptions_ = 0;
-  const std::int64_t reached = std::min(progress_ + result, segment_.num_bytes);
+  const std::int64_t reached = std::min(progress_ + std::max<std::int64_t>(result, 0), segment_.num_bytes);
   // A direct read has to go on from a block border; the part of a block before it is read again.
   const std::int64_t next =
-      direct_ && reached < segment_.num_bytes ? reached / kBlockBytes * kBlockBytes : reached;
+      !ordinary_ && reached < segment_.num_bytes ? reached / kBlockBytes * kBlockBytes : reached;
   if (next == progress_) {
-    outcome_ = {reached, 0, true};
+    const int error = result < 0 ? static_cast<int>(-result) : 0;
+    if (!ordinary_) {
+      ordinary_ = refused_ = true;
+      refusal_ = error;
+      return true;
+    }
+    outcome_ = {reached, error, error == 0};
     return false;
   }
   progress_ = next;

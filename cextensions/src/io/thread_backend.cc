@@ -1,5 +1,5 @@
 #include <cerrno>
-#include <cstring>
+#include <functional>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -13,11 +13,12 @@ namespace {
 
 class ThreadBackend final : public Backend {
  public:
-  ThreadBackend(Scheduler& scheduler, const FileSet& files, int num_threads, PreadFunction pread)
-      : scheduler_(scheduler), files_(files), pread_(pread) {
+  ThreadBackend(Scheduler& scheduler, FileSet& files, int num_threads, PreadFunction pread)
+      : scheduler_(scheduler) {
     const SignalBlock block;
     try {
-      for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
+      for (int i = 0; i < num_threads; ++i)
+        threads_.emplace_back(read_until_closed, std::ref(scheduler), std::ref(files), pread);
     } catch (const std::system_error& refused) {
       scheduler_.close();
       join();
@@ -36,34 +37,35 @@ class ThreadBackend final : public Backend {
   }
 
  private:
-  void run() {
-    Segment segment;
-    while (scheduler_.wait_next(&segment)) {
-      SegmentRead read(segment, files_.is_direct(segment.file));
-      while (read.advance(ask(read))) {
-      }
-      scheduler_.finished(segment, read.take_outcome());
-    }
-  }
-
-  std::int64_t ask(const SegmentRead& read) const {
-    const ssize_t result =
-        pread_(files_.descriptor(read.segment().file), read.destination(),
-               static_cast<std::size_t>(read.num_bytes()), static_cast<off_t>(read.offset()));
-    return result < 0 ? -static_cast<std::int64_t>(errno) : result;
-  }
-
   Scheduler& scheduler_;
-  const FileSet& files_;
-  const PreadFunction pread_;
   std::vector<std::thread> threads_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_thread_backend(Scheduler& scheduler, const FileSet& files, int num_threads,
+std::unique_ptr<Backend> make_thread_backend(Scheduler& scheduler, FileSet& files, int num_threads,
                                              PreadFunction pread) {
   return std::make_unique<ThreadBackend>(scheduler, files, num_threads, pread);
+}
+
+void read_to_end(SegmentRead& read, FileSet& files, PreadFunction pread) {
+  const int file = read.segment().file;
+  ssize_t result;
+  do {
+    const int fd = read.is_ordinary() ? files.ordinary(file) : files.descriptor(file);
+    result = pread(fd, read.destination(), static_cast<std::size_t>(read.num_bytes()),
+                   static_cast<off_t>(read.offset()));
+  } while (read.advance(result < 0 ? -static_cast<std::int64_t>(errno) : result));
+  if (read.was_refused()) files.refuse_direct(file, read.refusal());
+}
+
+void read_until_closed(Scheduler& scheduler, FileSet& files, PreadFunction pread) {
+  Segment segment;
+  while (scheduler.wait_next(&segment)) {
+    SegmentRead read(segment, !files.is_direct(segment.file));
+    read_to_end(read, files, pread);
+    scheduler.finished(segment, read.take_outcome());
+  }
 }
 
 }  // namespace moeinf

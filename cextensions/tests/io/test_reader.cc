@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -130,6 +131,20 @@ ssize_t pread_with_a_bad_block(int fd, void* buffer, std::size_t num_bytes, off_
   }
   return ::pread(fd, buffer, num_bytes, offset);
 }
+
+// Direct reads from some place of the file on fail, or bring nothing where the errno is 0.
+struct Refusal {
+  off_t from;
+  int error;
+} refusal;
+#ifdef O_DIRECT
+ssize_t pread_that_refuses_direct(int fd, void* buffer, std::size_t num_bytes, off_t offset) {
+  if ((::fcntl(fd, F_GETFL) & O_DIRECT) == 0 || offset + static_cast<off_t>(num_bytes) <= refusal.from)
+    return ::pread(fd, buffer, num_bytes, offset);
+  errno = refusal.error;
+  return refusal.error == 0 ? 0 : -1;
+}
+#endif
 
 }  // namespace
 
@@ -288,6 +303,45 @@ TEST(a_disk_error_names_file_and_place_and_harms_no_other_read) {
   submit(reader, 1, 0, 0, kBlock);
   wait_for(reader, 1);
 }
+
+#ifdef O_DIRECT
+TEST(a_direct_read_that_is_refused_anywhere_is_asked_for_without_and_a_line_says_so_once) {
+  const TemporaryFile file(64 * kBlock);
+  for (const int error : {0, EINVAL, EOPNOTSUPP, ENOSYS, EIO, EFAULT, EPERM, EACCES, ENOMEM, EROFS}) {
+    for (const std::int64_t from : {std::int64_t{0}, kBlock, 40 * kBlock}) {
+      const TemporaryFile removed(64 * kBlock);
+      refusal = {static_cast<off_t>(from), error};
+      auto arena = std::make_shared<Arena>(2 * file.num_bytes());
+      ReaderOptions given = options(BackendKind::kThreads);
+      given.pread = pread_that_refuses_direct;
+      Reader reader({file.path(), removed.path()}, {file.num_bytes(), removed.num_bytes()}, arena, given);
+      if (!reader.notice().empty()) return;  // there are no such reads here
+      expect_all(reader, file, 8 * kBlock);
+      ::unlink(removed.path().c_str());
+      for (std::int64_t key = 0; key < 16; ++key) {
+        const std::int64_t number = key / 8, offset = key % 8 * 8 * kBlock, destination = key * 8 * kBlock;
+        reader.submit(&key, &number, &offset, &destination, 8 * kBlock, &kDemand, 1);
+        wait_for(reader, key);
+      }
+      CHECK(std::equal(file.data(), file.data() + file.num_bytes(), arena->data()));
+      CHECK(std::equal(removed.data(), removed.data() + file.num_bytes(), arena->data() + file.num_bytes()));
+      CHECK(reader.notice() == "O_DIRECT refused for " + file.path() + " (" +
+                                   (error == 0 ? "it brings nothing" : std::strerror(error)) +
+                                   "): reading through the page cache");
+    }
+  }
+}
+
+TEST(what_fails_without_o_direct_too_is_an_error_and_no_refusal) {
+  const TemporaryFile file(64 * kBlock);
+  ReaderOptions given = options(BackendKind::kThreads);
+  given.pread = pread_with_a_bad_block;
+  Reader reader({file.path()}, {file.num_bytes()}, std::make_shared<Arena>(file.num_bytes()), given);
+  submit(reader, 1, 0, 0, file.num_bytes());
+  CHECK(throws<ReadFailure>([&] { wait_for(reader, 1); }));
+  CHECK(reader.notice().empty());
+}
+#endif
 
 TEST(a_file_that_was_truncated_is_an_error_on_any_backend) {
   for (const BackendKind kind : backends()) {

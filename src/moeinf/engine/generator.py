@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from numbers import Integral
@@ -42,6 +42,7 @@ class Attendants:
     recorder: RequestRecorder  # of what policies and predictors learn from the routing
     profiler: Profiler
     disk_wait: DiskWait
+    notify: Callable[[str], None]  # told each line once
     trace: TraceRecorder | None = None
 
 
@@ -234,6 +235,8 @@ class Generator:
             if attendants.trace is not None:
                 attendants.trace.finish()
             monitor.end(stats)
+            if notice := self.runner.reader.notice:  # a file system may refuse any block
+                attendants.notify(notice)
             self.decoded = self.decoded.plus(stats.decode_cache)
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:

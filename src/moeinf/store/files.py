@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moeinf.errors import LIMIT_REMEDIES, DiskSpaceError, MoeinfError, StoreError
+from moeinf.errors import REMEDIES, DiskSpaceError, MoeinfError, StoreError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -20,12 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _GONE = "check the path; where it is right, the file has gone meanwhile: repeat the command"
 
 # What can be done about a reason that is no fault of the file's; others speak for themselves.
-_REMEDIES = {
-    **LIMIT_REMEDIES,
-    errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
-    errno.ENOENT: _GONE,
-    errno.ESTALE: _GONE,
-}
+_REMEDIES = {**REMEDIES, errno.ENOENT: _GONE, errno.ESTALE: _GONE}
 
 
 @contextmanager

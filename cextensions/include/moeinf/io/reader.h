@@ -41,7 +41,8 @@ class Reader {
   ~Reader();  // closes
 
   const char* backend() const { return backend_->name(); }
-  const std::string& notice() const { return notice_; }
+  // One line once O_DIRECT or io_uring was refused, else empty; any thread.
+  std::string notice() const;
 
   // From now on, a read of the num_bytes at one of these places is compared with their CRC-32C: the first
   // time, or always. One that differs fails as ReadFailure does, with EBADMSG. Reads of ranges that make up
@@ -87,7 +88,7 @@ class Reader {
   std::map<std::pair<int, std::int64_t>, BlockSum> expected_;  // by file and offset
   Scheduler scheduler_;
   std::unique_ptr<Backend> backend_;
-  std::string notice_;
+  std::string refused_ring_;  // why there is none, where one was to be
   std::mutex closing_;
 };
 

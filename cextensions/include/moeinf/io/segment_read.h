@@ -1,4 +1,5 @@
-// The full-length loop of one segment: what is still to be asked of the kernel after each of its answers.
+// The full-length loop of one segment: what is still to be asked of the kernel after each of its answers, and
+// in which way.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +31,12 @@ struct Outcome {
 class SegmentRead {
  public:
   SegmentRead() = default;
-  SegmentRead(const Segment& segment, bool direct);
+  // A read that is ordinary, that is, a pread through the page cache, fails with its first error. Any other
+  // is then asked for once more as an ordinary one.
+  SegmentRead(const Segment& segment, bool ordinary);
 
   const Segment& segment() const { return segment_; }
+  bool is_ordinary() const { return ordinary_; }  // how it is to be asked for now
   unsigned char* destination() const { return segment_.destination + progress_; }
   std::int64_t offset() const { return segment_.offset + progress_; }
   std::int64_t num_bytes() const { return asked_bytes_ - progress_; }
@@ -44,12 +48,19 @@ class SegmentRead {
   // The same, with the sum of a checked segment that is whole: a pass over its bytes.
   Outcome take_outcome() const;
 
+  // Whether only the ordinary read brought all bytes, and what the other had failed with: an errno, or 0
+  // where it brought nothing.
+  bool was_refused() const { return refused_ && progress_ == segment_.num_bytes; }
+  int refusal() const { return refusal_; }
+
  private:
   Segment segment_;
-  bool direct_ = false;
+  bool ordinary_ = false;
   std::int64_t asked_bytes_ = 0;  // whole blocks, as a direct read has to be
   std::int64_t progress_ = 0;
   int num_interruptions_ = 0;
+  bool refused_ = false;
+  int refusal_ = 0;
   Outcome outcome_;
 };
 

@@ -293,7 +293,11 @@ class _Readers:
 
     def __init__(self, readers: Sequence[ReadFacts]) -> None:
         self._readers = readers
-        self.backend, self.notice = readers[0].backend, readers[0].notice
+        self.backend = readers[0].backend
+
+    @property
+    def notice(self) -> str:
+        return next((reader.notice for reader in self._readers if reader.notice), "")
 
     def bytes_read(self) -> int:
         return sum(reader.bytes_read() for reader in self._readers)

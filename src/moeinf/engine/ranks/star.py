@@ -85,7 +85,11 @@ class RankReaders:
 
     def __init__(self, here: ReadFacts, star: Star) -> None:
         self._here, self._star = here, star
-        self.backend, self.notice = here.backend, here.notice
+        self.backend = here.backend
+
+    @property
+    def notice(self) -> str:
+        return self._here.notice
 
     def bytes_read(self) -> int:
         return self._here.bytes_read() + self._star.counted().read_bytes

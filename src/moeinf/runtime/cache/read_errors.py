@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
+from moeinf.runtime.io.reader import remedy_of_read
 
 
 class ReadErrors:
@@ -29,7 +30,8 @@ class ReadErrors:
     def explain(self, failure: ReadFailure) -> ExpertReadError:
         layer, expert = divmod(int(failure.key) // self._slices, self._num_experts)
         fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
+        path = self._shards[layer] if self._shards else failure.path
         return ExpertReadError(
             f"{self._model}: expert {expert} of layer {layer} is {fault} in "
-            f"{self._shards[layer] if self._shards else failure.path}: {failure}; {self._remedy}"
+            f"{path}: {failure}; {remedy_of_read(failure, self._remedy)}"
         )

@@ -32,13 +32,17 @@ class ConvertedReads:
 
         convert(key, slot): called in threads.
         """
-        self.backend, self.notice = disk.backend, disk.notice
+        self.backend = disk.backend
         self._disk, self._placed = disk, placed
         self._memory, self._expert_bytes = slots
         self._convert = convert
         self._slot_of: dict[int, int] = {}  # of what is read or converted
         self._converting: dict[int, Future[None]] = {}
         self._threads = ThreadPoolExecutor(num_threads, "convert")
+
+    @property
+    def notice(self) -> str:
+        return self._disk.notice
 
     def submit(
         self,

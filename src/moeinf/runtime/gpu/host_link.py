@@ -44,7 +44,7 @@ class HostLink:
     def __init__(self, host: HostSlots, copies: Copies, device_addresses: Callable[[IntArray], IntArray]) -> None:
         """device_addresses(offsets): where on the device the slots of the device tier lie."""
         disk = host.disk
-        self.backend, self.notice = disk.backend, disk.notice
+        self.backend = disk.backend
         self._host = host
         self._cache, self._table, self._loader = host.cache, host.cache.table, host.loader
         self._disk = disk
@@ -54,6 +54,10 @@ class HostLink:
         self._landed: list[int] = []  # copies submitted, and not collected
 
     # ---- moeinf.runtime.io.protocol.Reader
+
+    @property
+    def notice(self) -> str:
+        return self._disk.notice
 
     def submit(
         self,

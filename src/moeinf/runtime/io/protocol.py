@@ -25,7 +25,7 @@ class ReadFacts(Protocol):
     def backend(self) -> str: ...  # "io_uring" | "threads" | "pure"
 
     @property
-    def notice(self) -> str: ...  # one line when O_DIRECT or io_uring was refused, else ""
+    def notice(self) -> str: ...  # one line once O_DIRECT or io_uring was refused, else ""
 
     def bytes_read(self) -> int: ...
 

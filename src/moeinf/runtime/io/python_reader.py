@@ -382,7 +382,7 @@ def _open(path: str, num_bytes: int) -> int:
         return descriptor
     os.close(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        raise _read_failure(f"{path} is not a regular file", path, -1, 0)
     raise _read_failure(f"{path} has {status.st_size} bytes, expected {num_bytes}", path, -1, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -11,13 +12,18 @@ import numpy.typing as npt
 
 from moeinf._native import Arena, NativeReader, PageTaker, ReadFailure
 from moeinf.config import RuntimeConfig
-from moeinf.errors import LIMIT_REMEDIES, StoreError
+from moeinf.errors import REMEDIES, StoreError
 from moeinf.runtime.io.pages import LEAST_BYTES
 from moeinf.runtime.io.protocol import DiskReader, OnWait, Reader
 from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
+_OF_CONTENT: Final = (0, errno.EBADMSG, errno.ENOENT, errno.ENOTDIR)  # what is wrong lies in the store itself
+_REFUSED: Final = (
+    "the system refuses to read it, which `moeinf pull` does not mend: look at the disk and its file system, or try "
+    "--no-direct-io"
+)
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
 
@@ -92,11 +98,17 @@ def read_tail(path: Path, start: int, end: int) -> ByteArray:
 
 
 def _unopened(error: OSError) -> StoreError:
-    return StoreError(f"{error}; {LIMIT_REMEDIES.get(error.errno or 0, _DAMAGED)}")
+    return StoreError(f"{error}; {remedy_of_read(error)}")
 
 
 def unreadable(failure: ReadFailure) -> StoreError:
-    return StoreError(f"{failure}; {_DAMAGED}")
+    return StoreError(f"{failure}; {remedy_of_read(failure)}")
+
+
+def remedy_of_read(error: OSError, damaged: str = _DAMAGED) -> str:
+    """What can be done about a file that cannot be read. damaged: where its content is not what was written."""
+    number = error.errno or 0
+    return damaged if number in _OF_CONTENT else REMEDIES.get(number, _REFUSED)
 
 
 def _read_blocks(

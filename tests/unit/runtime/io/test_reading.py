@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import threading
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from moeinf._native import Arena
+from moeinf._native import Arena, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
+from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.io import reader as reading
-from moeinf.runtime.io.reader import open_reader
+from moeinf.runtime.io.reader import open_reader, unreadable
 
 BLOCK = 4096
 
@@ -53,3 +55,17 @@ def test_threads_that_cannot_be_started_ask_for_a_higher_limit(tmp_path: Path, m
 def test_a_missing_file_is_still_a_matter_of_the_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"absent\.bin.*`moeinf verify`"):
         open_reader([tmp_path / "absent.bin"], [BLOCK], Arena(BLOCK), RuntimeConfig())
+
+
+def test_only_content_that_is_bad_is_to_be_pulled_again() -> None:
+    """Whatever the system answers to a read: a sound store is not to be fetched anew for it."""
+    errors = ReadErrors([Path("experts-0.bin")], 8, "demo")
+    for number in (0, *sorted(errno.errorcode)):
+        failure = ReadFailure(f"read failed: {os.strerror(number)}")
+        failure.errno, failure.key, failure.path = number, 3, "experts-0.bin"
+        of_content = number in (0, errno.EBADMSG, errno.ENOENT, errno.ENOTDIR)
+        for said in (str(unreadable(failure)), str(errors.explain(failure))):
+            assert ("then `moeinf pull` it again" in said) == of_content, said
+            assert re.search(r"; \w.{20,}", said), f"no remedy: {said}"
+    failure.errno = errno.EOPNOTSUPP
+    assert "--no-direct-io" in str(unreadable(failure))
