@@ -19,6 +19,7 @@ from moeinf.errors import UsageError
 from moeinf.server.app import build_app
 from moeinf.server.gate.connections import DeadlineProtocol
 from moeinf.server.gate.guard import Rules
+from moeinf.server.gate.request_log import HarmlessFormatter
 from moeinf.server.metrics import Metrics
 from moeinf.server.ollama.descriptions import identity
 from moeinf.server.service import Service
@@ -86,6 +87,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # a client is who is at the other end of its connection
                 timeout_graceful_shutdown=GRACE_S,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 backlog=ACCEPTED_AT_ONCE,
@@ -159,8 +161,8 @@ def _listen(host: str, port: int) -> socket.socket:
 def log_to_stderr(level: int = logging.INFO) -> None:
     """The server's own lines, with the time, on stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("moeinf", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level if name == "moeinf" else logging.WARNING)
+        logger.setLevel(level if name == "moeinf" else logging.ERROR)

@@ -22,7 +22,6 @@ from moeinf.server.http import ErrorForm, error_response
 
 MOST_BODY_BYTES = 16 << 20
 BODY_S, BODY_S_PER_MIB = 30.0, 1.0  # until a body must be here
-SEND_S = 60.0  # until a client must have taken what it is sent
 OPEN_TO_ALL = ("/health", "/")  # without a key: they tell nothing, and the page asks for the key itself
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _APPS = ("app", "tauri", "vscode-webview", "chrome-extension", "moz-extension", "safari-web-extension")
@@ -38,7 +37,6 @@ class Rules:
     keys: tuple[str, ...] = ()
     most_body_bytes: int = MOST_BODY_BYTES
     body_s: float = BODY_S
-    send_s: float = SEND_S
 
 
 class Guard:
@@ -66,14 +64,12 @@ class Guard:
         except Refusal as refusal:
             await error_response(refusal, self._form_of(scope["path"]))(scope, receive, send)
             return
-        sender = _Sender(send, self._rules.send_s, origin)
+        sender = _Sender(send, origin)
         try:
             await self._app(scope, body.receive, sender.send)
         except Refusal as refusal:  # a body that is too large or too slow, met while the handler read it
             if not sender.begun:
                 await error_response(refusal, self._form_of(scope["path"]))(scope, receive, send)
-        except TimeoutError:  # a client that does not read: its connection is given up
-            pass
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises Refusal."""
@@ -199,13 +195,10 @@ class _Body:
 
 
 class _Sender:
-    """Hands on what the application sends, with the headers that an allowed page needs; gives up on who does not read.
+    """Hands on what the application sends, with the headers that an allowed page needs."""
 
-    Raises TimeoutError then.
-    """
-
-    def __init__(self, send: Send, limit_s: float, origin: str | None) -> None:
-        self._send, self._limit_s, self._origin = send, limit_s, origin
+    def __init__(self, send: Send, origin: str | None) -> None:
+        self._send, self._origin = send, origin
         self.begun = False
 
     async def send(self, message: Message) -> None:
@@ -214,7 +207,4 @@ class _Sender:
             if self._origin is not None:
                 allow = [(b"access-control-allow-origin", self._origin.encode("latin-1")), (b"vary", b"Origin")]
                 message = {**message, "headers": [*message.get("headers", []), *allow]}
-        try:
-            await asyncio.wait_for(self._send(message), self._limit_s)
-        except asyncio.TimeoutError:
-            raise TimeoutError from None
+        await self._send(message)

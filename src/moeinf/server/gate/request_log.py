@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("moeinf.server")
+_MOST_METHOD, _MOST_PATH = 16, 200  # characters of a line that a client has written
 
 
 class RequestLog:
-    """ASGI middleware."""
+    """ASGI middleware. The client is who is at the other end of the connection, whatever a header says."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -32,7 +34,19 @@ class RequestLog:
             await self._app(scope, receive, counted)
         finally:
             client = scope["client"][0] if scope.get("client") else "-"
-            path = "".join(c if c.isprintable() else "?" for c in scope["path"])[:200]
-            log.info(
-                "%s %s %s %s %.3fs", client, scope["method"], path, status or "aborted", time.perf_counter() - started
-            )
+            method, path = scope["method"][:_MOST_METHOD], scope["raw_path"].decode("ascii", "replace")[:_MOST_PATH]
+            log.info("%s %s %s %s %.3fs", client, method, path, status or "aborted", time.perf_counter() - started)
+
+
+class HarmlessFormatter(logging.Formatter):
+    """Writes what clients have said so that it neither steers a terminal nor begins a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(_printable(line) for line in super().formatException(ei).split("\n"))
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

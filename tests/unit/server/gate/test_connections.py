@@ -1,23 +1,28 @@
-"""A connection that does not say what it wants is closed; one whose answer takes long is not."""
+"""A connection that does not say what it wants, or reads nothing, is closed; one whose answer takes long is not."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeinf.server.gate.connections import DeadlineProtocol
 
 HEAD_S = 0.2
+READ_S = 0.4
 ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LARGE = 8 << 20  # bytes, more than the kernel keeps for a client
 
 
 class Quick(DeadlineProtocol):
     head_s = HEAD_S
+    read_s = READ_S
 
 
 async def slow_answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,10 +31,15 @@ async def slow_answer(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+async def large_answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+    await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[int]:
+async def served(app: ASGIApp = slow_answer) -> AsyncIterator[int]:
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(slow_answer, http=Quick, ws="none", lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, http=Quick, ws="none", lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
@@ -93,3 +103,48 @@ def test_a_second_head_that_drips_is_cut_off() -> None:
         return await reader.read()
 
     assert told(ask_and_drip) == b""
+
+
+def read_of_a_large_answer(read: Callable[[socket.socket], int], requests: bytes = ASKED) -> int:
+    """How many bytes a client gets that reads so, through a window of some kilobytes."""
+
+    async def run() -> int:
+        async with served(large_answer) as port:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.settimeout(30)
+                client.connect(("127.0.0.1", port))
+                client.sendall(requests)
+                return await asyncio.to_thread(read, client)
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def the_rest(client: socket.socket) -> int:
+    count = 0
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(1 << 20):
+            count += len(piece)
+    return count
+
+
+@pytest.mark.parametrize("requests", [ASKED, 400 * ASKED, ASKED + b"no request\r\n\r\n"])
+def test_a_client_that_reads_nothing_is_cut_off(requests: bytes) -> None:
+    def wait_and_read(client: socket.socket) -> int:
+        time.sleep(3 * READ_S)
+        return the_rest(client)
+
+    assert read_of_a_large_answer(wait_and_read, requests) < LARGE
+
+
+def test_a_client_that_reads_slowly_gets_all() -> None:
+    def read_now_and_then(client: socket.socket) -> int:
+        until, count = time.monotonic() + 3 * READ_S, 0
+        while time.monotonic() < until:
+            count += len(client.recv(256 << 10))
+            time.sleep(READ_S / 20)
+        assert count < LARGE
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        return count + the_rest(client)
+
+    assert read_of_a_large_answer(read_now_and_then) > LARGE

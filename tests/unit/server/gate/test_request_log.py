@@ -1,0 +1,25 @@
+"""A line of the log is one line of text, whatever a client has written."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from moeinf.server.gate.request_log import HarmlessFormatter
+
+WORDS = "\x1b]0;title\x07\x1b[31mred\r\nforged \u202e\x9b"
+
+
+def test_a_message_is_one_printable_line() -> None:
+    record = logging.LogRecord("moeinf.server", logging.INFO, "", 0, "said %s", (WORDS,), None)
+    line = HarmlessFormatter("%(message)s").format(record)
+    assert line.isprintable() and line.startswith(r"said \x1b]0;title\x07\x1b[31mred\r\nforged ")
+
+
+def test_so_is_each_line_of_a_traceback() -> None:
+    try:
+        raise ValueError(WORDS)
+    except ValueError:
+        record = logging.LogRecord("moeinf.server", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    lines = HarmlessFormatter("%(message)s").format(record).split("\n")
+    assert len(lines) > 3 and all(line.isprintable() for line in lines)
