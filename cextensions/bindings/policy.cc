@@ -102,6 +102,7 @@ void moeinf::bind_policy(nb::module_& m) {
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
            nb::arg("num_experts"), nb::arg("top_k"))
       .def("observe", &observe<UseModel>, nb::arg("layer"), nb::arg("ids"))
+      .def("restart", &UseModel::restart)
       .def_prop_ro("no_use", [](UseModel& model) { return table(model, model.no_use()); })
       .def_prop_ro("wait", [](UseModel& model) { return table(model, model.wait()); })
       .def_static("num_bytes", &UseModel::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"));
@@ -122,12 +123,14 @@ void moeinf::bind_policy(nb::module_& m) {
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
            nb::arg("num_experts"), nb::arg("top_k"))
       .def("observe", &observe<UseEvidence>, nb::arg("layer"), nb::arg("ids"))
+      .def("restart", &UseEvidence::restart)
       .def_prop_ro("rows", &rows);
   nb::class_<TunedUse>(m, "TunedUse")
       .def("__init__", &make_tuned, nb::arg("num_layers"), nb::arg("num_experts"), nb::arg("top_k"),
            nb::arg("width"), nb::kw_only(), nb::arg("token"), nb::arg("own"), nb::arg("contexts"),
            nb::arg("bias"), nb::arg("hidden"), nb::arg("head"), nb::arg("head_bias"), nb::arg("direct"))
       .def("observe", &observe<TunedUse>, nb::arg("layer"), nb::arg("ids"))
+      .def("restart", &TunedUse::restart)
       .def_prop_ro("no_use", [](TunedUse& model) { return table(model, model.no_use()); })
       .def_prop_ro("wait", [](TunedUse& model) { return table(model, model.wait()); })
       .def_static("num_bytes", &TunedUse::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"),

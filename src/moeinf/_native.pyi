@@ -1027,6 +1027,9 @@ class UseModel:
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k]; those of a token are distinct. Many at once teach no weights."""
 
+    def restart(self) -> None:
+        """Says that routings were left out: the next follows nothing that came before. What was learned stays."""
+
     @property
     def no_use(self) -> FloatArray:
         """1 - p [num_layers, num_experts] of the tokens to come: a view that is read-only and follows `observe`."""
@@ -1062,7 +1065,13 @@ class UseEvidence:
 
     def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None: ...
     def observe(self, layer: int, ids: IntArray) -> None:
-        """Takes the routing `ids` [tokens, top_k]; afterwards `rows` is of this layer's tokens to come."""
+        """Takes the routing `ids` [tokens, top_k]; afterwards `rows` is of this layer's tokens to come.
+
+        A layer that does not lie behind the last one begins another pass, and so does another number of tokens.
+        """
+
+    def restart(self) -> None:
+        """Does as UseModel.restart."""
 
     @property
     def rows(self) -> Float32Array:
@@ -1071,7 +1080,7 @@ class UseEvidence:
 class TunedUse:
     """UseModel's answers by a trained network; docs/policies.md has the formulas, runtime/policy/tuned.py the shapes.
 
-    ValueError for weights or a routing that do not fit.
+    ValueError for weights or a routing that do not fit, and for a weight that is NaN or beyond 1e4 either way.
     """
 
     def __init__(
@@ -1091,6 +1100,7 @@ class TunedUse:
         direct: Float32Array,
     ) -> None: ...
     def observe(self, layer: int, ids: IntArray) -> None: ...
+    def restart(self) -> None: ...
     @property
     def no_use(self) -> FloatArray: ...
     @property

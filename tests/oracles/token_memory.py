@@ -19,15 +19,16 @@ class SlowTokenMemory:
         self._tokens: list[dict[int, set[int]]] = []
         self._before: dict[int, float] = {}  # of the running token, by the number of the past one
         self._likeness: dict[int, float] = {}
-        self._layer = num_layers
+        self._layers = self._layer = num_layers
+        self._width = 0  # tokens of the running pass
 
     def observe(self, layer: int, ids: IntArray) -> FloatArray:
         """[2, num_experts]: what followed the tokens most alike, and what the next HORIZON tokens used."""
-        if layer <= self._layer:
+        if layer <= self._layer or len(ids) != self._width:
             follows = len(ids) == 1
             self._before = {past + 1: BEFORE * old for past, old in self._likeness.items()} if follows else {}
             self._tokens += [{} for _ in ids]
-        self._layer = layer
+        self._layer, self._width = layer, len(ids)
         running = len(self._tokens) - 1
         for token, row in zip(self._tokens[-len(ids) :], ids.tolist(), strict=True):
             token[layer] = set(row)
@@ -56,3 +57,9 @@ class SlowTokenMemory:
                 if behind == 1:
                     result[0, used] += weight
         return result / sum(weights.values())
+
+    def restart(self) -> None:
+        """Routings were left out: HORIZON tokens of which nothing is known."""
+        if self._layer != self._layers:
+            self._tokens += [{} for _ in range(HORIZON)]
+            self._likeness, self._layer = {}, self._layers

@@ -20,7 +20,7 @@ from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.runtime.policy.protocol import EvictionPolicy
+from moeinf.runtime.policy.protocol import DevicePolicy, EvictionPolicy
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
@@ -240,7 +240,7 @@ def make_tier(
     drain_s: float = DRAIN_S,
     slices: tuple[int, ...] = (),
     sizes: SlotSizes | None = None,
-) -> tuple[Tier, FakeReader, EvictionPolicy]:
+) -> tuple[Tier, FakeReader, DevicePolicy]:
     """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins.
 
     slices: how many an expert of each layer is cut into; a slot then holds one of them.

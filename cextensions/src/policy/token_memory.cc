@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "sizes.h"
+
 namespace moeinf {
 namespace {
 
@@ -18,11 +20,14 @@ TokenMemory::TokenMemory(std::int64_t num_layers, std::int64_t num_experts, std:
       num_experts_(num_experts),
       top_k_(top_k),
       layer_(num_layers),
-      users_(num_layers * num_experts * kMostTokens),
+      users_(require_sizes(num_layers, num_experts, top_k) * kMostTokens),
       used_(kMostTokens * num_layers * top_k, -1),
       shared_(kMostTokens),
       before_(kMostTokens),
-      likeness_(kMostTokens) {}
+      likeness_(kMostTokens) {
+  matches_.reserve(kMatches);
+  weights_.reserve(kMatches);
+}
 
 std::size_t TokenMemory::num_bytes(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k) {
   return kMostTokens * (num_layers * (num_experts + top_k * sizeof(std::int32_t)) + 10);
@@ -30,8 +35,10 @@ std::size_t TokenMemory::num_bytes(std::int64_t num_layers, std::int64_t num_exp
 
 void TokenMemory::observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens, float* next,
                           float* soon) {
-  if (layer <= layer_) begin(num_tokens);
+  require_routing(layer, num_layers_, num_tokens);
+  if (layer <= layer_ || num_tokens != num_tokens_) begin(num_tokens);
   layer_ = layer;
+  num_tokens_ = num_tokens;
   ids += (num_tokens - (last_ + 1 - first_)) * top_k_;
   for (std::int64_t token = first_; token <= last_; ++token, ids += top_k_) {
     for (std::int64_t i = 0; i < top_k_; ++i) {
@@ -54,6 +61,14 @@ void TokenMemory::observe(std::int64_t layer, const std::int64_t* ids, std::int6
       }
     }
   }
+}
+
+// Tokens of which nothing is known stand for what was left out, as many as what follows a token is told of.
+void TokenMemory::restart() {
+  if (layer_ == num_layers_) return;
+  begin(kHorizon);
+  std::fill(likeness_.begin(), likeness_.end(), 0.0F);
+  layer_ = num_layers_;
 }
 
 // A pass forgets the oldest tokens for its own. Of a pass of many, the last token alone is compared.

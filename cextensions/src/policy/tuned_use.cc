@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "sizes.h"
+
 namespace moeinf {
 namespace {
 
@@ -29,6 +31,11 @@ void add_row(const float* row, std::int64_t size, float* out) {
   for (std::int64_t j = 0; j < size; ++j) out[j] += row[j];
 }
 
+bool are_bounded(const std::vector<float>& weights) {
+  return std::all_of(weights.begin(), weights.end(),
+                     [](float weight) { return std::abs(weight) <= TunedUse::kMostWeight; });  // no NaN is
+}
+
 void rectify(std::vector<float>& values) {
   for (float& value : values) value = std::max(value, 0.0F);
 }
@@ -39,6 +46,11 @@ UseEvidence::UseEvidence(std::int64_t num_layers, std::int64_t num_experts, std:
     : use_(num_layers, num_experts, top_k),
       memory_(num_layers, num_experts, top_k),
       rows_(kRows * num_experts) {}
+
+void UseEvidence::restart() {
+  use_.restart();
+  memory_.restart();
+}
 
 const float* UseEvidence::observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens) {
   use_.observe(layer, ids, num_tokens);
@@ -60,7 +72,7 @@ TunedUse::TunedUse(std::int64_t num_layers, std::int64_t num_experts, std::int64
                    TunedWeights weights)
     : evidence_(num_layers, num_experts, top_k),
       weights_(std::move(weights)),
-      layer_(-1),
+      layer_(num_layers),
       token_(weights_.width),
       means_(2 * weights_.width),
       before_(weights_.width),
@@ -75,6 +87,9 @@ TunedUse::TunedUse(std::int64_t num_layers, std::int64_t num_experts, std::int64
       weights_.head_bias.size() == layers * 2 * experts &&
       weights_.direct.size() == layers * UseEvidence::kRows * 2;
   if (!fits) throw std::invalid_argument("the weights are of another shape");
+  for (const auto* each : {&weights_.token, &weights_.own, &weights_.contexts, &weights_.bias,
+                           &weights_.hidden, &weights_.head, &weights_.head_bias, &weights_.direct})
+    if (!are_bounded(*each)) throw std::invalid_argument("a weight is NaN, or larger than any can be");
   const double chance = static_cast<double>(top_k) / static_cast<double>(num_experts);
   no_use_.assign(num_layers * num_experts, 1 - chance);
   wait_.assign(num_layers * num_experts, (1 - chance) / chance);
@@ -84,6 +99,13 @@ std::size_t TunedUse::num_bytes(std::int64_t num_layers, std::int64_t num_expert
   return UseModel::num_bytes(num_layers, num_experts) +
          TokenMemory::num_bytes(num_layers, num_experts, top_k) +
          2 * sizeof(double) * num_layers * num_experts;
+}
+
+// The means have it that a token came of which nothing is known; the next pass begins behind that one.
+void TunedUse::restart() {
+  evidence_.restart();
+  if (layer_ != num_layers()) begin();
+  layer_ = num_layers();
 }
 
 // Of a pass of many tokens the last stands for all.
@@ -102,9 +124,10 @@ void TunedUse::begin() {
 
 void TunedUse::observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens) {
   const std::int64_t width = weights_.width, count = num_experts();
-  if (layer <= layer_) begin();
-  layer_ = layer;
   const float* const rows = evidence_.observe(layer, ids, num_tokens);
+  if (layer <= layer_ || num_tokens != num_tokens_) begin();
+  layer_ = layer;
+  num_tokens_ = num_tokens;
   std::copy(before_.begin(), before_.end(), state_.begin());
   add_row(&weights_.bias[layer * width], width, state_.data());
   const std::int64_t* const last = ids + (num_tokens - 1) * top_k();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sizes.h"
 #include "vector_math.h"
 
 // Compiles a function, with all that it calls here, also for wider vectors, without fused products: the same
@@ -42,7 +43,7 @@ void fetch(const float* pairs, std::int64_t stride, const std::vector<std::int64
 UseModel::UseModel(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k)
     : num_experts_(num_experts),
       top_k_(top_k),
-      layers_(num_layers),
+      layers_(require_sizes(num_layers, num_experts, top_k) / num_experts),
       errors_(num_experts),
       logits_(num_experts),
       sums_(num_experts) {
@@ -57,9 +58,16 @@ UseModel::UseModel(std::int64_t num_layers, std::int64_t num_experts, std::int64
     at.next_pairs = pairs;
     at.horizon_pairs = pairs + num_experts;
     pairs += of_layer;
-    for (Evidence& each : at.evidence) each.features.assign(kFeatures * num_experts, 0);
+    // All that a visit needs, so that none fails half-way for want of memory.
+    for (Evidence& each : at.evidence) {
+      each.features.assign(kFeatures * num_experts, 0);
+      each.rows.reserve(kSources * top_k);
+    }
+    at.last.reserve(top_k);
+    at.before.reserve(top_k);
     at.last_use.assign(num_experts, 0);
   }
+  rows_.reserve(kSources * top_k);
 }
 
 std::size_t UseModel::num_bytes(std::int64_t num_layers, std::int64_t num_experts) {
@@ -68,17 +76,26 @@ std::size_t UseModel::num_bytes(std::int64_t num_layers, std::int64_t num_expert
   return num_layers * num_experts * (pairs + rest);
 }
 
+void UseModel::restart() {
+  for (Layer& at : layers_) {
+    at.num_evidence = 0;
+    at.last.clear();
+    at.before.clear();
+  }
+}
+
 MOEINF_WIDE_LOOPS void UseModel::observe(std::int64_t layer, const std::int64_t* ids,
                                          std::int64_t num_tokens) {
+  require_routing(layer, num_layers(), num_tokens);
   Layer& at = layers_[layer];
   double* const no_use = &no_use_[layer * num_experts_];
   for (std::int64_t token = 0; token < num_tokens; ++token) count(at, ids + token * top_k_);
   if (num_tokens > 1) at.num_evidence = 0;
-  const std::vector<std::int64_t> rows = rows_of(layer);
-  fetch(at.next_pairs, 2 * num_experts_, rows, 2 * num_experts_);
+  find_rows(layer, rows_);
+  fetch(at.next_pairs, 2 * num_experts_, rows_, 2 * num_experts_);
   if (at.num_evidence > 0) learn(at, no_use);
   Evidence& now = at.evidence[at.num_evidence++ % kHorizon];
-  now.rows = rows;
+  now.rows.swap(rows_);
   gather(at, now);
   predict(at, now, no_use, &wait_[layer * num_experts_]);
 }
@@ -132,13 +149,12 @@ void UseModel::step(std::array<double, N>& weights, float* pairs, double pair_ra
 
 // Pairs speak by the layer's last token, by that of the layer below (for the first: of the last layer), and
 // by the token before.
-std::vector<std::int64_t> UseModel::rows_of(std::int64_t layer) const {
+void UseModel::find_rows(std::int64_t layer, std::vector<std::int64_t>& rows) const {
   const Layer& at = layers_[layer];
   const Layer& below = layers_[layer > 0 ? layer - 1 : num_layers() - 1];
-  std::vector<std::int64_t> rows = at.last;
+  rows = at.last;
   for (const std::int64_t id : below.last) rows.push_back(num_experts_ + id);
   for (const std::int64_t id : at.before) rows.push_back(2 * num_experts_ + id);
-  return rows;
 }
 
 void UseModel::gather(const Layer& at, Evidence& out) {

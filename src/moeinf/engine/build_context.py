@@ -18,7 +18,7 @@ from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer, Witness
+from moeinf.runtime.experts import Adviser, Observer, Witness
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
@@ -165,7 +165,7 @@ def prefetcher_of(
     context: BuildContext,
     tier: ExpertTier,
     link: Link,
-    observers: list[Observer],
+    observers: list[Observer] | list[Adviser],
     *,
     fits: bool,
     on_cpu: bool = False,

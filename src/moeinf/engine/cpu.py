@@ -31,7 +31,7 @@ from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer, StreamedExperts
+from moeinf.runtime.experts import Adviser, StreamedExperts
 from moeinf.runtime.io.places import PlacedReads
 from moeinf.runtime.io.protocol import ReadFacts
 from moeinf.runtime.io.reader import open_reader
@@ -106,7 +106,7 @@ class CpuRunner:
         if self.plan.slices is not None:
             least_slots = shape.top_k * manifest.layout.stride_bytes // self.plan.slices.slot_bytes
         self._watch = MemoryWatch(self.tier, least_slots, reserve, context.reporting.notify)
-        advisers: list[Observer] = [policy]
+        advisers: list[Adviser] = [policy]
         prefetcher = prefetcher_of(
             context,
             self.tier,

@@ -13,12 +13,20 @@ from moeinf.types import Float32Array, IntArray, Phase, Routing
 
 
 class Observer(Protocol):
-    """The eviction policy, the predictor and the recorder: each is told every routing, in order."""
+    """What is told every routing, in order: the recorder, for instance."""
 
     def begin(self, phase: Phase) -> None: ...
 
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k]; the array is the caller's again afterwards."""
+        ...
+
+
+class Adviser(Observer, Protocol):
+    """The eviction policy and the predictor: what they are told leaves out layers in which nothing can be missing."""
+
+    def restart(self) -> None:
+        """Says that routings were left out: the next is of another pass, and follows none that was told."""
         ...
 
 
@@ -72,6 +80,7 @@ class StreamedExperts:
 
     The result does not depend on what was resident: the kernel sums the outputs in the order of the routing, not of
     arrival. Where every expert is resident nothing is predicted and nothing evicted, so `advisers` are not told then.
+    That some were left out they hear in front of the next.
     """
 
     def __init__(
@@ -79,7 +88,7 @@ class StreamedExperts:
         tier: ExpertTier,
         kernel: ExpertKernel,
         observers: Sequence[Observer],
-        advisers: Sequence[Observer],
+        advisers: Sequence[Adviser],
         prefetcher: Prefetcher | None,
         model: str = "MODEL",
         witness: Witness | None = None,
@@ -96,6 +105,7 @@ class StreamedExperts:
         self._prefetcher = prefetcher
         self._witness = witness
         self._profiler = tier.profiler
+        self._advisers_missed = False  # a routing, since they were told one
 
     @property
     def wants_expectations(self) -> bool:
@@ -116,6 +126,7 @@ class StreamedExperts:
             self._witness.routed(layer, ids, routing.weights)
         with self._tier.lock:
             if self._tier.all_resident:
+                self._advisers_missed = True
                 num_here = len(experts) if len(ids) == 1 else int(counts.sum())  # other ranks may have some
                 offsets = self._tier.hits(layer, experts, num_here)
                 profiler.lap("policy")
@@ -128,7 +139,10 @@ class StreamedExperts:
     def _stream(self, layer: int, experts: IntArray, counts: IntArray, ids: IntArray) -> None:
         tier, kernel, profiler = self._tier, self._kernel, self._profiler
         for adviser in self._advisers:
+            if self._advisers_missed:
+                adviser.restart()
             adviser.observe(layer, ids)
+        self._advisers_missed = False
         with tier.visit(layer, experts, counts, len(ids)) as visit:
             if self._prefetcher is not None:
                 self._prefetcher.after_routing(visit)

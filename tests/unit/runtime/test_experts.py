@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.protocol import EvictionPolicy
+from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import Float32Array, Routing
@@ -26,7 +26,7 @@ def routing(rng: np.random.Generator, tokens: int) -> Routing:
 
 
 def streamed(
-    tier: Tier, reader: FakeReader, policy: EvictionPolicy, *, prefetch: bool = True
+    tier: Tier, reader: FakeReader, policy: DevicePolicy, *, prefetch: bool = True
 ) -> tuple[StreamedExperts, FakeKernel]:
     kernel, predictor = FakeKernel(tier.memory, SHAPE.num_experts), LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, reader, SHAPE) if prefetch else None

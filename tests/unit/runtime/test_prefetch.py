@@ -29,6 +29,8 @@ class Oracle:
 
     def observe(self, layer: int, ids: object) -> None: ...
 
+    def restart(self) -> None: ...
+
     def predict(self, layer: int) -> FloatArray | None:
         return None if self.likelihood is None else self.likelihood[layer + 1 :]
 

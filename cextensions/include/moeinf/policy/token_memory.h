@@ -16,11 +16,14 @@ class TokenMemory {
 
   TokenMemory(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k);
 
-  // Takes the routing ids [num_tokens, top_k] of a layer. Writes two rows [num_experts]: to `next` what the
-  // tokens behind the kMatches most alike used in this layer, weighted by likeness, from 0 to 1; to `soon`
-  // the same of the next kHorizon tokens behind each, all counted, from 0 to kHorizon.
+  // Takes the routing ids [num_tokens, top_k] of a layer. A layer that does not lie behind the last one
+  // begins another pass, and so does another number of tokens. Writes two rows [num_experts]: to `next` what
+  // the tokens behind the kMatches most alike used in this layer, weighted by likeness, from 0 to 1; to
+  // `soon` the same of the next kHorizon tokens behind each, all counted, from 0 to kHorizon.
   void observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens, float* next,
                float* soon);
+  // Says that routings were left out: what comes next begins a pass, and follows nothing that came before.
+  void restart();
 
   static std::size_t num_bytes(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k);
 
@@ -41,7 +44,8 @@ class TokenMemory {
 
   std::int64_t num_layers_, num_experts_, top_k_;
   std::int64_t first_ = 0, last_ = -1;    // of the running pass's tokens that are remembered
-  std::int64_t layer_;                    // that ran last
+  std::int64_t layer_;                    // that ran last; num_layers: the next begins a pass
+  std::int64_t num_tokens_ = 0;           // of the running pass
   std::vector<std::uint8_t> users_;       // [num_layers, num_experts, kMostTokens]: 1 where the token used it
   std::vector<std::int32_t> used_;        // [kMostTokens, num_layers, top_k]
   std::vector<std::uint16_t> shared_;     // [kMostTokens]: experts shared with the running token

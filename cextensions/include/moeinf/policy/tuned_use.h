@@ -22,6 +22,9 @@ class UseEvidence {
   // of TokenMemory.
   const float* observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens);
 
+  // As UseModel has it.
+  void restart();
+
   const float* rows() const { return rows_.data(); }
   std::int64_t num_layers() const { return use_.num_layers(); }
   std::int64_t num_experts() const { return use_.num_experts(); }
@@ -50,12 +53,14 @@ class TunedUse {
  public:
   static constexpr std::int64_t kContexts = 4;
   static constexpr float kHalfLives[] = {4, 32};  // tokens, of the decayed means
+  static constexpr float kMostWeight = 1e4F;      // either way: no product of the network overflows
 
-  // Throws std::invalid_argument for weights that do not fit the sizes.
+  // Throws std::invalid_argument for weights that do not fit the sizes, or lie beyond kMostWeight.
   TunedUse(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k, TunedWeights weights);
 
   // As UseModel has them.
   void observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens);
+  void restart();
   double* no_use() { return no_use_.data(); }
   double* wait() { return wait_.data(); }
 
@@ -71,7 +76,8 @@ class TunedUse {
 
   UseEvidence evidence_;
   TunedWeights weights_;
-  std::int64_t layer_;                 // that ran last
+  std::int64_t layer_;                 // that ran last; num_layers: the next begins a pass
+  std::int64_t num_tokens_ = 0;        // of the running pass
   std::vector<float> token_, means_;   // [D] of the running token so far; [2, D] of those before
   std::vector<float> before_;          // [D]: what the tokens before say
   std::vector<float> state_, next_;    // [D]

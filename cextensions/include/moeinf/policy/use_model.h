@@ -20,6 +20,10 @@ class UseModel {
   // layer's rows of no_use and wait are of its tokens to come. Many tokens at once are counted, not learned.
   void observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens);
 
+  // Says that routings were left out: what comes next follows nothing that came before. What was learned
+  // stays.
+  void restart();
+
   // Both [num_layers, num_experts]: the probability that the next token does not use the expert, and that
   // divided by the share of tokens that will: the tokens expected to pass behind the next one until a use.
   double* no_use() { return no_use_.data(); }
@@ -58,7 +62,7 @@ class UseModel {
   void learn(Layer& at, const double* no_use);
   template <std::size_t N>
   void step(std::array<double, N>& weights, float* pairs, double pair_rate, const Evidence& seen);
-  std::vector<std::int64_t> rows_of(std::int64_t layer) const;
+  void find_rows(std::int64_t layer, std::vector<std::int64_t>& rows) const;
   void gather(const Layer& at, Evidence& out);
   template <std::size_t N>
   void weigh(const std::array<double, N>& weights, const std::vector<double>& features);
@@ -72,9 +76,10 @@ class UseModel {
   Buffer pairs_;
   std::vector<Layer> layers_;
   std::vector<double> no_use_, wait_;
-  std::vector<double> errors_;  // [num_experts]: what was predicted less what came
-  std::vector<double> logits_;  // [num_experts]
-  std::vector<float> sums_;     // [num_experts]: of the weights of pairs
+  std::vector<double> errors_;      // [num_experts]: what was predicted less what came
+  std::vector<double> logits_;      // [num_experts]
+  std::vector<float> sums_;         // [num_experts]: of the weights of pairs
+  std::vector<std::int64_t> rows_;  // of pairs, of the visit
 };
 
 }  // namespace moeinf

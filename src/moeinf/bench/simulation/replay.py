@@ -39,6 +39,10 @@ class SharedPrediction:
         self._predictor.observe(layer, ids)
         self._layer = _NONE
 
+    def restart(self) -> None:
+        self._predictor.restart()
+        self._layer = _NONE
+
     def forget(self) -> None:
         """The predictor was told something else than a routing."""
         self._layer = _NONE

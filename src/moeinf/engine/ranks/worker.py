@@ -24,7 +24,7 @@ from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import BoolArray, SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer, StreamedExperts
+from moeinf.runtime.experts import Adviser, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
@@ -72,7 +72,7 @@ class WorkerExperts:
         errors = ReadErrors(shards, self._shape.num_experts, stored.name, stored.remedy)
         loader = Loader(cache, self._reader, memory, placed=placed_reads(manifest, self._reader))
         self.tier = ExpertTier(cache, loader, errors, context.observation.profiler)
-        advisers: list[Observer] = [policy]
+        advisers: list[Adviser] = [policy]
         self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, fits=False, on_cpu=True)
         native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.forms)
         self._kernel = PartKernel(native, self.tier)

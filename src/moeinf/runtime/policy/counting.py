@@ -28,6 +28,9 @@ class LeastRecentlyUsed:
         self._last_use[layer, ids] = self._clock
         self._clock += 1
 
+    def restart(self) -> None:
+        pass
+
     def keep_scores(self, layer: int) -> FloatArray:
         return self._last_use
 
@@ -49,6 +52,9 @@ class LeastFrequentlyUsed:
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._uses[layer] += count_ids(ids, self._uses.shape[1])
+
+    def restart(self) -> None:
+        pass
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self._uses
@@ -85,6 +91,9 @@ class DecayedFrequency:
             weights = np.repeat(self._decay ** np.arange(tokens - 1, -1, -1), ids.shape[1])
             frequency += np.bincount(ids.ravel(), weights, len(frequency))
 
+    def restart(self) -> None:
+        pass
+
     def keep_scores(self, layer: int) -> FloatArray:
         return self._frequency
 
@@ -118,6 +127,9 @@ class LastButOne:
         self._scores[layer, used] = last[used] + self.LAST * self._clock
         last[used] = self._clock
         self._clock += 1
+
+    def restart(self) -> None:
+        pass
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self._scores

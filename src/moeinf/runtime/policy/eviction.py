@@ -57,6 +57,9 @@ class RequestAware:
         self._request.record(layer, ids)
         self._scores = None
 
+    def restart(self) -> None:
+        pass
+
     def keep_scores(self, layer: int) -> FloatArray:
         if self._scores is None:
             self._scores = (normalise_rows(self._likely()) + self._eps) * self._layer_decay
@@ -100,6 +103,9 @@ class ActivationAware(RequestAware):
         super().observe(layer, ids)
         self._match.record(layer, ids)
 
+    def restart(self) -> None:
+        self._match.restart()
+
     def _likely(self) -> IntArray | FloatArray:
         nearest = self._match.nearest(self._num_matches)
         if not len(nearest):
@@ -138,6 +144,9 @@ class NextUse:
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
         self.native.observed(len(ids))
+
+    def restart(self) -> None:
+        self._use.restart()
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self.native.keep_scores(layer)

@@ -26,6 +26,9 @@ class LookAheadPredictor:
         if layer == self._expected_layer:
             self._expected_layer = -1
 
+    def restart(self) -> None:
+        self._expected_layer = -1
+
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         """The guess: `ids` will be routed to in `layer`, with `weights`, both [tokens, top_k].
 

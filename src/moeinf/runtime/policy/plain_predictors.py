@@ -30,6 +30,9 @@ class PopularityPredictor:
         self._uses[layer] += count_ids(ids, self._uses.shape[1])
         self._tokens[layer] += len(ids)
 
+    def restart(self) -> None:
+        pass
+
     def predict(self, layer: int) -> FloatArray | None:
         tokens = self._tokens[layer + 1 : layer + 2]
         return self._uses[layer + 1 : layer + 2] / tokens if tokens.any() else None
@@ -58,6 +61,9 @@ class PreviousTokenPredictor:
         last[:] = 0.0
         last[ids[-1]] = 1.0
         self._seen = True
+
+    def restart(self) -> None:
+        self._last[:] = 0.0
 
     def predict(self, layer: int) -> FloatArray | None:
         return self._last[layer + 1 :] * (self._again / self._used) if self._seen else None

@@ -96,6 +96,9 @@ class EamcPredictor:
     def observe(self, layer: int, ids: IntArray) -> None:
         self._match.record(layer, ids)
 
+    def restart(self) -> None:
+        self._match.restart()
+
     def predict(self, layer: int) -> FloatArray | None:
         nearest = self._match.nearest(self._num_matches)
         if not len(nearest):
@@ -119,6 +122,9 @@ class FrequencyPredictor:
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
         self._seen = True
+
+    def restart(self) -> None:
+        pass
 
     def predict(self, layer: int) -> FloatArray | None:
         return probability(self._use.logits[layer + 1 :]) if self._seen else None
@@ -162,6 +168,9 @@ class CrossLayerPredictor:
         self._use.observe(layer, ids)
         self._layer, self._ids = layer, ids
 
+    def restart(self) -> None:
+        self._layer = -1
+
     def predict(self, layer: int) -> FloatArray | None:
         if self._layer != layer or layer < 0:
             return None
@@ -192,6 +201,10 @@ class CombinedPredictor:
     def observe(self, layer: int, ids: IntArray) -> None:
         for part in self.parts:
             part.observe(layer, ids)
+
+    def restart(self) -> None:
+        for part in self.parts:
+            part.restart()
 
     def predict(self, layer: int) -> FloatArray | None:
         near, far = (part.predict(layer) for part in self.parts)

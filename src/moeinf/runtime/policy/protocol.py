@@ -37,11 +37,15 @@ class TokenScores(NamedTuple):
 
 
 class DevicePolicy(EvictionPolicy, Protocol):
-    """An eviction policy whose scores a device can finish."""
+    """An eviction policy whose scores a device can finish, and that can do with a part of the routings."""
 
     @property
     def step(self) -> int:
         """From a score a device takes the number of layers until the expert's own, of a step of so many; 0: nothing."""
+        ...
+
+    def restart(self) -> None:
+        """Says that routings were left out: the next is of another pass, and follows none that was told."""
         ...
 
     def token_scores(self) -> TokenScores:
@@ -50,7 +54,7 @@ class DevicePolicy(EvictionPolicy, Protocol):
 
 
 class Predictor(Protocol):
-    """Told every routing in order; asked after that of `layer` what the layers behind it will use.
+    """Told every routing in order, or where some were left out; asked after that of `layer` what those behind it use.
 
     begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
     """
@@ -62,6 +66,10 @@ class Predictor(Protocol):
 
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k] of `layer`."""
+        ...
+
+    def restart(self) -> None:
+        """Does as DevicePolicy.restart."""
         ...
 
     def predict(self, layer: int) -> FloatArray | None:

@@ -46,6 +46,9 @@ class ScoredLists(ABC):
         for expert in ids[0].tolist() if len(ids) == 1 else np.unique(ids).tolist():
             self.access(layer * self._num_experts + expert)
 
+    def restart(self) -> None:  # noqa: B027  # nor does what was left out
+        pass
+
     @abstractmethod
     def access(self, key: int) -> None:
         """Moves a key, which is used, through the lists."""

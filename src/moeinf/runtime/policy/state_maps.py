@@ -145,6 +145,9 @@ class MapPredictor:
     def observe(self, layer: int, ids: IntArray) -> None:
         pass
 
+    def restart(self) -> None:
+        pass
+
     def see(self, layer: int, state: Float32Array) -> None:
         """Takes the state before the attention of a layer, [tokens, hidden], as unit_state makes it."""
         logits = state @ self._reduce[layer] @ self._expand[layer] + self._bias[layer]

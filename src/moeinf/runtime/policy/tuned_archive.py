@@ -8,13 +8,15 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from moeinf.errors import StoreError
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.types import Float32Array, MoeShape
+
+MOST_WEIGHT: Final = 1e4  # either way, as TunedUse has it: no product of such weights overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ def checked_weights(arrays: dict[str, Any], wanted: Mapping[str, tuple[int, ...]
     """Raises ValueError for what are no weights of these shapes."""
     if {name: array.shape for name, array in arrays.items()} != dict(wanted):
         raise ValueError("its weights have other shapes")
-    if not all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays.values()):
-        raise ValueError("its weights are no numbers")
+    if not all(array.dtype == np.float32 and (np.abs(array) <= MOST_WEIGHT).all() for array in arrays.values()):
+        raise ValueError("its weights are no numbers, or larger than any can be")
     return arrays
 
 

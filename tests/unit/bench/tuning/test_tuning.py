@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf._native import TunedUse, UseEvidence
+from moeinf._native import TunedUse, UseEvidence, UseModel
 from moeinf.bench.tuning.lessons import HORIZON, lessons_of
 from moeinf.bench.tuning.network import UseNetwork
 from moeinf.bench.tuning.training import _frequencies, labels_of, train
@@ -67,6 +67,76 @@ def test_memory_finds_what_its_definition_finds() -> None:
             fast.observe(layer, ids)
             np.testing.assert_allclose(np.exp(fast.rows[2:]) - 0.02, slow.observe(layer, ids), atol=2e-4)
         start += tokens
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_told_from_the_middle_of_a_pass_is_of_that_pass(seed: int) -> None:
+    """Layers are left out in which every expert is there; a prompt ends so, and a token begins so."""
+    rng, experts = np.random.default_rng(seed), grammar(900, seed)
+    fast, slow = UseEvidence(SHAPE.num_layers, SHAPE.num_experts, SHAPE.top_k), SlowTokenMemory(3, 16, 2)
+    start, told = 0, False
+    for _ in range(120):
+        tokens = int(rng.choice([1, 1, 1, 7]))
+        for layer in range(SHAPE.num_layers):
+            left_out, ids = told, np.ascontiguousarray(experts[start : start + tokens, layer])
+            told = bool(rng.random() < 0.8)
+            if not told:
+                continue
+            if not left_out:
+                fast.restart()
+                slow.restart()
+            fast.observe(layer, ids)
+            np.testing.assert_allclose(np.exp(fast.rows[2:]) - 0.02, slow.observe(layer, ids), atol=2e-4)
+            assert np.isfinite(fast.rows).all()
+        start += tokens
+
+
+def test_another_number_of_tokens_is_another_pass_whether_or_not_that_is_said() -> None:
+    """A layer behind the last one, of one token where that had 300: the memory of the pass has no such token."""
+    use = TunedUse(3, 16, 2, width_of(SHAPE), **drawn_weights(SHAPE))
+    evidence, experts = UseEvidence(3, 16, 2), grammar(600)
+    for each in (use, evidence):
+        each.observe(0, np.ascontiguousarray(experts[:300, 0]))
+        for more in range(20):
+            each.observe(1, np.ascontiguousarray(experts[300 + more : 301 + more, 1]))
+            each.observe(2, np.ascontiguousarray(experts[: 2 + more, 2]))
+    assert np.isfinite(use.wait).all() and (use.wait >= 0).all() and np.isfinite(evidence.rows).all()
+
+
+def test_left_out_routings_teach_nothing_of_those_that_follow() -> None:
+    """What a layer used before a gap says nothing of what it uses behind it: the rates alone are kept."""
+    experts, told, restarted = grammar(200), UseModel(3, 16, 2), UseModel(3, 16, 2)
+    for token in range(100):
+        for layer in range(SHAPE.num_layers):
+            for model in (told, restarted):
+                model.observe(layer, experts[token : token + 1, layer])
+    before = restarted.no_use.copy()
+    restarted.restart()
+    assert (restarted.no_use == before).all()
+    for model in (told, restarted):
+        model.observe(1, experts[150:151, 1])
+    assert (told.no_use[1] != restarted.no_use[1]).any()
+    assert (told.no_use[[0, 2]] == restarted.no_use[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("weight", [3e38, -2e4, np.inf, np.nan])
+def test_weights_whose_products_overflow_are_refused(weight: float) -> None:
+    weights = drawn_weights(SHAPE)
+    for name, array in weights.items():
+        large = {**weights, name: np.full_like(array, weight)}
+        with pytest.raises(ValueError, match="larger than any can be"):
+            TunedUse(3, 16, 2, width_of(SHAPE), **large)
+        with pytest.raises(StoreError, match="damaged"):
+            TunedNetwork.loads(network_of(large).dumps(), "abc", SHAPE)
+
+
+def test_the_largest_weights_that_are_taken_give_finite_scores() -> None:
+    weights = {name: np.full_like(array, 1e4) for name, array in drawn_weights(SHAPE).items()}
+    use = TunedUse(3, 16, 2, width_of(SHAPE), **weights)
+    for token in range(50):
+        for layer in range(SHAPE.num_layers):
+            use.observe(layer, grammar(50)[token : token + 1, layer])
+    assert np.isfinite(use.wait).all() and np.isfinite(use.no_use).all()
 
 
 def test_native_network_answers_as_the_trained_one() -> None:

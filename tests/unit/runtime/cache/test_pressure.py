@@ -193,8 +193,9 @@ def test_slots_are_resized_between_visits_and_never_in_one() -> None:
 
 
 def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
+    """And of that some was left out, in front of the next: their last word may be of another pass."""
     tier, _, policy = make_tier(SHAPE.total_experts)
-    told: list[int] = []
+    told: list[int | str] = []
 
     class Adviser:
         def begin(self, phase: str) -> None:
@@ -203,6 +204,9 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
         def observe(self, layer: int, ids: np.ndarray) -> None:
             told.append(layer)
             policy.observe(layer, ids)
+
+        def restart(self) -> None:
+            told.append("restart")
 
     tier.load_all(lambda done, total: None)
     experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None)
@@ -214,7 +218,13 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
     experts.run(1, *arguments, first)
     tier.resize(SHAPE.total_experts)
     experts.run(1, *arguments, second)
-    assert told == [1, 1] and (first == second).all()
+    assert told == ["restart", 1, 1] and (first == second).all()
+    tier.load_all(lambda done, total: None)
+    experts.run(2, *arguments, second)
+    tier.resize(TOP_K)
+    experts.run(0, *arguments, second)
+    experts.run(1, *arguments, second)
+    assert told == ["restart", 1, 1, "restart", 0, 1]
 
 
 def test_slots_can_be_taken_away_while_they_are_loaded() -> None:

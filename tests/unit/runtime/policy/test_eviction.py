@@ -46,13 +46,19 @@ def test_victims_are_the_smallest_scores_that_may_be_evicted() -> None:
 
 
 @settings(max_examples=60)
-@given(scores=st.lists(st.integers(-4, 4), min_size=1, max_size=60), seed=st.integers(0, 99), count=st.integers(0, 70))
-def test_the_lowest_are_those_that_sorting_finds(scores: list[int], seed: int, count: int) -> None:
+@given(
+    scores=st.lists(st.integers(-4, 4) | st.sampled_from([np.nan, np.inf, -np.inf]), min_size=1, max_size=60),
+    seed=st.integers(0, 99),
+    count=st.integers(0, 70),
+)
+def test_the_lowest_are_those_that_sorting_finds(scores: list[float], seed: int, count: int) -> None:
+    """What is no number counts as the smallest: as many are found as there are, whatever a policy has come to."""
     rng, values = np.random.default_rng(seed), np.array(scores, np.float64)
     states = rng.integers(0, 3, len(scores)).astype(np.uint8)
     held = rng.permutation(len(scores))[: len(scores) // 4].tolist()
     among = [place for place in range(len(scores)) if states[place] == 2 and place not in held]
-    assert lowest(values, states, 2, held, count) == sorted(among, key=lambda place: values[place])[:count]
+    numbers = np.where(np.isnan(values), -np.inf, values)
+    assert lowest(values, states, 2, held, count) == sorted(among, key=lambda place: numbers[place])[:count]
 
 
 def test_more_victims_than_there_are_experts_to_evict_are_refused() -> None:
