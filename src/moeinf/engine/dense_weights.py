@@ -1,4 +1,4 @@
-"""Reads the dense weights of a stored model into memory, or through it to a device; lookup tables are mapped."""
+"""Reads the dense weights of a stored model into memory, or through it to a device; tables of rows stay in the file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from moeinf._native import crc32c
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
-from moeinf.models.layers.weights import StoredTensor, TensorBytes
+from moeinf.models.layers.weights import StoredTensor, TensorBytes, in_file
 from moeinf.runtime.io.file_pieces import FilePieces
-from moeinf.runtime.io.mapped import MappedFile
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import read_file
+from moeinf.runtime.io.row_file import RowFile
 from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
@@ -65,28 +65,28 @@ class DenseSizes:
         self.plan = plan = plan_of(shapes, plan)
         in_memory = check_against_plan(path, shapes, plan)
         self.specs = tuple(specs)
-        self.mapped = tuple(s for s in specs if s.name in plan.lookups - in_memory)
+        self.in_file = tuple(s for s in specs if s.name in plan.lookups - in_memory)
         self.num_bytes = max((s.offset_bytes + s.num_bytes for s in specs), default=0)
 
     @property
     def memory_bytes(self) -> int:
         """The memory that the tensors take of the host, or of a device."""
-        return self.num_bytes - sum(spec.num_bytes for spec in self.mapped)
+        return self.num_bytes - sum(spec.num_bytes for spec in self.in_file)
 
     @property
     def kinds(self) -> Kinds:
         """Format and shape of each tensor that is held in memory, by its name."""
-        return {spec.name: (spec.dtype, spec.shape) for spec in self.specs if spec not in self.mapped}
+        return {spec.name: (spec.dtype, spec.shape) for spec in self.specs if spec not in self.in_file}
 
 
 class DenseFile:
     """The file dense.safetensors of a model. Raises StoreError where it disagrees with the family's tensor plan."""
 
     def __init__(self, stored: StoredModel, plan: TensorPlan, sums: DenseSums) -> None:
-        self._path, self._sums = stored.dense_path, sums
+        self._path, self._remedy, self._sums = stored.dense_path, stored.remedy, sums
         sums.check_header()
         self._sizes = DenseSizes(dense_tensors(self._path, stored.manifest.dense_formats), plan, self._path)
-        self._specs, self._mapped, self._num_bytes = self._sizes.specs, self._sizes.mapped, self._sizes.num_bytes
+        self._specs, self._in_file, self._num_bytes = self._sizes.specs, self._sizes.in_file, self._sizes.num_bytes
         self._lookups = tuple(s for s in self._specs if s.name in self._sizes.plan.lookups)
 
     @property
@@ -103,13 +103,13 @@ class DenseFile:
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
     ) -> dict[str, StoredTensor]:
         """Returns every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
-        left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
+        left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._in_file]
         memory = read_file(self._path, self._num_bytes, config, progress, left_out, on_wait)
-        resident = [spec for spec in self._specs if spec not in self._mapped]
+        resident = [spec for spec in self._specs if spec not in self._in_file]
         self._check_sums(resident, memory, config.threads or usable_cores())
         check_dense(self._path, resident, memory.data)
         tensors = {spec.name: _tensor(spec, memory) for spec in resident}
-        return tensors | self._looked_up(self._mapped)
+        return tensors | self._looked_up(self._in_file)
 
     def _check_sums(self, tensors: Sequence[TensorSpec], memory: ByteArray, num_threads: int) -> None:
         """Compares tensors with their checksums in several threads, which are faster than a disk."""
@@ -141,26 +141,27 @@ class DenseFile:
             yield {
                 spec.name: FileTensor(self._path, file, spec, self._sums, count)
                 for spec in self._specs
-                if spec not in self._mapped
+                if spec not in self._in_file
             }
 
     def lookups(self) -> dict[str, StoredTensor]:
-        """Returns the tensors of which rows are looked up, in the mapped file."""
+        """Returns the tensors of which rows are looked up, in the file."""
         return self._looked_up(self._lookups)
 
     def _looked_up(self, tensors: Sequence[TensorSpec]) -> dict[str, StoredTensor]:
-        """Maps tensors; each row is checked when it is first used."""
+        """Tables that stay in the file; each row is checked when it is first used."""
         if not tensors:
             return {}
-        found = dict[str, StoredTensor]()
         with errors_named(self._path):
-            mapped = MappedFile(self._path)
-        for spec in tensors:
-            data = mapped.part(spec.offset_bytes, spec.num_bytes)
-            check = self._sums.row_check(spec, data)
-            check = mapped.row_check(spec.offset_bytes, spec.num_bytes // spec.shape[0], check)
-            found[spec.name] = StoredTensor(data, spec.dtype, spec.shape, check)
-        return found
+            file = RowFile(self._path, self._remedy)
+        return {spec.name: looked_up(spec, file, self._sums) for spec in tensors}
+
+
+def looked_up(spec: TensorSpec, file: RowFile, sums: DenseSums) -> StoredTensor:
+    """A table that stays in its file; each row is checked when it is first used. Raises StoreError for damage."""
+    check = sums.row_check(spec, file.pieces)
+    num_rows = spec.shape[0]
+    return in_file(spec, file.table(spec.offset_bytes, num_rows, spec.num_bytes // num_rows, check))
 
 
 class FileTensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeinf.traces.mapped_states import HalfArray
+from moeinf.traces.stored_states import HalfArray
 from moeinf.types import Float32Array
 
 

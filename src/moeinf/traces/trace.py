@@ -17,7 +17,7 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.store.files import errors_named, open_regular
 from moeinf.traces.folder import WHOLE_FILE, read_facts, request_files, shape_of
-from moeinf.traces.mapped_states import HalfArray, JoinedStates, joined_states, mapped_array
+from moeinf.traces.stored_states import HalfArray, JoinedStates, joined_states, states_in
 from moeinf.types import Float32Array, IntArray, MoeShape, Phase
 
 _BLOCK_TOKENS: Final = 256  # whose states are looked at together
@@ -204,7 +204,7 @@ def read_trace(path: Path, max_tokens: int | None = None, *, states: bool = Fals
             if states and "states" in archive.files:
                 member = archive.zip.getinfo("states.npy")
                 stored = member.compress_type == zipfile.ZIP_STORED
-                arrays["states"] = mapped_array(file, member) if stored else archive["states"]
+                arrays["states"] = states_in(path, member) if stored else archive["states"]
             trace = _of_arrays(path.stem, arrays)
     except (*DAMAGE, IndexError, TypeError, AttributeError, OverflowError, NotImplementedError) as error:
         raise UsageError(f"{path} is not a routing trace ({' '.join(str(error).split())})") from error
@@ -256,8 +256,10 @@ def _numbers(array: Any) -> Float32Array:
     return numbers
 
 
-def _halves(array: Any) -> HalfArray:
+def _halves(array: Any) -> HalfArray | JoinedStates:
     """Raises TypeError for an array of anything but float16."""
+    if isinstance(array, JoinedStates):
+        return array
     if array.dtype != np.float16:
         raise TypeError(f"states of type {array.dtype} where float16 belongs")
     halves: HalfArray = array

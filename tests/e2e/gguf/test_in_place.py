@@ -92,7 +92,7 @@ def test_a_table_of_n_grams_stays_in_the_file(tmp_path: Path) -> None:
     assert stored.manifest.in_place is not None
     sizes = PlacedSizes(stored.manifest.in_place, family_of(config_of(read_gguf(file))).tensors, stored.path)
     [table] = [name for name in sizes.recipes if ".ngram_embedding." in name]
-    assert sizes.recipes[table].kind.shape == (432, 12) and table in sizes.mapped and table not in sizes.kinds
+    assert sizes.recipes[table].kind.shape == (432, 12) and table in sizes.in_file and table not in sizes.kinds
 
 
 def test_experts_in_fp4_and_tables_of_experts_are_those_of_the_published_checkpoint(tmp_path: Path) -> None:
@@ -196,6 +196,27 @@ def change(at: int) -> Callable[[Path], None]:
             file.write(bytes([byte ^ 16]))
 
     return flip
+
+
+@pytest.mark.parametrize("repack", [False, True], ids=["in place", "repacked"])
+def test_a_file_that_is_cut_under_an_open_model_is_one_line(tmp_path: Path, repack: bool) -> None:
+    """Nothing but rows of the embedding is read while it answers. Once the file is whole, the same model goes on."""
+    stored = pull(str(mixed(tmp_path)), PullOptions(repack=repack), home=tmp_path / "home")
+    cut = stored.dense_path if repack else tmp_path / "mixed.gguf"
+    whole = cut.read_bytes()
+    with Model(stored, RuntimeConfig(device="cpu", context=32, threads=1)) as model:
+        assert model.tier.all_resident
+        expected = model.runner.forward([5, 6], lambda: None)
+        os.truncate(cut, 0)
+        for ids in ([7, 8], [9]):
+            with pytest.raises(StoreError) as failed:
+                model.runner.forward(ids, lambda: None)
+            line = str(failed.value)
+            assert line.startswith(f"{cut} ends at 0, ") and "truncated; check it with `moeinf verify" in line
+            assert "\n" not in line
+        cut.write_bytes(whole)
+        model.runner.cache.truncate(0)
+        assert np.array_equal(model.runner.forward([5, 6], lambda: None), expected)
 
 
 def test_verify_names_the_tensor_and_the_expert_that_is_damaged(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.config import RuntimeConfig
-from moeinf.errors import UsageError
+from moeinf.errors import StoreError, UsageError
 from moeinf.runtime.policy.state_maps import unit_state
 from moeinf.traces.folder import TraceFacts, add_request, open_folder, request_files
-from moeinf.traces.mapped_states import JoinedStates
 from moeinf.traces.recorder import TraceRecorder, open_recorder
+from moeinf.traces.stored_states import JoinedStates, StoredStates
 from moeinf.traces.trace import Trace, cut, dumps, joined, load_trace, read_trace, without_first
 from tests.support.random_traces import SHAPE, a_trace
 
@@ -123,13 +124,24 @@ def test_a_flipped_bit_of_the_states_is_noticed(tmp_path: Path) -> None:
         read_trace(path, states=True)
 
 
+def test_a_file_that_is_cut_while_its_states_are_used_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "routing.npz"
+    path.write_bytes(dumps(with_states(a_trace(1, (4, 3)))))
+    states = read_trace(path, states=True).states
+    assert states is not None
+    os.truncate(path, 0)
+    for index in (slice(1, 3), (slice(0, 7), 1)):
+        with pytest.raises(StoreError, match=rf"^{path} ends at 0, [^\n]* truncated; record the trace again, [^\n]*$"):
+            np.asarray(states[index])
+
+
 def test_states_of_a_recording_stay_in_their_files_and_are_indexed_as_one_array(tmp_path: Path) -> None:
     requests = [with_states(a_trace(seed, (length,)), HIDDEN) for seed, length in enumerate((4, 1, 3))]
     open_folder(tmp_path, FACTS)
     for request in requests:
         add_request(tmp_path, dumps(request))
     states = load_trace(tmp_path, states=True).states
-    assert isinstance(states, JoinedStates) and all(isinstance(part, np.memmap) for part in states.parts())
+    assert isinstance(states, JoinedStates) and all(isinstance(part, StoredStates) for part in states.parts())
     whole = np.concatenate([np.asarray(request.states) for request in requests])
     for start, stop in itertools.combinations_with_replacement(range(len(whole) + 1), 2):
         assert np.array_equal(states[start:stop], whole[start:stop]) and len(states[start:stop]) == stop - start

@@ -34,7 +34,7 @@ class PlacedSizes:
         in_memory = check_against_plan(where, shapes, plan)
         self.lookups = [name for name in self.recipes if name in plan.lookups and self.recipes[name].as_it_lies]
         self.made_lookups = [name for name in self.recipes if name in plan.lookups and name not in self.lookups]
-        self.mapped = [name for name in self.lookups if name not in in_memory]
+        self.in_file = [name for name in self.lookups if name not in in_memory]
 
     @property
     def memory_bytes(self) -> int:
@@ -42,13 +42,13 @@ class PlacedSizes:
         return sum(
             region_of(recipe.place.sources[0]) if recipe.as_it_lies else recipe.kind.num_bytes
             for name, recipe in self.recipes.items()
-            if name not in self.mapped
+            if name not in self.in_file
         )
 
     @property
     def kinds(self) -> Kinds:
         """Format and shape of each tensor that is held in memory, by its name."""
-        held = {name: recipe.kind for name, recipe in self.recipes.items() if name not in self.mapped}
+        held = {name: recipe.kind for name, recipe in self.recipes.items() if name not in self.in_file}
         return {name: (kind.format, kind.shape) for name, kind in held.items()}
 
 
@@ -58,7 +58,7 @@ class PlacedDense:
     def __init__(self, stored: StoredModel, plan: TensorPlan, runs: Sequence[SumRun], *, always: bool = False) -> None:
         self._reads = PlacedReads(stored, runs, always=always)
         self._sizes = PlacedSizes(self._reads.in_place, plan, stored.path / "manifest.json")
-        self._recipes, self._lookups, self._mapped = self._sizes.recipes, self._sizes.lookups, self._sizes.mapped
+        self._recipes, self._lookups, self._in_file = self._sizes.recipes, self._sizes.lookups, self._sizes.in_file
 
     @property
     def memory_bytes(self) -> int:
@@ -74,7 +74,7 @@ class PlacedDense:
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
     ) -> dict[str, StoredTensor]:
         """Returns every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
-        wanted = [name for name in self._recipes if name not in self._mapped]
+        wanted = [name for name in self._recipes if name not in self._in_file]
         done = 0
 
         def count(num_bytes: int) -> None:
@@ -86,7 +86,7 @@ class PlacedDense:
         tensors: dict[str, StoredTensor] = {}
         for batch in self._batches(wanted):
             tensors |= self._reads.read([self._recipes[name] for name in batch], config, on_wait, count)
-        return tensors | self._looked_up(self._mapped)
+        return tensors | self._looked_up(self._in_file)
 
     @contextmanager
     def streamed(
@@ -104,12 +104,14 @@ class PlacedDense:
 
         progress(0, self.memory_bytes)
         yield {
-            name: _Unread(recipe.kind, name, load) for name, recipe in self._recipes.items() if name not in self._mapped
+            name: _Unread(recipe.kind, name, load)
+            for name, recipe in self._recipes.items()
+            if name not in self._in_file
         }
 
     def lookups(self) -> dict[str, StoredTensor]:
-        """Returns the tensors of which rows are looked up, in the mapped files."""
-        made = {name: self._reads.mapped(self._recipes[name]) for name in self._sizes.made_lookups}
+        """Returns the tensors of which rows are looked up, in their files as far as they are as they lie."""
+        made = {name: self._reads.made_lookup(self._recipes[name]) for name in self._sizes.made_lookups}
         return made | self._looked_up(self._lookups)
 
     def _batches(self, names: Sequence[str]) -> Iterator[list[str]]:

@@ -11,14 +11,15 @@ import numpy as np
 
 from moeinf._native import Arena, PageTaker, ReadFailure, crc32c
 from moeinf.config import RuntimeConfig
+from moeinf.engine.dense_weights import looked_up
 from moeinf.errors import StoreError
 from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.runtime.io.mapped import MappedFile
 from moeinf.runtime.io.pages import LEAST_BYTES
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import open_reader, unreadable
+from moeinf.runtime.io.row_file import RowFile
 from moeinf.store.dense import check_part
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
@@ -74,7 +75,7 @@ class PlacedReads:
         in_place = stored.manifest.in_place
         assert in_place is not None
         self.in_place: InPlace = in_place
-        self._paths = in_place.paths(stored.path)
+        self._paths, self._remedy = in_place.paths(stored.path), stored.remedy
         self._sums = [DenseSums(stored, runs, always=always, path=path) for path in self._paths]
 
     def read(
@@ -94,11 +95,11 @@ class PlacedReads:
             list(pool.map(lambda source: self._check(source, found[source]), sources))
         return {recipe.place.name: _made(recipe, found) for recipe in recipes}
 
-    def mapped(self, recipe: Recipe) -> StoredTensor:
-        """A tensor made of mapped files. Raises StoreError for damage."""
+    def made_lookup(self, recipe: Recipe) -> StoredTensor:
+        """A table that is not as it lies, in memory. Raises StoreError for damage."""
         found = {}
         for source in recipe.place.sources:
-            found[source] = self._mapped_file(source).part(source.offset_bytes, source.num_bytes)
+            found[source] = self._row_file(source).read(source.offset_bytes, source.num_bytes)
             self._check(source, found[source])
         return _made(recipe, found)
 
@@ -143,9 +144,9 @@ class PlacedReads:
             found[source] = memory[begin : begin + source.num_bytes]
         return found
 
-    def _mapped_file(self, source: TensorPlace) -> MappedFile:
+    def _row_file(self, source: TensorPlace) -> RowFile:
         with errors_named(self._paths[source.file]):
-            return MappedFile(self._paths[source.file])
+            return RowFile(self._paths[source.file], self._remedy)
 
     def _check(self, source: TensorPlace, data: ByteArray) -> None:
         """Raises StoreError for a tensor that is not what it was, or has a scale that is no number."""
@@ -155,13 +156,9 @@ class PlacedReads:
         check_part(self._paths[source.file], spec, data.data)
 
     def looked_up(self, recipe: Recipe) -> StoredTensor:
-        """A tensor in the mapped file, as it lies; each row is checked when it is first used."""
+        """A table that stays in its file, as it lies; each row is checked when it is first used."""
         (source,) = recipe.place.sources
-        mapped = self._mapped_file(source)
-        data = mapped.part(source.offset_bytes, source.num_bytes)
-        check = self._sums[source.file].row_check(_spec(source), data)
-        check = mapped.row_check(source.offset_bytes, source.num_bytes // source.shape[0], check)
-        return StoredTensor(data, source.format, source.shape, check)
+        return looked_up(_spec(source), self._row_file(source), self._sums[source.file])
 
 
 def _made(recipe: Recipe, found: Mapping[TensorPlace, ByteArray]) -> StoredTensor:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from moeinf._native import dequantise, narrow_in_place
-from moeinf.types import ByteArray, Float32Array, Format, IntArray
+from moeinf.types import ByteArray, Float32Array, Format, IntArray, TensorSpec
 
 
 class TensorBytes(Protocol):
@@ -33,18 +33,18 @@ class TensorBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that lies in memory, or in a mapped file: `data` uint8, 1-D. It is TensorBytes too.
+    """A tensor that lies in memory: `data` uint8, 1-D. It is TensorBytes too.
 
-    check_rows: takes the numbers of rows before they are looked up, and raises StoreError for one that is damaged.
+    rows: of a table that stays in its file, instead of data: numbers [n] -> the bytes of these rows [n * row bytes].
+    Raises StoreError for rows that are damaged or cannot be read.
     scale: multiplies every weight of a matrix, for products alone.
-
     is_narrow: float32 of which `data` has the upper halves alone, as the others are zeros.
     """
 
     data: ByteArray
     format: Format
     shape: tuple[int, ...]
-    check_rows: Callable[[IntArray], None] | None = None
+    rows: Callable[[IntArray], ByteArray] | None = None
     scale: float = 1.0
     is_narrow: bool = False
 
@@ -98,22 +98,29 @@ def in_memory(tensor: TensorBytes) -> StoredTensor:
 
 
 class Embedding:
-    """Rows of a matrix of any format, looked up; its bytes may lie in memory or in a mapped file."""
+    """Rows of a matrix of any format, looked up; its bytes may lie in memory or in a file."""
 
     def __init__(self, tensor: StoredTensor) -> None:
-        rows, self._cols = tensor.shape
-        self._table = tensor.data.reshape(rows, -1)  # bytes
+        num_rows, self._cols = tensor.shape
         self._format = tensor.held_as
-        self._check_rows = tensor.check_rows
+        self._rows = tensor.rows or _rows_of(tensor.data.reshape(num_rows, -1))
 
     def __call__(self, ids: Sequence[int] | IntArray) -> Float32Array:
-        """ids [tokens] -> [tokens, hidden]. Raises StoreError for a row that is damaged."""
-        rows = np.asarray(ids)
-        if self._check_rows is not None:
-            self._check_rows(rows)
-        out = np.empty((len(rows), self._cols), np.float32)
-        dequantise(self._format, self._table[rows].reshape(-1), *out.shape, out)
+        """ids [tokens] -> [tokens, hidden]. Raises StoreError for rows that are damaged or cannot be read."""
+        numbers = np.asarray(ids, np.int64)
+        out = np.empty((len(numbers), self._cols), np.float32)
+        dequantise(self._format, self._rows(numbers), *out.shape, out)
         return out
+
+
+def _rows_of(table: ByteArray) -> Callable[[IntArray], ByteArray]:
+    """table: [rows, bytes of a row]."""
+    return lambda numbers: table[numbers].reshape(-1)
+
+
+def in_file(spec: TensorSpec, rows: Callable[[IntArray], ByteArray]) -> StoredTensor:
+    """A table that stays in its file."""
+    return StoredTensor(np.frombuffer(b"", np.uint8), spec.dtype, spec.shape, rows)
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
