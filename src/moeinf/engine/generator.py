@@ -29,6 +29,7 @@ from moeinf.sampling.sampler import Sampler, check_token_ids
 from moeinf.sampling.thought_budget import BudgetedSampler
 from moeinf.text.answer import AnswerText
 from moeinf.text.forms.thought_marks import ThoughtMarks
+from moeinf.text.process import Stopped
 from moeinf.text.stream import Piece
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.traces.recorder import TraceRecorder
@@ -87,22 +88,31 @@ class Generator:
         hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
-        self.kind.check(params, format)
-        check_token_ids(params, self._num_ids)
-        if continues and format is not None:
-            raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
-        # here, so that errors come with the call
-        given = self._prompt(prompt, raw=raw, variables=variables, continues=continues)
-        chat = self._tokenizer.has_template and not raw
-        stream = self.kind.text_stream(given.text_ids, chat=chat, tools=tools)
-        text = AnswerText(stream, self._tokenizer.eos_ids, params.stop, params.min_tokens)
         try:
-            constraint = None if format is None else GrammarConstraint(stream, format, self._num_ids)
-            marks = stream.thought_marks() if params.thought_tokens >= 0 else None
-        except BaseException:
-            text.close()
-            raise
+            # here, so that errors come with the call
+            with self._tokenizer.until(hooks.should_stop):
+                self.kind.check(params, format)
+                check_token_ids(params, self._num_ids)
+                if continues and format is not None:
+                    raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
+                given = self._prompt(prompt, raw=raw, variables=variables, continues=continues)
+                chat = self._tokenizer.has_template and not raw
+                stream = self.kind.text_stream(given.text_ids, chat=chat, tools=tools)
+                text = AnswerText(stream, self._tokenizer.eos_ids, params.stop, params.min_tokens)
+                try:
+                    constraint = None if format is None else GrammarConstraint(stream, format, self._num_ids)
+                    marks = stream.thought_marks() if params.thought_tokens >= 0 else None
+                except BaseException:
+                    text.close()
+                    raise
+        except Stopped:
+            return self._never_begun()
         return self._answer(given, self._sampler(params, constraint, marks), params, text, constraint, hooks)
+
+    def _never_begun(self) -> abc.Generator[Piece, None, None]:
+        """The answer to a prompt that was given up before its tokens were known."""
+        self.last = Completion("", [], "interrupted", GenerationStats())
+        yield from ()
 
     def _sampler(
         self, params: SamplingParams, constraint: GrammarConstraint | None, marks: ThoughtMarks | None
@@ -132,16 +142,21 @@ class Generator:
     def _prompt(
         self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None, continues: bool
     ) -> Prompt:
+        def check(at_least: int) -> None:
+            check_least(at_least, self.runner.plan.context, self._info.context_length)
+
         messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
         if given:
             pictures = [required(self._vision_encoder).prepared(each) for each in given]
             templated = self._tokenizer.has_template and not raw
             shown = messages if templated else text_alone(messages)
-            ids = self.kind.encode(shown, raw=raw, variables=variables, continues=continues)
+            ids = self.kind.encode(shown, raw=raw, variables=variables, continues=continues, check_length=check)
             begun = ids[:1] == [self._tokenizer.bos_id]
             made = required(self._vision_encoder).placed(ids, pictures, None if templated else int(begun))
         else:
-            made = Prompt(self.kind.encode(prompt, raw=raw, variables=variables, continues=continues))
+            made = Prompt(
+                self.kind.encode(prompt, raw=raw, variables=variables, continues=continues, check_length=check)
+            )
         check_length(len(made.ids), self.runner.plan.context, self._info.context_length)
         return made
 
@@ -289,6 +304,15 @@ class Generator:
         return self.runner.close()
 
 
+def check_least(num_tokens: int, context: int, longest: int) -> None:
+    """Raises ContextLengthError for a prompt of at least num_tokens that a context has no room for.
+
+    longest: the context that the model allows.
+    """
+    if num_tokens >= context:
+        raise ContextLengthError(_no_room(f"at least {num_tokens}", context, longest))
+
+
 def check_length(num_tokens: int, context: int, longest: int) -> None:
     """Raises UsageError for a prompt of no tokens, ContextLengthError for one that a context has no room for.
 
@@ -297,9 +321,11 @@ def check_length(num_tokens: int, context: int, longest: int) -> None:
     if not num_tokens:
         raise UsageError("the prompt is empty: give at least one word")
     if num_tokens >= context:
-        raise ContextLengthError(
-            f"the prompt has {num_tokens} tokens, the context {context}: shorten it{longer_context(context, longest)}"
-        )
+        raise ContextLengthError(_no_room(str(num_tokens), context, longest))
+
+
+def _no_room(tokens: str, context: int, longest: int) -> str:
+    return f"the prompt has {tokens} tokens, the context {context}: shorten it{longer_context(context, longest)}"
 
 
 def longer_context(context: int, longest: int) -> str:

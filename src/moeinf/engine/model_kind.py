@@ -51,9 +51,14 @@ class ModelKind(Protocol):
         *,
         raw: bool,
         variables: Mapping[str, Any] | None,
+        check_length: Callable[[int], None],
         continues: bool = False,
     ) -> list[int]:
-        """The token ids of a prompt, [] for an empty one. continues: see Model.pieces. Raises TextError, UsageError."""
+        """The token ids of a prompt, [] for an empty one. continues: see Model.pieces. Raises TextError, UsageError.
+
+        check_length: called before a text is encoded, which may take minutes, with a number of tokens that it has at
+        least; may raise.
+        """
         ...
 
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
@@ -117,18 +122,22 @@ class DecoderOnly:
         *,
         raw: bool,
         variables: Mapping[str, Any] | None,
+        check_length: Callable[[int], None],
         continues: bool = False,
     ) -> list[int]:
         tokenizer = self._tokenizer
-        if isinstance(prompt, str) and (raw or not tokenizer.has_template):
-            return tokenizer.encode(prompt, control_tokens=raw)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        if not tokenizer.has_template:
-            return tokenizer.encode("\n".join(str(message["content"]) for message in messages))
-        text, notes = tokenizer.render(messages, variables, continues=continues)
-        for note in notes:
-            self._notify(note)
-        return tokenizer.encode_chat(text)
+        chat = tokenizer.has_template and not (raw and isinstance(prompt, str))
+        if chat:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text, notes = tokenizer.render(messages, variables, continues=continues)
+            for note in notes:
+                self._notify(note)
+        else:
+            text = prompt if isinstance(prompt, str) else "\n".join(str(each["content"]) for each in prompt)
+        check_length(tokenizer.least_tokens(text))
+        if chat:
+            return tokenizer.encode_chat(text)
+        return tokenizer.encode(text, control_tokens=raw and isinstance(prompt, str))
 
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return prompt
@@ -220,12 +229,14 @@ class EncoderDecoder:
         *,
         raw: bool,
         variables: Mapping[str, Any] | None,
+        check_length: Callable[[int], None],
         continues: bool = False,
     ) -> list[int]:
         """Every text stands for itself: of a chat, the last message alone is encoded."""
         if continues:
             raise UsageError("an encoder-decoder model continues no answer: end the chat with the user's message")
         text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        check_length(self._tokenizer.least_tokens(text))
         token_ids = self._tokenizer.encode(text, control_tokens="gaps" if self._has_gaps else False, added=False)
         return [*self._input_start, *token_ids, *self._input_end] if token_ids else []
 

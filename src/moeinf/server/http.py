@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +20,7 @@ from moeinf.server.errors import Fault, fault_of
 from moeinf.server.job import Job
 
 log = logging.getLogger("moeinf.server")
+T = TypeVar("T")
 SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
 HOLD_S = 5.0  # a stream begins at the latest so long after the request, though the model has not begun to read
 _GONE = 499  # of the log alone, as other servers have it for a client that has gone
@@ -91,7 +93,7 @@ class Answer:
 async def whole_answer(request: Request, job: Job) -> Answer:
     """Waits for the end of the job, which a client that hangs up cancels. Raises what the job failed with."""
     answer = Answer()
-    watch = asyncio.create_task(_cancel_with(request.receive, job))
+    watch = asyncio.create_task(_when_gone(request.receive, job.cancel))
     try:
         async for event in job.events(SILENCE_S):
             answer.take(event)
@@ -112,7 +114,7 @@ async def streamed(
     refuse: raises what can be said against the request without the model. It is called, on a thread, where HOLD_S
     passes before the model begins, as a stream must not be silent for long. Raises what the job failed with.
     """
-    watch = asyncio.create_task(_cancel_with(request.receive, job))
+    watch = asyncio.create_task(_when_gone(request.receive, job.cancel))
     loop = asyncio.get_running_loop()
     until, event = loop.time() + HOLD_S, None
     try:
@@ -145,7 +147,7 @@ class EventStream(Response):
         self._job, self._encode, self._first = job, encode, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.create_task(_cancel_with(receive, self._job))
+        watch = asyncio.create_task(_when_gone(receive, self._job.cancel))
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self._pieces():
@@ -170,11 +172,22 @@ class EventStream(Response):
                 yield event
 
 
-async def _cancel_with(receive: Receive, job: Job) -> None:
+async def on_a_thread(request: Request, call: Callable[[Callable[[], bool]], T]) -> T:
+    """What `call` returns, which may block, and is given a function that tells whether the client has hung up."""
+    gone = threading.Event()
+    watch = asyncio.create_task(_when_gone(request.receive, gone.set))
+    try:
+        return await asyncio.to_thread(call, gone.is_set)
+    finally:
+        gone.set()
+        watch.cancel()
+
+
+async def _when_gone(receive: Receive, tell: Callable[[], None]) -> None:
     with suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass
-        job.cancel()
+        tell()
 
 
 def sse(data: object, event: str = "") -> bytes:

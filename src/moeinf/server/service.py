@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -14,7 +16,7 @@ from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.ask import Ask
-from moeinf.server.errors import Refusal
+from moeinf.server.errors import Refusal, StoppingError
 from moeinf.server.http import Encode, EventStream, streamed
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
@@ -23,6 +25,7 @@ from moeinf.server.prompt.preset import with_preset
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
+from moeinf.text.process import Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,36 @@ class Service:
 
     async def streamed(self, request: Request, job: Job, encode: Encode, media_type: str) -> EventStream:
         """See http.streamed."""
-        return await streamed(request, job, encode, media_type, lambda: self.refuse(job.ask))
+        return await streamed(request, job, encode, media_type, lambda: self.refuse(job))
 
-    def count(self, stored: StoredModel, ask: Ask) -> int:
-        """Tokens of a prompt as `submit` would have it answered. Blocks. Raises Refusal, TextError, UsageError."""
+    def count(self, stored: StoredModel, ask: Ask, gone: Callable[[], bool]) -> int:
+        """Tokens of a prompt as `submit` would have it answered. Blocks. gone: whether its client has hung up.
+
+        Raises Refusal, TextError, UsageError, StoppingError.
+        """
         ask = _quiet(with_preset(ask, preset_of(stored)))
         _refuse_pictures(ask, stored)
-        return self.texts.count(stored, ask, self.worker.config_for(stored, ask))
+        with _given_up():
+            return self.texts.count(
+                stored, ask, self.worker.config_for(stored, ask), lambda: gone() or self.worker.stopping
+            )
 
-    def refuse(self, ask: Ask) -> None:
-        """Raises what would be said against an ask whose turn has not come yet. Blocks."""
+    def refuse(self, job: Job) -> None:
+        """Raises what would be said against a job whose turn has not come yet. Blocks."""
+        ask = job.ask
         stored = self.find(ask.model)
         model = None if ask.config else self.open_model(stored)
         context = stored.manifest.info.context_length if model is None else model.plan.context
-        self.texts.check(stored, ask, context, self.worker.config_for(stored, ask))
+        with _given_up():
+            self.texts.check(stored, ask, context, self.worker.config_for(stored, ask), lambda: job.cancelled)
+
+
+@contextmanager
+def _given_up() -> Iterator[None]:
+    try:
+        yield
+    except Stopped:
+        raise StoppingError("the client has gone, or the server is stopping; ask again later") from None
 
 
 def _refuse_pictures(ask: Ask, stored: StoredModel) -> None:

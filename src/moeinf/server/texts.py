@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.generator import check_length
+from moeinf.engine.generator import check_least, check_length
 from moeinf.engine.model_kind import DecoderOnly
 from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.vision.parts import text_alone, without_pictures
@@ -33,25 +35,29 @@ class Texts:
         self._open: OrderedDict[str, Tokenizer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def count(self, stored: StoredModel, ask: Ask, config: RuntimeConfig) -> int:
-        """Tokens of the prompt of an ask, as the model would be given it. Blocks. Raises TextError, UsageError.
+    def count(self, stored: StoredModel, ask: Ask, config: RuntimeConfig, should_stop: Callable[[], bool]) -> int:
+        """Tokens of the prompt of an ask, as the model would be given it. Blocks.
 
-        config: with which the model is opened.
+        config: with which the model is opened. should_stop: whether nobody waits for it any longer.
+        Raises TextError, UsageError, Stopped.
         """
-        with self._lock:
-            return len(_token_ids(self._of(stored), stored, ask, config))
+        with self._tokenizer(stored, should_stop) as tokenizer:
+            return len(_token_ids(tokenizer, stored, ask, config, lambda least: None))
 
-    def check(self, stored: StoredModel, ask: Ask, context: int, config: RuntimeConfig) -> None:
+    def check(
+        self, stored: StoredModel, ask: Ask, context: int, config: RuntimeConfig, should_stop: Callable[[], bool]
+    ) -> None:
         """Raises what the model would say against an ask before it reads the prompt. Blocks.
 
         context: tokens that there is room for, as far as that is known. config: with which the model is opened.
+        should_stop: whether nobody waits for it any longer, which raises Stopped.
         """
         if ask.prompt is None or family_of(config_of(stored)).encoder_input is not None:
             return
-        with self._lock:
-            tokenizer = self._of(stored)
-            ids = _token_ids(tokenizer, stored, ask, config)
-            check_length(len(ids), context, stored.manifest.info.context_length)
+        longest = stored.manifest.info.context_length
+        with self._tokenizer(stored, should_stop) as tokenizer:
+            ids = _token_ids(tokenizer, stored, ask, config, lambda least: check_least(least, context, longest))
+            check_length(len(ids), context, longest)
             check_token_ids(SamplingParams(**ask.params), min(tokenizer.num_ids, stored.manifest.info.vocab_size))
             if ask.format is not None:
                 stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools)
@@ -60,15 +66,18 @@ class Texts:
                 finally:
                     stream.flush()
 
-    def _of(self, stored: StoredModel) -> Tokenizer:
-        """Under the lock alone, as one that is in use must not be closed."""
-        tokenizer = self._open.pop(stored.id, None) or Tokenizer(
-            stored.path, num_embeddings=stored.manifest.info.vocab_size
-        )
-        self._open[stored.id] = tokenizer
-        while len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)[1].close()
-        return tokenizer
+    @contextmanager
+    def _tokenizer(self, stored: StoredModel, should_stop: Callable[[], bool]) -> Iterator[Tokenizer]:
+        """Under the lock, as one that is in use must not be closed."""
+        with self._lock:
+            tokenizer = self._open.pop(stored.id, None) or Tokenizer(
+                stored.path, num_embeddings=stored.manifest.info.vocab_size
+            )
+            self._open[stored.id] = tokenizer
+            while len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            with tokenizer.until(should_stop):
+                yield tokenizer
 
     def close(self) -> None:
         with self._lock:
@@ -76,8 +85,10 @@ class Texts:
                 self._open.popitem()[1].close()
 
 
-def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask, config: RuntimeConfig) -> list[int]:
-    """Raises TextError, UsageError."""
+def _token_ids(
+    tokenizer: Tokenizer, stored: StoredModel, ask: Ask, config: RuntimeConfig, check: Callable[[int], None]
+) -> list[int]:
+    """check: as check_length of ModelKind.encode. Raises TextError, UsageError, Stopped."""
     assert ask.prompt is not None
     facts = None if ask.raw else tokenizer.template
     think = think_for(facts, ask)
@@ -88,8 +99,8 @@ def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask, config: Runt
         variables["tools"] = list(ask.tools)
     kind = DecoderOnly(tokenizer, lambda line: None)
     if isinstance(ask.prompt, str):
-        return kind.encode(ask.prompt, raw=ask.raw, variables=variables)
+        return kind.encode(ask.prompt, raw=ask.raw, variables=variables, check_length=check)
     messages, given = without_pictures(ask.prompt)
     prompt = text_alone(messages) if ask.raw and given else messages
-    ids = kind.encode(prompt, raw=ask.raw, variables=variables, continues=ask.continues)
+    ids = kind.encode(prompt, raw=ask.raw, variables=variables, continues=ask.continues, check_length=check)
     return [*ids, *[SOFT_IDS] * added_tokens(stored, given, config)]

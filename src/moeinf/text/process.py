@@ -6,11 +6,13 @@ import itertools
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,13 @@ from moeinf.config.environment import debug_wanted
 from moeinf.errors import TextError
 
 _LOAD_LIMIT_S = 60.0
+_LOOK_S = 0.1  # between two looks whether the caller still wants the answer
 # The worker gets this process's import path, and not the current folder, which may hold a json.py of anybody.
 _BOOTSTRAP = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from moeinf.text.worker import main; main()"
+
+
+class Stopped(Exception):
+    """The caller no longer wants the answer that a worker was at. See TextProcess.until."""
 
 
 class TextProcess:
@@ -36,10 +43,23 @@ class TextProcess:
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
+        self._should_stop: Callable[[], bool] = lambda: False
         self._start()
 
+    @contextmanager
+    def until(self, should_stop: Callable[[], bool]) -> Iterator[None]:
+        """While entered, every request raises Stopped soon after should_stop() says so, and its worker is ended."""
+        before, self._should_stop = self._should_stop, should_stop
+        try:
+            yield
+        finally:
+            self._should_stop = before
+
     def request(self, op: str, limit_s: float, **fields: Any) -> dict[str, Any]:
-        """Returns the worker's answer. Blocks for at most limit_s, after the load. Raises TextError."""
+        """Returns the worker's answer. Blocks for at most limit_s, after the load. Raises TextError, Stopped.
+
+        A field cpu_s bounds the seconds of processor time, too, which a busy machine makes no longer.
+        """
         with self._lock:
             if self._process is None:
                 self._start()
@@ -115,11 +135,18 @@ class TextProcess:
         arrival = select.poll()  # select() takes no descriptor beyond 1023, which a server of many clients passes
         arrival.register(descriptor, select.POLLIN)
         while b"\n" not in self._unread:
-            if not arrival.poll(1000 * max(0.0, deadline - time.monotonic())):
-                raise self._lost(op, f"took more than {limit_s:.0f} s")
+            left_s = deadline - time.monotonic()
+            if not arrival.poll(1000 * min(max(0.0, left_s), _LOOK_S)):
+                if self._should_stop():
+                    self.close()
+                    raise Stopped
+                if left_s <= 0:
+                    raise self._lost(op, f"took more than {limit_s:.0f} s")
+                continue
             piece = os.read(descriptor, 1 << 20)
             if not piece:
-                raise self._lost(op, "died")
+                spent = process.wait() == -signal.SIGPROF
+                raise self._lost(op, "took too much processor time" if spent else "died")
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -15,12 +15,16 @@ from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
 from moeinf.text.stream import CallPart, Piece
+from moeinf.text.templates.traced import MARK
 from moeinf.text.thinking import TemplateFacts
+from moeinf.text.token_shape import TokenShape
 
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
-_COMPILE_LIMIT_S = 3.0  # some schemas of a few bytes take minutes
+_GRAMMAR_LIMIT_S = 3.0  # some schemas of a few bytes take minutes, and common ones milliseconds
+_GRAMMAR_CPU_S = 1.0
+_LONG_TEXT = 1 << 16  # letters, which are encoded in a moment
 _MOST_LEVELS = 200  # of values in values
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
 _CONTEXT_TOKENS = 32  # end of the prompt: tells whether a space comes before the first word, what is open or begun
@@ -154,6 +158,20 @@ class Tokenizer:
         kind = {"skip_special": skip_special, "chat": chat, "tools": whole_characters(tools or ())}
         return TextStream(self._process, next(self._stream_ids), context, **kind)
 
+    def least_tokens(self, text: str) -> int:
+        """Returns a number of tokens that a text has at least, by its length; 0 for a short one.
+
+        text: rendered, or as it is. Takes no time, where `encode` may take minutes.
+        """
+        if len(text) < _LONG_TEXT:
+            return 0
+        shape = self._process.request("token_shape", _STEP_LIMIT_S)["shape"]
+        return 0 if shape is None else TokenShape(**shape).least_tokens(text.replace(MARK, ""))
+
+    def until(self, should_stop: Callable[[], bool]) -> AbstractContextManager[None]:
+        """While entered, what is asked of the tokenizer raises Stopped soon after should_stop() says so."""
+        return self._process.until(should_stop)
+
     def close(self) -> None:
         self._process.close()
 
@@ -241,7 +259,12 @@ class TextStream:
         """
         self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])  # so that the table is there
         answer = self._request(
-            "constrain", _COMPILE_LIMIT_S, ids=self._context, forms=list(map(whole_characters, forms)), **self._kind
+            "constrain",
+            _GRAMMAR_LIMIT_S,
+            cpu_s=_GRAMMAR_CPU_S,
+            ids=self._context,
+            forms=list(map(whole_characters, forms)),
+            **self._kind,
         )
         if "refused" in answer:
             remedy = f"change the {'schema' if 'schema' in forms[0] else 'grammar'}" if forms else "leave it out"
@@ -263,7 +286,7 @@ class TextStream:
 
     def accept(self, token_id: int) -> tuple[bytes, bool]:
         """Takes a token of such an answer; returns a bit for each token that may follow, and whether none may."""
-        return _mask(self._request("accept", token=token_id))
+        return _mask(self._request("accept", cpu_s=_GRAMMAR_CPU_S, token=token_id))
 
     def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Any) -> dict[str, Any]:
         try:

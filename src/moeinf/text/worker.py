@@ -28,6 +28,7 @@ from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
 from moeinf.text.thoughts import answer_tags_of, tags_of
+from moeinf.text.token_shape import token_shape
 from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.syntax import Syntax
@@ -106,6 +107,10 @@ class TextWorker:
         gaps = [token for token in self._control if token.startswith("<extra_id_")] if kind == "gaps" else []
         pieces = [(piece, piece not in gaps) for piece, _ in split_marked(text, gaps)] if gaps else []
         return {"ids": self._encoder.ids(pieces or [(text, kind != "raw")], specials=request["specials"])}
+
+    def token_shape(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        shape = token_shape(self._tokenizer)
+        return {"shape": shape and asdict(shape)}
 
     def token_id(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"token_id": self._tokenizer.token_to_id(request["token"])}
@@ -211,6 +216,7 @@ def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
         "encode": worker.encode,
         "decode": worker.decode,
         "token_id": worker.token_id,
+        "token_shape": worker.token_shape,
         "token_bytes": worker.token_bytes,
         "open": worker.open,
         "constrain": worker.constrain,
@@ -231,7 +237,8 @@ def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills even where a template holds the GIL
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)  # kills even where a template holds the GIL
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit_bytes = LOAD_MEMORY_BYTES if hard < 0 else min(hard, LOAD_MEMORY_BYTES)
     limit_memory(limit_bytes, limit_bytes)
@@ -240,7 +247,9 @@ def main() -> None:
         request = json.loads(line)
         # The parent's deadline comes first; this one is for a parent that died meanwhile.
         signal.setitimer(signal.ITIMER_REAL, request["limit_s"] + 5)
+        signal.setitimer(signal.ITIMER_PROF, request.get("cpu_s", 0))
         answer = _answer(worker, request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(json.dumps({**answer, "id": request["id"]}).encode() + b"\n")
 

@@ -20,6 +20,7 @@ from moeinf.errors import ContextLengthError, ExpertReadError, MoeinfError, OutO
 from moeinf.hardware import Machine
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
+from moeinf.text.tokenizer import Tokenizer
 from tests.support.checkpoints import resealed
 
 PROMPT = "Once upon a time"
@@ -100,6 +101,13 @@ def test_should_stop_in_the_middle_of_a_forward_pass_leaves_a_sound_model(model:
     assert answer.token_ids == [] and answer.finish_reason == "interrupted"
     model.tier.check_integrity()
     assert greedy(model, num_predict=6).token_ids == before
+
+
+def test_a_prompt_is_given_up_while_it_is_encoded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "least_tokens", lambda self, text: 0)  # by which it would be refused
+    answer = model.generate("a" * 15_000_000, model.params(), raw=True, hooks=Hooks(lambda: True))
+    assert answer.token_ids == [] and answer.finish_reason == "interrupted"
+    assert greedy(model, num_predict=3).finish_reason == "length"
 
 
 def test_an_abandoned_stream_leaves_a_sound_model(model: Model) -> None:

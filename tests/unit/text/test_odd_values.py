@@ -145,12 +145,14 @@ def test_a_large_form_is_followed(tokenizer: Tokenizer, format: AnswerFormat) ->
     assert len(GrammarConstraint(tokenizer.stream(), format, tokenizer.num_ids).allowed())
 
 
+@pytest.mark.parametrize("limit", ["_GRAMMAR_LIMIT_S", "_GRAMMAR_CPU_S"])
 def test_a_schema_that_takes_too_long_is_stopped_and_says_so(
-    model_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+    model_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr("moeinf.text.tokenizer._COMPILE_LIMIT_S", 0.2)
-    slow = {"allOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(5, 26)]}
+    for name in ("_GRAMMAR_LIMIT_S", "_GRAMMAR_CPU_S"):
+        monkeypatch.setattr(f"moeinf.text.tokenizer.{name}", 0.2 if name == limit else 100.0)
+    slow = {"allOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(39)]}
     with Tokenizer(model_folder(TEMPLATE)) as tokenizer:
-        with pytest.raises(MoeinfError, match="give a simpler schema"):
+        with pytest.raises(MoeinfError, match=r"took .* give a simpler schema"):
             GrammarConstraint(tokenizer.stream(), slow, tokenizer.num_ids)
         assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"

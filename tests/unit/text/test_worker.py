@@ -14,6 +14,7 @@ import pytest
 from moeinf.errors import TextError
 from moeinf.text import process as text_process
 from moeinf.text.memory_limit import limit_memory
+from moeinf.text.process import Stopped
 from moeinf.text.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
@@ -52,6 +53,14 @@ def test_a_hostile_template_costs_one_line_and_never_the_caller(
         with pytest.raises(TextError) as caught:
             tokenizer.render(USER)
         assert "\n" not in str(caught.value)
+        assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"
+
+
+def test_a_request_that_nobody_waits_for_is_given_up(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder(HOSTILE["nested ranges"])) as tokenizer:
+        tokenizer.encode("loaded")
+        with pytest.raises(Stopped), tokenizer.until(lambda: True):
+            tokenizer.render(USER)
         assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"
 
 
