@@ -6,6 +6,7 @@ Heavy imports are inside the verbs.
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, Sto
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.launched import with_launched
+from moeinf.terminal.notes import NoteHandler
 from moeinf.terminal.remote.verbs import ps, stop
 from moeinf.terminal.screen import harmless, print_harmless
 from moeinf.terminal.stored.verbs import cp, create, list_models, prune, rm, verify
@@ -273,6 +275,7 @@ app.command("start", hidden=True)(serve)
 def main() -> None:
     """Runs the console command: every error becomes one line on stderr and an exit code."""
     open_streams()
+    logging.getLogger("moeinf").addHandler(NoteHandler())
     code = run_command(sys.argv[1:])
     try:
         sys.stdout.flush()

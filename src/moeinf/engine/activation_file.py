@@ -9,8 +9,9 @@ from moeinf.engine.build_context import Notify
 from moeinf.errors import StoreError
 from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.policy.trace import ActivationMatrix
-from moeinf.store.files import folder_lock, publish, read_small
+from moeinf.store.files import publish, read_small
 from moeinf.store.library import StoredModel
+from moeinf.store.processes.locks import locked
 
 FILE: Final = "eamc.npz"
 SAVED_AFTER: Final = 8  # matrices: of four requests, whose prompts and answers have one each
@@ -60,7 +61,7 @@ class ActivationFile:
         if not self._fresh or not self._writable():
             return  # told when the model was opened
         try:
-            with folder_lock(self._path.parent):
+            with locked(self._path.parent):
                 merged = self._found()
                 for matrix in self._fresh:
                     merged.add(matrix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -49,21 +48,6 @@ def sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Keeps other processes out that take the lock of this folder, too: for what is read, changed and written again.
-
-    Where the file system knows no locks, nobody is kept out.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
     finally:
         os.close(fd)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from moeinf.store.naming.references import (
     written,
 )
 from moeinf.store.partials import PartialPull, find_partials
+from moeinf.store.processes.locks import locked
 
 # Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
 SOURCE_RECORD_FILE = "receipt.json"
@@ -271,12 +271,8 @@ class Library:
     def lock(self) -> Iterator[None]:
         """Keeps other processes from publishing or removing models meanwhile; short, so nothing is said."""
         make_folders(self.home)
-        fd = os.open(self.home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self.home / ".lock"):
             yield
-        finally:
-            os.close(fd)
 
     def _looked_up(self) -> Iterator[StoredModel | StoreError]:
         """Yields the model of every name, or what is wrong with it."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +16,7 @@ from moeinf.store.files import errors_named, make_folders, parse_json_object, re
 from moeinf.store.manifest import ModelSource, parse_source
 from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name
 from moeinf.store.naming.references import written
+from moeinf.store.processes.locks import Lock, TakenError, is_taken, take
 from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
 
 JOURNAL_FILE = "journal.json"
@@ -82,7 +81,7 @@ def find_partials(home: Path) -> Iterator[PartialPull]:
         with suppress(FileNotFoundError):  # the pull has just ended
             files = [path for path in folder.rglob("*") if path.is_file()]
             size_bytes = sum(path.stat().st_blocks * 512 for path in files)
-            yield PartialPull(_asked(folder), folder, size_bytes, _is_held(folder))
+            yield PartialPull(_asked(folder), folder, size_bytes, is_taken(_lock_file(folder)))
 
 
 def _asked(folder: Path) -> PulledAs | None:
@@ -126,61 +125,27 @@ def pull_lock(
     path = _lock_file(folder)
     with errors_named(path):
         make_folders(path.parent)
-        fd = _acquire(path, label, say, waiting)
+        lock = _acquire(path, label, say, waiting)
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()  # before the lock is freed, so that a waiting process sees that its inode lost its name
-        os.close(fd)
+        lock.release(remove=True)
 
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_suffix(".lock")
 
 
-def _acquire(path: Path, label: str, say: Callable[[str], None] | None, waiting: Callable[[], None]) -> int:
+def _acquire(path: Path, label: str, say: Callable[[str], None] | None, waiting: Callable[[], None]) -> Lock:
     said = False
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            held = _try_lock(fd)
-            if held and path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-                return fd
-            holder = "" if held else os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "?"
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-        if holder and say is None:
-            raise StoreError(f"a pull of '{label}' is running (pid {holder}); stop it first")
-        if holder and say is not None:
+            return take(path)
+        except TakenError as taken:
+            if say is None:
+                raise StoreError(f"a pull of '{label}' is running ({taken}); stop it first") from taken
             if not said:
-                say(f"another pull of '{label}' is running (pid {holder}); waiting")
+                say(f"another pull of '{label}' is running ({taken}); waiting")
             said = True
-            waiting()
-            time.sleep(_LOOK_S)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_held(folder: Path) -> bool:
-    try:
-        fd = os.open(_lock_file(folder), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+        waiting()
+        time.sleep(_LOOK_S)

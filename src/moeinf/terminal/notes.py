@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 
@@ -21,6 +22,13 @@ class Notices:
         """Says each notice once. Those that come in meanwhile are said the next time."""
         for _ in range(len(self._waiting)):
             say(f"note: {self._waiting.popleft()}")
+
+
+class NoteHandler(logging.Handler):
+    """Says what the product logs, as where nobody stands ready to be told, as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say_below(f"note: {record.getMessage()}")
 
 
 def say(line: str) -> None:

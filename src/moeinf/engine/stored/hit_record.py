@@ -10,8 +10,9 @@ from typing import Final
 
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.store.files import folder_lock, parse_json_object, publish, read_small
+from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
+from moeinf.store.processes.locks import locked
 
 FILE: Final = "hits.json"
 LEAST_ACTIVATIONS: Final = 1000  # of a number of slots, before it tells anything
@@ -51,7 +52,7 @@ def record_hits(stored: StoredModel, num_slots: int, stats: CacheStats) -> None:
     if not stats.activations or not os.access(stored.path, os.W_OK):
         return
     try:
-        with folder_lock(stored.path):
+        with locked(stored.path):
             known: Mapping[int, HitCount] = load_hits(stored)
             latest = {slots: each for slots, each in known.items() if slots != num_slots}
             latest[num_slots] = known.get(num_slots, HitCount(0, 0, 0)).plus(stats)

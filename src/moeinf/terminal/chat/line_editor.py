@@ -19,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
 from moeinf.config.user_text import decoded
-from moeinf.store.files import folder_lock
+from moeinf.store.processes.locks import locked
 from moeinf.terminal.interrupt import Ended, endings_told
 from moeinf.terminal.screen import moves_cursor
 
@@ -157,7 +157,7 @@ class FileHistory(History):
         if self.keep and self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with folder_lock(self._path.parent):  # other chats write to the same file
+                with locked(self._path.parent):  # other chats write to the same file
                     entries = [*self._entries(), string][-_MAX_ENTRIES:]
                     _replace(self._path, "".join(json.dumps(entry) + "\n" for entry in entries))
             except OSError:
