@@ -15,9 +15,11 @@ import time
 
 import numpy as np
 
-from moeinf.distributed.frames import ReplyForm, Request, RequestForm, no_numbers
-from moeinf.distributed.meeting import Facts, Listener, Offer
-from moeinf.distributed.peer import Connection, PeerAddress
+from moeinf.distributed.frames import Request, RequestForm
+from moeinf.distributed.listener import Listener
+from moeinf.distributed.meeting import Facts, Offer, PeerAddress
+from moeinf.distributed.peer import Connection
+from moeinf.distributed.replies import ReplyForm, no_numbers
 from moeinf.distributed.serving import WorkerServer
 from moeinf.runtime.cache.table import BoolArray
 from moeinf.types import Float32Array, MoeShape, Routing
@@ -47,18 +49,20 @@ def main() -> None:
     for name, default in (("--hidden", 2048), ("--top-k", 8), ("--rows", 4), ("--rounds", 5000), ("--tokens", 1)):
         parser.add_argument(name, type=int, default=default)
     given = parser.parse_args()
+    shape = MoeShape(NUM_KEYS // 128, 128, given.top_k)
     reading, writing = os.pipe()
     if os.fork() == 0:
         listener = Listener("127.0.0.1", 0, KEY)
-        os.write(writing, f"{listener.port}\n".encode())
+        os.write(writing, f"{listener.address.port}\n".encode())
         server = WorkerServer(listener, FACTS, Offer(1, 1.0), NoExperts(), lambda line: None)
-        server.run(RequestForm(given.top_k, given.hidden), ReplyForm(given.hidden))
+        server.run(RequestForm(shape, given.hidden), ReplyForm(given.hidden))
         sys.exit()
     port = int(os.read(reading, 16))
-    connection = Connection(PeerAddress("127.0.0.1", port), KEY, FACTS, given.top_k, given.hidden)
-    connection.own(np.arange(0, NUM_KEYS, 2), MoeShape(NUM_KEYS // 128, 128, given.top_k))
+    connection = Connection(PeerAddress("127.0.0.1", port), KEY, FACTS, shape, given.hidden)
+    connection.own(np.arange(0, NUM_KEYS, 2), shape)
     rng = np.random.default_rng(0)
-    ids = rng.integers(0, 128, (given.tokens, given.top_k))
+    ids = 2 * rng.integers(0, 64, (given.tokens, given.top_k)) + 1  # of rank 0
+    ids[:, : given.rows] -= 1
     hidden = rng.standard_normal((given.tokens, given.hidden)).astype(np.float32)
     request = Request(
         3, ids, hidden, given.tokens, given.rows * given.tokens, 4, Routing(ids, np.ones(ids.shape, np.float32))

@@ -1,32 +1,28 @@
-"""The form of what ranks send each other: a small frame of one size, and what does not fit behind it."""
+"""The form of what rank 0 sends a worker: a small frame of one size, and what does not fit behind it.
+
+Whoever reads one looks at every field first: the other rank has the key, and may still be wrong.
+"""
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.io.protocol import ReadFacts
-from moeinf.types import ByteArray, Float32Array, FloatArray, IntArray, Routing
+from moeinf.distributed.link import MalformedError
+from moeinf.distributed.replies import reply_bytes
+from moeinf.errors import UsageError
+from moeinf.runtime.cache.table import BoolArray
+from moeinf.types import ByteArray, Float32Array, IntArray, MoeShape, Routing
 
 HEAD_BYTES: Final = 64
-REPLY_HEAD_BYTES: Final = 128
 _HEAD: Final = struct.Struct("=10i")
-_VERDICT: Final = struct.Struct("=2i")
-_STATS: Final = tuple(field.name for field in fields(CacheStats))
-_OF_STATS: Final = attrgetter(*_STATS)
-_COUNTS: Final = struct.Struct(f"={len(_STATS) + 2}d")
-_COUNTS_AT: Final = _VERDICT.size
-STALL: Final = _STATS.index("stall_s")  # its place among the numbers of a reply
 _MOST_KEPT: Final = 8
-_KIND, _LAYER, _TOKENS, _PASS_TOKENS, _NUM_ROWS, _REST_BYTES, _GUESS_LAYER, _GUESS_TOKENS, _TOP_K, _GUESSES = range(10)
-
+_MOST_BYTES: Final = 1 << 30  # of a message
 
 Ids = npt.NDArray[np.int32]
 
@@ -55,6 +51,28 @@ class Request:
     guess: Routing | None = None
 
 
+class Head(NamedTuple):
+    """The numbers with which a frame begins. Orders have a kind, the bytes behind them, and perhaps top_k."""
+
+    kind: int
+    layer: int = 0
+    tokens: int = 0
+    pass_tokens: int = 0
+    num_rows: int = 0
+    rest_bytes: int = 0
+    guess_layer: int = 0
+    guess_tokens: int = 0
+    top_k: int = 0
+    guesses: int = 0
+
+
+class Owned(NamedTuple):
+    """What rank 0 has told a worker before it asks: which experts are its own [keys], and top_k of the routing."""
+
+    mine: BoolArray
+    top_k: int
+
+
 class _Shapes(NamedTuple):
     """[tokens, top_k] of the routing, and [tokens, guesses] of the guess."""
 
@@ -81,23 +99,29 @@ _Parts = tuple[Ids, Ids, Float32Array, Float32Array]
 
 
 class RequestForm:
-    """Packs requests of one model, and reads them. A token's fits the frame."""
+    """Packs requests and orders of one model, and reads them. A token's fits the frame."""
 
-    def __init__(self, top_k: int, width: int) -> None:
-        self._width = width
-        one = 1, top_k
+    def __init__(self, shape: MoeShape, width: int) -> None:
+        """shape: the model's; each token may be routed to fewer experts. width: of what experts are given."""
+        self._shape, self._width = shape, width
+        one = 1, shape.top_k
         self.frame_bytes: Final = HEAD_BYTES + _round_up(_Shapes(one, one).num_bytes(width))
         self._rest: ByteArray = np.empty(0, np.uint8)
         self._room_bytes = self.frame_bytes - HEAD_BYTES
         self._kept: dict[tuple[_Shapes, int], tuple[ByteArray, _Parts]] = {}
 
     def pack(self, request: Request, frame: ByteArray) -> ByteArray | None:
-        """Fills the frame; returns what is to be sent behind it, which is good until the next call."""
+        """Fills the frame; returns what is to be sent behind it, which is good until the next call.
+
+        Raises UsageError where that, or the reply, would be larger than a message may be.
+        """
         shapes = _Shapes(_shape(request.ids), (0, 0) if request.guess is None else _shape(request.guess.ids))
         num_bytes, rest = shapes.num_bytes(self._width), None
+        if max(num_bytes, reply_bytes(request.num_rows, self._width)) > _MOST_BYTES:
+            raise UsageError(f"{shapes.ids[0]} tokens at once are too many for --workers; lower --prefill-chunk")
         if num_bytes > self._room_bytes:
             rest = self._rest_of(num_bytes)
-        head = (
+        head = Head(
             Kind.RUN,
             request.layer,
             shapes.ids[0],
@@ -117,19 +141,76 @@ class RequestForm:
             guess_ids[:], guess_weights[:] = request.guess.ids, request.guess.weights
         return rest
 
-    def rest_bytes(self, frame: ByteArray) -> int:
-        rest_bytes: int = _HEAD.unpack_from(frame.data)[_REST_BYTES]
-        return rest_bytes
+    def pack_order(self, kind: Kind, frame: ByteArray, mine: BoolArray | None = None, top_k: int = 0) -> bytes:
+        """Fills the frame; returns what is to be sent behind it. mine [keys], and top_k of the routing: of OWN."""
+        bits = b"" if mine is None else np.packbits(mine).tobytes()
+        _HEAD.pack_into(frame.data, 0, *Head(kind, rest_bytes=len(bits), top_k=top_k))
+        return bits
 
-    def unpack(self, frame: ByteArray, rest: ByteArray | None) -> Request:
-        """hidden is a part of the frame, or of the rest."""
-        head = _HEAD.unpack_from(frame.data)
-        shapes = _Shapes((head[_TOKENS], head[_TOP_K]), (head[_GUESS_TOKENS], head[_GUESSES]))
+    def head(self, frame: ByteArray) -> Head:
+        """What a frame begins with, fit for this model. Raises MalformedError."""
+        head = Head(*_HEAD.unpack_from(frame.data))
+        if head.kind == Kind.RUN:
+            self._check_request(head)
+        elif head.kind == Kind.OWN:
+            _check("top_k", head.top_k, 1, self._shape.num_experts)
+            _check("bytes of bits", head.rest_bytes, self._bits_bytes, self._bits_bytes)
+        elif head.kind != Kind.LEAVE:
+            raise MalformedError(f"it sent a message of kind {head.kind}, which there is not")
+        return head
+
+    def owned(self, head: Head, bits: ByteArray) -> Owned:
+        """bits: the bytes behind OWN. Raises MalformedError."""
+        unpacked = np.unpackbits(bits).astype(np.bool_)
+        mine: BoolArray = unpacked[: self._shape.num_keys]
+        rows, there = mine.reshape(self._shape.num_layers, -1), np.arange(self._shape.num_experts)
+        counts = [self._shape.experts_of(layer) for layer in range(self._shape.num_layers)]
+        if unpacked[len(mine) :].any() or (rows & (there >= np.array(counts)[:, None])).any():
+            raise MalformedError("it sent experts that the model does not have")
+        return Owned(mine, head.top_k)
+
+    def unpack(self, head: Head, frame: ByteArray, rest: ByteArray | None, owned: Owned) -> Request:
+        """hidden is a part of the frame, or of the rest. Raises MalformedError."""
+        _check("experts of a token", head.top_k, owned.top_k, owned.top_k)
+        shapes = _Shapes((head.tokens, head.top_k), (head.guess_tokens, head.guesses))
         ids, guess_ids, guess_weights, hidden = self._parts(shapes, frame, rest)
-        guess = Routing(guess_ids.astype(np.int64), guess_weights.copy()) if shapes.guess[0] else None
-        return Request(
-            head[_LAYER], ids.astype(np.int64), hidden, head[_PASS_TOKENS], head[_NUM_ROWS], head[_GUESS_LAYER], guess
-        )
+        self._check_ids(ids, head.layer)
+        if not np.isfinite(hidden).all():
+            raise MalformedError("it sent a hidden state that is not finite")
+        guess = None
+        if guess_ids.size:
+            self._check_ids(guess_ids, head.guess_layer)
+            if not np.isfinite(guess_weights).all():
+                raise MalformedError("it sent weights of a guess that are not finite")
+            guess = Routing(guess_ids.astype(np.int64), guess_weights.copy())
+        wide = ids.astype(np.int64)
+        num_rows = int(np.count_nonzero(owned.mine[wide + head.layer * self._shape.num_experts]))
+        _check("rows", head.num_rows, num_rows, num_rows)
+        return Request(head.layer, wide, hidden, head.pass_tokens, num_rows, head.guess_layer, guess)
+
+    @property
+    def _bits_bytes(self) -> int:
+        return -(-self._shape.num_keys // 8)
+
+    def _check_request(self, head: Head) -> None:
+        layers, experts = self._shape.num_layers, self._shape.num_experts
+        most_tokens = _MOST_BYTES // (4 * self._width)
+        _check("layer", head.layer, 0, layers - 1)
+        _check("tokens", head.tokens, 0, most_tokens)
+        _check("top_k", head.top_k, 1, experts)
+        _check("tokens of a pass", head.pass_tokens, 0, 1 << 30)
+        _check("rows", head.num_rows, 0, min(head.tokens * head.top_k, _MOST_BYTES // (4 * self._width)))
+        _check("layer of a guess", head.guess_layer, 0, layers - 1)
+        _check("tokens of a guess", head.guess_tokens, 0, most_tokens)
+        _check("experts of a guess", head.guesses, 0, experts)
+        shapes = _Shapes((head.tokens, head.top_k), (head.guess_tokens, head.guesses))
+        num_bytes = shapes.num_bytes(self._width)
+        rest_bytes = num_bytes if num_bytes > self._room_bytes else 0
+        _check("bytes behind", head.rest_bytes, rest_bytes, min(rest_bytes, _MOST_BYTES))
+
+    def _check_ids(self, ids: Ids, layer: int) -> None:
+        if ids.size and not (ids.min() >= 0 and ids.max() < self._shape.experts_of(layer)):
+            raise MalformedError(f"it asks for experts that layer {layer} does not have")
 
     def _parts(self, shapes: _Shapes, frame: ByteArray, rest: ByteArray | None) -> _Parts:
         """The places of a request's parts. Those in a frame are kept, as the next token has the same."""
@@ -148,91 +229,14 @@ class RequestForm:
         return self._rest[:num_bytes]
 
 
-class Counts(NamedTuple):
-    """What a rank has counted: its cache, and what its reader has read, in so many seconds."""
-
-    cache: CacheStats
-    read_bytes: int
-    busy_s: float
-
-
-def numbers_of(stats: CacheStats, reader: ReadFacts) -> tuple[float, ...]:
-    """What a rank has counted so far, as a reply has it: a number for each thing, which can be added up."""
-    return (*_OF_STATS(stats), reader.bytes_read(), reader.busy_seconds())
-
-
-def counts_of(numbers: FloatArray) -> Counts:
-    """What `numbers_of` such numbers are, or sums and differences of them."""
-    *of_cache, read_bytes, busy_s = numbers.tolist()
-    stats = {name: value if name == "stall_s" else int(value) for name, value in zip(_STATS, of_cache, strict=True)}
-    return Counts(CacheStats(**stats), int(read_bytes), busy_s)
-
-
-def no_numbers() -> FloatArray:
-    """Those of a rank that has counted nothing."""
-    return np.zeros(len(_STATS) + 2)
-
-
-class ReplyForm:
-    """A reply: whether it went well, what the rank has counted so far, and the rows, or why it did not."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._memory: ByteArray = np.empty(0, np.uint8)
-
-    def frame(self, num_rows: int) -> ByteArray:
-        """A frame for so many rows, good until the next call."""
-        num_bytes = REPLY_HEAD_BYTES + 4 * num_rows * self._width
-        if len(self._memory) < num_bytes:
-            self._memory = np.zeros(_round_up(num_bytes), np.uint8)
-        return self._memory[:num_bytes]
-
-    def rows(self, frame: ByteArray) -> Float32Array:
-        rows: Float32Array = frame[REPLY_HEAD_BYTES:].view(np.float32).reshape(-1, self._width)
-        return rows
-
-    def say(self, frame: ByteArray, numbers: tuple[float, ...], fault: str = "") -> None:
-        """Writes how it went, and `numbers_of` what was counted; a fault overwrites the rows, as far as it fits."""
-        text = fault.encode()[: len(frame) - REPLY_HEAD_BYTES]
-        _VERDICT.pack_into(frame.data, 0, 1 if fault else 0, len(text))
-        _COUNTS.pack_into(frame.data, _COUNTS_AT, *numbers)
-        if text:
-            frame[REPLY_HEAD_BYTES : REPLY_HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
-
-    def fault(self, frame: ByteArray) -> str:
-        """ "" where it went well."""
-        failed, length = _VERDICT.unpack_from(frame.data)
-        if not failed:
-            return ""
-        text = frame[REPLY_HEAD_BYTES : REPLY_HEAD_BYTES + length].tobytes()
-        return text.decode("utf-8", "replace") or "it failed"
-
-    def numbers(self, frame: ByteArray) -> FloatArray:
-        """Those that `say` was given."""
-        return np.array(_COUNTS.unpack_from(frame.data, _COUNTS_AT))
+def _check(what: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise MalformedError(f"it sent a message whose number of {what} is {value}")
 
 
 def _shape(array: IntArray) -> tuple[int, int]:
     rows, columns = array.shape
     return rows, columns
-
-
-def kind_of(frame: ByteArray) -> int:
-    kind: int = _HEAD.unpack_from(frame.data)[_KIND]
-    return kind
-
-
-def top_k_of(frame: ByteArray) -> int:
-    """To how many experts a token is routed, as an order says."""
-    top_k: int = _HEAD.unpack_from(frame.data)[_TOP_K]
-    return top_k
-
-
-def order(kind: Kind, frame: ByteArray, rest_bytes: int = 0, top_k: int = 0) -> None:
-    """Makes the frame one of another kind than RUN, with so many bytes behind it; top_k: of what is to come."""
-    head = frame[:HEAD_BYTES].view(np.int32)
-    head[:] = 0
-    head[_KIND], head[_REST_BYTES], head[_TOP_K] = kind, rest_bytes, top_k
 
 
 def _round_up(num_bytes: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf._native import Kernels
 from moeinf.distributed.frames import Request
-from moeinf.distributed.group import LostError
+from moeinf.distributed.link import LostError
 from moeinf.distributed.star import HERE, Star
 from moeinf.runtime.cache.table import BoolArray
 from moeinf.runtime.cache.tier import ExpertTier

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
 
-from moeinf.distributed.frames import STALL, Kind, ReplyForm, Request, RequestForm, no_numbers, order
-from moeinf.distributed.group import Group, LostError, Transfer
-from moeinf.distributed.meeting import Facts, Offer, call
+from moeinf.distributed.frames import Kind, Request, RequestForm
+from moeinf.distributed.link import Link, LostError
+from moeinf.distributed.meeting import Facts, Offer, PeerAddress, call
+from moeinf.distributed.replies import STALL, ReplyForm, no_numbers
 from moeinf.errors import WorkerError
 from moeinf.types import ByteArray, Float32Array, FloatArray, IntArray, MoeShape
 
@@ -21,56 +22,41 @@ PING_S: Final = 1.0  # from one to the next
 FIRST_RETRY_S: Final = 2.0  # until a lost worker is called again; doubled each time
 LAST_RETRY_S: Final = 60.0
 STOP_S: Final = 0.75  # for a reply to an answer that is to end; then its worker counts as lost
-SETTLE_S: Final = 0.1  # for a thread that has been told to end
 SILENT_S: Final = 5.0  # without a ping that came through: the worker's process stands still, or the network is gone
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAddress:
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 class Connection:
-    """The way to a worker that is there, until it is lost. Used by one thread at a time, but `watch` and `end`."""
+    """The way to a worker that is there, until it is lost. Used by one thread at a time."""
 
     def __init__(
         self,
         address: PeerAddress,
         key: bytes,
         facts: Facts,
-        top_k: int,
+        shape: MoeShape,
         width: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """should_stop: whether the answer is to end that a reply is awaited for; from any thread.
+        """shape: the model's. should_stop: whether the answer is to end that a reply is awaited for.
 
         Raises WorkerError where the worker refuses, LostError where nothing answers.
         """
         self.offer: Offer
-        self.offer, self._group, self._ping = call(address.host, address.port, key, facts)
-        self._form, self._replies = RequestForm(top_k, width), ReplyForm(width)
+        self.offer, self._link, self._pulse = call(address.host, address.port, key, facts)
+        self._form, self._replies = RequestForm(shape, width), ReplyForm(width)
         self._frame: ByteArray = np.zeros(self._form.frame_bytes, np.uint8)
-        self._sent: list[Transfer] = []
         self._before, self._counted = no_numbers(), no_numbers()  # when it began to serve, and now
         self.stalled_s = 0.0  # for which the last reply waited for the worker's disk
-        self._asked: tuple[Transfer, ByteArray] | None = None
-        self._should_stop, self._awaits, self._given_up = should_stop, False, False
-        self._heard_s, self._over = time.monotonic(), threading.Event()
-        self._threads = [
-            threading.Thread(target=self._keep_pinging, name="ping", daemon=True),
-            threading.Thread(target=self._watch, name="watch", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._asked: ByteArray | None = None  # the frame of the reply
+        self._should_stop, self._stopping_s = should_stop, 0.0
+        self._over = threading.Event()
+        self._pinging = threading.Thread(target=self._keep_pinging, name="ping", daemon=True)
+        self._pinging.start()
 
     @property
-    def group(self) -> Group:
+    def link(self) -> Link:
         """For what is not asked by layers."""
-        return self._group
+        return self._link
 
     def own(self, keys: IntArray, shape: MoeShape) -> None:
         """Tells the worker which experts are its own from now on, and waits until it is ready. Raises LostError.
@@ -79,35 +65,23 @@ class Connection:
         """
         mine = np.zeros(shape.num_keys, np.bool_)
         mine[keys] = True
-        bits = np.packbits(mine)
-        order(Kind.OWN, self._frame, len(bits), shape.top_k)
-        self._expect(0)
-        self._send(bits)
+        self._send(self._form.pack_order(Kind.OWN, self._frame, mine, shape.top_k))
+        self._asked = self._replies.frame(0)
         self.collect()
         self._before = self._counted
 
     def ask(self, request: Request) -> None:
-        """Sends a request; `collect` brings the reply where it has rows. Raises LostError."""
-        for sent in self._sent:  # the frame is free again
-            sent.wait(REPLY_S)
-        self._sent.clear()
-        if request.num_rows:
-            self._expect(request.num_rows)  # first, so that the reply finds it waiting
+        """Sends a request; `collect` brings the reply where it has rows. Raises LostError, and UsageError as packed."""
         self._send(self._form.pack(request, self._frame))
+        if request.num_rows:
+            self._asked = self._replies.frame(request.num_rows)
 
     def collect(self) -> Float32Array:
         """The rows of the reply, good until the next `ask`. Raises LostError."""
         assert self._asked is not None
-        (receipt, frame), self._asked = self._asked, None
-        self._awaits = True
-        try:
-            receipt.wait(REPLY_S)
-        except LostError:
-            if self._given_up:
-                raise LostError("it had not replied when the answer was to end") from None
-            raise
-        finally:
-            self._awaits = False
+        frame, self._asked = self._asked, None
+        self._stopping_s = time.monotonic()
+        self._link.receive(frame, REPLY_S, self._look)
         if fault := self._replies.fault(frame):
             raise LostError(fault)
         before, self._counted = self._counted, self._replies.numbers(frame)
@@ -116,7 +90,7 @@ class Connection:
 
     @property
     def counted(self) -> FloatArray:
-        """What the worker has counted for this rank 0 by its last reply, as frames.numbers_of says it."""
+        """What the worker has counted for this rank 0 by its last reply, as replies.numbers_of says it."""
         numbers: FloatArray = self._counted - self._before
         return numbers
 
@@ -125,60 +99,42 @@ class Connection:
         """Whether a reply is to be collected."""
         return self._asked is not None
 
-    def end(self) -> None:
-        """Ends it, whatever is waited for."""
-        if not self._over.is_set():
-            self._over.set()
-            self._group.break_off()
-
-    def settle(self) -> None:
-        """Waits for its threads once it has ended, but for a ping that nobody takes.
-
-        torch ends the process where a thread gives back what is torch's after the interpreter has ended.
-        """
-        for thread in self._threads:
-            thread.join(SETTLE_S)
+    def close(self) -> None:
+        """Ends it, whatever the worker does."""
+        self._over.set()
+        self._pulse.break_off()
+        self._pinging.join()
+        self._link.close()
+        self._pulse.close()
 
     def leave(self) -> None:
         """Tells the worker that rank 0 has no more to ask."""
-        try:
-            for sent in self._sent:
-                sent.wait(PING_S)
-            self._sent.clear()
-            order(Kind.LEAVE, self._frame)
-            self._group.send(self._frame).wait(PING_S)
-        except LostError:
-            pass
-        self.end()
-        self.settle()
+        with suppress(LostError):
+            self._form.pack_order(Kind.LEAVE, self._frame)
+            self._link.send(self._frame, PING_S)
+        self.close()
 
-    def _expect(self, num_rows: int) -> None:
-        frame = self._replies.frame(num_rows)
-        self._asked = self._group.receive(frame), frame
-
-    def _send(self, rest: ByteArray | None) -> None:
-        self._sent.append(self._group.send(self._frame))
+    def _send(self, rest: ByteArray | bytes | None) -> None:
+        self._link.send(self._frame, REPLY_S)
         if rest is not None:
-            self._sent.append(self._group.send(rest, tag=1))
+            self._link.send(rest, REPLY_S)
+
+    def _look(self) -> None:
+        """Gives a reply up that is awaited for an answer which is to end."""
+        now = time.monotonic()
+        if not self._should_stop():
+            self._stopping_s = now
+        elif now - self._stopping_s > STOP_S:
+            raise LostError("it had not replied when the answer was to end")
 
     def _keep_pinging(self) -> None:
+        echo = bytearray(1)
         while not self._over.wait(PING_S):
             try:
-                self._ping()
-            except RuntimeError:  # the connection has ended, as the group's
-                return
-            self._heard_s = time.monotonic()
-
-    def _watch(self) -> None:
-        """A wait for a reply cannot be interrupted: what ends it is the end of the connection."""
-        going_on_s = time.monotonic()  # when it was last seen that nobody waits for an answer that is to end
-        while not self._over.wait(PING_S / 4):
-            now_s = time.monotonic()
-            if not (self._awaits and self._should_stop()):
-                going_on_s = now_s
-            self._given_up = now_s - going_on_s > STOP_S
-            if self._given_up or now_s - self._heard_s > SILENT_S:
-                self.end()
+                self._pulse.send(b".", SILENT_S)
+                self._pulse.receive(echo, SILENT_S)
+            except LostError as error:
+                return self._link.break_off(str(error))
 
 
 class Peer:
@@ -201,7 +157,7 @@ class Peer:
 
     @property
     def counted(self) -> FloatArray:
-        """What the worker has counted for this rank 0, as frames.numbers_of says it. From any thread."""
+        """What the worker has counted for this rank 0, as replies.numbers_of says it. From any thread."""
         connection, before = self.connection, self._counted_before
         return before if connection is None else before + connection.counted
 
@@ -209,8 +165,7 @@ class Peer:
         """The connection is of no use any more; it is made anew, for the same experts."""
         if self.connection is not None:
             self._counted_before = self.counted
-            self.connection.end()
-            self.connection.settle()
+            self.connection.close()
             self.connection = None
         self._calling = threading.Thread(target=self._call_again, args=(keys, shape), name="rejoin", daemon=True)
         self._calling.start()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import numpy as np
 
-from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, kind_of, top_k_of
-from moeinf.distributed.group import Group, LostError, Transfer
-from moeinf.distributed.meeting import Facts, Listener, Offer
-from moeinf.errors import MoeinfError, WorkerError
+from moeinf.distributed.frames import Head, Kind, Owned, Request, RequestForm
+from moeinf.distributed.link import Link, LostError, MalformedError
+from moeinf.distributed.listener import Listener
+from moeinf.distributed.meeting import Facts, Offer
+from moeinf.distributed.replies import ReplyForm
+from moeinf.errors import MoeinfError
 from moeinf.runtime.cache.table import BoolArray
 from moeinf.types import ByteArray, Float32Array
 
-FOREVER_S: Final = 3e8
-SILENT_S: Final = 30.0  # without a ping of rank 0, which sends one every second: its machine is gone
+FOREVER_S: Final = 3e8  # the listener breaks a link off whose rank 0 is gone
+REST_S: Final = 30.0  # for what belongs to a message that has begun
+END_S: Final = 1.0  # for the thread that computes, when the worker is to end
 _TICK_S: Final = 0.2
 
 
@@ -36,7 +38,7 @@ class ServedExperts(Protocol):
         ...
 
     def counted(self) -> tuple[float, ...]:
-        """What was counted so far, since it was opened: frames.numbers_of."""
+        """What was counted so far, since it was opened: replies.numbers_of."""
         ...
 
     def end(self) -> None:
@@ -52,11 +54,11 @@ class WorkerServer:
     ) -> None:
         self._listener, self._facts, self._offer, self._experts, self._say = listener, facts, offer, experts, say
         self._stopped = threading.Event()
-        self._group: Group | None = None
-        self._fault: Exception | None = None
+        self._link: Link | None = None
+        self._fault: BaseException | None = None
 
     def run(self, form: RequestForm, replies: ReplyForm, *, once: bool = False) -> None:
-        """The thread that called it watches whether rank 0 is there; another one computes.
+        """Another thread computes: the one that called it is free for a signal.
 
         once: ends when a rank 0 has left that was served.
         """
@@ -64,104 +66,89 @@ class WorkerServer:
         thread.start()
         try:
             while thread.is_alive():
-                self._watch()
+                thread.join(_TICK_S)
         finally:
-            self._stopped.set()
-            if (group := self._group) is not None:
-                group.break_off()
-            thread.join(SILENT_S)
+            self.stop()
+            thread.join(END_S)
         if self._fault is not None:
             raise self._fault
 
     def stop(self) -> None:
         """From any thread: `run` returns."""
         self._stopped.set()
-        if (group := self._group) is not None:
-            group.break_off()
-
-    def _watch(self) -> None:
-        """While rank 0 is served: looks for its pings, and refuses others."""
-        pings, heard_s = -1, time.monotonic()
-        while not self._stopped.wait(_TICK_S):
-            group = self._group
-            if group is None:
-                return
-            if (now := self._listener.pings()) != pings:
-                pings, heard_s = now, time.monotonic()
-            elif time.monotonic() - heard_s > SILENT_S:
-                group.break_off()
-                return
-            self._listener.refuse_others("it serves another process")
+        if (link := self._link) is not None:
+            link.break_off()
 
     def _serve_all(self, form: RequestForm, replies: ReplyForm, once: bool) -> None:
         try:
             while not self._stopped.is_set():
-                try:
-                    group = self._listener.accept(self._facts, self._offer, self._stopped.is_set)
-                except (WorkerError, LostError) as error:
-                    self._say(str(error) if isinstance(error, WorkerError) else f"a peer has gone: {error}")
-                    continue
-                if group is not None:
+                link = self._listener.accept(self._facts, self._offer, self._stopped.is_set)
+                if link is not None:
                     self._say("rank 0 is here")
-                    self._group = group
-                    self._say(f"rank 0 has gone: {Session(group, form, replies, self._experts).serve()}")
-                    self._group = None
+                    self._link = link
+                    if self._stopped.is_set():
+                        link.break_off()
+                    self._say(Session(link, form, replies, self._experts).serve())
+                    self._link = None
                     if once:
                         return
-        except Exception as error:  # the thread that called run raises it
-            self._fault, self._group = error, None
+        except BaseException as error:  # the thread that called run raises it
+            self._fault = error
 
 
 class Session:
     """What rank 0 asks, from its coming to its going."""
 
-    def __init__(self, group: Group, form: RequestForm, replies: ReplyForm, experts: ServedExperts) -> None:
-        self._group, self._form, self._replies, self._experts = group, form, replies, experts
-        self._frames = [np.zeros(form.frame_bytes, np.uint8) for _ in range(2)]  # one comes while one is read
-        self._sent: Transfer | None = None
+    def __init__(self, link: Link, form: RequestForm, replies: ReplyForm, experts: ServedExperts) -> None:
+        self._link, self._form, self._replies, self._experts = link, form, replies, experts
+        self._owned: Owned | None = None
 
     def serve(self) -> str:
-        """Returns why it has ended."""
+        """Returns how it has ended."""
+        frame: ByteArray = np.zeros(self._form.frame_bytes, np.uint8)
         try:
-            receipt = self._group.receive(self._frames[0])
             while True:
-                receipt.wait(FOREVER_S)
-                frame = self._frames[0]
-                self._frames.reverse()
-                receipt = self._group.receive(self._frames[0])  # before the reply, so that the next finds it waiting
-                kind = kind_of(frame)
-                if kind == Kind.LEAVE:
-                    return "it has no more to ask"
-                rest = self._rest(self._form.rest_bytes(frame))
-                if kind == Kind.OWN:
-                    self._own(rest, top_k_of(frame))
-                else:
-                    self._run(self._form.unpack(frame, rest))
+                self._link.receive(frame, FOREVER_S)
+                head = self._form.head(frame)
+                if head.kind == Kind.LEAVE:
+                    return "rank 0 has gone: it has no more to ask"
+                self._obey(head, frame, self._rest(head.rest_bytes))
+        except MalformedError as error:
+            return f"rank 0 is not served any more: {error}"
         except LostError as error:
-            return str(error)
+            return f"rank 0 has gone: {error}"
+        except MemoryError:
+            return "rank 0 is not served any more: there is no memory for what it asks"
         finally:
             self._experts.end()
-            self._group.break_off()
+            self._link.close()
 
     def _rest(self, num_bytes: int) -> ByteArray | None:
         if not num_bytes:
             return None
         rest: ByteArray = np.empty(num_bytes, np.uint8)
-        self._group.receive(rest, tag=1).wait(SILENT_S)
+        self._link.receive(rest, REST_S)
         return rest
 
-    def _own(self, bits: ByteArray | None, top_k: int) -> None:
-        assert bits is not None
+    def _obey(self, head: Head, frame: ByteArray, rest: ByteArray | None) -> None:
+        if head.kind == Kind.OWN:
+            assert rest is not None
+            self._own(self._form.owned(head, rest))
+        elif self._owned is None:
+            raise MalformedError("it asks before it has said which experts are whose")
+        else:
+            self._run(self._form.unpack(head, frame, rest, self._owned))
+
+    def _own(self, owned: Owned) -> None:
         try:
-            self._experts.only(np.unpackbits(bits).astype(np.bool_), top_k)
+            self._experts.only(*owned)
         except MoeinfError as error:
-            return self._reply(self._replies.frame(0), str(error))
-        self._reply(self._replies.frame(0))
+            self._reply(self._replies.frame(0), str(error))
+        else:
+            self._owned = owned
+            self._reply(self._replies.frame(0))
 
     def _run(self, request: Request) -> None:
-        if self._sent is not None:
-            sent, self._sent = self._sent, None  # a second wait for it would never end
-            sent.wait(SILENT_S)  # its memory is written anew
         frame = self._replies.frame(request.num_rows)
         try:
             self._experts.run(request, self._replies.rows(frame))
@@ -174,4 +161,4 @@ class Session:
 
     def _reply(self, frame: ByteArray, fault: str = "") -> None:
         self._replies.say(frame, self._experts.counted(), fault)
-        self._sent = self._group.send(frame)
+        self._link.send(frame, FOREVER_S)

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.distributed.frames import Counts, counts_of, no_numbers
-from moeinf.distributed.group import LostError
+from moeinf.distributed.link import LostError
 from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.distributed.peer import Connection, Peer
+from moeinf.distributed.replies import Counts, counts_of, no_numbers
 from moeinf.errors import WorkerError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.types import IntArray, MoeShape

@@ -1,16 +1,18 @@
-"""Brings a stored model from rank 0 to a worker that has none, over the group that they have made."""
+"""Brings a stored model from rank 0 to a worker that has none, over the link that they have made."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from moeinf.distributed.group import Group, LostError
-from moeinf.distributed.meeting import Facts, Listener, Offer
-from moeinf.errors import StoreError, WorkerError
+from moeinf.distributed.link import Link, LostError, MalformedError, printable
+from moeinf.distributed.listener import Listener
+from moeinf.distributed.meeting import Facts, Offer
+from moeinf.errors import MoeinfError, StoreError, WorkerError
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, model_id, parse
@@ -22,27 +24,26 @@ from moeinf.version import __version__
 PIECE_BYTES: Final = 4 << 20
 WAIT_S: Final = 60.0  # for a piece, or for the other one to check what it has
 CHECK_S: Final = 600.0  # for a worker to compare all of it with its checksums
-_TAG: Final = 2
+_LENGTH: Final = struct.Struct("!q")
 _VERDICT_BYTES: Final = 256
 _MOST_MANIFEST_BYTES: Final = 1 << 28
 
 
 def await_model(listener: Listener, library: Library, name: str, tell: Callable[[str], None]) -> StoredModel:
-    """Waits for a rank 0, and stores the model that it sends; goes on waiting where that is cut off.
-
-    Raises StoreError for what does not fit its checksums.
-    """
+    """Waits for a rank 0, and stores the model that it sends; goes on waiting where that fails, and tells why."""
     facts, offer = Facts(__version__, "", ""), Offer(0, 0.0, lacks_model=True)
     while True:
+        link = listener.accept(facts, offer, lambda: False)
+        assert link is not None
+        tell(f"rank 0 sends {name}")
         try:
-            group = listener.accept(facts, offer, lambda: False)
-            assert group is not None
-            tell(f"rank 0 sends {name}")
-            return receive_model(group, library, name, _said_by_tenths(tell))
-        except WorkerError as error:
-            tell(str(error))
+            return receive_model(link, library, name, _said_by_tenths(tell))
+        except MoeinfError as error:
+            tell(f"{name} is not stored: {error}")
         except LostError as error:
             tell(f"rank 0 has gone ({error}): what has come is kept")
+        finally:
+            link.close()
 
 
 def _said_by_tenths(tell: Callable[[str], None]) -> Callable[[int, int], None]:
@@ -57,17 +58,17 @@ def _said_by_tenths(tell: Callable[[str], None]) -> Callable[[int, int], None]:
     return progress
 
 
-def send_model(group: Group, stored: StoredModel) -> None:
+def send_model(link: Link, stored: StoredModel) -> None:
     """Sends the manifest, and of its files those that the worker lacks. Raises LostError, WorkerError, StoreError."""
     manifest = stored.manifest
     if manifest.in_place is not None:
         raise WorkerError("it has no model of that name, and this one lies in a GGUF file: copy that file there")
     data = read_small(stored.path / MANIFEST_FILE, _MOST_MANIFEST_BYTES)
-    _send(group, np.array([len(data)], np.int64).view(np.uint8))
-    _send(group, np.frombuffer(data, np.uint8).copy())
+    link.send(_LENGTH.pack(len(data)), WAIT_S)
+    link.send(data, WAIT_S)
     names = _files_of(manifest)
     lacking: ByteArray = np.empty(len(names), np.uint8)
-    group.receive(lacking, _TAG).wait(WAIT_S)
+    link.receive(lacking, WAIT_S)
     piece: ByteArray = np.empty(PIECE_BYTES, np.uint8)
     for name, wanted in zip(names, lacking.tolist(), strict=True):
         if not wanted:
@@ -78,60 +79,61 @@ def send_model(group: Group, stored: StoredModel) -> None:
                 part = piece[: min(left, PIECE_BYTES)]
                 if file.readinto(part.data) != len(part):
                     raise StoreError(f"{path} ends early; {stored.remedy}")
-                _send(group, part)
+                link.send(part, WAIT_S)
                 left -= len(part)
-    verdict: ByteArray = np.empty(_VERDICT_BYTES, np.uint8)
-    group.receive(verdict, _TAG).wait(CHECK_S)
-    if fault := verdict.tobytes().rstrip(b"\0").decode("utf-8", "replace"):
+    verdict = bytearray(_VERDICT_BYTES)
+    link.receive(verdict, CHECK_S)
+    if fault := printable(verdict.rstrip(b"\0")):
         raise WorkerError(fault)
 
 
-def receive_model(group: Group, library: Library, name: str, progress: Callable[[int, int], None]) -> StoredModel:
+def receive_model(link: Link, library: Library, name: str, progress: Callable[[int, int], None]) -> StoredModel:
     """Stores what rank 0 sends under this name; what an earlier attempt has left is not sent again.
 
-    progress(bytes done, in all). Raises LostError, and StoreError for what does not fit its checksums.
+    progress(bytes done, in all). Raises LostError, and StoreError for what is no manifest or does not fit its sums.
     """
-    length = np.empty(8, np.uint8)
-    group.receive(length, _TAG).wait(WAIT_S)
-    num_bytes = int(length.view(np.int64)[0])
+    length = bytearray(_LENGTH.size)
+    link.receive(length, WAIT_S)
+    (num_bytes,) = _LENGTH.unpack(length)
     if not 0 < num_bytes <= _MOST_MANIFEST_BYTES:
-        raise StoreError("rank 0 sends no manifest; run the same moeinf on both")
-    data: ByteArray = np.empty(num_bytes, np.uint8)
-    group.receive(data, _TAG).wait(WAIT_S)
-    manifest, identifier = parse(data.tobytes(), "the manifest of rank 0"), model_id(data.tobytes())
+        raise MalformedError(f"it sent a manifest of {num_bytes} bytes")
+    received = bytearray(num_bytes)
+    link.receive(received, WAIT_S)
+    data = bytes(received)
+    manifest, identifier = parse(data, "the manifest of rank 0"), model_id(data)
     folder = library.home / "partial" / f"from-rank-0-{identifier}"
     make_folders(folder)
     sizes, names = manifest.file_sizes(), _files_of(manifest)
     lacking = [not _has(folder / each, sizes[each]) for each in names]
-    _send(group, np.array(lacking, np.uint8))
+    link.send(bytes(lacking), WAIT_S)
     done, total = sum(sizes[each] for each, lacks in zip(names, lacking, strict=True) if not lacks), sum(sizes.values())
     for each in (each for each, lacks in zip(names, lacking, strict=True) if lacks):
         with errors_named(folder / each):
-            for part in _pieces(group, folder / each, sizes[each]):
+            for part in _pieces(link, folder / each, sizes[each]):
                 progress(done := done + part, total)
-    publish(folder / MANIFEST_FILE, data.tobytes())
+    publish(folder / MANIFEST_FILE, data)
     stored = StoredModel(name, identifier, folder)
     if faults := verify(stored):
         for each in names:
             (folder / each).unlink(missing_ok=True)
         fault = f"{faults[0]}: it was damaged on its way, or at rank 0; check it there with `moeinf verify`"
-        _send_verdict(group, fault)
+        _send_verdict(link, fault)
         raise StoreError(fault)
-    _send_verdict(group)
+    _send_verdict(link)
     with errors_named(folder), library.lock():
         library.check_origin(name, manifest.source)
         library.adopt(folder, identifier)
         return library.bind(name, identifier, revision=manifest.source.revision)
 
 
-def _pieces(group: Group, path: Path, num_bytes: int) -> Iterator[int]:
+def _pieces(link: Link, path: Path, num_bytes: int) -> Iterator[int]:
     """Writes a file as it comes, under another name until it is whole; yields the bytes of each piece."""
     partial, left = path.with_name(f".{path.name}.part"), num_bytes
     piece: ByteArray = np.empty(min(PIECE_BYTES, max(1, num_bytes)), np.uint8)
     with partial.open("wb") as file:
         while left:
             part = piece[: min(left, PIECE_BYTES)]
-            group.receive(part, _TAG).wait(WAIT_S)
+            link.receive(part, WAIT_S)
             file.write(part.data)
             left -= len(part)
             yield len(part)
@@ -146,9 +148,5 @@ def _has(path: Path, num_bytes: int) -> bool:
     return path.is_file() and path.stat().st_size == num_bytes
 
 
-def _send_verdict(group: Group, fault: str = "") -> None:
-    _send(group, np.frombuffer(fault.encode()[:_VERDICT_BYTES].ljust(_VERDICT_BYTES, b"\0"), np.uint8).copy())
-
-
-def _send(group: Group, data: ByteArray) -> None:
-    group.send(data, _TAG).wait(WAIT_S)
+def _send_verdict(link: Link, fault: str = "") -> None:
+    link.send(fault.encode()[:_VERDICT_BYTES].ljust(_VERDICT_BYTES, b"\0"), WAIT_S)

@@ -42,14 +42,18 @@ def with_launched(config: RuntimeConfig, model: str, *, quiet: bool) -> RuntimeC
         return config
     if config.workers:
         raise UsageError("--workers names what torchrun has started already; leave it out")
-    from moeinf.distributed.launch import tell_address, told_addresses
-    from moeinf.engine.ranks.star import read_key, require_torch
-    from moeinf.terminal.worker import serve_here
+    from moeinf.engine.ranks.star import read_key
+    from moeinf.terminal.worker import serve_here, teller
 
-    require_torch("torchrun")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it would write besides, errors of ours say
+    try:
+        from moeinf.distributed.launch import tell_address, told_addresses
+    except ImportError:
+        raise UsageError("torchrun has started a Python without torch: pip install 'moeinf[distributed]'") from None
     key = read_key("--worker-key-file", config.worker_key_file)
     if launch.rank == 0:
         return replace(config, workers=",".join(told_addresses(launch.host, launch.port, launch.num_ranks)))
-    listener = tell_address(launch.host, launch.port, launch.rank, key)
-    serve_here(model, config, listener, quiet=quiet, once=True)
+    tell = teller(quiet=quiet)
+    with tell_address(launch.host, launch.port, launch.rank, key, tell) as listener:
+        serve_here(model, config, listener, tell, once=True)
     raise typer.Exit

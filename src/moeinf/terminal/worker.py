@@ -9,13 +9,12 @@ import typer
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.option import options
-from moeinf.errors import UsageError
 from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import with_flags
-from moeinf.terminal.notes import Notices, say
+from moeinf.terminal.notes import say
 
 if TYPE_CHECKING:
-    from moeinf.distributed.meeting import Listener
+    from moeinf.distributed.listener import Listener
     from moeinf.store.library import StoredModel
 
 _USED = ("ram", "expert_cache", "prefetch", "threads", "reader", "direct_io", "queue_depth", "verify_reads")
@@ -41,33 +40,30 @@ def worker(
     model that is not stored here is sent by rank 0 when it comes. Only who knows the key is served, but nothing is
     encrypted: bind to a network that you trust.
     """
-    from moeinf.engine.ranks.star import address_of, read_key, require_torch
+    from moeinf.distributed.listener import Listener
+    from moeinf.engine.ranks.star import address_of, read_key
 
-    require_torch("moeinf worker")
-    key, address = read_key("--key-file", key_file), address_of("--bind", bind)
-    if address.host in ("0.0.0.0", "::"):
-        raise UsageError(f"--bind {bind} is every address of this machine; give the one that rank 0 comes to")
-    from moeinf.distributed.meeting import Listener
-
-    serve_here(model, config, Listener(address.host, address.port, key), quiet=quiet)
+    key, address, tell = read_key("--key-file", key_file), address_of("--bind", bind), teller(quiet=quiet)
+    with Listener(address.host, address.port, key, tell) as listener:
+        serve_here(model, config, listener, tell)
 
 
-def serve_here(model: str, config: RuntimeConfig, listener: Listener, *, quiet: bool, once: bool = False) -> None:
-    """Computes experts for one rank 0 after the other, or for one. Says on stderr what happens, unless `quiet`."""
+def teller(*, quiet: bool) -> Callable[[str], None]:
+    """What tells the user a line, unless `quiet`."""
+    return (lambda line: None) if quiet else say
+
+
+def serve_here(
+    model: str, config: RuntimeConfig, listener: Listener, tell: Callable[[str], None], *, once: bool = False
+) -> None:
+    """Computes experts for one rank 0 after the other, or for one. Tells what happens."""
     from moeinf.distributed.serving import WorkerServer
     from moeinf.engine.build_context import Reporting
     from moeinf.engine.ranks.worker import WorkerExperts
 
-    notices = Notices()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            notices.show()
-            say(line)
-
     stored = _stored(model, listener, tell)
-    with WorkerExperts(stored, config, Reporting(notify=notices.add)) as experts:
-        tell(f"{stored.name} on {listener.host}:{listener.port} · {experts.describe()}")
+    with WorkerExperts(stored, config, Reporting(notify=lambda notice: tell(f"note: {notice}"))) as experts:
+        tell(f"{stored.name} on {listener.address} · {experts.describe()}")
         server = WorkerServer(listener, experts.facts, experts.offer, experts, tell)
         server.run(*experts.forms(), once=once)
 
@@ -85,5 +81,5 @@ def _stored(model: str, listener: Listener, tell: Callable[[str], None]) -> Stor
         return find_stored(model)
     except ModelNotFoundError:
         name = full_name(model)
-    tell(f"{name} is not stored here: waiting on {listener.host}:{listener.port} for a rank 0 that has it")
+    tell(f"{name} is not stored here: waiting on {listener.address} for a rank 0 that has it")
     return await_model(listener, Library(store_home()), name, tell)

@@ -18,7 +18,7 @@ import pytest
 from moeinf.cli import run_command
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.distributed import peer
+from moeinf.distributed import peer, proof
 from moeinf.distributed.frames import Request
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Hooks
@@ -301,17 +301,21 @@ def test_an_answer_that_is_to_end_waits_for_no_worker(
     monkeypatch.setattr(peer, "REPLY_S", 10.0)
     monkeypatch.setattr(peer, "STOP_S", 0.1)
     late, notices, calls = workers.start(demo, expert_cache="40%"), list[str](), itertools.count()
-    standing, ending = threading.Event(), threading.Event()
+    standing, ending, look = threading.Event(), threading.Event(), peer.Connection._look
+
+    def look_while_waiting(connection: peer.Connection) -> None:
+        if standing.is_set():
+            ending.set()
+        look(connection)
 
     def should_stop() -> bool:
         """In the eighth layer the worker stands still; it is while rank 0 waits that the answer is to end."""
-        if threading.current_thread() is not threading.main_thread():
-            if standing.is_set():
-                ending.set()
-        elif next(calls) == 8:
+        if next(calls) == 8:
             late.signal(signal.SIGSTOP)
             standing.set()
         return ending.is_set()
+
+    monkeypatch.setattr(peer.Connection, "_look", look_while_waiting)
 
     with opened(demo, notices, **workers.options(late)) as model:
         before = owned(model)
@@ -388,11 +392,12 @@ def test_a_worker_with_another_key_is_refused(workers: Workers, demo: StoredMode
 def test_an_impostor_that_lets_everybody_in_is_found_out(
     workers: Workers, demo: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moeinf.distributed import meeting
+    worker, real = workers.start(demo), proof._mac
 
-    worker = workers.start(demo)
-    real = meeting._mac
-    monkeypatch.setattr(meeting, "_mac", lambda key, role, *rest: real(key, role, *rest) + "x" * (role == "worker"))
+    def other(key: bytes, role: bytes, *rest: bytes) -> bytes:
+        return real(key + b"x" * (role == b"worker"), role, *rest)
+
+    monkeypatch.setattr(proof, "_mac", other)
     with pytest.raises(WorkerError, match="who answers does not know the key"):
         opened(demo, **workers.options(worker))
 

@@ -1,4 +1,4 @@
-"""A process that starts workers: it loads torch once, and each worker is a fork of it. Orders come as lines of JSON."""
+"""A process that starts workers: it loads moeinf once, and each is a fork of it. Orders come as lines of JSON."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.config import RuntimeConfig
-from moeinf.distributed.meeting import Listener
+from moeinf.distributed.listener import Listener
+from moeinf.distributed.proof import stretched
 from moeinf.distributed.serving import WorkerServer
 from moeinf.distributed.transfer import await_model
 from moeinf.engine.ranks.worker import WorkerExperts
 from moeinf.errors import ModelNotFoundError
 from moeinf.store.library import Library
+from tests.support.ranks.workers import KEY
 
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker that was killed
+    stretched(KEY.encode())  # for all of them
     print("ready", flush=True)
     for line in sys.stdin:
         reading, writing = os.pipe()
@@ -39,7 +42,7 @@ def main() -> None:
 def serve(asked: dict[str, Any], told: int) -> None:
     os.setpgid(0, 0)
     listener, library = Listener(asked["address"], asked["port"], asked["key"].encode()), Library(Path(asked["home"]))
-    os.write(told, f"{listener.port}\n".encode())
+    os.write(told, f"{listener.address.port}\n".encode())
     try:
         stored = library.find(asked["name"])
     except ModelNotFoundError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +22,12 @@ from moeinf.sampling.loop import Interrupted
 from moeinf.store.manifest import Manifest
 from moeinf.version import __version__
 
-if TYPE_CHECKING:  # loads torch, which a run on one machine does without
+if TYPE_CHECKING:  # what a run on one machine does without
     from moeinf.distributed.experts import SharedExperts
     from moeinf.distributed.kernels import JoiningKernel, RowKernel
-    from moeinf.distributed.meeting import Facts
+    from moeinf.distributed.meeting import Facts, PeerAddress
     from moeinf.distributed.ownership import Capacity
-    from moeinf.distributed.peer import Connection, PeerAddress
+    from moeinf.distributed.peer import Connection
     from moeinf.distributed.star import Star
     from moeinf.runtime.experts import StreamedExperts
 
@@ -44,7 +43,6 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
 
     From then on the tier holds what is this machine's own. Raises UsageError, WorkerError.
     """
-    require_torch("--workers")
     from moeinf.distributed.kernels import JoiningKernel
     from moeinf.distributed.peer import Connection, Peer
     from moeinf.distributed.star import Star
@@ -54,12 +52,14 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     key, facts = read_key("--worker-key-file", config.worker_key_file), facts_of(context.weights, kernels.isa)
 
     def connect(address: PeerAddress) -> Connection:
-        connection = Connection(address, key, facts, context.manifest.moe.top_k, width, context.should_stop)
+        connection = Connection(address, key, facts, context.manifest.moe, width, context.should_stop)
         if not connection.offer.lacks_model:
             return connection
         context.reporting.notify(f"worker {address} has no such model: it is sent there")
-        send_model(connection.group, context.weights.stored)
-        connection.end()
+        try:
+            send_model(connection.link, context.weights.stored)
+        finally:
+            connection.close()
         return _when_open(lambda: connect(address))
 
     peers = [Peer(address, connect) for address in addresses_of(config.workers)]
@@ -101,7 +101,7 @@ class RankReaders:
 
 def _when_open(connect: Callable[[], Connection]) -> Connection:
     """Calls a worker that opens a model which it was sent just now. Raises as connect, in the end."""
-    from moeinf.distributed.group import LostError
+    from moeinf.distributed.link import LostError
 
     give_up_at = time.monotonic() + _OPEN_S
     while True:
@@ -111,17 +111,6 @@ def _when_open(connect: Callable[[], Connection]) -> Connection:
             if time.monotonic() > give_up_at:
                 raise
             time.sleep(_LOOK_S)
-
-
-def require_torch(option: str) -> None:
-    """Raises UsageError where torch, or its gloo, is missing."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it would write besides, errors of ours say
-    try:
-        import torch.distributed
-    except ImportError:
-        raise UsageError(f"{option} needs torch: pip install 'moeinf[distributed]'") from None
-    if not torch.distributed.is_gloo_available():
-        raise UsageError(f"{option} needs a torch that was built with gloo; pip install 'moeinf[distributed]'")
 
 
 def expert_width(manifest: Manifest) -> int:
@@ -185,7 +174,7 @@ def addresses_of(text: str) -> list[PeerAddress]:
 
 
 def address_of(option: str, text: str) -> PeerAddress:
-    from moeinf.distributed.peer import PeerAddress
+    from moeinf.distributed.meeting import PeerAddress
 
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -8,9 +8,10 @@ import numpy as np
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.config import RuntimeConfig
-from moeinf.distributed.frames import ReplyForm, Request, RequestForm, numbers_of
+from moeinf.distributed.frames import Request, RequestForm
 from moeinf.distributed.kernels import PartKernel
 from moeinf.distributed.meeting import Facts, Offer
+from moeinf.distributed.replies import ReplyForm, numbers_of
 from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, policy_of, prefetcher_of
 from moeinf.engine.footprint import footprint_of
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
@@ -83,14 +84,13 @@ class WorkerExperts:
 
     def forms(self) -> tuple[RequestForm, ReplyForm]:
         """How requests to this model, and replies, look."""
-        return RequestForm(self._shape.top_k, self._width), ReplyForm(self._width)
+        return RequestForm(self._shape, self._width), ReplyForm(self._width)
 
     def only(self, mine: BoolArray, top_k: int) -> None:
-        """mine by key, perhaps with more behind: which experts are this rank's. Reads them where all have room.
+        """mine [keys]: which experts are this rank's. Reads them where all have room.
 
         top_k: of the routing to come, which policy and predictor are made for.
         """
-        mine = mine[: self._shape.num_keys]
         if top_k != self._top_k:
             self._watch.close()
             self.tier.only(np.zeros_like(mine))  # waits for what is on its way into the slots
