@@ -110,7 +110,7 @@ class Model:
         facts = TraceFacts(stored.name, moe, stored.id, expert_bytes=unequal_bytes(stored.manifest))
         trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
         attendants = Attendants(RequestRecorder(moe, self._activations.add), Profiler(), disk_wait, self._notify, trace)
-        self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
+        self.tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
         try:
             kind = self._kind(weights)
             context = BuildContext(

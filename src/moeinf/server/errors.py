@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,23 +39,34 @@ class Fault:
 
 
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients would ask three times
+# A path from the root, but for those of routes and the end of a URL.
+_PATH = re.compile(r"""(?<![\w/.:~-])/(?!v1/|api/)(?:[^\s/'"`:;,()]+/)+([^\s/'"`:;,()]*)""")
 _KINDS = {400: "invalid", 401: "key", 403: "forbidden", 404: "route", 405: "method", 413: "size", 415: "type"}
+
+
+def without_folders(message: str) -> str:
+    """The message without the folders of its files, which tell of the machine and its users."""
+    for folder in (os.environ.get("MOEINF_HOME", ""), os.path.expanduser("~")):  # which may have spaces in them
+        if folder.strip("/"):
+            message = message.replace(f"{folder}/", "")
+    return _PATH.sub(r"\1", message)
 
 
 def fault_of(error: Exception) -> Fault:
     """How a client is told of an error. What nobody expected is not described: it might tell of the machine."""
+    message = without_folders(str(error))
     if isinstance(error, Refusal):
-        return Fault(error.status, _KINDS.get(error.status, "invalid"), str(error))
+        return Fault(error.status, _KINDS.get(error.status, "invalid"), message)
     if isinstance(error, BusyError | StoppingError):
-        return Fault(503, "busy", str(error), {"Retry-After": str(RETRY_AFTER_S)})
+        return Fault(503, "busy", message, {"Retry-After": str(RETRY_AFTER_S)})
     if isinstance(error, ModelNotFoundError):
-        return Fault(404, "not_found", str(error))
+        return Fault(404, "not_found", message)
     if isinstance(error, ContextLengthError):
-        return Fault(400, "context", str(error))
+        return Fault(400, "context", message)
     if isinstance(error, UsageError | TextError | CheckpointError):
-        return Fault(400, "invalid", str(error))
+        return Fault(400, "invalid", message)
     if isinstance(error, RecursionError):
         return Fault(400, "invalid", "the request's JSON is nested too deeply")
     if isinstance(error, MoeinfError):
-        return Fault(500, "server", str(error), _NO_RETRY)
+        return Fault(500, "server", message, _NO_RETRY)
     return Fault(500, "server", "unexpected error; the server's log has more", _NO_RETRY)

@@ -71,7 +71,7 @@ class Texts:
         """Under the lock, as one that is in use must not be closed."""
         with self._lock:
             tokenizer = self._open.pop(stored.id, None) or Tokenizer(
-                stored.path, num_embeddings=stored.manifest.info.vocab_size
+                stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size
             )
             self._open[stored.id] = tokenizer
             while len(self._open) > _MOST_OPEN:

@@ -33,8 +33,11 @@ _CONTEXT_TOKENS = 32  # end of the prompt: tells whether a space comes before th
 class Tokenizer:
     """The tokenizer and chat template in a model's folder. Every method may raise TextError."""
 
-    def __init__(self, folder: Path, *, num_embeddings: int | None = None) -> None:
-        """Starts loading and returns. num_embeddings: rows of the embedding; prompt ids beyond it are refused."""
+    def __init__(self, folder: Path, *, where: str = "", num_embeddings: int | None = None) -> None:
+        """Starts loading and returns. where: what errors call the model, "" for its folder.
+
+        num_embeddings: rows of the embedding; prompt ids beyond it are refused.
+        """
         if not (folder / TOKENIZER_FILE).is_file():
             raise TextError(
                 f"{folder} has no tokenizer.json; pull a model that has one "
@@ -43,7 +46,7 @@ class Tokenizer:
         self._folder = folder
         self._num_embeddings = num_embeddings
         self._stream_ids = itertools.count()
-        self._process = TextProcess(folder)
+        self._process = TextProcess(folder, where)
 
     @property
     def num_ids(self) -> int:

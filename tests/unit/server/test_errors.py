@@ -1,0 +1,34 @@
+"""What clients are told of errors says nothing of the machine's folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeinf.errors import StoreError
+from moeinf.server.errors import fault_of, without_folders
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("/srv/models/names/a/.latest.7.tmp: No space left", ".latest.7.tmp: No space left"),
+        ("the template of /home/me/.moeinf/models/0af3 took long", "the template of 0af3 took long"),
+        ("config.json, '/mnt/x/y.gguf' and (/mnt/z/)", "config.json, 'y.gguf' and ()"),
+        ("shard /data/m/experts-0.bin:4096 is damaged", "shard experts-0.bin:4096 is damaged"),
+        ("ask /v1/chat/completions or /api/chat, /set format, or /bye", None),
+        ("https://hf.co/org/repo and hf.co/org/repo are 1/2 or and/or", None),
+        ("no such route: GET /v1/x/y", None),
+    ],
+)
+def test_folders_are_left_out(message: str, told: str | None) -> None:
+    assert without_folders(message) == (message if told is None else told)
+
+
+def test_folders_with_spaces_are_left_out_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_HOME", "/mnt/my disk/models of mine")
+    error = StoreError("/mnt/my disk/models of mine/names/a: gone")
+    assert fault_of(error).message == "names/a: gone"
+    home = StoreError(f"{Path.home()}/some file/x: gone")
+    assert fault_of(home).message == "some file/x: gone"
