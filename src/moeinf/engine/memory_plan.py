@@ -379,7 +379,7 @@ def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
     if config.context is None:
         return min(info.context_length, DEFAULT_CONTEXT)
     if config.context > info.context_length:
-        raise UsageError(f"context {config.context} is beyond the model's {info.context_length} tokens")
+        raise UsageError(f"context {config.context} is beyond the model's {info.context_length} tokens; ask for fewer")
     return config.context
 
 

@@ -34,6 +34,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return Library(tmp_path / "home")
 
 
+def test_a_context_beyond_the_model_is_refused(store: Library, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "Modelfile").write_text("FROM demo:chat\nPARAMETER num_ctx 999999999999\n")
+    done = command("create", "cats")
+    assert done.code == 2 and "beyond the model's 2048 tokens" in done.err
+    assert [model.name for model in store.list()] == ["demo:chat"]
+
+
 def test_a_created_model_answers_as_its_options_say(store: Library, command: Command) -> None:
     done = command("create", "cats")
     assert (done.code, done.out, done.err) == (0, "created 'cats'\n", "")

@@ -90,6 +90,8 @@ def create(
     quotes may have many lines. The options are those of `run -o`, and those that say how a model is run, such as
     expert_cache. No weights are copied.
     """
+    from moeinf.config import RuntimeConfig
+    from moeinf.engine.memory_plan import wanted_context
     from moeinf.engine.stored.preset import preset_of
     from moeinf.pull.model_names import full_name
     from moeinf.store.library import Library
@@ -103,6 +105,7 @@ def create(
         say(f"note: {note}")
     stored = ensure_stored(asked.source, quiet=quiet)
     made = asked.preset.over(preset_of(stored))
+    wanted_context(stored.manifest.info, made.configured(RuntimeConfig()))  # refuses one that is too long
     Library(store_home()).copy(stored.name, name, made.dumps())
     print(f"created '{name}'")
 
