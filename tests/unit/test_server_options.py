@@ -89,6 +89,13 @@ def test_keys_come_from_the_file_and_the_variable(tmp_path: Path) -> None:
     assert keys_of(ServerOptions(key_file=str(path)), None) == ("one", "two")
     assert keys_of(ServerOptions(), " three ") == ("three",)
     assert keys_of(ServerOptions(), None) == ()
+    for text in ("two words", "caf\u00e9", "\u043a\u043b\u044e\u0447", "tab\tbed"):
+        path.write_text(f"one\n{text}\n")
+        with pytest.raises(UsageError, match="which clients cannot send"):
+            keys_of(ServerOptions(key_file=str(path)), None)
+    path.write_bytes(b"key\n" * (1 << 19))
+    with pytest.raises(UsageError, match="longer than 1 MiB"):
+        keys_of(ServerOptions(key_file=str(path)), None)
     path.write_text("\n")
     with pytest.raises(UsageError, match="holds no key"):
         keys_of(ServerOptions(key_file=str(path)), None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,12 @@ from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.naming.aliases import ALIAS_FILE, aliases
+from moeinf.terminal.arguments.modelfile import read_modelfile
 from moeinf.terminal.arguments.values import format_text
 from moeinf.terminal.oneshot import prompt_text
 
 MARKED = ("utf-8-sig", "utf-16", "utf-32")
+READ = "import sys; from moeinf.config.user_text import open_file as opened; print(opened(sys.argv[1]).read().decode())"
 ENCODINGS = (*MARKED, "utf-8", "utf-16-le", "utf-16-be")
 
 
@@ -56,6 +61,20 @@ def test_prompts_schemas_keys_and_names_are_read(
     assert keys_of(ServerOptions(key_file=str(written("keys", "one\r\ntwo\r\n"))), None) == ("one", "two")
     written(ALIAS_FILE, '{"mine": "org/repo"}')
     assert aliases(tmp_path)["mine"].location == "org/repo"
+
+
+def test_a_pipe_that_nobody_writes_to_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert format_text(f"@{tmp_path / 'pipe'}") == ""
+    with pytest.raises(UsageError, match="has no FROM line"):
+        read_modelfile(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="holds no key"):
+        keys_of(ServerOptions(key_file=str(tmp_path / "pipe")), None)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    shell = ["bash", "-c", f"{sys.executable} -c '{READ}' <(sleep 0.2; echo FROM here)"]
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout.strip() == "FROM here"
 
 
 def test_keys_that_are_no_text_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from moeinf.bench.routing import recorded_routing
 from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.config.guess_options import RECORDED, GuessOptions
-from moeinf.config.user_text import decoded
+from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.footprint import kept_format
 from moeinf.engine.memory_plan import DevicePlan, wanted_context
@@ -50,7 +50,8 @@ class Workload:
         if self.text_file is None:
             return resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
         try:
-            text = decoded(self.text_file.read_bytes())
+            with open_file(self.text_file) as file:
+                text = decoded(file.read())
         except OSError as error:
             raise UsageError(f"--prompt-file {self.text_file} cannot be read: {error.strerror}") from error
         if "\ufffd" in text:

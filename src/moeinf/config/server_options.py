@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from moeinf.config.option import option
-from moeinf.config.user_text import decoded
+from moeinf.config.user_text import decoded, open_file
 from moeinf.errors import UsageError
 
 DEFAULT_PORT = 11435  # beside ollama's 11434
+_MOST_KEY_BYTES = 1 << 20
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -111,13 +111,25 @@ def keys_of(options: ServerOptions, variable: str | None) -> tuple[str, ...]:
     keys = [variable.strip()] if variable and variable.strip() else []
     if options.key_file is not None:
         try:
-            text = decoded(Path(options.key_file).read_bytes())
+            with open_file(options.key_file) as file:
+                data = file.read(_MOST_KEY_BYTES + 1)
         except OSError as error:
             raise UsageError(f"--key-file {options.key_file}: {error}; name a readable file, one key a line") from None
+        if len(data) > _MOST_KEY_BYTES:
+            raise UsageError(
+                f"--key-file {options.key_file} is longer than {_MOST_KEY_BYTES >> 20} MiB; write one key a line"
+            )
+        text = decoded(data)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if "\ufffd" in text:
             raise UsageError(f"--key-file {options.key_file} is no UTF-8 text; write one key a line")
         if not lines:
             raise UsageError(f"--key-file {options.key_file} holds no key; write one a line")
         keys += lines
+    for key in keys:
+        if not re.fullmatch(r"[!-~]+", key):
+            raise UsageError(
+                "a key of --key-file or MOEINF_API_KEY has a space or a letter beyond ASCII, which clients cannot "
+                "send; make another, such as that of `openssl rand -hex 32`"
+            )
     return tuple(keys)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from typing import Final
+import os
+from pathlib import Path
+from typing import BinaryIO, Final
 
 _MARKS: Final = (  # a longer mark before the one that it begins with
     (codecs.BOM_UTF8, "utf-8"),
@@ -13,6 +15,17 @@ _MARKS: Final = (  # a longer mark before the one that it begins with
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _LOOKED_AT: Final = 4096  # bytes
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Opens a file that a user names for reading. A FIFO to which nobody writes is empty. Raises OSError."""
+    return open(path, "rb", opener=_open_at_once)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # else a FIFO is waited for until somebody writes
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def decoded(data: bytes) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from moeinf.config.user_text import decoded
+from moeinf.config.user_text import decoded, open_file
 from moeinf.errors import UsageError
 from moeinf.terminal.conversation import Conversation
 
@@ -45,7 +45,7 @@ def _file_text(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             return _text(stream, f"--file {file}")
     except OSError as error:
         raise UsageError(f"--file {file} cannot be read: {error.strerror}") from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from moeinf.config.user_text import open_file
 from moeinf.engine.stored.facts import why_no_vision
 from moeinf.errors import UsageError
 from moeinf.pictures.decode import MOST_BYTES, check_decoder
@@ -39,7 +40,7 @@ def check_pictures(stored: StoredModel, pictures: Sequence[Path], words: Sequenc
 def picture_part(path: Path) -> dict[str, Any]:
     """The part of a message that a picture file is. Raises UsageError for one that cannot be read."""
     try:
-        with path.expanduser().open("rb") as stream:
+        with open_file(path.expanduser()) as stream:
             data = stream.read(MOST_BYTES + 1)
     except (OSError, RuntimeError) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error

@@ -175,6 +175,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"#" * (1 << 17))
     with pytest.raises(UsageError, match="longer than 64 KiB"):
         read_modelfile(tmp_path / "long")
+    (tmp_path / "latin").write_bytes("FROM demo\nSYSTEM caf\u00e9".encode("latin-1"))
+    with pytest.raises(UsageError, match="is no UTF-8 text"):
+        read_modelfile(tmp_path / "latin")
 
 
 def test_a_preset_over_another_keeps_what_only_the_other_says() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moeinf.config.user_text import decoded
+from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.stored.modelfile import commands
 from moeinf.engine.stored.preset import Preset
 from moeinf.errors import UsageError
@@ -35,7 +35,7 @@ class Modelfile:
 def read_modelfile(path: Path) -> Modelfile:
     """Raises UsageError, naming the line, for what is not understood or would be ignored."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise UsageError(f"specified Modelfile wasn't found: {path}; -f names another") from None
@@ -43,7 +43,10 @@ def read_modelfile(path: Path) -> Modelfile:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > _MOST_BYTES:
         raise UsageError(f"{path} is longer than {_MOST_BYTES >> 10} KiB")
-    return parse_modelfile(decoded(data), str(path))
+    text = decoded(data)
+    if "\ufffd" in text:
+        raise UsageError(f"{path} is no UTF-8 text; save it as UTF-8")
+    return parse_modelfile(text, str(path))
 
 
 def parse_modelfile(text: str, where: str) -> Modelfile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import history_wanted, variables_set, with_environment
@@ -13,7 +12,7 @@ from moeinf.config.option import http_options, options
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions
 from moeinf.config.simulate_options import SimulateOptions
-from moeinf.config.user_text import decoded
+from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.stored.preset import named_values
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams, as_ollama_means
@@ -116,7 +115,7 @@ def format_text(text: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        with Path(text[1:]).open("rb") as file:
+        with open_file(text[1:]) as file:
             data = file.read(_MOST_FORMAT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--format {text} cannot be read: {error.strerror}") from error
