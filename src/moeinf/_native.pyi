@@ -188,6 +188,9 @@ class NativeReader:
     def cancel(self, keys: IntArray) -> IntArray:
         """Drops the requests of which nothing was issued yet, and returns their keys."""
 
+    def known(self, keys: IntArray) -> IntArray:
+        """Returns those of the keys that are queued, in flight, or landed and not collected."""
+
     def wait_any(self, keys: IntArray) -> IntArray:
         """Blocks without the GIL until at least one key has landed; collects and returns all that have, in that order.
 

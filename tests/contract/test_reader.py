@@ -148,6 +148,24 @@ def test_every_expert_lands_whole_in_its_slot(bench: Bench, kind: str) -> None:
     assert bench.reader.backend == kind
 
 
+def test_a_reader_knows_what_it_was_asked_for_until_that_is_collected_or_cancelled(bench: Bench) -> None:
+    everything = np.arange(NUM_KEYS)
+    assert bench.reader.known(everything).tolist() == []
+    bench.demand(3, 5)
+    assert sorted(bench.reader.known(everything).tolist()) == [3, 5]
+    with pytest.raises(ValueError, match="submitted already"):
+        bench.demand(7, 5)
+    assert sorted(bench.reader.known(everything).tolist()) == [3, 5]
+    bench.wait_all(5)
+    assert bench.reader.known(ids(5)).tolist() == []
+    bench.wait_all(3)
+    bench.occupy(0.9)
+    bench.submit(ids(1), scores(0.1))
+    assert bench.reader.known(ids(1, 2)).tolist() == [1]
+    if bench.reader.cancel(ids(1)).tolist() == [1]:
+        assert bench.reader.known(ids(1)).tolist() == []
+
+
 def test_demand_comes_first_then_prefetches_by_priority(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(queue_depth=1)
     bench.submit(ids(1, 2, 3, 4, 5), scores(0.1, 0.9, DEMAND, DEMAND, 0.9))

@@ -82,7 +82,8 @@ class PlainCache:
         self.stats.late_hits += sum(of_each[key] for key in loading)
         self.stats.prefetches_used += len(self.unused & set(keys))
         self.unused -= set(keys)
-        self.pinned |= {*loading, *resident}
+        self.strays |= bool(self.pinned)  # of a visit that was not closed
+        self.pinned = {*loading, *resident}
         return absent, loading, resident
 
     def end_reservations(self) -> list[int]:

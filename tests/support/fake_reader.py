@@ -67,6 +67,9 @@ class FakeReader:
             del self.queued[key]
         return np.array(cancelled, np.int64)
 
+    def known(self, keys: IntArray) -> IntArray:
+        return np.array([key for key in keys.tolist() if key in self.queued], np.int64)
+
     def wait_any(self, keys: IntArray) -> IntArray:
         assert all(key in self.queued for key in keys.tolist())
         some = self._random.sample(keys.tolist(), self._random.randint(1, len(keys)))
@@ -146,6 +149,9 @@ class Disk(FakeReader):
         for key in cancelled:
             del self.queued[key]
         return np.array(cancelled, np.int64)
+
+    def known(self, keys: IntArray) -> IntArray:
+        return np.array([key for key in keys.tolist() if key in self.queued or key in self._landed], np.int64)
 
     def wait_any(self, keys: IntArray) -> IntArray:
         self._catch_up()

@@ -67,6 +67,7 @@ class PythonReads final : public ExpertReads {
     reader_.attr("reprioritise")(to_numpy(keys), to_numpy_priorities(priorities));
   }
   Keys cancel(const Keys& keys) override { return cast(reader_.attr("cancel")(to_numpy(keys))); }
+  Keys known(const Keys& keys) override { return cast(reader_.attr("known")(to_numpy(keys))); }
   Polled poll() override {
     const nb::object polled = reader_.attr("poll")();
     return {cast(polled[0]), cast(polled[1])};
@@ -135,6 +136,7 @@ class FileReads final : public ExpertReads {
     reader_.engine().reprioritise(keys.data(), priorities.data(), keys.size());
   }
   Keys cancel(const Keys& keys) override { return reader_.engine().cancel(keys.data(), keys.size()); }
+  Keys known(const Keys& keys) override { return reader_.engine().known(keys.data(), keys.size()); }
   Polled poll() override {
     auto polled = reader_.engine().poll();
     return {std::move(polled.done), std::move(polled.failed)};

@@ -115,6 +115,10 @@ class NativeReader {
 
   nb::object cancel(const KeyArray& keys) { return to_numpy(reader_->cancel(keys.data(), keys.shape(0))); }
 
+  nb::object known(const KeyArray& keys) const {
+    return to_numpy(reader_->known(keys.data(), keys.shape(0)));
+  }
+
   nb::object wait_any(const KeyArray& keys) { return to_numpy(wait(keys.data(), keys.shape(0))); }
 
   // As wait_any of the engine, without an end; signal handlers and on_wait may throw.

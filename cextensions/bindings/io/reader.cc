@@ -114,6 +114,7 @@ void bind_native_reader(nb::module_& m) {
       .def("reprioritise", &NativeReader::reprioritise, nb::arg("keys").noconvert(),
            nb::arg("priorities").noconvert())
       .def("cancel", &NativeReader::cancel, nb::arg("keys").noconvert())
+      .def("known", &NativeReader::known, nb::arg("keys").noconvert())
       .def("wait_any", &NativeReader::wait_any, nb::arg("keys").noconvert())
       .def("poll", &NativeReader::poll)
       .def("bytes_read", &NativeReader::bytes_read)

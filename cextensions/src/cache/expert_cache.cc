@@ -44,8 +44,11 @@ ExpertCache::Groups ExpertCache::by_state(const Keys& keys) const {
 
 ExpertCache::Groups ExpertCache::begin_layer(std::int64_t layer, const Keys& keys,
                                              const std::vector<std::int64_t>& counts, bool many) {
+  const std::size_t slices = counts.empty() ? 1 : keys.size() / counts.size();
+  if (slices == 0 || (!counts.empty() && keys.size() != slices * counts.size()))
+    throw std::invalid_argument("counts are one for each expert");
+  require_layer(layer);
   Groups groups = by_state(keys);
-  const std::size_t slices = counts.empty() ? 1 : std::max<std::size_t>(1, keys.size() / counts.size());
   for (std::size_t i = 0; i < counts.size(); ++i) {
     bool whole = true, coming = true;
     for (std::size_t j = i * slices; j < (i + 1) * slices; ++j) {
@@ -60,6 +63,7 @@ ExpertCache::Groups ExpertCache::begin_layer(std::int64_t layer, const Keys& key
 }
 
 ExpertCache::Groups ExpertCache::begin_token(std::int64_t layer, const Keys& keys) {
+  require_layer(layer);
   Groups groups = by_state(keys);
   counts_.hits += static_cast<std::int64_t>(groups.resident.size());
   counts_.misses += static_cast<std::int64_t>(groups.loading.size() + groups.absent.size());
@@ -68,7 +72,15 @@ ExpertCache::Groups ExpertCache::begin_token(std::int64_t layer, const Keys& key
   return groups;
 }
 
+void ExpertCache::require_layer(std::int64_t layer) const {
+  if (layer < 0 || layer >= num_layers_) throw std::invalid_argument("there is no such layer");
+}
+
 void ExpertCache::begin(std::int64_t layer, const Groups& groups, const Keys& keys, bool many) {
+  if (!pinned_.empty()) {  // by a visit that was not closed
+    pinned_.clear();
+    strays_ = true;
+  }
   before_ = std::exchange(ran_, layer);
   layer_ = layer;
   many_ = many;
@@ -88,11 +100,12 @@ Keys ExpertCache::end_reservations() {
   for (const std::int64_t key : reserved_.members())
     if (behind(key / num_experts_) <= passed) ended.push_back(key);
   if (!strays_ && ended.empty()) return {};
-  strays_ = false;
+  strays_ = true;  // until they are told, for which memory may be missing
   for (const std::int64_t key : ended) reserved_.erase(key);
   Keys unneeded;
   for (const std::int64_t key : table_.loading())
     if (!pinned_.has(key) && !reserved_.has(key)) unneeded.push_back(key);
+  strays_ = false;
   return unneeded;
 }
 
@@ -154,9 +167,9 @@ std::int64_t ExpertCache::release(const Keys& keys) {
 void ExpertCache::renumber(const std::int64_t* numbers) {
   table_.renumber(numbers);
   for (KeySet* held : {&pinned_, &reserved_, &unused_}) {
-    const Keys members = held->members();
-    for (const std::int64_t key : members)
-      if (table_.state(key) == kAbsent) held->erase(key);
+    for (std::size_t i = held->size();
+         i-- > 0;)  // backwards: the last member takes the place of one that goes
+      if (const std::int64_t key = held->members()[i]; table_.state(key) == kAbsent) held->erase(key);
   }
 }
 

@@ -2,11 +2,59 @@
 
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
+#include <utility>
 
 namespace moeinf {
 
+Loader::Loader(ExpertCache& cache, ExpertReads& reads, std::int64_t slices)
+    : cache_(cache), reads_(reads), slices_(slices) {
+  if (slices < 1 || cache.num_experts() % slices != 0)
+    throw std::invalid_argument("the slices do not make up the experts of a layer");
+}
+
+// Asks the reads for something, and does what follows from their answer.
+template <typename Call>
+void Loader::ask(const Call& call) {
+  settle();
+  in_doubt_ = true;
+  try {
+    call();
+  } catch (...) {
+    try {
+      settle();
+    } catch (...) {  // the next call tries again
+    }
+    throw;
+  }
+  in_doubt_ = false;
+}
+
+// Frees the slots of experts that are loading by the table, and that nobody reads.
+void Loader::settle() {
+  if (!in_doubt_) return;
+  const Keys loading = cache_.table().loading();
+  Keys known = loading.empty() ? Keys() : reads_.known(loading), lost;
+  std::sort(known.begin(), known.end());
+  std::set_difference(loading.begin(), loading.end(), known.begin(), known.end(), std::back_inserter(lost));
+  release_failed(lost);
+  in_doubt_ = false;
+}
+
 void Loader::submit(const Keys& keys, const std::vector<double>& priorities) {
-  reads_.submit(keys, cache_.table().assign(keys), priorities);
+  if (keys.size() != priorities.size()) throw std::invalid_argument("priorities are one a key");
+  ask([&] { reads_.submit(keys, cache_.table().assign(keys), priorities); });
+}
+
+void Loader::reprioritise(const Keys& keys, const std::vector<double>& priorities) {
+  if (keys.size() != priorities.size()) throw std::invalid_argument("priorities are one a key");
+  ask([&] { reads_.reprioritise(keys, priorities); });
+}
+
+std::int64_t Loader::cancel(const Keys& keys) {
+  std::int64_t wasted = 0;
+  ask([&] { wasted = cache_.release(reads_.cancel(keys)); });
+  return wasted;
 }
 
 void Loader::demand(const Keys& keys) {
@@ -17,6 +65,7 @@ void Loader::demand(const Keys& keys) {
 }
 
 std::int64_t Loader::prefetch(const Keys& keys, const std::vector<double>& priorities) {
+  if (keys.size() != priorities.size()) throw std::invalid_argument("priorities are one a key");
   const Keys chosen = cache_.make_room(keys);
   if (chosen.empty()) return 0;
   std::vector<double> theirs;
@@ -30,12 +79,14 @@ std::int64_t Loader::prefetch(const Keys& keys, const std::vector<double>& prior
 }
 
 void Loader::drop(const Keys& keys) {
-  const Keys cancelled = reads_.cancel(keys);
-  Keys prefetched;
-  std::copy_if(cancelled.begin(), cancelled.end(), std::back_inserter(prefetched),
-               [this](std::int64_t key) { return cache_.unused().has(key); });
-  cache_.release(cancelled);
-  cache_.counts().prefetch_bytes -= slot_bytes(prefetched);
+  ask([&] {
+    const Keys cancelled = reads_.cancel(keys);
+    Keys prefetched;
+    std::copy_if(cancelled.begin(), cancelled.end(), std::back_inserter(prefetched),
+                 [this](std::int64_t key) { return cache_.unused().has(key); });
+    cache_.release(cancelled);
+    cache_.counts().prefetch_bytes -= slot_bytes(prefetched);
+  });
 }
 
 std::int64_t Loader::slot_bytes(const Keys& keys) const {
@@ -46,22 +97,26 @@ std::int64_t Loader::slot_bytes(const Keys& keys) const {
 
 Keys Loader::poll() {
   if (cache_.table().num_loading() == 0) return {};
-  ExpertReads::Polled polled = reads_.poll();
-  cache_.table().land(polled.done);
-  if (!polled.failed.empty()) release_failed(polled.failed);
+  ExpertReads::Polled polled;
+  ask([&] {
+    polled = reads_.poll();
+    cache_.table().land(polled.done);
+    if (!polled.failed.empty()) release_failed(polled.failed);
+  });
   return std::move(polled.failed);
 }
 
 ExpertReads::Waited Loader::wait(const Keys& keys) {
-  ExpertReads::Waited waited = reads_.wait_any(keys);
-  if (waited.failed >= 0) release_failed({waited.failed});
-  cache_.table().land(waited.landed);
+  ExpertReads::Waited waited;
+  ask([&] {
+    waited = reads_.wait_any(keys);
+    if (waited.failed >= 0) release_failed({waited.failed});
+    cache_.table().land(waited.landed);
+  });
   return waited;
 }
 
 void Loader::release_failed(const Keys& keys) {
-  cache_.release(keys);
-  if (slices_ == 1) return;
   Keys others;
   for (const std::int64_t key : keys) {
     const std::int64_t first = key / slices_ * slices_;
@@ -70,6 +125,7 @@ void Loader::release_failed(const Keys& keys) {
           std::find(others.begin(), others.end(), slice) == others.end())
         others.push_back(slice);
   }
+  cache_.release(keys);
   cache_.release(others);
 }
 

@@ -1,6 +1,7 @@
 #include "moeinf/cache/slot_table.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -25,10 +26,19 @@ SlotTable::SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_
       std::any_of(of_keys.begin(), of_keys.end(), is_none) ||
       (of_keys.size() != num_keys && !(of_keys.empty() && bytes.size() == 1)))
     throw std::invalid_argument("slots or experts have no such class");
+  if (std::any_of(states, states + num_keys,
+                  [](std::uint8_t state) { return state != kAbsent && state != kNoExpert; }))
+    throw std::invalid_argument("an expert has a state that none has at first");
+  if (first_offset < 0) throw std::invalid_argument("slots do not begin in front of the memory");
+  begins_.reserve(of_slots.size() + 1);
   for (const std::uint8_t size_class : of_slots) {
+    if (bytes[size_class] > std::numeric_limits<std::int64_t>::max() - begins_.back())
+      throw std::invalid_argument("there is no memory of so many slots");
     begins_.push_back(begins_.back() + bytes[size_class]);
     ++slots_of_[size_class];
   }
+  for (std::size_t each = 0; each < free_.size(); ++each)  // for good: to free a slot takes no memory
+    free_[each].reserve(static_cast<std::size_t>(slots_of_[each]));
   std::fill_n(offsets, num_keys, kNoSlot);
   count();
   free_all_but(std::vector<bool>(of_slots.size(), false));
@@ -63,52 +73,63 @@ std::size_t SlotTable::at(std::int64_t key) const {
 }
 
 std::vector<std::int64_t> SlotTable::assign(const Keys& keys) {
-  std::vector<std::int64_t> offsets, wanted(num_classes(), 0);
+  std::vector<std::int64_t> offsets;
   offsets.reserve(keys.size());
-  for (const std::int64_t key : keys) {
-    if (state_[at(key)] != kAbsent)
-      throw std::invalid_argument("expert " + std::to_string(key) + " is not absent");
-    if (++wanted[class_of(key)] > free_of(class_of(key)))
-      throw std::invalid_argument("too few slots are free");
+  try {
+    for (const std::int64_t key : keys) {
+      if (state_[at(key)] != kAbsent)
+        throw std::invalid_argument("expert " + std::to_string(key) + " is not absent");
+      std::vector<std::int64_t>& free = free_[class_of(key)];
+      if (free.empty()) throw std::invalid_argument("too few slots are free");
+      offsets.push_back(free.back());
+      free.pop_back();
+      --num_free_;
+      state_[at(key)] = kLoading;
+      offset_of_[at(key)] = offsets.back();
+    }
+  } catch (...) {  // the last one first, so that the slots lie in their order again
+    while (!offsets.empty()) {
+      free_one(keys[offsets.size() - 1]);
+      offsets.pop_back();
+    }
+    throw;
   }
-  for (const std::int64_t key : keys) {
-    std::vector<std::int64_t>& free = free_[class_of(key)];
-    offsets.push_back(free.back());
-    free.pop_back();
-    state_[at(key)] = kLoading;
-    offset_of_[at(key)] = offsets.back();
-  }
-  num_free_ -= static_cast<std::int64_t>(keys.size());
   return offsets;
 }
 
 void SlotTable::land(const Keys& keys) {
-  for (const std::int64_t key : keys) state_[at(key)] = kResident;
-  num_resident_ += static_cast<std::int64_t>(keys.size());
+  for (const std::int64_t key : keys) {
+    if (state_[at(key)] != kLoading)
+      throw std::invalid_argument("expert " + std::to_string(key) + " is not loading");
+    state_[at(key)] = kResident;
+    ++num_resident_;
+  }
 }
 
 void SlotTable::free(const Keys& keys) {
-  for (const std::int64_t key : keys) {
-    const std::size_t place = at(key);
-    if (offset_of_[place] == kNoSlot)
-      throw std::invalid_argument("expert " + std::to_string(key) + " has no slot");
-    num_resident_ -= state_[place] == kResident;
-    free_[class_of(key)].push_back(offset_of_[place]);
-    ++num_free_;
-    state_[place] = kAbsent;
-    offset_of_[place] = kNoSlot;
-  }
+  for (const std::int64_t key : keys) free_one(key);
+}
+
+void SlotTable::free_one(std::int64_t key) {
+  const std::size_t place = at(key);
+  if (offset_of_[place] == kNoSlot)
+    throw std::invalid_argument("expert " + std::to_string(key) + " has no slot");
+  num_resident_ -= state_[place] == kResident;
+  free_[class_of(key)].push_back(offset_of_[place]);
+  ++num_free_;
+  state_[place] = kAbsent;
+  offset_of_[place] = kNoSlot;
 }
 
 void SlotTable::limit(std::int64_t num_slots) {
   if (num_slots < 0 || static_cast<std::size_t>(num_slots) > classes_.of_slots.size())
     throw std::invalid_argument("there are not so many slots");
-  const std::int64_t old_slots = std::exchange(num_slots_, num_slots);
-  const auto is_beyond = [end = end_offset()](std::int64_t offset) { return offset >= end; };
   std::vector<std::vector<std::int64_t>> more(num_classes());
-  for (std::int64_t slot = num_slots; slot-- > old_slots;)
+  for (std::int64_t slot = num_slots; slot-- > num_slots_;)
     more[classes_.of_slots[static_cast<std::size_t>(slot)]].push_back(
         begins_[static_cast<std::size_t>(slot)]);
+  num_slots_ = num_slots;
+  const auto is_beyond = [end = end_offset()](std::int64_t offset) { return offset >= end; };
   num_free_ = 0;
   for (std::size_t each = 0; each < num_classes(); ++each) {
     std::vector<std::int64_t>& free = free_[each];

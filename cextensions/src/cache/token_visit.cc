@@ -49,6 +49,8 @@ const Keys& TokenVisit::next_batch() {
 }
 
 std::exception_ptr TokenVisit::wait() {
+  if (!open_) throw std::logic_error("the visit is closed");
+  ready_.reserve(ready_.size() + waiting_.size());  // what lands has its place here, whatever happens
   const Keys wanted = waiting_.empty() ? cache_.table().loading() : waiting_;
   if (wanted.empty()) throw std::logic_error("demand has no slot and nothing is on its way");
   const ExpertReads::Waited waited = loader_.wait(wanted);
@@ -80,8 +82,9 @@ void TokenVisit::queue_demand() {
   const bool stuck = ready_.empty() && waiting_.empty();
   const Keys chosen = cache_.make_room(pending_, {}, stuck);
   if (chosen.empty()) return;
-  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
+  waiting_.reserve(waiting_.size() + chosen.size());
   loader_.demand(chosen);
+  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
   waiting_.insert(waiting_.end(), chosen.begin(), chosen.end());
 }
 

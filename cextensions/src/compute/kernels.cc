@@ -113,6 +113,8 @@ void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, c
                     static_cast<int>(end - i), y + i * y_stride, y_stride);
     }
   } else {
+    if (matmul_scratch_bytes(w.cols) > thread_scratch_bytes_)
+      throw std::logic_error("no scratch memory was reserved for so many columns");
     auto* memory = static_cast<unsigned char*>(thread_scratch_.reserve(0));
     ops_.matmul_rows(w, first, last, x, num_x,
                      memory + static_cast<std::size_t>(thread) * thread_scratch_bytes_, y, y_stride);
@@ -125,8 +127,9 @@ void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, c
 void Kernels::reserve_thread_scratch(std::int64_t cols) {
   const std::size_t num_bytes = round_up_to_line(matmul_scratch_bytes(cols));
   if (num_bytes <= thread_scratch_bytes_) return;
-  thread_scratch_bytes_ = num_bytes;
+  thread_scratch_bytes_ = 0;  // where the memory is refused, that of before is gone, too
   thread_scratch_.reserve(num_bytes * static_cast<std::size_t>(pool_.num_threads()));
+  thread_scratch_bytes_ = num_bytes;
 }
 
 std::size_t prepared_bytes(const PassShape& pass, std::int64_t rows, std::int64_t cols) {

@@ -137,10 +137,14 @@ void Pool::State::start_workers() {
         work_as(thread);
       });
     }
-  } catch (const std::system_error& refused) {
+  } catch (...) {
     join_workers();
-    throw SystemFailure(refused.code().value(),
-                        std::string("cannot start a computing thread: ") + refused.what());
+    try {
+      throw;
+    } catch (const std::system_error& refused) {
+      throw SystemFailure(refused.code().value(),
+                          std::string("cannot start a computing thread: ") + refused.what());
+    }
   }
 }
 

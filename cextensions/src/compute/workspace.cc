@@ -1,6 +1,8 @@
 #include "moeinf/compute/workspace.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <new>
 
 namespace moeinf {
 namespace {
@@ -23,21 +25,22 @@ Workspace::Frame::~Frame() {
 }
 
 void* Workspace::Frame::take_bytes(std::size_t num_bytes) {
+  if (num_bytes > SIZE_MAX / 2) throw std::bad_alloc();  // as of a negative count
   const std::size_t whole_lines = (num_bytes + kLine - 1) / kLine * kLine;
-  num_bytes_ += whole_lines;
-  return workspace_ == nullptr ? nullptr : workspace_->take(whole_lines);
+  void* const data = workspace_ == nullptr ? nullptr : workspace_->take(whole_lines);
+  num_bytes_ += whole_lines;  // where it was refused, the frame has not got it
+  return data;
 }
 
 void* Workspace::take(std::size_t num_bytes) {
   if (blocks_.empty()) blocks_.emplace_back();
-  if (offset_ > 0 && offset_ + num_bytes > blocks_[block_].capacity()) {
-    ++block_;
-    offset_ = 0;
-    if (block_ == blocks_.size()) blocks_.emplace_back();
-  }
+  const bool fits = offset_ == 0 || num_bytes <= blocks_[block_].capacity() - offset_;
+  const std::size_t block = fits ? block_ : block_ + 1, offset = fits ? offset_ : 0;
+  if (block == blocks_.size()) blocks_.emplace_back();
   // At offset 0 nothing of the block is in use, and it may grow.
-  auto* const data = static_cast<unsigned char*>(blocks_[block_].reserve(offset_ + num_bytes)) + offset_;
-  offset_ += num_bytes;
+  auto* const data = static_cast<unsigned char*>(blocks_[block].reserve(offset + num_bytes)) + offset;
+  block_ = block;
+  offset_ = offset + num_bytes;
   live_bytes_ += num_bytes;
   most_bytes_ = std::max(most_bytes_, live_bytes_);
   return data;

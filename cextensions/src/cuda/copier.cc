@@ -111,6 +111,7 @@ void Copier::require_ticket(std::int64_t ticket) const {
 }
 
 Event Copier::make_event(unsigned flags) {
+  all_events_.reserve(all_events_.size() + 1);
   Event event = nullptr;
   driver_->check(api_.event_create(&event, flags), "cuEventCreate");
   all_events_.push_back(event);
@@ -183,6 +184,7 @@ void Copier::submit_staged(const Staged& part) {
 
 Copier::Flight Copier::take_flight() {
   if (spare_.empty()) {
+    spare_.reserve(flights_.size() + 1);  // all that there are, so that none is lost where one ends
     Flight flight;
     flight.start = make_event(0);
     flight.end = make_event(kEventBlockingSync);

@@ -66,14 +66,14 @@ std::int64_t PinnedMemory::add(std::uintptr_t start, const std::vector<std::int6
 bool PinnedMemory::pin(std::uintptr_t start, std::uintptr_t end) {
   const Api& api = driver_->api();
   void* const memory = reinterpret_cast<void*>(start);
+  std::map<std::uintptr_t, Piece> made{{start, {end, 0}}};  // beforehand: what is registered must not be lost
   const Result result = api.mem_host_register(memory, end - start, kHostPortable | kHostDeviceMap);
   if (is_refusal(result)) return false;
   driver_->check(result, "cuMemHostRegister");
-  DeviceAddress device = 0;
-  const Result mapped = api.mem_host_get_device_pointer(&device, memory, 0);
+  const Result mapped = api.mem_host_get_device_pointer(&made.begin()->second.device, memory, 0);
   if (mapped != kSuccess) (void)api.mem_host_unregister(memory);
   driver_->check(mapped, "cuMemHostGetDevicePointer");
-  pieces_[start] = {end, device};
+  pieces_.merge(made);
   return true;
 }
 

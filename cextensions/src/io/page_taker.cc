@@ -1,8 +1,8 @@
 #include "moeinf/io/page_taker.h"
 
 #include <algorithm>
+#include <exception>
 #include <stdexcept>
-#include <system_error>
 
 #include "moeinf/signal_block.h"
 
@@ -52,7 +52,7 @@ void PageTaker::start_threads() {
   try {
     while (threads_.size() < kThreads)
       threads_.emplace_back([this, thread = threads_.size()] { run(thread); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for one
     refused_ = threads_.empty();
   }
 }

@@ -174,6 +174,10 @@ std::vector<std::int64_t> Reader::cancel(const std::int64_t* keys, std::size_t c
   return scheduler_.cancel(keys, count);
 }
 
+std::vector<std::int64_t> Reader::known(const std::int64_t* keys, std::size_t count) const {
+  return scheduler_.known(keys, count);
+}
+
 std::vector<std::int64_t> Reader::wait_any(const std::int64_t* keys, std::size_t count,
                                            std::chrono::milliseconds timeout) {
   Scheduler::Waited waited = scheduler_.wait_any(keys, count, timeout);

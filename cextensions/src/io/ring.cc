@@ -95,15 +95,13 @@ int Ring::enter() {
   return 0;
 }
 
-std::vector<std::uint64_t> Ring::take_back() {
-  std::vector<std::uint64_t> ids;
-  unsigned tail = *submission_tail_;
-  for (; num_queued_ > 0; --num_queued_) {
-    --tail;
-    ids.push_back(reinterpret_cast<io_uring_sqe*>(entries_.data())[tail & submission_mask_].user_data);
-  }
+bool Ring::take_back(std::uint64_t* id) {
+  if (num_queued_ == 0) return false;
+  --num_queued_;
+  const unsigned tail = *submission_tail_ - 1;
+  *id = reinterpret_cast<io_uring_sqe*>(entries_.data())[tail & submission_mask_].user_data;
   __atomic_store_n(submission_tail_, tail, __ATOMIC_RELEASE);
-  return ids;
+  return true;
 }
 
 bool Ring::take(Completion* completion) {

@@ -10,7 +10,6 @@
 #define MOEINF_HAS_IO_URING 1
 
 #include <cstdint>
-#include <vector>
 
 #include "moeinf/io/descriptor.h"
 #include "moeinf/io/mapping.h"
@@ -27,8 +26,8 @@ class Ring {
   // Hands the queued reads to the kernel and sleeps until a completion is there; 0, or the errno of a
   // refusal. After a refusal the reads are still queued.
   int enter();
-  // Drops the queued reads that the kernel has not taken, and returns their ids.
-  std::vector<std::uint64_t> take_back();
+  // Drops the last of the queued reads that the kernel has not taken; false: there is none.
+  bool take_back(std::uint64_t* id);
 
   struct Completion {
     std::uint64_t id;

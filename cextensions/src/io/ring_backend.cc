@@ -113,7 +113,7 @@ class RingBackend final : public Backend {
   }
 
   void go_on_without() {
-    for (const std::uint64_t id : ring_.take_back()) {
+    for (std::uint64_t id; ring_.take_back(&id);) {
       if (id != kWakeId) finish(id);
     }
     while (free_.size() < reads_.size()) {

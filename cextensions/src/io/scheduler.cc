@@ -1,10 +1,14 @@
 #include "moeinf/io/scheduler.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace moeinf {
 namespace {
@@ -37,28 +41,43 @@ bool Scheduler::submit(const std::vector<Request>& requests) {
   for (const Request& request : requests) require_priority(request.priority);
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const auto [place, inserted] = entries_.try_emplace(requests[i].key);
-    if (!inserted) {
-      for (std::size_t j = 0; j < i; ++j) {
-        const auto undone = entries_.find(requests[j].key);
-        waiting_.erase(&undone->second);
-        entries_.erase(undone);
-      }
-      throw std::invalid_argument("key " + std::to_string(requests[i].key) + " is submitted already");
-    }
-    Entry& entry = place->second;
-    entry.request = requests[i];
-    entry.order = next_order_++;
-    entry.more_found.resize(entry.request.more.size());
-    for (std::size_t piece = 0; piece < entry.num_pieces(); ++piece) {
-      const Piece& each = entry.piece_at(piece);
-      entry.num_bytes += each.num_bytes;
-      entry.found_at(piece).checked = each.sum != nullptr && !each.sum->sound;
-    }
-    waiting_.insert(&entry);
+  const std::size_t most = entries_.size() + requests.size();
+  if (complete_.capacity() < most) complete_.reserve(std::max(most, 2 * complete_.capacity()));
+  std::size_t num_added = 0;
+  try {
+    for (; num_added < requests.size(); ++num_added) add(requests[num_added]);
+  } catch (...) {
+    while (num_added-- > 0) remove(requests[num_added].key);
+    throw;
   }
   return can_issue();
+}
+
+void Scheduler::add(const Request& request) {
+  if (entries_.count(request.key) > 0)
+    throw std::invalid_argument("key " + std::to_string(request.key) + " is submitted already");
+  Entry made;
+  made.request = request;
+  made.order = next_order_++;
+  made.more_found.resize(request.more.size());
+  for (std::size_t piece = 0; piece < made.num_pieces(); ++piece) {
+    const Piece& each = made.piece_at(piece);
+    made.num_bytes += each.num_bytes;
+    made.found_at(piece).checked = each.sum != nullptr && !each.sum->sound;
+  }
+  const auto place = entries_.try_emplace(request.key, std::move(made)).first;
+  try {
+    waiting_.insert(&place->second);
+  } catch (...) {
+    entries_.erase(place);
+    throw;
+  }
+}
+
+void Scheduler::remove(std::int64_t key) {
+  const auto place = entries_.find(key);
+  waiting_.erase(&place->second);
+  entries_.erase(place);
 }
 
 bool Scheduler::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
@@ -86,16 +105,25 @@ std::vector<std::int64_t> Scheduler::cancel(const std::int64_t* keys, std::size_
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
   std::vector<std::int64_t> cancelled;
+  cancelled.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     const auto place = entries_.find(keys[i]);
     if (place == entries_.end() || place->second.begun()) continue;
-    waiting_.erase(&place->second);
-    entries_.erase(place);
+    remove(keys[i]);
     cancelled.push_back(keys[i]);
   }
   if (!cancelled.empty() && num_waiters_ > 0)
     landed_.notify_all();  // a waiter for such a key has to hear of it
   return cancelled;
+}
+
+std::vector<std::int64_t> Scheduler::known(const std::int64_t* keys, std::size_t count) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require_open();
+  std::vector<std::int64_t> known;
+  std::copy_if(keys, keys + count, std::back_inserter(known),
+               [this](std::int64_t key) { return entries_.count(key) > 0; });
+  return known;
 }
 
 Scheduler::Waited Scheduler::wait_any(const std::int64_t* keys, std::size_t count,
@@ -118,6 +146,7 @@ Scheduler::Waited Scheduler::wait_any(const std::int64_t* keys, std::size_t coun
       }
       landed.push_back(entry);
     }
+    waited.done.reserve(landed.size());
     for (const Entry* entry : landed) {
       waited.done.push_back(entry->request.key);
       forget_landed(entry);
@@ -133,6 +162,8 @@ Scheduler::Polled Scheduler::poll() {
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
   Polled polled;
+  polled.done.reserve(complete_.size());
+  polled.failed.reserve(complete_.size());
   for (const Entry* entry : complete_) {
     const std::int64_t key = entry->request.key;
     (has_failed(*entry) ? polled.failed : polled.done).push_back(key);
@@ -181,7 +212,11 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
   }
   const bool landed = entry.landed_bytes == entry.num_bytes || has_failed(entry);
   if (!landed || entry.in_flight > 0) return;
-  if (!has_failed(entry)) compare_sums(entry);
+  try {
+    if (!has_failed(entry)) compare_sums(entry);
+  } catch (const std::bad_alloc&) {
+    entry.failure.error = ENOMEM;
+  }
   entry.failure.num_bytes_read = entry.landed_bytes;
   entry.complete = true;
   complete_.push_back(&entry);

@@ -19,11 +19,15 @@ class ThreadBackend final : public Backend {
     try {
       for (int i = 0; i < num_threads; ++i)
         threads_.emplace_back(read_until_closed, std::ref(scheduler), std::ref(files), pread);
-    } catch (const std::system_error& refused) {
+    } catch (...) {
       scheduler_.close();
       join();
-      throw SystemFailure(refused.code().value(),
-                          std::string("cannot start a reading thread: ") + refused.what());
+      try {
+        throw;
+      } catch (const std::system_error& refused) {
+        throw SystemFailure(refused.code().value(),
+                            std::string("cannot start a reading thread: ") + refused.what());
+      }
     }
   }
   ~ThreadBackend() override { join(); }

@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -23,28 +26,48 @@ namespace {
 constexpr std::int64_t kLayers = 3, kExperts = 8, kTopK = 3, kStride = 4096, kStart = 512;
 constexpr std::int64_t kKeys = kLayers * kExperts;
 
+struct Interrupt : std::runtime_error {
+  Interrupt() : std::runtime_error("interrupted") {}
+};
+
 // Reads that end in an order of their own; what has begun cannot be cancelled. Reads of one key fail.
 class RandomReads final : public ExpertReads {
  public:
   RandomReads(unsigned seed, std::int64_t bad_key) : random_(seed), bad_key_(bad_key) {}
 
+  // So many calls from now, each of which may be interrupted before and behind what it does.
+  int until_interrupt = -1;
+  const Keys& queued() const { return queued_; }
+
   void submit(const Keys& keys, const std::vector<std::int64_t>& offsets,
               const std::vector<double>& priorities) override {
+    maybe_interrupt();
     CHECK(keys.size() == offsets.size() && keys.size() == priorities.size());
     for (const std::int64_t key : keys) {
       CHECK(std::find(queued_.begin(), queued_.end(), key) == queued_.end());
       queued_.push_back(key);
     }
+    maybe_interrupt();
   }
-  void reprioritise(const Keys&, const std::vector<double>&) override {}
+  void reprioritise(const Keys&, const std::vector<double>&) override { maybe_interrupt(); }
+  Keys known(const Keys& keys) override {
+    maybe_interrupt();
+    Keys known;
+    for (const std::int64_t key : keys)
+      if (std::find(queued_.begin(), queued_.end(), key) != queued_.end()) known.push_back(key);
+    return known;
+  }
   Keys cancel(const Keys& keys) override {
+    maybe_interrupt();
     Keys cancelled;
     for (const std::int64_t key : keys)
       if (random_() % 2 == 0) cancelled.push_back(key);
     for (const std::int64_t key : cancelled) drop(key);
+    maybe_interrupt();
     return cancelled;
   }
   Polled poll() override {
+    maybe_interrupt();
     Polled polled;
     const Keys queued = queued_;
     for (const std::int64_t key : queued) {
@@ -52,9 +75,11 @@ class RandomReads final : public ExpertReads {
       drop(key);
       (key == bad_key_ ? polled.failed : polled.done).push_back(key);
     }
+    maybe_interrupt();
     return polled;
   }
   Waited wait_any(const Keys& keys) override {
+    maybe_interrupt();
     CHECK(!keys.empty());
     const std::int64_t key = keys[random_() % keys.size()];
     drop(key);
@@ -65,10 +90,14 @@ class RandomReads final : public ExpertReads {
     } else {
       waited.landed = {key};
     }
+    maybe_interrupt();
     return waited;
   }
 
  private:
+  void maybe_interrupt() {
+    if (until_interrupt >= 0 && until_interrupt-- == 0) throw Interrupt();
+  }
   void drop(std::int64_t key) {
     const auto at = std::find(queued_.begin(), queued_.end(), key);
     CHECK(at != queued_.end());
@@ -135,9 +164,11 @@ struct Machine {
   Loader loader;
 };
 
-// Takes a visit to its end; whether a read of it failed.
+// Takes a visit to its end, and closes it also where something is thrown; false: a read of it failed.
 bool computed(Machine& machine, std::int64_t layer, const Keys& experts) {
   TokenVisit visit(machine.cache, machine.loader, layer, experts.data(), experts.size());
+  const std::unique_ptr<TokenVisit, void (*)(TokenVisit*)> closed(&visit,
+                                                                  [](TokenVisit* each) { each->close(); });
   Keys seen;
   while (true) {
     const Keys batch = visit.next_batch();
@@ -193,6 +224,82 @@ TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
     CHECK(counts.hits + counts.misses == activations && counts.late_hits <= counts.misses);
     CHECK(counts.prefetches_used + counts.prefetches_wasted <= counts.prefetches);
   }
+}
+
+// Whatever a reader throws, and wherever: the visit is closed, as after any exception, and the next ones find
+// nothing that is loading for ever.
+TEST(an_interrupt_at_any_place_of_the_reads_leaves_no_expert_that_nobody_reads) {
+  int num_interrupts = 0;
+  for (unsigned run = 0; run < 1200; ++run) {
+    const bool two_sizes = run % 2 == 1;
+    Machine machine((two_sizes ? 4 : 3) + run % 7, run, -1, two_sizes);
+    std::mt19937 random(run);
+    bool interrupted = false;
+    machine.reads.until_interrupt = static_cast<int>(run) / 8;
+    for (int visit = 0; visit < 24; ++visit) {
+      const std::int64_t layer = visit % kLayers,
+                         first = static_cast<std::int64_t>(random() % (kExperts - kTopK));
+      const Keys experts = {first, first + 1, first + 2};
+      try {
+        CHECK(computed(machine, layer, experts));
+        const std::int64_t next = (layer + 1) % kLayers * kExperts + first;
+        if (machine.table.state(next) == moeinf::kAbsent && machine.table.num_slots() > 2 * kTopK)
+          machine.loader.prefetch({next}, {0.5});
+      } catch (const Interrupt&) {
+        interrupted = true;
+        CHECK(machine.cache.pinned().empty());
+      }
+      machine.check();
+      if (!interrupted) continue;
+      machine.reads.until_interrupt = -1;
+      CHECK(computed(machine, layer, experts));
+      for (const std::int64_t key : machine.table.loading())
+        CHECK(std::count(machine.reads.queued().begin(), machine.reads.queued().end(), key) == 1);
+      CHECK(machine.table.num_loading() == static_cast<std::int64_t>(machine.reads.queued().size()));
+    }
+    num_interrupts += interrupted;
+  }
+  CHECK(num_interrupts > 500);
+}
+
+TEST(what_a_visit_that_was_never_closed_has_pinned_is_let_go_by_the_next) {
+  Machine machine(3, 1, -1);
+  CHECK(computed(machine, 0, {0, 1, 2}));
+  machine.cache.begin_token(0, {0, 1, 2});
+  CHECK(machine.cache.pinned().size() == 3);
+  CHECK(computed(machine, 1, {0, 1, 2}));
+}
+
+TEST(calls_that_cannot_be_meant_change_nothing) {
+  Machine machine(3, 1, -1);
+  const auto refused = [&machine](const std::function<void()>& call) {
+    const bool refused = throws<std::logic_error>(call);  // invalid_argument, or out_of_range
+    machine.check();
+    return refused && machine.table.num_loading() == 0 && machine.cache.pinned().empty();
+  };
+  CHECK(refused([&] { machine.table.assign({4, 4}); }));
+  CHECK(refused([&] { machine.table.assign({0, 1, -1}); }));
+  CHECK(refused([&] { machine.table.land({0}); }));
+  CHECK(refused([&] { machine.cache.begin_layer(0, {0}, {1, 1}, false); }));
+  CHECK(refused([&] { machine.cache.begin_layer(0, {0, 1, 2}, {1, 1}, false); }));
+  CHECK(refused([&] { machine.cache.begin_layer(kLayers, {0}, {1}, false); }));
+  CHECK(refused([&] { machine.cache.begin_token(-1, {0}); }));
+  CHECK(refused([&] { machine.cache.make_room({kKeys}); }));
+  CHECK(refused([&] { machine.loader.submit({0, 1}, {0.5}); }));
+  CHECK(refused([&] { machine.loader.prefetch({0, 1}, {0.5}); }));
+  for (const std::int64_t slices : {0, -1, 3})
+    CHECK(refused([&] { Loader(machine.cache, machine.reads, slices); }));
+  const auto table = [&machine](std::int64_t first, const SlotClasses& classes) {
+    return [&machine, first, classes] {
+      SlotTable(first, classes, machine.states.data(), machine.offsets.data(), machine.states.size());
+    };
+  };
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CHECK(refused(table(-1, machine.classes)));
+  CHECK(refused(table(0, {{most}, {0, 0}, {}})));
+  machine.table.assign({0});
+  machine.table.land({0});
+  CHECK(refused(table(0, machine.classes)));
 }
 
 TEST(slots_of_each_size_go_and_come_again) {

@@ -129,3 +129,39 @@ def test_after_an_unreadable_expert_the_next_request_runs() -> None:
         run(experts, 0, [2, 3])
     tier.check_integrity()
     assert run(experts, 0, [2, 4])[0].tolist() == [6.0] * HIDDEN
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["submit", "cancel", "poll", "wait_any"])
+@pytest.mark.parametrize("calls", range(3))
+def test_an_interrupt_in_a_reader_leaves_no_expert_that_nobody_reads(name: str, calls: int, late: bool) -> None:
+    """Before the call has done what it was asked for, or behind it: Python raises Ctrl-C at any line."""
+    tier, reader, policy = make_tier(num_slots=8, seed=calls)
+    experts, _ = streamed(tier, reader, policy)
+    call, before = getattr(reader, name), [calls]
+
+    def interrupted(*arguments: object) -> object:
+        before[0] -= 1
+        if before[0] == -1 and not late:
+            raise KeyboardInterrupt
+        answer = call(*arguments)
+        if before[0] == -1:
+            raise KeyboardInterrupt
+        return answer
+
+    setattr(reader, name, interrupted)
+    expected = [(2.0 + 6 * layer) + (4.0 + 6 * layer) for layer in range(SHAPE.num_layers)]
+    raised = False
+    for number in range(12):
+        layer = number % SHAPE.num_layers
+        try:
+            if layer + 1 < SHAPE.num_layers:
+                experts.expect(layer + 1, Routing(np.array([[number % 6, 5]]), np.ones((1, 2), np.float32)))
+            assert run(experts, layer, [2, 4])[0].tolist() == [expected[layer]] * HIDDEN
+            tier.resize(8 - number % 4)
+        except KeyboardInterrupt:
+            raised = True
+        tier.check_integrity()
+        if before[0] < 0:
+            assert set(tier.snapshot().loading) == reader.queued.keys()
+    assert raised or name == "cancel"

@@ -45,7 +45,9 @@ class ExpertCache {
 
   // Says that `layer` needs the experts `keys`, each for as many activations as `counts` says; counts hits.
   // An expert in slices has one count for all of them, and is a hit where all are resident. Returns those
-  // that are absent, loading and resident; the last two are pinned. many: tokens, at once.
+  // that are absent, loading and resident; the last two are pinned, and nothing else is. many: tokens, at
+  // once. Throws std::invalid_argument, and changes nothing, for a layer that there is not, and for counts
+  // that are not one for each expert.
   Groups begin_layer(std::int64_t layer, const Keys& keys, const std::vector<std::int64_t>& counts,
                      bool many);
   // The same for a single token, which uses each of the experts once; none of them is cut into slices.
@@ -85,6 +87,7 @@ class ExpertCache {
   std::int64_t room_of(std::size_t size_class, std::int64_t wanted, const Keys& also_held, bool at_any_cost);
   std::int64_t evict(std::size_t size_class, std::int64_t wanted, const Keys& also_held);
   void evict_reserved(std::size_t size_class, std::int64_t wanted);
+  void require_layer(std::int64_t layer) const;
   void begin(std::int64_t layer, const Groups& groups, const Keys& keys, bool many);
 
   SlotTable& table_;

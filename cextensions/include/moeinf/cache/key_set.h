@@ -1,5 +1,5 @@
 // A set of small integers that costs as much to ask as an array, and no more to go through than it has
-// members.
+// members. All its memory is taken at first: what follows throws for keys that are out of range alone.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@ namespace moeinf {
 
 class KeySet {
  public:
-  explicit KeySet(std::size_t num_keys) : place_(num_keys, -1) {}
+  explicit KeySet(std::size_t num_keys) : place_(num_keys, -1) { members_.reserve(num_keys); }
 
-  bool has(std::int64_t key) const { return place_[static_cast<std::size_t>(key)] >= 0; }
+  bool has(std::int64_t key) const { return place_.at(static_cast<std::size_t>(key)) >= 0; }
   std::size_t size() const { return members_.size(); }
   bool empty() const { return members_.empty(); }
   const std::vector<std::int64_t>& members() const { return members_; }  // in no order

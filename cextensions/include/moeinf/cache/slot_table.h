@@ -29,8 +29,9 @@ class SlotTable {
  public:
   static constexpr std::int64_t kNoSlot = -1;
 
-  // states and offsets: by key; the table writes into them, others read them, and they outlive it. At first
-  // states are kAbsent or kNoExpert.
+  // states and offsets: by key; the table writes into them, others read them, and they outlive it. Throws
+  // std::invalid_argument, and has written nothing, for sizes and classes that cannot be, and for states that
+  // are neither kAbsent nor kNoExpert.
   SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_t* states, std::int64_t* offsets,
             std::size_t num_keys);
 
@@ -50,7 +51,8 @@ class SlotTable {
 
   std::size_t num_classes() const { return classes_.bytes.size(); }
   std::size_t class_of(std::int64_t key) const {
-    return classes_.of_keys.empty() ? 0 : classes_.of_keys[static_cast<std::size_t>(key)];
+    const std::size_t place = at(key);
+    return classes_.of_keys.empty() ? 0 : classes_.of_keys[place];
   }
   std::int64_t slot_bytes(std::int64_t key) const { return classes_.bytes[class_of(key)]; }
   std::int64_t slots_of(std::size_t size_class) const { return slots_of_[size_class]; }
@@ -61,9 +63,11 @@ class SlotTable {
   // Gives free slots to absent experts, which are loading from now on; returns the offsets. Throws
   // std::invalid_argument where there are not enough, or an expert is not absent; nothing has changed then.
   std::vector<std::int64_t> assign(const Keys& keys);
-  // Notes that the blocks of these experts have come, so that they may be computed.
+  // Notes that the blocks of these experts have come, so that they may be computed. Throws
+  // std::invalid_argument for one that is not loading; those in front of it have landed then.
   void land(const Keys& keys);
-  // Takes their slots from experts that are resident or whose reads have ended without them.
+  // Takes their slots from experts that are resident or whose reads have ended without them. Throws
+  // std::invalid_argument for one that has none; those in front of it are free then.
   void free(const Keys& keys);
   // Counts the experts anew, as the states of others than kLoading and kResident have been changed.
   void count();
@@ -80,6 +84,7 @@ class SlotTable {
   // The place of a key. Throws std::out_of_range.
   std::size_t at(std::int64_t key) const;
 
+  void free_one(std::int64_t key);
   // The free slots are all of these but those that are taken; the lowest is assigned first.
   void free_all_but(const std::vector<bool>& taken);
 

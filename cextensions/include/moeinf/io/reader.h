@@ -65,6 +65,7 @@ class Reader {
                      const std::int64_t* num_bytes, const double* priorities);
   void reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
   std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
+  std::vector<std::int64_t> known(const std::int64_t* keys, std::size_t count) const;  // as Scheduler::known
 
   // As Scheduler::wait_any, but a failure is thrown as ReadFailure. Empty: the time is over.
   std::vector<std::int64_t> wait_any(const std::int64_t* keys, std::size_t count,

@@ -82,13 +82,16 @@ class Scheduler {
   bool submit(const std::vector<Request>& requests);  // all or, where a key is known already, none
   bool reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
   std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
+  // Those of the keys that are queued, in flight, or landed and not collected.
+  std::vector<std::int64_t> known(const std::int64_t* keys, std::size_t count) const;
 
   struct Waited {
     std::vector<std::int64_t> done;  // in the order in which they landed; forgotten by the scheduler
     std::optional<FailedRequest> failed;
   };
   // Blocks until one of the keys has landed or failed, or the time is over (then both members are empty). A
-  // failure is reported alone, and only the failed key is forgotten.
+  // failure is reported alone, and only the failed key is forgotten. Nothing is where memory is refused for
+  // the answer.
   Waited wait_any(const std::int64_t* keys, std::size_t count, std::chrono::milliseconds timeout);
 
   struct Polled {
@@ -102,6 +105,7 @@ class Scheduler {
   // Reader's side.
   bool try_next(Segment* segment);   // false: nothing may be issued now
   bool wait_next(Segment* segment);  // false: closed
+  // Never throws: where memory is refused that a comparison of sums takes, the read has failed with ENOMEM.
   void finished(const Segment& segment, const Outcome& outcome);
   void wake_one();  // a thread inside wait_next looks again
 
@@ -147,6 +151,8 @@ class Scheduler {
   static bool has_failed(const Entry& entry);
   static void compare_sums(Entry& entry);
   static bool is_damaged(const Piece& piece, std::uint32_t found);
+  void add(const Request& request);
+  void remove(std::int64_t key);
   bool can_issue() const;
   void take(Segment* segment);
   void require_open() const;
@@ -161,8 +167,9 @@ class Scheduler {
   std::condition_variable work_;    // wait_next
   std::condition_variable landed_;  // wait_any
   std::unordered_map<std::int64_t, Entry> entries_;
-  std::set<Entry*, Sooner> waiting_;    // entries with segments not yet issued
-  std::vector<const Entry*> complete_;  // landed or failed, in that order, and not collected
+  std::set<Entry*, Sooner> waiting_;  // entries with segments not yet issued
+  std::vector<const Entry*>
+      complete_;  // landed or failed, in that order, and not collected; has room for all
   std::uint64_t next_order_ = 0;
   int in_flight_ = 0;
   int prefetch_in_flight_ = 0;

@@ -161,6 +161,7 @@ void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offs
     take_back(experts, num_checked);
     throw;
   }
+  has_begun_ = false;  // what fails from here on needs a new begin
   for (std::size_t first = 0; first < count; first += jobs_.size()) {
     collect_jobs(experts + first, offsets + first, count - first);
     Pool& pool = kernels_.pool();
@@ -168,6 +169,7 @@ void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offs
     if (acts) pool.run(acts, [this](std::int64_t task, int thread) { run_act_task(task, thread); });
     if (downs) pool.run(downs, [this](std::int64_t task, int thread) { run_down_task(task, thread); });
   }
+  has_begun_ = true;
 }
 
 std::size_t ExpertKernel::group_of(std::int64_t expert) const {

@@ -71,6 +71,10 @@ class SimulatedLink:
         self._catch_up()
         return np.array([key for key in keys.tolist() if self._queue.pop(key, None) is not None], np.int64)
 
+    def known(self, keys: IntArray) -> IntArray:
+        coming = {*self._queue, *self._landed, self._reading}
+        return np.array([key for key in keys.tolist() if key in coming], np.int64)
+
     def wait_any(self, keys: IntArray) -> IntArray:
         wanted = set(keys.tolist())
         self._catch_up()

@@ -65,6 +65,10 @@ class ConvertedReads:
         """Drops reads of which nothing was issued; what is converted lands."""
         return self._disk.cancel(keys[self._still_read(keys)])
 
+    def known(self, keys: IntArray) -> IntArray:
+        read = set(self._disk.known(keys).tolist())
+        return np.array([key for key in keys.tolist() if key in read or key in self._converting], np.int64)
+
     def wait_any(self, keys: IntArray) -> IntArray:
         wanted = keys.tolist()
         while not (landed := self._landed(wanted)):

@@ -94,6 +94,9 @@ class HostLink:
             self._loader.cancel(reading.tolist())
         return cancelled
 
+    def known(self, keys: IntArray) -> IntArray:
+        return np.array([key for key in keys.tolist() if key in self._requests or key in self._landed], np.int64)
+
     def wait_any(self, keys: IntArray) -> IntArray:
         """Does as Reader.wait_any; waits for the disk, and for copies only where all host slots are in use."""
         wanted = keys.tolist()

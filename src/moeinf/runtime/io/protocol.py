@@ -55,6 +55,13 @@ class Reader(ReadFacts, Protocol):
 
     def cancel(self, keys: IntArray) -> IntArray: ...
 
+    def known(self, keys: IntArray) -> IntArray:
+        """Returns those of the keys whose reads were submitted, and were neither cancelled nor collected since.
+
+        Whoever asked for something and got an exception asks this: it may have come before or after the answer.
+        """
+        ...
+
     def wait_any(self, keys: IntArray) -> IntArray: ...
 
     def poll(self) -> ReadDone: ...

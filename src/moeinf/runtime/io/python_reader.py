@@ -238,6 +238,11 @@ class PureReader:
             self._changed.notify_all()
             return np.array(cancelled, dtype=np.int64)
 
+    def known(self, keys: IntArray) -> IntArray:
+        with self._changed:
+            self._require_open()
+            return np.array([key for key in keys.tolist() if key in self._requests], dtype=np.int64)
+
     def wait_any(self, keys: IntArray) -> IntArray:
         wanted = set(keys.tolist())
         if not wanted:
