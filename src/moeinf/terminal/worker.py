@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.option import options
 from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import with_flags
+from moeinf.terminal.interrupt import end_at_once, end_at_once_at_endings
 from moeinf.terminal.notes import say
 
 if TYPE_CHECKING:
@@ -61,6 +63,9 @@ def serve_here(
     from moeinf.engine.build_context import Reporting
     from moeinf.engine.ranks.worker import WorkerExperts
 
+    end_at_once_at_endings()  # it has nothing that has to be put in order, and a layer may hang with its disk
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        end_at_once(signal.SIGINT)
     stored = _stored(model, listener, tell)
     with WorkerExperts(stored, config, Reporting(notify=lambda notice: tell(f"note: {notice}"))) as experts:
         tell(f"{stored.name} on {listener.address} · {experts.describe()}")
