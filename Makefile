@@ -23,15 +23,16 @@ test: $(READY)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
-# A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
-# of the three scripts has a third of the time.
+# A long run of what `make test` has a short one of: other files, bits and messages each time, unless FUZZ_SEED says
+# which. Each of the four scripts has a quarter of the time.
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%s)
 
 fuzz: $(READY)
-	$(BIN)/python -m tests.fuzz.hostile_files --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
-	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
-	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_files --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_peers --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
+	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
 
 # Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces

@@ -33,7 +33,7 @@ from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.vision import processor_file, tower_places
 from moeinf.models.family import family_of
 from moeinf.pull.gguf.index import check_runs
-from tests.support.fuzzing import run_cases
+from tests.support.fuzzing import mutate_bytes, run_cases
 from tests.support.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, U64, Entry, header, text
 from tests.support.gguf_files import ARCHITECTURES, converted, model_metadata
 from tests.support.mmproj_gguf import as_in_files, tower_metadata
@@ -167,19 +167,6 @@ def mutate_entry(entry: Entry, rng: random.Random) -> Entry:
         ne[rng.randrange(len(ne))] = rng.choice(SIZES)
         return entry._replace(ne=ne)
     return entry._replace(ne=ne * rng.randrange(4))
-
-
-def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    at, kind = rng.randrange(len(data) + 1), rng.randrange(5)
-    if kind == 0:
-        return data[:at]
-    if kind == 1:
-        return data[:at] + rng.randbytes(rng.randrange(1, 64)) + data[at:]
-    if kind == 2:
-        return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
-    if kind == 3:
-        return data[:at] + rng.choice([b"\xff" * 8, bytes(8), b"\0\0\0\0\0\0\0\x80"]) + data[at + 8 :]
-    return data + data[at:]
 
 
 class Cases:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import resource
 import signal
 import subprocess
@@ -56,6 +57,20 @@ def run_cases(doc: str | None, make: Callable[[Path], Cases]) -> int:
             signal.alarm(0)
     print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())), f"; {faults} faults", flush=True)
     return int(faults > 0)
+
+
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Data that is cut off, longer, or of which single bytes are others."""
+    at, kind = rng.randrange(len(data) + 1), rng.randrange(5)
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return data[:at] + rng.randbytes(rng.randrange(1, 64)) + data[at:]
+    if kind == 2:
+        return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+    if kind == 3:
+        return data[:at] + rng.choice([b"\xff" * 8, bytes(8), b"\0\0\0\0\0\0\0\x80"]) + data[at + 8 :]
+    return data + data[at:]
 
 
 def a_few(name: str, cases: int) -> str:
