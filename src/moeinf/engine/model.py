@@ -225,7 +225,7 @@ class Model:
         generator = self.generator
         wanted = self.config.prefetch and len(self._activations.collection) and not self.tier.all_resident
         if wanted and generator.warm_start is None and isinstance(generator.runner, CpuRunner):
-            generator.warm_start = WarmStart(self.tier, self._activations.collection)
+            generator.warm_start = WarmStart(self.tier, self._activations.collection, self._notify)
 
     def params(self, **given: Any) -> SamplingParams:
         """Sampling options: `given`, else the model's own, else the checkpoint's generation_config, else the defaults.

@@ -111,8 +111,9 @@ class DiskTier:
                 path = self._folder / f"{name}.{kind}"
                 if payload is not None and not path.exists() and not self._publish(path, block, payload):
                     return False
-        except OSError as error:
-            self._notify(f"prefixes are not kept on disk: {named(error)}")
+        except Exception as error:  # MemoryError, too: a copy for the disk costs no more than itself
+            reason = named(error) if isinstance(error, OSError) else f"{error!r}"
+            self._notify(f"prefixes are not kept on disk: {reason}")
             return False
         return True
 

@@ -148,7 +148,7 @@ class PrefixStore:
 
     @_alone
     def close(self, tokens: Sequence[int]) -> None:
-        """Writes what the cache holds, and is not on disk yet, also what memory had no room for; ends the thread.
+        """Writes what the cache holds, and is not on disk yet, also what memory had no room for.
 
         A disk that hangs is left alone after FLUSH_S: only the thread touches it.
         """
@@ -161,7 +161,7 @@ class PrefixStore:
             self._writer.submit([block])
             if not self._writer.drain(deadline - time.monotonic()) or self._writer.refused:
                 break
-        self._writer.close()
+        self._writer.drop()
 
     def _find(self, tokens: TokenArray) -> Sequence[Step]:
         """The way of a prompt through both tiers. One that has to have a recurrent state ends where there is one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -12,32 +11,32 @@ from moeinf.prefixes.disk import DiskTier
 
 
 class Writer:
-    """A thread that writes what it is given, in that order. Blocks are pending, and so stay in memory, until then."""
+    """Writes what it is given, in that order, by a thread that lives while there is something to write.
+
+    Blocks are pending, and so stay in memory, until they are written, or until the thread ends otherwise.
+    """
 
     def __init__(self, disk: DiskTier) -> None:
         self._disk = disk
         self._queue: deque[Block] = deque()
         self._changed = threading.Condition()
-        self._busy = self._closed = False
+        self._running = False
         self.refused = False  # whether the disk had no room for the last block, or an error
-        self._thread: threading.Thread | None = None
 
     def submit(self, blocks: Sequence[Block]) -> None:
         """Queues blocks, those excepted that are queued already. Where no thread can be started, none are written."""
-        fresh = [block for block in blocks if not block.pending]
-        if not fresh or not self._started():
-            return
         with self._changed:
+            fresh = [block for block in blocks if not block.pending]
+            if not fresh or not self._started():
+                return
             for block in fresh:
                 block.pending = True
             self._queue += fresh
-            self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until all is written; whether it is."""
-        deadline = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._busy, deadline - time.monotonic())
+            return self._changed.wait_for(lambda: not self._running, timeout_s)
 
     def drop(self) -> None:
         """Forgets what is not being written yet."""
@@ -46,32 +45,35 @@ class Writer:
                 block.pending = False
             self._queue.clear()
 
-    def close(self) -> None:
-        """Ends the thread behind the block that it writes."""
-        self.drop()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
     def _started(self) -> bool:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="moeinf-prefixes", daemon=True)
+        """Under the lock, for which the thread waits before it looks at the queue."""
+        if not self._running:
             try:
-                self._thread.start()
+                threading.Thread(target=self._run, name="moeinf-prefixes", daemon=True).start()
+                self._running = True
             except RuntimeError:  # the system has no thread to give: what is kept is written when the model is closed
-                self._thread = None
-        return self._thread is not None
+                pass
+        return self._running
 
     def _run(self) -> None:
-        while True:
+        try:
+            while (block := self._next()) is not None:
+                self.refused = True  # unless the disk takes it
+                try:
+                    self.refused = not self._disk.write(block)
+                finally:
+                    block.pending = False
+        except BaseException:  # beyond what the disk tells of: a later block is tried by another thread
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._queue) or self._closed)
-                if self._closed:
-                    return
-                block, self._busy = self._queue.popleft(), True
-            try:
-                self.refused = not self._disk.write(block)
-            finally:
-                with self._changed:
-                    block.pending = self._busy = False
-                    self._changed.notify_all()
+                self.drop()
+                self._running = False
+                self._changed.notify_all()
+            raise
+
+    def _next(self) -> Block | None:
+        with self._changed:
+            if self._queue:
+                return self._queue.popleft()
+            self._running = False
+            self._changed.notify_all()
+            return None

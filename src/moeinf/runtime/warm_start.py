@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,12 +15,19 @@ from moeinf.types import IntArray
 class WarmStart:
     """Reads the experts that earlier requests used most into free slots, on a thread of its own, until `stop`."""
 
-    def __init__(self, tier: ExpertTier, collection: ActivationCollection) -> None:
-        self._stopped = threading.Event()
+    def __init__(self, tier: ExpertTier, collection: ActivationCollection, notify: Callable[[str], None]) -> None:
+        """notify(text) is told where that fails: requests then read what they need."""
+        self._stopped, self._notify = threading.Event(), notify
         self._thread = threading.Thread(
-            target=tier.fill, args=(most_used(collection), self._stopped.is_set), name="warm start", daemon=True
+            target=self._fill, args=(tier, most_used(collection)), name="warm start", daemon=True
         )
         self._thread.start()
+
+    def _fill(self, tier: ExpertTier, keys: IntArray) -> None:
+        try:
+            tier.fill(keys, self._stopped.is_set)
+        except BaseException as error:
+            self._notify(f"experts that earlier runs used were not read before the first request: {error!r}")
 
     @property
     def running(self) -> bool:

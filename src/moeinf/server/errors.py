@@ -52,7 +52,7 @@ def without_folders(message: str) -> str:
     return _PATH.sub(r"\1", message)
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: BaseException) -> Fault:
     """How a client is told of an error. What nobody expected is not described: it might tell of the machine."""
     message = without_folders(str(error))
     if isinstance(error, Refusal):

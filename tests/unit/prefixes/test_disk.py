@@ -234,4 +234,38 @@ def test_the_writer_writes_behind_the_back_of_others(tier: DiskTier) -> None:
     writer.submit(blocks)
     assert writer.drain(30)
     assert all(tier.holds(each) and not each.pending for each in blocks)
-    writer.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), SystemExit(3)])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of SystemExit
+def test_an_error_of_the_disk_leaves_no_block_pending_and_a_writer_that_goes_on(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail(path: Path, header: object, payload: object) -> None:
+        begun.set()
+        go_on.wait(30)
+        raise error
+
+    writer, blocks = Writer(tier), [block([token]) for token in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr("moeinf.prefixes.disk.write_prefix", fail)
+        writer.submit(blocks)
+        assert begun.wait(30) and all(each.pending for each in blocks)
+        go_on.set()
+        assert writer.drain(30) and writer.refused
+    assert not any(each.pending for each in blocks)
+    writer.submit(blocks)
+    assert writer.drain(30) and not writer.refused
+    assert all(tier.holds(each) for each in blocks)
+
+
+def test_a_writer_that_is_forgotten_leaves_no_thread(tier: DiskTier) -> None:
+    writer = Writer(tier)
+    writer.submit([block([1])])
+    assert writer.drain(30)
+    for thread in threading.enumerate():
+        if thread.name == "moeinf-prefixes":
+            thread.join(30)
+            assert not thread.is_alive()

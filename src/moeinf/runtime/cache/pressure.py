@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from moeinf.errors import LIMIT_REMEDIES
@@ -22,7 +24,8 @@ class MemoryWatch:
 
     A thread looks once a second, so nothing is read where tokens are made, and memory is given back while a chat waits
     for its user as well. It acts when less than half of the reserve is left, and again when one and a half is: then
-    the reserve is left as it should be, and small changes move nothing.
+    the reserve is left as it should be, and small changes move nothing. The thread lives on whatever a look raises,
+    and ends where the watch is forgotten without `close`.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class MemoryWatch:
         self._tier = tier
         self._least_slots = least_slots
         self._reserve_bytes = reserve_bytes
-        self._notice, self._said = notice, False
+        self._notice, self._said, self._failed = notice, False, False
         self._memory = memory
         self._clock = clock
         self._looked_s, self._stall_s = clock(), memory().stall_s
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="moeinf-memory", daemon=True)
+        self._thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._closed), name="moeinf-memory", daemon=True
+        )
 
     def start(self) -> None:
         try:
@@ -58,7 +63,7 @@ class MemoryWatch:
     def close(self) -> None:
         """Ends the thread: no look is taken any more."""
         self._closed.set()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def look(self) -> bool:
@@ -87,7 +92,21 @@ class MemoryWatch:
             self._said = True
         return short
 
-    def _watch(self) -> None:
-        pause_s = LOOK_S
-        while not self._closed.wait(pause_s):
-            pause_s = SHORT_LOOK_S if self.look() else LOOK_S
+    def _look_guarded(self) -> bool:
+        """As `look`; where that raises, tells so once, and the next look is taken as if nothing was short."""
+        try:
+            return self.look()
+        except BaseException as error:
+            if not self._failed:
+                self._failed = True
+                with suppress(BaseException):
+                    self._notice(f"a look at the machine's memory failed, and the next follows: {error!r}")
+            return False
+
+
+def _watch(watch: weakref.ref[MemoryWatch], closed: threading.Event) -> None:
+    """The life of the thread."""
+    pause_s = LOOK_S
+    while not closed.wait(pause_s) and (looking := watch()) is not None:
+        pause_s = SHORT_LOOK_S if looking._look_guarded() else LOOK_S
+        del looking

@@ -162,13 +162,15 @@ class ExpertTier:
         From any thread, as long as nothing runs. What is on its way at the end lands, or the next visit drops it.
         """
         more, keys = True, keys_of_slices(keys, self._cache.slices)
-        while more and not should_stop():
-            with self._turn:  # whoever wants to resize comes first
-                pass
-            with self.lock:
-                more = self._loader.fill_next(keys)
-            time.sleep(FILL_PAUSE_S)
-        self.end_request()
+        try:
+            while more and not should_stop():
+                with self._turn:  # whoever wants to resize comes first
+                    pass
+                with self.lock:
+                    more = self._loader.fill_next(keys)
+                time.sleep(FILL_PAUSE_S)
+        finally:
+            self.end_request()
 
     def resize(self, num_slots: int) -> bool:
         """Gives slots of host memory back to the machine, or takes some again that it gave back. From any thread.

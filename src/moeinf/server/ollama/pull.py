@@ -49,9 +49,13 @@ class Pulls:
         if not await asyncio.to_thread(self._running.acquire, timeout=self._ends_in_s()):
             what = asked.named if self._last and self._last[0] == source else "another model"
             raise BusyError(f"{what} is being pulled already; ask again when that has ended")
-        running = RunningPull()
-        self._last = source, running
-        threading.Thread(target=self._run, args=(running, source, options, service.library), name="pull").start()
+        try:
+            running = RunningPull()
+            self._last = source, running
+            threading.Thread(target=self._run, args=(running, source, options, service.library), name="pull").start()
+        except BaseException:  # RuntimeError where the system has no thread to give
+            self._running.release()
+            raise
         if asked.stream is not False:
             return StreamingResponse(_lines(running), media_type="application/x-ndjson")
         return await _whole(running, request)
@@ -65,7 +69,7 @@ class Pulls:
             install(source, options, home=library.home, progress=running)
             last = SUCCESS
             running.put({"status": "writing manifest"})
-        except Exception as error:  # the client is told, whatever it was
+        except BaseException as error:  # the client is told, whatever it was
             fault = fault_of(error)
             if fault.kind == "server" and not running.cancelled.is_set():
                 log.error("pull of %s: %s", ascii(source)[:100], error, exc_info=error)

@@ -77,15 +77,16 @@ class ServerClient:
         body: object,
         lines: queue.SimpleQueue[dict[str, Any] | Exception | None],
     ) -> None:
-        """Puts each line, then None, or the exception that ended them."""
+        """Puts each line, then None, or the exception that ended them, whatever it was: somebody waits for it."""
+        last: Exception | None = None
         try:
             for line in self._sent(connection, "POST", path, body):
                 lines.put(json.loads(line))
-            lines.put(None)
         except MoeinfError as error:
-            lines.put(error)
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:  # closed meanwhile, too
-            lines.put(self._silent(error))
+            last = error
+        except BaseException as error:  # AttributeError where the connection was closed meanwhile
+            last = self._silent(error)
+        lines.put(last)
 
     def _connected(self) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_s)
@@ -107,7 +108,7 @@ class ServerClient:
             raise _refused(response.status, json.loads(response.read()))
         return response
 
-    def _silent(self, error: Exception) -> NoServerError:
+    def _silent(self, error: BaseException) -> NoServerError:
         return NoServerError(f"the server at {self.url} gave no answer ({error or type(error).__name__}); ask again")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -241,6 +243,38 @@ def test_slots_can_be_taken_away_while_they_are_loaded() -> None:
     tier.check_integrity()
     assert tier.num_slots == 5 and len(tier.snapshot().resident) <= 5
     visit(tier, policy, 1, PROMPT)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("of a file of the kernel"), SystemExit(3)])
+def test_a_look_that_raises_is_told_of_once_and_others_follow(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    tier, _, _ = make_tier(12)
+    host, looks = Host(), threading.Semaphore(0)
+
+    def failing() -> MemoryState:
+        looks.release()
+        raise error
+
+    monkeypatch.setattr("moeinf.runtime.cache.pressure.LOOK_S", 0.001)
+    watch = host.watch(tier)
+    watch._memory = failing
+    watch.start()
+    assert all(looks.acquire(timeout=30) for _ in range(3))
+    watch.close()
+    assert host.notices == [f"a look at the machine's memory failed, and the next follows: {error!r}"]
+
+
+def test_a_watch_that_is_forgotten_holds_no_tier_and_its_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeinf.runtime.cache.pressure.LOOK_S", 0.001)
+    tier, _, _ = make_tier(12)
+    watch, held = Host().watch(tier), weakref.ref(tier)
+    watch.start()
+    thread = watch._thread
+    del watch, tier
+    thread.join(30)
+    gc.collect()
+    assert not thread.is_alive() and held() is None
 
 
 def test_memory_that_is_given_back_is_the_machines_again() -> None:
