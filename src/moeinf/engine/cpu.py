@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -204,8 +205,11 @@ class CpuRunner:
         return 0
 
     def close(self) -> bool:
-        if hasattr(self, "_watch"):
-            self._watch.close()
-        if self._joining is not None:
-            self._joining.star.close()
-        return self._reader.close()
+        ended = [False]
+        with ExitStack() as parts:  # each is closed, whatever another raises
+            parts.callback(lambda: ended.append(self._reader.close()))
+            if self._joining is not None:
+                parts.callback(self._joining.star.close)
+            if hasattr(self, "_watch"):
+                parts.callback(self._watch.close)
+        return ended[-1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -20,6 +20,7 @@ from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, Usage
 from moeinf.models.layers.decoder import Decoder
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.turns import Turns
 from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
 from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
@@ -48,7 +49,7 @@ class Attendants:
 
 
 class Generator:
-    """Generates on an open model: one request at a time, from one thread.
+    """Generates on an open model: one request at a time (turns.py).
 
     `pieces` is the way of a prompt; what depends on the model's kind are verbs of model_kind.py.
     """
@@ -60,6 +61,7 @@ class Generator:
         tokenizer: Tokenizer,
         info: ModelInfo,
         attendants: Attendants,
+        turns: Turns,
         load_s: float,
         prefixes: Prefixes | None = None,
         vision_encoder: VisionEncoder | str = "this model takes text alone",
@@ -71,7 +73,7 @@ class Generator:
         whole = isinstance(runner.network, Decoder) and runner.network.sees_whole_pictures
         self.sequence, self._vision_encoder = CachedTokens(runner.cache, prefixes, whole_pictures=whole), vision_encoder
         self._tokenizer, self._info = tokenizer, info
-        self.attendants, self._load_s = attendants, load_s
+        self.attendants, self.turns, self._load_s = attendants, turns, load_s
         self.warm_start: WarmStart | None = None  # while no request has come
         self.decoded = CacheStats()  # what the decode steps of all requests asked of the expert cache
 
@@ -88,9 +90,10 @@ class Generator:
         hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
+        hooks = self._heeding_close(hooks)
         try:
             # here, so that errors come with the call
-            with self._tokenizer.until(hooks.should_stop):
+            with self.turns.alone(), self._tokenizer.until(hooks.should_stop):
                 self.kind.check(params, format)
                 check_token_ids(params, self._num_ids)
                 if continues and format is not None:
@@ -106,13 +109,19 @@ class Generator:
                     text.close()
                     raise
         except Stopped:
-            return self._never_begun()
-        return self._answer(given, self._sampler(params, constraint, marks), params, text, constraint, hooks)
+            return self.turns.answer(self._never_begun())
+        sampler = self._sampler(params, constraint, marks)
+        return self.turns.answer(self._answer(given, sampler, params, text, constraint, hooks))
 
     def _never_begun(self) -> abc.Generator[Piece, None, None]:
         """The answer to a prompt that was given up before its tokens were known."""
         self.last = Completion("", [], "interrupted", GenerationStats())
         yield from ()
+
+    def _heeding_close(self, hooks: Hooks) -> Hooks:
+        """Hooks of a request that ends where the model is closed meanwhile."""
+        asked, turns = hooks.should_stop, self.turns
+        return replace(hooks, should_stop=lambda: turns.ending or asked())
 
     def _sampler(
         self, params: SamplingParams, constraint: GrammarConstraint | None, marks: ThoughtMarks | None
@@ -179,7 +188,7 @@ class Generator:
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
         chooser = self._reporting(sampler, params.top_logprobs, hooks)
         try:
-            with closing(text), closing(self.tokens(prompt, chooser, limit, answer.stats, hooks)) as tokens:
+            with closing(text), closing(self._tokens(prompt, chooser, limit, answer.stats, hooks)) as tokens:
                 for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
                     self.last = answer
                     if piece.call is not None:
@@ -222,7 +231,15 @@ class Generator:
     def tokens(
         self, prompt: list[int], chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks = NO_HOOKS
     ) -> abc.Generator[int, None, None]:
-        """Yields at most `limit` token ids; `stats` are filled when it ends, however it does."""
+        """Yields at most `limit` token ids; `stats` are filled when it ends, however it does.
+
+        Raises as Turns.answer.
+        """
+        return self.turns.answer(self._tokens(prompt, chooser, limit, stats, self._heeding_close(hooks)))
+
+    def _tokens(
+        self, prompt: list[int], chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks
+    ) -> abc.Generator[int, None, None]:
         attendants, profiler = self.attendants, self.attendants.profiler
         self._end_warm_start()
         monitor = RequestMonitor(self.runner, profiler, hooks, attendants.trace)
@@ -269,15 +286,16 @@ class Generator:
                 f"{len(prompt)} + {len(continuation)} tokens do not fit the context of {context}; raise --num-ctx or "
                 "ask for fewer"
             )
-        self.sequence.clear()
-        self.runner.cache.pictures = ()
-        prefixes, self.sequence.prefixes = self.sequence.prefixes, None
-        stats = GenerationStats()
-        try:
-            for _ in self.tokens(prompt, Forced(continuation), len(continuation) + 1, stats):
-                pass
-        finally:
-            self.sequence.prefixes = prefixes
+        stats, hooks = GenerationStats(), self._heeding_close(NO_HOOKS)
+        with self.turns.alone():
+            self.sequence.clear()
+            self.runner.cache.pictures = ()
+            prefixes, self.sequence.prefixes = self.sequence.prefixes, None
+            try:
+                for _ in self._tokens(prompt, Forced(continuation), len(continuation) + 1, stats, hooks):
+                    pass
+            finally:
+                self.sequence.prefixes = prefixes
         return stats
 
     def _checked(self, name: str, token_ids: Sequence[int]) -> list[int]:
@@ -297,11 +315,15 @@ class Generator:
             self.warm_start = None
 
     def close(self) -> bool:
-        """Gives back what the runner and the cache hold; returns whether all reads have ended."""
-        self._end_warm_start()
-        self.sequence.close()
-        del self.sequence  # keys and values
-        return self.runner.close()
+        """Gives back what the runner and the cache hold, each whatever the other raises; returns whether all reads have
+        ended."""
+        ended = [False]
+        with ExitStack() as parts:
+            parts.callback(lambda: ended.append(self.runner.close()))
+            parts.callback(self.__dict__.pop, "sequence")  # keys and values
+            parts.callback(self.sequence.close)
+            parts.callback(self._end_warm_start)
+        return ended[-1]
 
 
 def check_least(num_tokens: int, context: int, longest: int) -> None:

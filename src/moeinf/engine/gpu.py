@@ -255,9 +255,12 @@ class GpuRunner:
 
     def close(self) -> bool:
         """Ends reads and copies, and gives back all of the device's memory, whoever still holds this object."""
-        ended = all([card.close() for card in self._cards])
-        for name in ("network", "cache", "_table", "_experts"):
-            self.__dict__.pop(name, None)
-        for card in self._cards:
-            card.gpu.close()
-        return ended
+        ended = list[bool]()
+        with ExitStack() as parts:  # each is closed, whatever another raises
+            for card in self._cards:
+                parts.callback(card.gpu.close)
+            for name in ("network", "cache", "_table", "_experts"):
+                parts.callback(self.__dict__.pop, name, None)
+            for card in self._cards:
+                parts.callback(lambda card: ended.append(card.close()), card)
+        return all(ended)

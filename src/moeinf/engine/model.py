@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import NO_PREDICTOR, uses_maps
 from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.turns import Turns
 from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams
@@ -56,9 +59,12 @@ if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
 
 
 class Model:
-    """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`.
+    """A stored model, ready to generate, one request at a time. Close it, or use `with`.
 
-    Other threads may look on: at `activity` (None but for a server), `bytes_read`, `plan`, `stats`, `tier.states`.
+    A request raises UsageError while one of another thread computes or is read. An answer that the same thread has
+    read in part ends where its next request begins. `close` may come from any thread: what computes ends within a
+    layer, and raises StoreError where it is read. Other threads may look on: at `activity` (None but for a server),
+    `bytes_read`, `plan`, `stats`, `tier.states`. In a forked process every request raises UsageError.
     """
 
     def __init__(
@@ -110,8 +116,9 @@ class Model:
         facts = TraceFacts(stored.name, moe, stored.id, expert_bytes=unequal_bytes(stored.manifest))
         trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
         attendants = Attendants(RequestRecorder(moe, self._activations.add), Profiler(), disk_wait, self._notify, trace)
-        self.tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
-        try:
+        with ExitStack() as opened:
+            self.tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
+            opened.callback(self.tokenizer.close)
             kind = self._kind(weights)
             context = BuildContext(
                 weights,
@@ -128,17 +135,16 @@ class Model:
                 lambda: disk_wait.should_stop(),
             )
             runner = put_together(context, gpu, look)
-        except BaseException:
-            self.tokenizer.close()
-            raise
-        self.plan, self.tier = runner.plan, runner.tier
-        for notice in shortenings(runner.plan, context.footprint, config):
-            self._notify(notice)
-        load_s = time.perf_counter() - started
-        prefixes = self._prefixes(stored, runner)
-        vision_encoder = open_vision(weights, config, self.kernels, disk_wait)
-        info = stored.manifest.info
-        self._generator = Generator(runner, kind, self.tokenizer, info, attendants, load_s, prefixes, vision_encoder)
+            opened.callback(runner.close)
+            self.plan, self.tier = runner.plan, runner.tier
+            for notice in shortenings(runner.plan, context.footprint, config):
+                self._notify(notice)
+            load_s = time.perf_counter() - started
+            prefixes = self._prefixes(stored, runner)
+            vision = open_vision(weights, config, self.kernels, disk_wait)
+            info, turns = stored.manifest.info, Turns(stored.name)
+            self._generator = Generator(runner, kind, self.tokenizer, info, attendants, turns, load_s, prefixes, vision)
+            opened.pop_all()
 
     def _chosen_predictor(self, stored: StoredModel, *, replayed: bool) -> tuple[str, StateMaps | None]:
         """replayed: the routing is a trace's, of which states tell nothing."""
@@ -212,8 +218,9 @@ class Model:
     def load_all(self) -> float:
         """Reads the experts that are not resident yet, where all of them fit; returns the seconds that it took."""
         started = time.perf_counter()
-        if self.runner.plan.num_slots == self.manifest.moe.total_experts == self.tier.num_slots:
-            self.tier.load_all(no_progress)
+        with self.generator.turns.alone():
+            if self.runner.plan.num_slots == self.manifest.moe.total_experts == self.tier.num_slots:
+                self.tier.load_all(no_progress)
         return time.perf_counter() - started
 
     def warm_up(self) -> None:
@@ -225,7 +232,8 @@ class Model:
         generator = self.generator
         wanted = self.config.prefetch and len(self._activations.collection) and not self.tier.all_resident
         if wanted and generator.warm_start is None and isinstance(generator.runner, CpuRunner):
-            generator.warm_start = WarmStart(self.tier, self._activations.collection, self._notify)
+            with generator.turns.alone():
+                generator.warm_start = WarmStart(self.tier, self._activations.collection, self._notify)
 
     def params(self, **given: Any) -> SamplingParams:
         """Sampling options: `given`, else the model's own, else the checkpoint's generation_config, else the defaults.
@@ -331,15 +339,30 @@ class Model:
         )
 
     def close(self) -> None:
-        """Ends the reader and the tokenizer's process; a second call does nothing. A disk that hangs is left alone."""
-        generator, self._generator = self._generator, None
-        if generator is not None:
+        """Ends the reader and the tokenizer's process; a second call does nothing. A disk that hangs is left alone.
+
+        Waits for what computes in another thread, which ends within a layer. Each part is closed, whatever another
+        raises. Raises UsageError where a hook of a request calls it.
+        """
+        generator = self._generator
+        if generator is not None and not generator.turns.forked:
+            generator.turns.close()
+        self._generator = None
+        with ExitStack() as parts:
+            parts.callback(self.tokenizer.close)
+            if generator is None or generator.turns.forked:  # the reader is that of the other process
+                return
             if not generator.close():
                 self._notify("the disk does not answer: what this run learned about routing is not kept")
             elif self._learns:
                 self._activations.save()
                 self._record_hits(generator.decoded)
-        self.tokenizer.close()
+
+    def __del__(self) -> None:
+        """Nothing holds what a forgotten model had: its threads end with it, and its tokenizer's process here."""
+        if getattr(self, "_generator", None) is not None and not sys.is_finalizing():
+            warnings.warn(f"model {self.name} was not closed", ResourceWarning, stacklevel=2)
+            self.tokenizer.close()
 
     def _record_hits(self, decoded: CacheStats) -> None:
         """Keeps them for forecasts, of an expert cache in host memory that does not hold everything."""

@@ -40,7 +40,7 @@ class TextProcess:
         self._folder = folder
         self._where = where or str(folder)
         self._remedy = remedy
-        self._lock = threading.Lock()
+        self._lock, self._owner = threading.Lock(), os.getpid()
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._should_stop: Callable[[], bool] = lambda: False
@@ -60,22 +60,30 @@ class TextProcess:
 
         A field cpu_s bounds the seconds of processor time, too, which a busy machine makes no longer.
         """
-        with self._lock:
-            if self._process is None:
-                self._start()
+        with self._used():
             self._loaded()
             return self._receive(self._send(op, limit_s, fields), op, limit_s)
 
     def info(self) -> Mapping[str, Any]:
         """Returns what loading told about the tokenizer. Blocks until it is loaded. Raises TextError."""
+        with self._used():
+            return self._loaded()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """One request at a time, from any thread of the process that has started the worker. Raises TextError."""
+        if os.getpid() != self._owner:  # two processes would take each other's answers
+            raise TextError(
+                f"the tokenizer of {self._where} belongs to the process that this one was forked from; open it here"
+            )
         with self._lock:
             if self._process is None:
                 self._start()
-            return self._loaded()
+            yield
 
     def close(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and os.getpid() == self._owner:
             process.kill()
             process.communicate()
 

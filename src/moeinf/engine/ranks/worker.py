@@ -134,8 +134,10 @@ class WorkerExperts:
         )
 
     def close(self) -> None:
-        self._watch.close()
-        self._reader.close()
+        try:
+            self._watch.close()
+        finally:
+            self._reader.close()
 
     def __enter__(self) -> WorkerExperts:
         return self
