@@ -59,6 +59,9 @@ def error_form(path: str) -> ErrorForm:
 
 def _own_routes(service: Service) -> list[Route]:
     async def health(request: Request) -> Response:
+        if not service.worker.alive:
+            why = "the server's thread that runs models has ended; restart the server"
+            return error_response(Refusal(503, why), error_form(request.url.path))
         return json_response({"status": "ok"})
 
     async def metrics(request: Request) -> Response:

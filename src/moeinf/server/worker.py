@@ -66,6 +66,7 @@ class Worker:
         self._loaded: Loaded | None = None  # replaced whole, so that other threads may look
         self._current: Job | None = None
         self._stopping = threading.Event()
+        self._why_not, self._ended = "the server is stopping; ask again later", False
         self._at_once = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -103,19 +104,26 @@ class Worker:
         return len(self._queue)
 
     @property
+    def alive(self) -> bool:
+        """Whether the thread goes on that answers requests."""
+        return not self._ended
+
+    @property
     def stopping(self) -> bool:
         """Whether the server ends, and takes no more jobs."""
         return self._stopping.is_set()
 
     def submit(self, job: Job) -> None:
-        """Raises BusyError where too many wait, StoppingError once the server ends."""
+        """Raises BusyError where too many wait, StoppingError once the server ends, or its thread has ended."""
         if self._stopping.is_set():
-            raise StoppingError("the server is stopping; ask again later")
+            raise StoppingError(self._why_not)
         for gone in self._queue.remove(lambda each: isinstance(each, Job) and each.cancelled):
             assert isinstance(gone, Job)
             self._end(gone, Failed(StoppingError("cancelled")))
         if not self._queue.put(job.client, job):
             raise BusyError(f"server busy: {len(self._queue)} requests are waiting, as many as may; ask again later")
+        if self._ended:  # meanwhile
+            self._refuse_waiting()
 
     def unload(self, identifier: str) -> bool:
         """Closes the model with this id once its turn comes, and waits for that. Returns False where it is not open."""
@@ -142,18 +150,24 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        while not (self._stopping.is_set() and (self._at_once.is_set() or not len(self._queue))):
-            try:
-                self._take_turn()
-            except Exception as error:  # this thread must outlive every request, and what it does between two
-                log.error("between two requests: %s", f"{type(error).__name__}: {error}", exc_info=error)
-                time.sleep(_PAUSE_S)
+        """Outlives whatever a turn raises. However it ends, nobody waits for it afterwards."""
+        try:
+            while not (self._stopping.is_set() and (self._at_once.is_set() or not len(self._queue))):
+                _guarded(self._take_turn)
+        finally:
+            if not self._stopping.is_set():
+                self._why_not = "the server's thread that runs models has ended; restart the server"
+                self._stopping.set()
+            self._ended = True
+            self._refuse_waiting()
+            _guarded(self._close)
+
+    def _refuse_waiting(self) -> None:
         for left in self._queue.remove(lambda each: True):
             if isinstance(left, Unload):
                 left.done.set()
             else:
-                self._end(left, Failed(StoppingError("the server is stopping; ask again later")))
-        self._close()
+                self._end(left, Failed(StoppingError(self._why_not)))
 
     def _take_turn(self) -> None:
         """Does what comes next, or closes a model for which nothing has come in time."""
@@ -197,8 +211,8 @@ class Worker:
                 else:
                     whole = answer(model, job, self._at_once.is_set)
                 event = Ended(whole, load_s)
-        except Exception as error:  # the client is told, whatever it was
-            event = Failed(error)
+        except BaseException as error:  # the client is told, whatever it was
+            event = Failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
         finally:
             self._current = None
         try:
@@ -245,7 +259,7 @@ class Worker:
     def _close(self) -> None:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            loaded.model.close()
+            _guarded(loaded.model.close)
             log.info("unloaded %s", loaded.stored.name)
 
 
@@ -254,6 +268,14 @@ class Unload:
 
     def __init__(self, identifier: str) -> None:
         self.identifier, self.done = identifier, threading.Event()
+
+
+def _guarded(step: Callable[[], None]) -> None:
+    try:
+        step()
+    except BaseException as error:
+        log.error("between two requests: %s", f"{type(error).__name__}: {error}", exc_info=error)
+        time.sleep(_PAUSE_S)
 
 
 def _within_context(config: RuntimeConfig, stored: StoredModel) -> RuntimeConfig:

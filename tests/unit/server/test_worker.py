@@ -240,3 +240,56 @@ def test_a_model_that_is_open_is_found_where_its_files_have_gone() -> None:
         assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
         with pytest.raises(ModelNotFoundError):
             worker.find("c")
+
+
+@pytest.mark.parametrize("error", [MemoryError("for a copy of the prefixes"), SystemExit(3), GeneratorExit()])
+@pytest.mark.parametrize("closed_by", ["another model", "unload", "time"])
+def test_a_model_whose_close_raises_costs_no_later_answer(error: BaseException, closed_by: str) -> None:
+    def close() -> None:
+        closed.append(True)
+        raise error
+
+    closed = list[bool]()
+    with worker_of(Opened(close=close)) as worker:
+        keep = (0.0,) if closed_by == "time" else (None,)
+        asyncio.run(events_of(worker, Ask("a", "hi", keep_alive=keep)))
+        if closed_by == "unload":
+            worker.unload("id of a")
+        elif closed_by == "another model":
+            assert text_of(asyncio.run(asyncio.wait_for(events_of(worker, Ask("b", "hi")), 10.0))) == "one two three"
+        until(lambda: closed)
+        for _ in range(2):
+            events = asyncio.run(asyncio.wait_for(events_of(worker, Ask("a", "hi")), 10.0))
+        assert text_of(events) == "one two three" and worker.alive
+
+
+@pytest.mark.parametrize("fault", [SystemExit(3), GeneratorExit()])
+def test_a_client_is_told_of_whatever_ends_its_answer(fault: BaseException) -> None:
+    with worker_of(Opened(fault=fault)) as worker:
+        for _ in range(2):
+            events = asyncio.run(asyncio.wait_for(events_of(worker, Ask("a", "hi")), 10.0))
+            assert isinstance(events[-1], Failed) and isinstance(events[-1].error, Exception)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, **more: object) -> None:
+        raise MemoryError
+
+    async def ask(worker: Worker) -> None:
+        running, waiting = Job(Ask("a", "hi")), Job(Ask("a", "hi"))
+        worker.submit(running)
+        worker.submit(waiting)
+        monkeypatch.setattr(Worker, "_take_turn", fail)
+        monkeypatch.setattr("moeinf.server.worker.log.error", fail)  # what would tell of it fails, too
+        gate.release(3)
+        assert text_of(await told(running)) == "one two three"
+        refused = (await asyncio.wait_for(told(waiting), 10.0))[-1]
+        assert isinstance(refused, Failed) and "has ended; restart the server" in str(refused.error)
+        with pytest.raises(StoppingError, match="has ended; restart the server"):
+            worker.submit(Job(Ask("a", "hi")))
+        assert not worker.alive and not worker.unload("id of a")
+
+    gate = threading.Semaphore(0)
+    with worker_of(Opened(gate=gate)) as worker:
+        asyncio.run(ask(worker))
