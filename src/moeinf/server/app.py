@@ -31,12 +31,17 @@ _DOUBLED = re.compile(r"^/+((?:api|v1)/(?=/))?/*")  # the slashes before the rou
 
 def build_app(service: Service, rules: Rules) -> ASGIApp:
     """The ASGI application over an open service, which stays the caller's to close."""
-    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service)]
-    page, live = page_routes(), live_route(lambda: observed(service.worker))
-    routes = [*_own_routes(service), *apis, *page, live]
+    page = page_routes()
+    routes = [*routes_of(service), *page]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _of_no_route, Exception: _unexpected})
     app.router.redirect_slashes = False
     return RequestLog(plain_paths(Guard(app, rules, error_form, page=[route.path for route in page])))
+
+
+def routes_of(service: Service) -> list[Route]:
+    """All but the page's files."""
+    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service)]
+    return [*_own_routes(service), *apis, live_route(lambda: observed(service.worker))]
 
 
 def plain_paths(app: ASGIApp) -> ASGIApp:

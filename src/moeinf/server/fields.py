@@ -18,6 +18,8 @@ from moeinf.server.errors import Refusal
 log = logging.getLogger("moeinf.server")
 _NEARLY: Final = 0.85  # of 1, how alike two names are of which one is the other misspelt
 _MOST_TOLD: Final = 256  # unknown fields that are remembered, so that each is told of once
+_MOST_FIELDS: Final = 1000  # of one object, far more than any API has: each unknown one is compared with all that are
+_LONGEST_NAME: Final = 100
 _EMPTY: Final[tuple[Any, ...]] = (False, "", [], {})
 
 
@@ -47,7 +49,8 @@ Unknown = Callable[[str, Collection[str]], None]
 
 def refuse_misspelt(where: str, names: Collection[str]) -> None:
     """Raises Refusal for nearly the name of a field that there is; what is none anywhere is logged, as vLLM does."""
-    if close := difflib.get_close_matches(where.rpartition(".")[2], names, 1, _NEARLY):
+    name = where.rpartition(".")[2]
+    if len(name) <= _LONGEST_NAME and (close := difflib.get_close_matches(name, names, 1, _NEARLY)):
         raise Refusal(400, f"{where[:120]} is no field of this API; is {close[0]} meant?")
     log_unknown(where, names)
 
@@ -75,6 +78,8 @@ class Fields:
 
     def check(self, given: Mapping[str, Any], obeyed: Collection[str], where: str = "") -> None:
         """Raises Refusal for the first field that would change the answer, and is not obeyed."""
+        if len(given) > _MOST_FIELDS:
+            raise Refusal(400, f"{where[:120] or 'the body'} has {len(given)} fields; no request has so many")
         for name, value in given.items():
             if name in obeyed or name in self.silent:
                 continue

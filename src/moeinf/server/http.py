@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from moeinf.engine.completion import Completion
 from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
+from moeinf.server.blocking.thread_pool import ThreadPool
 from moeinf.server.errors import Fault, fault_of
 from moeinf.server.job import Job
 
@@ -107,12 +108,12 @@ Encode = Callable[[Event | None], Iterable[bytes]]
 
 
 async def streamed(
-    request: Request, job: Job, encode: Encode, media_type: str, refuse: Callable[[], None]
+    request: Request, job: Job, encode: Encode, media_type: str, refuse: Callable[[], Awaitable[None]]
 ) -> EventStream:
     """The stream of an answer, once the model begins to read: until then an error is raised, and has a status.
 
-    refuse: raises what can be said against the request without the model. It is called, on a thread, where HOLD_S
-    passes before the model begins, as a stream must not be silent for long. Raises what the job failed with.
+    refuse: raises what can be said against the request without the model. It is called where HOLD_S passes before the
+    model begins, as a stream must not be silent for long. Raises what the job failed with.
     """
     watch = asyncio.create_task(_when_gone(request.receive, job.cancel))
     loop = asyncio.get_running_loop()
@@ -125,7 +126,7 @@ async def streamed(
             if event is not None and not isinstance(event, Loading):
                 break
         else:
-            await asyncio.to_thread(refuse)
+            await refuse()
     except BaseException:
         job.cancel()
         raise
@@ -172,12 +173,12 @@ class EventStream(Response):
                 yield event
 
 
-async def on_a_thread(request: Request, call: Callable[[Callable[[], bool]], T]) -> T:
-    """What `call` returns, which may block, and is given a function that tells whether the client has hung up."""
+async def on_a_thread(request: Request, pool: ThreadPool, call: Callable[[Callable[[], bool]], T]) -> T:
+    """What `call` returns on a thread, where it is given a function that tells whether the client has hung up."""
     gone = threading.Event()
     watch = asyncio.create_task(_when_gone(request.receive, gone.set))
     try:
-        return await asyncio.to_thread(call, gone.is_set)
+        return await pool.run(lambda: call(gone.is_set))
     finally:
         gone.set()
         watch.cancel()

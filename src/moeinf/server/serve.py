@@ -17,6 +17,7 @@ from moeinf.config.server_options import ServerOptions
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.server.app import build_app
+from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.gate.connections import DeadlineProtocol
 from moeinf.server.gate.guard import Rules
 from moeinf.server.gate.request_log import HarmlessFormatter
@@ -77,7 +78,9 @@ class HttpServer:
         )
         names = () if host in ("0.0.0.0", "::") else (host,)
         rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
-        app = build_app(Service(library, self.worker, self._texts, metrics, local, bool(keys)), rules)
+        self._pools = Pools()
+        service = Service(library, self.worker, self._texts, metrics, local, bool(keys), self._pools)
+        app = build_app(service, rules)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -101,6 +104,7 @@ class HttpServer:
             self._server.run(sockets=[self._socket])
         finally:
             self.worker.stop()
+            self._pools.close()
             self._texts.close()
 
     def stop(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 from urllib.parse import unquote
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
@@ -16,8 +18,10 @@ from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.ask import Ask
+from moeinf.server.blocking.thread_pool import Pools
+from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal, StoppingError
-from moeinf.server.http import Encode, EventStream, streamed
+from moeinf.server.http import Answer, Encode, EventStream, json_response, streamed, whole_answer
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.prompt.agent_noise import without_noise
@@ -27,15 +31,21 @@ from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.process import Stopped
 
+T = TypeVar("T")
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
+    """What blocks, `find`, `count` and `refuse`, belongs on a thread of the pools, as the coroutines here do it."""
+
     library: Library
     worker: Worker
     texts: Texts
     metrics: Metrics
     local: bool = True  # only this machine can reach the server
     keyed: bool = False  # whoever reaches a route has given a key
+    pools: Pools = field(default_factory=Pools)  # closed by who opened the texts
 
     def refuse_strangers(self, what: str) -> None:
         """Raises Refusal where anybody in the network could ask for what changes the store."""
@@ -43,7 +53,7 @@ class Service:
             raise Refusal(403, f"{what} over the network needs a key: start the server with --key-file")
 
     def find(self, name: str) -> StoredModel:
-        """The stored model of that name, as a client writes it. Raises ModelNotFoundError."""
+        """The stored model of that name, as a client writes it. Blocks. Raises ModelNotFoundError."""
         return self.worker.find(unquote(name))
 
     def open_model(self, stored: StoredModel) -> Model | None:
@@ -51,25 +61,48 @@ class Service:
         loaded = self.worker.loaded
         return loaded.model if loaded is not None and loaded.stored.id == stored.id else None
 
-    def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
+    async def read(self, request: Request, kind: type[T], made: Callable[[T], Made]) -> tuple[T, Made]:
+        """The request's JSON as this type, and what `made` makes of it. Raises Refusal, and what `made` raises."""
+        body = await request.body()
+
+        def both() -> tuple[T, Made]:
+            asked = body_of(body, kind)
+            return asked, made(asked)
+
+        return await self.pools.compute.run(both)
+
+    async def body(self, request: Request, kind: type[T]) -> T:
+        """The request's JSON as this type. Raises Refusal."""
+        return (await self.read(request, kind, lambda asked: None))[0]
+
+    async def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
         """Queues what is asked. user: whom the request names, so that users of one machine take turns.
 
         Raises BusyError, StoppingError, ModelNotFoundError, UsageError.
         """
-        stored = self.find(ask.model)
-        ask = with_preset(ask, preset_of(stored))
-        _refuse_pictures(ask, stored)
-        SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
-        ask = _quiet(ask)
+        ask = await self.pools.store.run(lambda: self._checked(ask))
         host = request.client.host if request.client else ""
         key = request.headers.get("authorization") or request.headers.get("x-api-key", "")
         job = Job(ask, f"{key}|{host}|{user or ''}")
         self.worker.submit(job)
         return job
 
+    def _checked(self, ask: Ask) -> Ask:
+        """With what the model's name says. Raises ModelNotFoundError, UsageError, Refusal."""
+        stored = self.find(ask.model)
+        ask = with_preset(ask, preset_of(stored))
+        _refuse_pictures(ask, stored)
+        SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
+        return _quiet(ask)
+
+    async def whole(self, request: Request, job: Job, form: Callable[[Answer], object]) -> Response:
+        """The answer in one piece: the JSON of what `form` makes of it. Raises what the job failed with."""
+        answer = await whole_answer(request, job)
+        return await self.pools.compute.run(lambda: json_response(form(answer)))
+
     async def streamed(self, request: Request, job: Job, encode: Encode, media_type: str) -> EventStream:
         """See http.streamed."""
-        return await streamed(request, job, encode, media_type, lambda: self.refuse(job))
+        return await streamed(request, job, encode, media_type, lambda: self.pools.texts.run(lambda: self.refuse(job)))
 
     def count(self, stored: StoredModel, ask: Ask, gone: Callable[[], bool]) -> int:
         """Tokens of a prompt as `submit` would have it answered. Blocks. gone: whether its client has hung up.

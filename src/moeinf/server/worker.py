@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -125,17 +127,18 @@ class Worker:
         if self._ended:  # meanwhile
             self._refuse_waiting()
 
-    def unload(self, identifier: str) -> bool:
-        """Closes the model with this id once its turn comes, and waits for that. Returns False where it is not open."""
+    async def unload(self, identifier: str) -> bool:
+        """Closes the model with this id once its turn comes, and waits for that. Returns False where it is not open.
+
+        Raises BusyError where too many wait.
+        """
         loaded = self._loaded
         if loaded is None or loaded.stored.id != identifier:
             return False
         order = Unload(identifier)
         if not self._queue.put("", order):
             raise BusyError("server busy: too many requests are waiting; ask again later")
-        while not order.done.wait(0.5):
-            if not self._thread.is_alive():
-                break
+        await asyncio.wrap_future(order.done)
         return True
 
     def take_no_more(self) -> None:
@@ -165,7 +168,7 @@ class Worker:
     def _refuse_waiting(self) -> None:
         for left in self._queue.remove(lambda each: True):
             if isinstance(left, Unload):
-                left.done.set()
+                left.done.set_result(None)
             else:
                 self._end(left, Failed(StoppingError(self._why_not)))
 
@@ -184,7 +187,7 @@ class Worker:
             if self._loaded is not None and self._loaded.stored.id == order.identifier:
                 self._close()
         finally:
-            order.done.set()
+            order.done.set_result(None)
 
     def _idle_s(self) -> float | None:
         """Seconds until the model is to be closed; None where there is none, or never."""
@@ -267,7 +270,8 @@ class Unload:
     """An order to close the model with this id."""
 
     def __init__(self, identifier: str) -> None:
-        self.identifier, self.done = identifier, threading.Event()
+        self.identifier, self.done = identifier, Future[None]()
+        self.done.set_running_or_notify_cancel()  # so that only the worker ends it, whoever stops waiting
 
 
 def _guarded(step: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
 
 from moeinf.server.anthropic.requests import MessageRequest, Prompted
-from moeinf.server.body import body_of
+from moeinf.server.body import MOST_VALUES, body_of
 from moeinf.server.errors import Refusal
 from moeinf.server.ollama import requests as ollama
+from moeinf.server.openai.format import format_of
 from moeinf.server.openai.requests import ChatRequest, CompletionRequest
 
 LEAST: dict[type[msgspec.Struct], dict[str, Any]] = {
@@ -35,10 +34,7 @@ LEAST: dict[type[msgspec.Struct], dict[str, Any]] = {
 
 
 def read(body: bytes, kind: type[Any]) -> Any:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return asyncio.run(body_of(Request({"type": "http", "method": "POST", "headers": []}, receive), kind))
+    return body_of(body, kind)
 
 
 def optional_fields() -> Iterator[Any]:
@@ -161,3 +157,33 @@ def test_a_body_may_begin_with_a_byte_order_mark(kind: type[Any]) -> None:
     assert read(codecs.BOM_UTF8 + body, kind) == read(body, kind)
     with pytest.raises(Refusal, match="missing"):
         read(codecs.BOM_UTF8, kind)
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '"a,[{"', r'"\\\","', '{"a":[]}'])
+def test_json_of_many_values_is_refused_before_it_is_read(value: str) -> None:
+    values = value.count("[]") + (value != "[]")
+    for count, refused in ((MOST_VALUES // values + 1, True), (MOST_VALUES // values // 3, False)):
+        body = f'{{"model": "m", "prompt": [{",".join([value] * count)}]}}'.encode()
+        if refused:
+            with pytest.raises(Refusal, match="more than 200,000 values") as caught:
+                read(body, CompletionRequest)
+            assert caught.value.status == 413
+        else:
+            assert len(read(body, CompletionRequest).prompt) == count
+
+
+@pytest.mark.parametrize("text", [",[{" * 200_000, '\\"' * 200_000, "\\" * 200_001, '\\,"' * 100_000])
+def test_a_long_text_may_hold_any_marks(text: str) -> None:
+    assert read(json.dumps({"model": "m", "prompt": text}).encode(), CompletionRequest).prompt == text
+
+
+def test_the_text_of_a_schema_or_of_arguments_is_bounded_like_a_body() -> None:
+    many = f"[{'[],' * MOST_VALUES}1]"
+    call = {"function": {"name": "f", "arguments": many}}
+    with pytest.raises(Refusal, match="arguments has more than"):
+        read(
+            json.dumps(LEAST[ChatRequest] | {"messages": [{"role": "user", "tool_calls": [call]}]}).encode(),
+            ChatRequest,
+        )
+    with pytest.raises(Refusal, match="guided_json has more than"):
+        format_of(read(json.dumps(LEAST[ChatRequest] | {"guided_json": many}).encode(), ChatRequest))

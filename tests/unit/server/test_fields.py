@@ -193,6 +193,13 @@ def test_a_field_that_is_nearly_spelt_right_is_refused(kind: type[Any], name: st
         checked({name: 1}, kind)
 
 
+def test_no_object_has_a_thousand_fields() -> None:
+    for kind in (ChatRequest, ollama.ChatRequest, MessageRequest):
+        with pytest.raises(Refusal, match="has 1001 fields"):
+            checked({f"field {at}": 1 for at in range(1001)}, kind)
+    checked({"x" * 1_000_000: 1}, ChatRequest)  # is like no other
+
+
 @pytest.mark.parametrize("name", ["grammar", "guided_choice", "response_format", "tool_choice", "thinking_budget"])
 @pytest.mark.parametrize("kind", [ollama.ChatRequest, ollama.GenerateRequest])
 def test_what_is_a_field_elsewhere_is_refused_on_ollamas_routes(kind: type[Any], name: str) -> None:

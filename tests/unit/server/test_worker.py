@@ -114,9 +114,9 @@ def test_an_idle_model_is_closed() -> None:
 
 def test_unload_by_id() -> None:
     with worker_of(Opened()) as worker:
-        assert not worker.unload("id of a")
+        assert not asyncio.run(worker.unload("id of a"))
         asyncio.run(events_of(worker, Ask("a")))
-        assert worker.unload("id of a")
+        assert asyncio.run(worker.unload("id of a"))
         assert worker.loaded is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -14,30 +13,32 @@ from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
 from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, prompt_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
-from moeinf.server.body import body_of
 from moeinf.server.figures import figures
-from moeinf.server.http import Answer, json_response, whole_answer
+from moeinf.server.http import Answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.service import Service, keep_alive_of
 
 
 async def messages(service: Service, request: Request, request_id: str) -> Response:
-    asked = await body_of(request, MessageRequest)
-    ask, forced = ask_of(asked), forced_tool(asked.tool_choice)
+    asked, ask = await service.read(request, MessageRequest, ask_of)
+    forced, tools = forced_tool(asked.tool_choice), ask.tools
     if forced is not None:
-        calls = await asyncio.to_thread(forced_calls, service.find(asked.model), ask.tools, forced or None)
+        calls = await service.pools.store.run(lambda: forced_calls(service.find(asked.model), tools, forced or None))
         ask = replace(ask, format=calls)
-    job = service.submit(request, ask, asked.metadata.user_id if asked.metadata else None)
+    job = await service.submit(request, ask, asked.metadata.user_id if asked.metadata else None)
     head = Head(asked.model)
     thoughts_shown = asked.thinking is None or asked.thinking.display != "omitted"
     if asked.stream:
         stream = MessageStream(head, request_id, thoughts_shown=thoughts_shown)
         return await service.streamed(request, job, stream.encode, "text/event-stream")
-    answer = await whole_answer(request, job)
-    completion = answer.made
-    content = blocks_of(answer, thoughts_shown=thoughts_shown)
-    whole = head.message(content, ending_of(completion), usage_of(completion))
-    return json_response(whole | {"moeinf": figures(completion.stats)})
+
+    def form(answer: Answer) -> object:
+        completion = answer.made
+        content = blocks_of(answer, thoughts_shown=thoughts_shown)
+        whole = head.message(content, ending_of(completion), usage_of(completion))
+        return whole | {"moeinf": figures(completion.stats)}
+
+    return await service.whole(request, job, form)
 
 
 def ask_of(asked: MessageRequest) -> Ask:

@@ -24,7 +24,7 @@ def after_changes(tools: Sequence[Given], messages: Sequence[Given]) -> list[Giv
             if not is_change(block):
                 continue
             name = _changed(block, known, f"messages[{at}]")
-            removed = removed - {name} if block["type"] == _ADDED else removed | {name}
+            (removed.discard if block["type"] == _ADDED else removed.add)(name)
     declared = {str(tool.get("name")) for tool in tools}
     defined = [tool for name, tool in known.items() if name not in declared]
     return [tool for tool in (*tools, *defined) if str(tool.get("name")) not in removed]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask
-from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
-from moeinf.server.http import json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import (
@@ -34,25 +31,27 @@ from moeinf.types import Message
 
 
 async def chat(service: Service, request: Request) -> Response:
-    asked = await body_of(request, ChatRequest)
-    ask = chat_ask(asked, await _think(service, asked))
+    asked = await service.body(request, ChatRequest)
+    think = await _think(service, asked)
+    ask = await service.pools.compute.run(lambda: chat_ask(asked, think))
     if ask.tools and "tools" not in await _capabilities(service, asked):
         raise Refusal(400, f'"{asked.model}" does not support tools')
     return await _answered(service, request, ask, ChatLines(ask), asked)
 
 
 async def generate(service: Service, request: Request) -> Response:
-    asked = await body_of(request, GenerateRequest)
-    ask = generate_ask(asked, await _think(service, asked))
+    asked = await service.body(request, GenerateRequest)
+    think = await _think(service, asked)
+    ask = await service.pools.compute.run(lambda: generate_ask(asked, think))
     return await _answered(service, request, ask, GenerateLines(ask), asked)
 
 
 async def _answered(service: Service, request: Request, ask: Ask, lines: Lines, asked: Asking) -> Response:
     """A stream unless the client wants none; what only loads or unloads is one object either way, as ollama has it."""
-    job = service.submit(request, ask)
+    job = await service.submit(request, ask)
     if asked.stream is not False and ask.prompt is not None:
         return await service.streamed(request, job, lines.encode, "application/x-ndjson")
-    return json_response(lines.whole(await whole_answer(request, job)))
+    return await service.whole(request, job, lines.whole)
 
 
 def chat_ask(asked: ChatRequest, think: bool | str | None) -> Ask:
@@ -113,7 +112,7 @@ async def _think(service: Service, asked: Asking) -> bool | str | None:
 
 async def _capabilities(service: Service, asked: Asking) -> tuple[str, ...]:
     """Raises ModelNotFoundError."""
-    return await asyncio.to_thread(capabilities_of, service.find(asked.model))
+    return await service.pools.store.run(lambda: capabilities_of(service.find(asked.model)))
 
 
 def _with_images(

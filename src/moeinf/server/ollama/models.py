@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -12,7 +11,6 @@ from starlette.responses import Response
 
 from moeinf.engine.memory_plan import DevicePlan
 from moeinf.errors import StoreError
-from moeinf.server.body import body_of
 from moeinf.server.http import json_response
 from moeinf.server.ollama.descriptions import entry, shown
 from moeinf.server.ollama.requests import ShowRequest
@@ -24,16 +22,16 @@ _NEVER = datetime(9999, 12, 31, tzinfo=timezone.utc)  # clients parse a time in 
 
 
 async def tags(service: Service, request: Request) -> Response:
-    return json_response({"models": await asyncio.to_thread(_entries, service)})
+    return json_response({"models": await service.pools.store.run(lambda: _entries(service))})
 
 
 async def show(service: Service, request: Request) -> Response:
-    asked = await body_of(request, ShowRequest)
+    asked = await service.body(request, ShowRequest)
 
     def described() -> dict[str, Any]:
         return shown(service.find(asked.named), verbose=bool(asked.verbose))
 
-    return json_response(await asyncio.to_thread(described))
+    return json_response(await service.pools.store.run(described))
 
 
 async def ps(service: Service, request: Request) -> Response:

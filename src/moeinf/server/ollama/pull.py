@@ -19,7 +19,6 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError
 from moeinf.pull.model_names import origin_of
 from moeinf.pull.pull import pull as install
-from moeinf.server.body import body_of
 from moeinf.server.errors import BusyError, Refusal, StoppingError, fault_of
 from moeinf.server.http import SILENCE_S, json_response
 from moeinf.server.ollama.errors import error_body
@@ -39,30 +38,29 @@ class Pulls:
     """Pulls one model at a time, each in a thread of its own. One whose client hangs up stops; the next goes on."""
 
     def __init__(self) -> None:
-        self._running = threading.Lock()
         self._last: tuple[str, RunningPull] | None = None  # the source of the pull that runs or ran
 
     async def pull(self, service: Service, request: Request) -> Response:
         service.refuse_strangers("pulling a model")
-        asked = await body_of(request, PullRequest)
-        source, options = await asyncio.to_thread(source_of, asked.named, service.library)
-        if not await asyncio.to_thread(self._running.acquire, timeout=self._ends_in_s()):
-            what = asked.named if self._last and self._last[0] == source else "another model"
-            raise BusyError(f"{what} is being pulled already; ask again when that has ended")
-        try:
-            running = RunningPull()
-            self._last = source, running
-            threading.Thread(target=self._run, args=(running, source, options, service.library), name="pull").start()
-        except BaseException:  # RuntimeError where the system has no thread to give
-            self._running.release()
-            raise
+        asked = await service.body(request, PullRequest)
+        source, options = await service.pools.store.run(lambda: source_of(asked.named, service.library))
+        await self._take_turn(asked.named, source)
+        running = RunningPull()
+        given = (running, source, options, service.library)
+        threading.Thread(target=self._run, args=given, name="pull", daemon=True).start()
+        self._last = source, running  # not where the system had no thread to give
         if asked.stream is not False:
             return StreamingResponse(_lines(running), media_type="application/x-ndjson")
         return await _whole(running, request)
 
-    def _ends_in_s(self) -> float:
-        """How long to wait for the pull that runs: one whose client has gone ends soon."""
-        return STOP_S if self._last and self._last[1].cancelled.is_set() else 0.0
+    async def _take_turn(self, named: str, source: str) -> None:
+        """Waits for a pull whose client has gone, which ends soon. Raises BusyError for one that goes on."""
+        with suppress(asyncio.TimeoutError):
+            while self._last is not None and self._last[1].cancelled.is_set() and not self._last[1].ended.is_set():
+                await asyncio.wait_for(self._last[1].ended.wait(), STOP_S)
+        if self._last is not None and not self._last[1].ended.is_set():
+            what = named if self._last[0] == source else "another model"
+            raise BusyError(f"{what} is being pulled already; ask again when that has ended")
 
     def _run(self, running: RunningPull, source: str, options: PullOptions, library: Library) -> None:
         try:
@@ -74,9 +72,7 @@ class Pulls:
             if fault.kind == "server" and not running.cancelled.is_set():
                 log.error("pull of %s: %s", ascii(source)[:100], error, exc_info=error)
             last, running.status = error_body(fault), fault.status
-        finally:
-            self._running.release()
-        running.put(last)
+        running.end(last)
 
 
 def source_of(name: str, library: Library) -> tuple[str, PullOptions]:
@@ -110,6 +106,7 @@ class RunningPull:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.cancelled = threading.Event()
+        self.ended = asyncio.Event()
         self.status = 200  # of HTTP, once it has ended
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -129,6 +126,12 @@ class RunningPull:
         """Adds a line, from any thread. Nobody is told once the loop has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+
+    def end(self, line: Status) -> None:
+        """Adds the last line, and lets the next pull begin; from any thread."""
+        self.put(line)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.ended.set)
 
     def stage(self, text: str) -> None:
         self._go_on()

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
 from moeinf.server.http import answering
 from moeinf.server.ollama.chat import chat, generate
@@ -54,5 +53,5 @@ def _refused(why: str) -> Handle:
 
 
 async def _no_embeddings(service: Service, request: Request) -> Response:
-    asked = await body_of(request, NamedRequest)
+    asked = await service.body(request, NamedRequest)
     raise Refusal(400, f'"{asked.named}" does not support embeddings')

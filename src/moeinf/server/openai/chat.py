@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask
-from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
-from moeinf.server.http import json_response, whole_answer
+from moeinf.server.http import Answer
 from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
 from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
@@ -28,21 +26,24 @@ from moeinf.types import Message, Tool
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    asked = await body_of(request, ChatRequest)
-    ask, forced = ask_of(asked), _forced(asked.tool_choice)
+    asked, ask = await service.read(request, ChatRequest, ask_of)
+    forced, tools = _forced(asked.tool_choice), ask.tools
     if forced is not None:
-        calls = await asyncio.to_thread(forced_calls, service.find(asked.model), ask.tools, forced or None)
+        calls = await service.pools.store.run(lambda: forced_calls(service.find(asked.model), tools, forced or None))
         ask = replace(ask, format=calls)
-    job = service.submit(request, ask, asked.user)
+    job = await service.submit(request, ask, asked.user)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
     if asked.stream:
         stream = ChatStream(head, asked, thoughts_shown=thoughts_shown(asked))
         return await service.streamed(request, job, stream.encode, "text/event-stream")
-    answer = await whole_answer(request, job)
-    if not thoughts_shown(asked):
-        answer.thinking = ""
-    choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen) if asked.logprobs else None}
-    return json_response(head.whole(choice, answer.made))
+
+    def form(answer: Answer) -> object:
+        if not thoughts_shown(asked):
+            answer.thinking = ""
+        choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen) if asked.logprobs else None}
+        return head.whole(choice, answer.made)
+
+    return await service.whole(request, job, form)
 
 
 def ask_of(asked: ChatRequest) -> Ask:

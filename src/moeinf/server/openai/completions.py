@@ -8,9 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask, Call, Chosen, Text
-from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal
-from moeinf.server.http import json_response, whole_answer
 from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import CompletionRequest, params_given
@@ -19,13 +17,14 @@ from moeinf.server.service import Service, keep_alive_of
 
 
 async def completions(service: Service, request: Request) -> Response:
-    asked = await body_of(request, CompletionRequest)
-    job = service.submit(request, ask_of(asked), asked.user)
+    asked, ask = await service.read(request, CompletionRequest, ask_of)
+    job = await service.submit(request, ask, asked.user)
     head = Head(asked.model, "text_completion", "text_completion", "cmpl")
     if asked.stream:
         return await service.streamed(request, job, TextStream(head, asked).encode, "text/event-stream")
-    answer = await whole_answer(request, job)
-    return json_response(head.whole({"text": answer.text, "logprobs": None}, answer.made))
+    return await service.whole(
+        request, job, lambda answer: head.whole({"text": answer.text, "logprobs": None}, answer.made)
+    )
 
 
 def ask_of(asked: CompletionRequest) -> Ask:

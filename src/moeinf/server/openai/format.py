@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moeinf.sampling.constraint import AnswerFormat, Language, one_of
+from moeinf.server.body import check_size
 from moeinf.server.errors import Refusal
 from moeinf.server.openai.requests import Sampling, StructuredOutputs
 
@@ -56,6 +57,7 @@ def _structured(given: StructuredOutputs, where: str) -> AnswerFormat | None:
 def _schema(given: object, where: str) -> Mapping[str, Any]:
     """A JSON schema, as an object or as the text of one."""
     if isinstance(given, str):
+        check_size(given.encode(), where)
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):

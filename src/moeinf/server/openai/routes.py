@@ -33,13 +33,14 @@ def routes(service: Service) -> list[Route]:
 
 
 async def _models(service: Service, request: Request) -> Response:
-    data = [_described(stored) for stored in service.library.list()]
+    data = await service.pools.store.run(lambda: [_described(stored) for stored in service.library.list()])
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return json_response({"object": "list", "data": data, "has_more": False, **ends})
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return json_response(_described(service.find(request.path_params["name"])))
+    name = request.path_params["name"]
+    return json_response(await service.pools.store.run(lambda: _described(service.find(name))))
 
 
 def _described(stored: StoredModel) -> dict[str, Any]:

@@ -6,12 +6,19 @@ from typing import Any
 
 import msgspec
 
+from moeinf.server.body import check_size
+
 
 class Called(msgspec.Struct):
     """The function of a call that the model has made."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Refusal for a text of JSON that is larger than a body may be."""
+        if isinstance(self.arguments, str):
+            check_size(self.arguments.encode(), "arguments")
 
 
 class CallOfTurn(msgspec.Struct, omit_defaults=True):

@@ -48,9 +48,14 @@ def thoughts_apart(content: object, where: str) -> tuple[object, str]:
     """
     if not isinstance(content, list):
         return content, ""
-    thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHT_KINDS]
-    texts = [_thought(part, where) for part in thoughts if part["type"] != _THOUGHT_KINDS[-1]]
-    return [part for part in content if part not in thoughts], "\n".join(filter(None, texts))
+    others, texts = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _THOUGHT_KINDS:
+            others.append(part)
+        elif kind != _THOUGHT_KINDS[-1]:
+            texts.append(_thought(part, where))
+    return others, "\n".join(filter(None, texts))
 
 
 def _thought(part: dict[str, Any], where: str) -> str:
