@@ -28,11 +28,66 @@ LIMIT_REMEDIES: Mapping[int, str] = {
     errno.EAGAIN: "lower --threads, or raise the number of processes that a user may have (ulimit -u)",
 }
 
-# What can be done about an error of the system that is no fault of a file's content.
+UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+_GONE = "its device has gone: connect it and mount its file system again"
+_UNKNOWN_TO_IT = (
+    "its file system, or a filter of system calls, does not allow that: choose a folder on another one with MOEINF_HOME"
+)
+_KEY = "the key of its file system is missing or has expired: log in again, or unlock the folder"
+_SERVER = "the server or program behind its file system does not answer: mount it again, and repeat the command"
+
+# What can be done about an error of the system that is no fault of a file's content. Nothing here may cost anybody a
+# sound file.
 REMEDIES: Mapping[int, str] = {
     **LIMIT_REMEDIES,
     errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
+    errno.EUCLEAN: "its file system is damaged: have it checked (fsck)",
+    errno.EACCES: "change the permissions, or run it as a user who has them",
+    errno.EPERM: "the system does not permit it to this user: change the permissions, or what filters its calls",
+    errno.EROFS: "its file system is read-only: mount it so that it can be written, or choose another folder",
+    errno.ENOSPC: "free some space, and repeat the command",
+    errno.EDQUOT: "free some of your space or have your quota raised, and repeat the command",
+    errno.EFBIG: "this user or file system may not have files of that size: raise the limit (ulimit -f)",
+    errno.ENOMEM: "free some memory, or raise the limit of the process (ulimit -v)",
+    errno.ENOBUFS: "the system has no memory for it: free some",
+    errno.ENOENT: "check the path; where it is right, the file has gone meanwhile: repeat the command",
+    errno.ESTALE: "its server has another file there by now: repeat the command, or mount the file system again",
+    errno.ENOTDIR: "a part of the path is a file where a folder is wanted: check the path",
+    errno.EISDIR: "it is a folder where a file is wanted: check the path",
+    errno.ELOOP: "its symbolic links lead in a circle: mend the link",
+    errno.ENAMETOOLONG: "choose a shorter name, or a folder with a shorter path",
+    errno.EILSEQ: "its file system does not know a character of that name: choose another name or folder",
+    errno.EEXIST: "another program has made it meanwhile: repeat the command",
+    errno.ENOTEMPTY: "another program writes there: repeat the command when it has ended",
+    errno.EBUSY: "another program or the system uses it: repeat the command when it has ended",
+    errno.ETXTBSY: "a program runs from it, or it is swap: repeat the command when that has ended",
+    errno.EDEADLK: "other programs wait for the same file: repeat the command",
+    errno.EINTR: "a signal came in between: repeat the command",
+    errno.EXDEV: "its folders lie on two file systems: choose a folder on one of them with MOEINF_HOME",
+    errno.EMLINK: "it has as many links as its file system allows: choose another folder",
+    errno.EOVERFLOW: "its file is larger than this system or file system can tell: choose another folder",
+    errno.ETIMEDOUT: _SERVER,
+    errno.ENOTCONN: _SERVER,
+    errno.EHOSTDOWN: _SERVER,
+    errno.EREMOTEIO: _SERVER,
+    **dict.fromkeys((errno.ENODEV, errno.ENXIO, errno.ENOMEDIUM), _GONE),
+    **dict.fromkeys(UNSUPPORTED, _UNKNOWN_TO_IT),
+    **dict.fromkeys((errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED), _KEY),
 }
+
+
+def is_of_content(error: OSError) -> bool:
+    """Whether a file is not what was written: it is gone, cut, or something else by now.
+
+    Else the system has refused to read it, which says nothing about the file. EBADMSG is what moeinf itself raises.
+    """
+    return (error.errno or 0) in (0, errno.EBADMSG, errno.ENOENT, errno.ENOTDIR)
+
+
+def remedy_of(error: OSError, damaged: str) -> str:
+    """What can be done about a file that cannot be read. damaged: where it is not what was written."""
+    return damaged if is_of_content(error) else REMEDIES.get(error.errno or 0, "the system's log (dmesg) may tell why")
 
 
 class MoeinfError(Exception):

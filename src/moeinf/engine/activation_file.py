@@ -61,7 +61,7 @@ class ActivationFile:
         if not self._fresh or not self._writable():
             return  # told when the model was opened
         try:
-            with locked(self._path.parent):
+            with locked(self._path.parent, folder=True):
                 merged = self._found()
                 for matrix in self._fresh:
                     merged.add(matrix)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import moeinf._native as _native
-from moeinf.errors import StoreError
+from moeinf.errors import StoreError, is_of_content
 from moeinf.prefixes.block import Block, TokenArray, common_length, digest_of, token_array
 from moeinf.prefixes.prefix_file import Header, file_size, read_header, read_prefix, write_prefix
 from moeinf.store.files import named
@@ -79,7 +79,7 @@ class DiskTier:
         return found is not None and (found.has_state or not block.has_state)
 
     def read(self, entry: DiskBlock, kind: Kind, num_bytes: int) -> ByteArray | None:
-        """The bytes of a block; None where they are gone. A damaged file is told of, and removed."""
+        """The bytes of a block; None where they are gone or cannot be read. A damaged file is told of, and removed."""
         path = entry.path.with_suffix(f".{kind}")
         try:
             tokens, payload = read_prefix(path, self._identity, entry.digest.hex(), num_bytes)
@@ -90,10 +90,12 @@ class DiskTier:
             pass
         except (OSError, StoreError) as error:
             reason = named(error) if isinstance(error, OSError) else error
-            self._notify(f"a kept prefix is not used, and removed: {reason}")
+            damaged = isinstance(error, StoreError) or is_of_content(error)
+            self._notify(f"a kept prefix is not used{', and removed' if damaged else ''}: {reason}")
+            if damaged:
+                with suppress(OSError):
+                    path.unlink()
         self._unusable.add(entry.digest)
-        with suppress(OSError):
-            path.unlink()
         return None
 
     def touch(self, way: Iterable[tuple[DiskBlock, int]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf.errors import StoreError
-from moeinf.store.files import errors_named, parse_json_object, read_small
+from moeinf.store.files import fault_of_read, parse_json_object, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.placed.sums import covers_experts
 from moeinf.types import SumRun
@@ -32,7 +32,8 @@ def dump_checksums(runs: Sequence[SumRun]) -> bytes:
 def sums_of(model: StoredModel) -> tuple[tuple[SumRun, ...], str]:
     """Returns the checksums of a model's weights; without any, also a line that says why.
 
-    Raises StoreError where the manifest lists the file, and it is damaged or leaves experts out.
+    Raises StoreError where the manifest lists the file, and it is damaged or leaves experts out; and where the system
+    refuses to read it.
     """
     manifest, path = model.manifest, model.path / CHECKSUMS_FILE
     sizes = manifest.file_sizes()
@@ -43,9 +44,15 @@ def sums_of(model: StoredModel) -> tuple[tuple[SumRun, ...], str]:
     in_place = manifest.in_place
     if in_place is not None:
         sizes |= {file.file: file.num_bytes for file in in_place.files}
+    data, fault = b"", ""
     try:
-        with errors_named(path):
-            runs = parse_checksums(read_small(path), str(path), sizes)
+        data = read_small(path)
+    except OSError as error:
+        fault = fault_of_read(error, path)
+    try:
+        if fault:
+            raise StoreError(f"{path}: {fault}")
+        runs = parse_checksums(data, str(path), sizes)
         units = [(run.file, run.start, run.num_bytes, run.unit_bytes) for run in runs]
         if not shards <= set(units) or (in_place is not None and not covers_experts(manifest, units)):
             raise StoreError(f"{path} does not cover every expert")

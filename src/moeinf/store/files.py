@@ -11,15 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moeinf.errors import REMEDIES, DiskSpaceError, MoeinfError, StoreError
+from moeinf.errors import REMEDIES, DiskSpaceError, MoeinfError, StoreError, is_of_content
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-_GONE = "check the path; where it is right, the file has gone meanwhile: repeat the command"
-
-# What can be done about a reason that is no fault of the file's; others speak for themselves.
-_REMEDIES = {**REMEDIES, errno.ENOENT: _GONE, errno.ESTALE: _GONE}
 
 
 @contextmanager
@@ -37,10 +31,17 @@ def named(error: OSError, path: str = "", error_type: type[MoeinfError] = StoreE
     said = f"{name}: {error.strerror or error}" if name else str(error.strerror or error)
     if error.errno in _FULL:
         return DiskSpaceError(f"{said}; free some space and repeat the command, it goes on where it stopped")
-    hint = _REMEDIES.get(error.errno or 0, "")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error_type is StoreError:
+    hint = REMEDIES.get(error.errno or 0, "")
+    if name and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error_type is StoreError:
         hint = "choose a folder that you can read and write with MOEINF_HOME, or change its permissions"
     return error_type(f"{said}; {hint}" if hint else said)
+
+
+def fault_of_read(error: OSError, path: Path) -> str:
+    """What is wrong with a file that cannot be read. Raises StoreError where the system alone refuses to read it."""
+    if is_of_content(error):
+        return error.strerror or str(error)
+    raise named(error, str(path)) from error
 
 
 def sync_folder(path: Path) -> None:
@@ -96,12 +97,22 @@ def make_folders(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def is_there(path: Path) -> bool:
+    """Whether it is a regular file. Raises StoreError where the system does not tell, which is no "no"."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise named(error, str(path)) from error
+
+
 def open_regular(path: Path) -> int:
     """Opens a regular file for reading. O_NONBLOCK: opening a FIFO must not hang. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EBADMSG, "not a regular file", str(path))
     return fd
 
 
@@ -111,7 +122,9 @@ def read_fully(fd: int, buffer: memoryview, offset: int, path: Path) -> None:
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
         if count == 0:
-            raise OSError(errno.EIO, f"ends at byte {offset + done}, {len(buffer) - done} bytes too early", str(path))
+            raise OSError(
+                errno.EBADMSG, f"ends at byte {offset + done}, {len(buffer) - done} bytes too early", str(path)
+            )
         done += count
 
 
@@ -138,7 +151,7 @@ def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
     try:
         size = os.fstat(fd).st_size
         if size > limit_bytes:
-            raise OSError(errno.EFBIG, f"is {size} bytes long, more than {limit_bytes}", str(path))
+            raise OSError(errno.EBADMSG, f"is {size} bytes long, more than {limit_bytes}", str(path))
         data = bytearray(size)
         read_fully(fd, memoryview(data), 0, path)
         return bytes(data)

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
-from moeinf.store.files import errors_named, make_folders, read_small, sync_folder
+from moeinf.store.files import errors_named, is_there, make_folders, read_small, sync_folder
 from moeinf.store.format import DENSE_FILE
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
 from moeinf.store.naming.aliases import alias_of, aliases
@@ -276,11 +276,14 @@ class Library:
 
     def _looked_up(self) -> Iterator[StoredModel | StoreError]:
         """Yields the model of every name, or what is wrong with it."""
-        for full in self._names.all():
+        refused: dict[Path, StoreError] = {}
+        names = self._names.all(refused)
+        yield from refused.values()
+        for full in names:
             try:
                 model = self._published(full)
                 if model is None and self._names.read(full).identifier:  # else the name itself has gone meanwhile
-                    raise StoreError(f"the model of {full} is gone; {remedy(full)}")
+                    raise StoreError(f"the model of {full} is gone; {self._remedy_of_gone(full)}")
                 if model is not None:
                     _ = model.modified  # the disk may still refuse to tell
                     yield model
@@ -291,15 +294,20 @@ class Library:
         """Returns a name's model; None where either is missing. Raises StoreError for a damaged name."""
         held = self._names.read(full)
         folder = self._models / held.identifier
-        with errors_named(folder):
-            sound = held.identifier and (folder / MANIFEST_FILE).is_file()
+        sound = held.identifier and is_there(folder / MANIFEST_FILE)
         return StoredModel(full, held.identifier, folder, held.preset_text, held.revision) if sound else None
+
+    def _remedy_of_gone(self, full: str) -> str:
+        """Of a name whose model is not there: that may lie on a disk which is not mounted at the moment."""
+        folder = self._models / self._names.read(full).identifier
+        if folder.is_symlink() or not any(self._models.glob("*")):
+            return f"mount the disk that {folder} is on, or pull the model again"
+        return remedy(full)
 
     def _meant(self, reference: str) -> str | None:
         """The full name under which a model is stored, also where it is damaged, that a reference means."""
-        names = self._names.all()
         try:
-            found = meant(reference, names)
+            found = self._names.find(reference)
         except UsageError as error:
             if "/" in reference or "@" in reference:  # a source
                 return None
@@ -340,7 +348,7 @@ class Library:
         return None if model is None else model.name
 
     def _not_found(self, reference: str) -> ModelNotFoundError:
-        names, several = self._names.all(), list[str]()
+        names, several = self._names.all({}), list[str]()
         with suppress(UsageError):
             several = meant(reference, names)[:3]
         shown = [name.removesuffix(f":{DEFAULT_TAG}") for name in several or names]

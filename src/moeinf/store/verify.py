@@ -10,7 +10,7 @@ from pathlib import Path
 from moeinf.errors import StoreError
 from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
-from moeinf.store.files import errors_named, publish, read_small
+from moeinf.store.files import errors_named, fault_of_read, publish, read_small
 from moeinf.store.format import DENSE_FILE, VISION_FILE
 from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
 from moeinf.store.placed.verify import check_placed, placed_faults
@@ -27,7 +27,8 @@ def verify(
 
     progress is called with the bytes done since the last call. A model with faults is no longer taken for up to date
     by the next pull, which then makes it anew. A sound one that has no checksums.bin is given it, of which `note` is
-    told. Raises StoreError where the manifest itself is damaged.
+    told. Raises StoreError where the manifest itself is damaged, and where the system refuses to read a file, which
+    says nothing about the model.
     """
     faults: list[str] = []
     sound: list[tuple[Span, Finding]] = []
@@ -36,7 +37,7 @@ def verify(
     with closing(check_spans(spans)) as results:
         for span, wanted, label, found in zip(spans, sums, labels, results, strict=True):
             if isinstance(found, OSError):
-                faults.append(f"{label}: {found.strerror}")
+                faults.append(f"{label}: {fault_of_read(found, span.path)}")
             else:
                 faults += [f"{label} does not match its checksum"] * (found.sha256 != wanted)
                 faults += [f"{label}: {found.fault}"] * bool(found.fault)
@@ -108,7 +109,7 @@ def _right_size(path: Path, num_bytes: int, faults: list[str]) -> bool:
     try:
         found = path.stat().st_size
     except OSError as error:
-        faults.append(f"{path.name}: {error.strerror}")
+        faults.append(f"{path.name}: {fault_of_read(error, path)}")
         return False
     if found != num_bytes:
         faults.append(f"{path.name} is {found} bytes long, not {num_bytes}")

@@ -133,7 +133,7 @@ class TextProcess:
             if answer.pop("id") == request_id:  # others are answers that an interrupted caller never fetched
                 break
         if "error" in answer:
-            raise TextError(_one_line(str(answer["error"])) if op != "load" else self._load_error(answer["error"]))
+            raise TextError(_one_line(str(answer["error"])) if op != "load" else self._load_error(answer))
         return answer
 
     def _line(self, op: str, deadline: float, limit_s: float) -> bytes:
@@ -169,9 +169,10 @@ class TextProcess:
         }.get(op, ("the tokenizer", "try another prompt or pull the model again"))
         return TextError(f"{part} of {self._where} {_one_line(what)} and was stopped; {remedy}")
 
-    def _load_error(self, error: object) -> str:
+    def _load_error(self, answer: Mapping[str, object]) -> str:
         self.close()
-        return f"the tokenizer of {self._where} cannot be loaded ({_one_line(str(error))}); {self._remedy}"
+        error, remedy = _one_line(str(answer["error"])), answer.get("remedy", self._remedy)
+        return f"the tokenizer of {self._where} cannot be loaded ({error}); {remedy}"
 
 
 def _one_line(text: str) -> str:

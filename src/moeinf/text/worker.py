@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from moeinf.errors import TextError
+from moeinf.errors import TextError, is_of_content, remedy_of
 from moeinf.text.encoding import Encoder
 from moeinf.text.forms.thought_marks import marks_of_harmony, marks_of_tags
 from moeinf.text.harmony import is_harmony
@@ -190,14 +190,14 @@ class TextWorker:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads the object in a small JSON file, {} where the file is missing. Raises TextError for anything else."""
+    """Reads the object in a small JSON file, {} where the file is missing. Else raises TextError, and OSError."""
     try:
         if not path.is_file():
             return {}
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise TextError(f"{path.name} is larger than 128 MiB")
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise TextError(f"{path.name} is not sound JSON ({error})") from error
     if not isinstance(value, dict):
         raise TextError(f"{path.name} is not a JSON object")
@@ -227,8 +227,12 @@ def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     }
     try:
         return operations[request["op"]](request)
-    except TextError as error:
-        return {"error": str(error)}
+    except (TextError, OSError) as error:
+        said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and not is_of_content(cause):
+            return {"error": said, "remedy": remedy_of(cause, "")}
+        return {"error": said}
     except MemoryError:
         return {"error": "out of the memory it may use", "fatal": True}
     except BaseException as error:  # the top of this process; a panic of tokenizers is no Exception

@@ -135,7 +135,7 @@ def test_hits_of_runs_that_end_in_the_same_moment_are_added_up(stored: Any) -> N
 def test_a_process_that_holds_the_lock_lets_go_of_it_when_it_is_killed(stored: Any, said: list[str]) -> None:
     code = (
         "import sys, pathlib; from moeinf.store.processes.locks import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+        "with locked(pathlib.Path(sys.argv[1]), folder=True): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(stored.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -193,6 +194,22 @@ def test_a_disk_that_refuses_is_told_of(tmp_path: Path, said: list[str]) -> None
     refused = DiskTier(tmp_path / "prefixes" / "abc", BUDGET, IDENTITY, said.append)
     assert not refused.write(block([1])) and len(said) == 1 and "not kept on disk" in said[0]
     assert not refused.children(ROOT)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ENOMEM])
+def test_a_sound_file_that_cannot_be_read_stays(
+    number: int, tier: DiskTier, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, *rest: object) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    tier.write(block([1]))
+    [entry] = tier.children(ROOT)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        assert tier.read(entry, "rows", 1000) is None
+    assert len(said) == 1 and os.strerror(number) in said[0] and "removed" not in said[0]
+    assert len(files(tmp_path)) == 1
 
 
 def test_what_a_killed_process_left_is_swept(tier: DiskTier, tmp_path: Path) -> None:

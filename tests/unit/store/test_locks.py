@@ -81,7 +81,7 @@ def test_threads_take_turns_over_what_a_killed_process_has_left(number: int, fol
 
     def work() -> None:
         for _ in range(5):
-            with locked(path):
+            with locked(path, folder=folder):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 time.sleep(0)
@@ -98,6 +98,12 @@ def test_threads_take_turns_over_what_a_killed_process_has_left(number: int, fol
         thread.join(60)
     assert (most[0], turns[0]) == (1, 20)
     assert {each.name for each in tmp_path.iterdir()} <= {".lock"}
+
+
+def test_a_folder_that_is_gone_is_not_made(number: int, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "model", folder=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_user_is_told_once(number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,7 +52,7 @@ def record_hits(stored: StoredModel, num_slots: int, stats: CacheStats) -> None:
     if not stats.activations or not os.access(stored.path, os.W_OK):
         return
     try:
-        with locked(stored.path):
+        with locked(stored.path, folder=True):
             known: Mapping[int, HitCount] = load_hits(stored)
             latest = {slots: each for slots, each in known.items() if slots != num_slots}
             latest[num_slots] = known.get(num_slots, HitCount(0, 0, 0)).plus(stats)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,14 +11,13 @@ import numpy.typing as npt
 
 from moeinf._native import Arena, NativeReader, PageTaker, ReadFailure
 from moeinf.config import RuntimeConfig
-from moeinf.errors import REMEDIES, StoreError
+from moeinf.errors import REMEDIES, UNSUPPORTED, StoreError, is_of_content
 from moeinf.runtime.io.pages import LEAST_BYTES
 from moeinf.runtime.io.protocol import DiskReader, OnWait, Reader
 from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
-_OF_CONTENT: Final = (0, errno.EBADMSG, errno.ENOENT, errno.ENOTDIR)  # what is wrong lies in the store itself
 _REFUSED: Final = (
     "the system refuses to read it, which `moeinf pull` does not mend: look at the disk and its file system, or try "
     "--no-direct-io"
@@ -93,7 +91,7 @@ def read_tail(path: Path, start: int, end: int) -> ByteArray:
     except OSError as error:
         raise _unopened(error) from error
     if len(tail) != end - start:
-        raise StoreError(f"{path} ends early; `moeinf pull` it again")
+        raise StoreError(f"{path} ends early; {_DAMAGED}")
     return np.frombuffer(tail, np.uint8)
 
 
@@ -107,8 +105,9 @@ def unreadable(failure: ReadFailure) -> StoreError:
 
 def remedy_of_read(error: OSError, damaged: str = _DAMAGED) -> str:
     """What can be done about a file that cannot be read. damaged: where its content is not what was written."""
-    number = error.errno or 0
-    return damaged if number in _OF_CONTENT else REMEDIES.get(number, _REFUSED)
+    if is_of_content(error):
+        return damaged
+    return _REFUSED if error.errno in UNSUPPORTED else REMEDIES.get(error.errno or 0, _REFUSED)
 
 
 def _read_blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeinf.errors import StoreError, UsageError
-from moeinf.store.files import make_folders, publish, read_small, sync_folder
-from moeinf.store.naming.names import file_of, parse_name, word_of
+from moeinf.store.files import make_folders, named, publish, read_small, sync_folder
+from moeinf.store.naming.names import file_of, meant, parse_name, plain_name, word_of
 
 ID = re.compile(r"[0-9a-f]{12,64}")
 _REVISION = " @"  # between the id and the revision
@@ -37,14 +38,44 @@ class NameFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def all(self) -> dict[str, Path]:
-        """The file of each full name. What a disk that ignores capitals says of a path is never asked."""
-        found = {}
-        for path in sorted(self._folder.glob("*/*"), reverse=True):
+    def all(self, refused: dict[Path, StoreError] | None = None) -> dict[str, Path]:
+        """The file of each full name. What a disk that ignores capitals says of a path is never asked.
+
+        refused: gets the errors of folders that the system does not list. Without it the first one is raised: whoever
+        deletes what no name holds has to know all names.
+        """
+        found, paths, folders = {}, list[Path](), [self._folder]
+        for folder in folders:
+            try:
+                inside = _entries(folder)
+            except StoreError as error:
+                if refused is None:
+                    raise
+                refused[folder] = error
+                continue
+            if folder == self._folder:
+                folders += inside
+            else:
+                paths += inside
+        for path in sorted(paths, reverse=True):
             full = f"{word_of(path.parent.name)}:{word_of(path.name)}"
             with suppress(UsageError):  # temporary files begin with a dot
                 if ":".join(parse_name(full)) == full:
                     found[full] = path
+        return found
+
+    def find(self, reference: str) -> list[str]:
+        """The full names that a reference can mean. Raises UsageError for what is no name.
+
+        Raises StoreError where the system does not list the folder in which it would be.
+        """
+        refused: dict[Path, StoreError] = {}
+        found = meant(reference, self.all(refused))
+        if not found and refused:
+            wanted = parse_name(plain_name(reference))[0].lower()
+            for folder, error in refused.items():
+                if folder == self._folder or word_of(folder.name).lower() == wanted:
+                    raise error
         return found
 
     def read(self, full: str) -> Held:
@@ -55,7 +86,11 @@ class NameFiles:
         except OSError as error:
             if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
                 return Held("")
-            raise StoreError(f"{path}: {error.strerror}; {remedy(full)}") from error
+            if isinstance(error, FileNotFoundError):
+                raise StoreError(f"{path} is a link to what is not there; mount that, or {remedy(full)}") from error
+            if error.errno == errno.EBADMSG:
+                raise StoreError(f"{path}: {error.strerror}; {remedy(full)}") from error
+            raise named(error, str(path)) from error
         head, _, preset_text = text.partition("\n")
         identifier, told, revision = f"{head} ".partition(_REVISION)
         if not ID.fullmatch(identifier.strip()):
@@ -86,7 +121,7 @@ class NameFiles:
             temporary.unlink()
 
     def _path(self, full: str) -> Path:
-        return self.all().get(full) or self._new_path(full)
+        return self.all({}).get(full) or self._new_path(full)
 
     def _new_path(self, full: str) -> Path:
         name, tag = parse_name(full)
@@ -94,7 +129,7 @@ class NameFiles:
 
     def _rename_older(self, full: str) -> None:
         """Gives files of older versions, whose names have capitals, names that no disk takes for the new one's."""
-        for name, path in self.all().items():
+        for name, path in self.all({}).items():
             new = self._new_path(name)
             if new != path and name.lower().partition(":")[0] == full.lower().partition(":")[0]:
                 make_folders(new.parent)
@@ -102,6 +137,16 @@ class NameFiles:
                 sync_folder(new.parent)
                 with suppress(OSError):  # other tags are left in it
                     path.parent.rmdir()
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none. (Path.glob leaves out without a word what it may not list.)"""
+    try:
+        return [folder / name for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise named(error, str(folder)) from error
 
 
 def remedy(full: str) -> str:

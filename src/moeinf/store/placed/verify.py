@@ -11,7 +11,7 @@ import numpy as np
 
 from moeinf.errors import StoreError
 from moeinf.store.checksums import CHECKSUMS_FILE, parse_checksums
-from moeinf.store.files import errors_named, open_regular, read_fully, read_small
+from moeinf.store.files import errors_named, fault_of_read, open_regular, read_fully, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.placed.places import InPlace, PlacedFile
@@ -62,7 +62,7 @@ def _file_fault(file: PlacedFile, path: Path, samples: bool) -> str:
     try:
         size = path.stat().st_size
     except OSError as error:
-        return f"{path}: {error.strerror}"
+        return f"{path}: {fault_of_read(error, path)}"
     if size != file.num_bytes:
         return f"{path} is {size} bytes long, not {file.num_bytes}"
     with errors_named(path):
@@ -132,7 +132,7 @@ def placed_sums(
     with closing(check_spans(spans)) as results:
         for number, (span, file, result) in enumerate(zip(spans, in_place.files, results, strict=True)):
             if isinstance(result, OSError):
-                faults.append(f"{span.path.name}: {result.strerror}")
+                faults.append(f"{span.path.name}: {fault_of_read(result, span.path)}")
             else:
                 found += result.runs
                 said = len(faults)

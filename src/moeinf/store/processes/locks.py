@@ -45,15 +45,16 @@ class Lock:
         os.close(self._fd)
 
 
-def take(path: Path, *, wait: bool = False) -> Lock:
-    """Takes the lock of a folder, or of a file, which is made and gets the number of this process.
+def take(path: Path, *, wait: bool = False, folder: bool = False) -> Lock:
+    """Takes the lock of a file, which is made and gets the number of this process, or of a folder that is there.
 
     wait: until a holder that is alive frees it. Raises TakenError, and OSError for a path that cannot be used.
     """
+    marker = path / ".held" if folder else _marker_of(path)
     while True:
-        fd = _open(path)
+        fd = os.open(path, (os.O_DIRECTORY if folder else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o666)
         try:
-            lock = Lock(path, fd, None if _flock(fd, path, wait=wait) else _mark(path, wait=wait))
+            lock = Lock(path, fd, None if _flock(fd, path, wait=wait) else _mark(marker, wait=wait))
             if _has_name(fd, path):
                 _tell(fd)
                 return lock
@@ -65,9 +66,9 @@ def take(path: Path, *, wait: bool = False) -> Lock:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, folder: bool = False) -> Iterator[None]:
     """Keeps other processes, and other threads of this one, out of what they lock by the same path. Waits for them."""
-    lock = take(path, wait=True)
+    lock = take(path, wait=True, folder=folder)
     try:
         yield
     finally:
@@ -89,12 +90,6 @@ def is_taken(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _open(path: Path) -> int:
-    if path.is_dir():
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _flock(fd: int, path: Path, *, wait: bool) -> bool:
@@ -138,11 +133,11 @@ def _told(fd: int) -> str:
 
 
 def _marker_of(path: Path) -> Path:
-    return path / ".held" if path.is_dir() else path.with_name(f"{path.name}.held")
+    return path.with_name(f"{path.name}.held")
 
 
-def _mark(path: Path, *, wait: bool) -> Path:
-    marker, deadline = _marker_of(path), time.monotonic() + _PATIENCE_S
+def _mark(marker: Path, *, wait: bool) -> Path:
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         with suppress(FileExistsError):
             with os.fdopen(os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:

@@ -157,7 +157,7 @@ class FileHistory(History):
         if self.keep and self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with locked(self._path.parent):  # other chats write to the same file
+                with locked(self._path.parent, folder=True):  # other chats write to the same file
                     entries = [*self._entries(), string][-_MAX_ENTRIES:]
                     _replace(self._path, "".join(json.dumps(entry) + "\n" for entry in entries))
             except OSError:

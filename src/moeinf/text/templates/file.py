@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moeinf.errors import TextError
+from moeinf.errors import TextError, remedy_of
 
 
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any], *, with_tools: bool = False) -> str | None:
@@ -22,7 +22,10 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any], *, with_too
         template = tokenizer_config.get("chat_template")
         if template is None and (folder / "chat_template.json").is_file():
             template = json.loads((folder / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError) as error:
+    except OSError as error:
+        reason, remedy = f"{error.filename or own_file}: {error.strerror}", remedy_of(error, "pull the model again")
+        raise TextError(f"the chat template cannot be read ({reason}); {remedy}") from error
+    except (ValueError, AttributeError) as error:
         raise TextError(f"the chat template in {folder} cannot be read ({error}); pull the model again") from error
     if isinstance(template, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
