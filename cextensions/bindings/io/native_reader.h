@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <future>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -71,8 +72,14 @@ class NativeReader {
     reader_ = std::make_shared<Reader>(std::move(paths), std::move(sizes), std::move(arena), options);
   }
   ~NativeReader() {
-    if (!reader_) return;
-    start_closing();
+    if (!reader_ || !reader_->is_at_home()) return;
+    try {
+      start_closing();
+    } catch (const std::bad_alloc&) {
+      const moeinf::GilRelease released;
+      reader_->close();
+      return;
+    }
     const moeinf::GilRelease released;
     ended_.wait_until(give_up_at_);
   }
@@ -150,6 +157,7 @@ class NativeReader {
 
   bool close() {
     on_wait_ = nb::none();
+    if (!reader_->is_at_home()) return true;
     start_closing();
     for (;;) {
       const auto now = Clock::now();
@@ -179,7 +187,7 @@ class NativeReader {
     const SignalBlock block;
     try {
       std::thread(close_it, reader_).detach();
-    } catch (const std::system_error&) {  // the system has no thread to give
+    } catch (const std::exception&) {  // the system has no thread to give, or no memory for one
       const moeinf::GilRelease released;
       close_it(reader_);
     }

@@ -1,7 +1,5 @@
 #include "moeinf/compute/pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -67,6 +65,7 @@ struct alignas(64) Range {
 
 struct Pool::State {
   explicit State(int num_threads) : ranges(static_cast<std::size_t>(num_threads)) {}
+  ~State() { join_workers(); }
 
   void start_workers();
   void join_workers();
@@ -78,7 +77,7 @@ struct Pool::State {
   void open_call(std::int64_t num_tasks, Function function, const void* task);
   void close_call();
 
-  const pid_t process = ::getpid();
+  const HomeProcess home;
   std::vector<std::thread> workers;
 
   alignas(64) std::atomic<std::uint64_t> word{0};
@@ -99,18 +98,11 @@ Pool::Pool(int num_threads) {
   if (num_threads < 1) {
     throw std::invalid_argument("a pool needs at least 1 thread, not " + std::to_string(num_threads));
   }
-  state_ = std::make_unique<State>(num_threads);
+  state_.reset(new State(num_threads));
   state_->start_workers();
 }
 
-Pool::~Pool() {
-  if (state_->process == ::getpid()) {
-    state_->join_workers();
-  } else {
-    (void)state_
-        .release();  // its threads are the parent's: joining them, or ending what they wait on, would hang
-  }
-}
+Pool::~Pool() = default;
 
 int Pool::num_threads() const { return static_cast<int>(state_->ranges.size()); }
 
@@ -137,14 +129,9 @@ void Pool::State::start_workers() {
         work_as(thread);
       });
     }
-  } catch (...) {
-    join_workers();
-    try {
-      throw;
-    } catch (const std::system_error& refused) {
-      throw SystemFailure(refused.code().value(),
-                          std::string("cannot start a computing thread: ") + refused.what());
-    }
+  } catch (const std::system_error& refused) {
+    throw SystemFailure(refused.code().value(),
+                        std::string("cannot start a computing thread: ") + refused.what());
   }
 }
 
@@ -215,6 +202,9 @@ void Pool::State::take_tasks(int thread) {
 }
 
 void Pool::State::open_call(std::int64_t num_tasks, Function function, const void* task) {
+  home.require();
+  if ((word.load(std::memory_order_relaxed) & (kOpen | kInside)) != 0)
+    throw std::logic_error("the threads are at work: for another caller, or on the task that calls");
   called = function;
   argument = task;
   has_failed.store(false, std::memory_order_relaxed);

@@ -69,7 +69,7 @@ void Copier::open(int device, std::int64_t ring_bytes) {
 }
 
 void Copier::close() {
-  if (closed_) return;
+  if (closed_ || !home_.is_here()) return;
   closed_ = true;
   if (context_ == nullptr) return;
   std::exception_ptr failure;
@@ -99,6 +99,7 @@ void Copier::close() {
 }
 
 void Copier::require_open() const {
+  home_.require();
   if (closed_) throw std::invalid_argument("the copier is closed");
 }
 
@@ -272,6 +273,7 @@ void Copier::reap() {
 }
 
 void Copier::look() {
+  home_.require();
   if (closed_ || flights_.empty()) return;
   const CurrentContext current(*driver_, context_);
   reap();

@@ -1,8 +1,14 @@
 #include "moeinf/io/page_taker.h"
 
 #include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <deque>
 #include <exception>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "moeinf/signal_block.h"
 
@@ -12,76 +18,108 @@ namespace {
 // A huge page. The kernel locks the address space for as long as it takes a piece, and who maps memory
 // meanwhile waits.
 constexpr std::size_t kPieceBytes = std::size_t{2} << 20;
+constexpr std::size_t kThreads = 2;  // one would not zero faster than some disks read
+
+struct Range {
+  std::size_t start, end;
+};
 
 }  // namespace
 
-PageTaker::PageTaker(unsigned char* data, std::size_t num_bytes, Populate populate)
-    : data_(data), num_bytes_(num_bytes), populate_(populate) {}
+struct PageTaker::State {
+  State(unsigned char* memory, std::size_t num_memory_bytes, Populate take_pages)
+      : data(memory), num_bytes(num_memory_bytes), populate(take_pages) {}
+  ~State();
 
-PageTaker::~PageTaker() {
+  void start_threads();
+  void run(std::size_t thread);
+  Range next_piece();
+
+  unsigned char* const data;
+  const std::size_t num_bytes;
+  const Populate populate;
+  std::mutex mutex;  // guards all that follows
+  std::condition_variable work, taken;
+  std::deque<Range> queued;
+  std::array<std::size_t, kThreads> taking{};  // up to where each thread is taking pages; 0: it is not
+  bool refused = false;
+  bool closed = false;
+  std::vector<std::thread> threads;
+};
+
+PageTaker::PageTaker(unsigned char* data, std::size_t num_bytes, Populate populate)
+    : state_(new State(data, num_bytes, populate)) {}
+
+PageTaker::~PageTaker() = default;
+
+PageTaker::State::~State() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
+    const std::lock_guard<std::mutex> lock(mutex);
+    closed = true;
   }
-  work_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  work.notify_all();
+  for (std::thread& thread : threads) thread.join();
 }
 
 void PageTaker::take(std::size_t start, std::size_t end) {
-  if (start > end || end > num_bytes_) throw std::invalid_argument("the range is not inside the memory");
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (start == end || refused_) return;
-  if (threads_.empty()) start_threads();
-  if (refused_) return;
-  queued_.push_back({start, end});
-  work_.notify_all();
+  home_.require();
+  State& state = *state_;
+  if (start > end || end > state.num_bytes) throw std::invalid_argument("the range is not inside the memory");
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (start == end || state.refused) return;
+  if (state.threads.empty()) state.start_threads();
+  if (state.refused) return;
+  state.queued.push_back({start, end});
+  state.work.notify_all();
 }
 
 void PageTaker::drop(std::size_t from) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (Range& range : queued_) range.end = std::min(range.end, from);
+  home_.require();
+  State& state = *state_;
+  std::unique_lock<std::mutex> lock(state.mutex);
+  for (Range& range : state.queued) range.end = std::min(range.end, from);
   const auto is_empty = [](const Range& range) { return range.start >= range.end; };
-  queued_.erase(std::remove_if(queued_.begin(), queued_.end(), is_empty), queued_.end());
-  taken_.wait(lock, [&] {
-    return std::all_of(taking_.begin(), taking_.end(), [&](std::size_t end) { return end <= from; });
+  state.queued.erase(std::remove_if(state.queued.begin(), state.queued.end(), is_empty), state.queued.end());
+  state.taken.wait(lock, [&] {
+    return std::all_of(state.taking.begin(), state.taking.end(),
+                       [&](std::size_t end) { return end <= from; });
   });
 }
 
-void PageTaker::start_threads() {
+void PageTaker::State::start_threads() {
   const SignalBlock block;
   try {
-    while (threads_.size() < kThreads)
-      threads_.emplace_back([this, thread = threads_.size()] { run(thread); });
+    while (threads.size() < kThreads) threads.emplace_back([this, thread = threads.size()] { run(thread); });
   } catch (const std::exception&) {  // no thread, or no memory for one
-    refused_ = threads_.empty();
+    refused = threads.empty();
   }
 }
 
-void PageTaker::run(std::size_t thread) {
-  std::unique_lock<std::mutex> lock(mutex_);
+void PageTaker::State::run(std::size_t thread) {
+  std::unique_lock<std::mutex> lock(mutex);
   for (;;) {
-    work_.wait(lock, [this] { return closed_ || !queued_.empty(); });
-    if (closed_) return;
+    work.wait(lock, [this] { return closed || !queued.empty(); });
+    if (closed) return;
     const Range piece = next_piece();
-    taking_[thread] = piece.end;
+    taking[thread] = piece.end;
     lock.unlock();
-    const bool done = populate_(data_ + piece.start, piece.end - piece.start);
+    const bool done = populate(data + piece.start, piece.end - piece.start);
     lock.lock();
-    taking_[thread] = 0;
-    taken_.notify_all();
+    taking[thread] = 0;
+    taken.notify_all();
     if (done) continue;
-    refused_ = true;
-    queued_.clear();
+    refused = true;
+    queued.clear();
   }
 }
 
 // What is queued first, up to the border of a piece.
-PageTaker::Range PageTaker::next_piece() {
-  Range& first = queued_.front();
+Range PageTaker::State::next_piece() {
+  Range& first = queued.front();
   const std::size_t border = (first.start / kPieceBytes + 1) * kPieceBytes;
   const Range piece = {first.start, std::min(first.end, border)};
   first.start = piece.end;
-  if (first.start == first.end) queued_.pop_front();
+  if (first.start == first.end) queued.pop_front();
   return piece;
 }
 

@@ -51,11 +51,16 @@ Reader::Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, 
                const ReaderOptions& options)
     : arena_(std::move(arena)),
       files_(std::move(paths), std::move(sizes), require_options(options).direct, options.file_system),
-      scheduler_(options.queue_depth, options.prefetch_depth, options.segment_bytes) {
+      scheduler_(new Scheduler(options.queue_depth, options.prefetch_depth, options.segment_bytes)) {
   start(options);
 }
 
 Reader::~Reader() { close(); }
+
+Scheduler& Reader::at_home() const {
+  home_.require();
+  return *scheduler_;
+}
 
 void Reader::start(const ReaderOptions& options) {
   const int num_threads = std::min(options.queue_depth, kMaxThreads);
@@ -64,7 +69,7 @@ void Reader::start(const ReaderOptions& options) {
       // The kernel retries a short read of such a file from where it began, and reports the whole as read.
       if (!files_.remote().empty())
         throw SystemFailure(EOPNOTSUPP, "io_uring not used (" + files_.remote() + ")");
-      backend_ = make_ring_backend(scheduler_, files_, options.queue_depth, options.pread);
+      backend_.reset(make_ring_backend(*scheduler_, files_, options.queue_depth, options.pread).release());
       return;
     } catch (const SystemFailure& refused) {
       if (options.backend == BackendKind::kRing) throw;
@@ -72,10 +77,11 @@ void Reader::start(const ReaderOptions& options) {
           std::string(refused.what()) + ": reading with " + std::to_string(num_threads) + " threads";
     }
   }
-  backend_ = make_thread_backend(scheduler_, files_, num_threads, options.pread);
+  backend_.reset(make_thread_backend(*scheduler_, files_, num_threads, options.pread).release());
 }
 
 std::string Reader::notice() const {
+  home_.require();
   const std::string files = files_.notice();
   const std::string ring = refused_ring_.empty() ? backend_->notice() : refused_ring_;
   return files + (files.empty() || ring.empty() ? "" : "; ") + ring;
@@ -120,7 +126,7 @@ void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const s
                    {}};
     find_sum(&requests[i].piece);
   }
-  if (scheduler_.submit(requests)) backend_->wake();
+  if (at_home().submit(requests)) backend_->wake();
 }
 
 void Reader::submit_pieces(const std::int64_t* keys, std::size_t count, std::size_t num_pieces,
@@ -141,7 +147,7 @@ void Reader::submit_pieces(const std::int64_t* keys, std::size_t count, std::siz
       if (!first) requests[i].more.push_back(piece);
     }
   }
-  if (scheduler_.submit(requests)) backend_->wake();
+  if (at_home().submit(requests)) backend_->wake();
 }
 
 // The blocks that a range lies in, cut at the end of the file.
@@ -167,32 +173,33 @@ Piece Reader::piece_of(std::int64_t key, std::int64_t file, std::int64_t offset,
 
 void Reader::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
   // What was held back as a prefetch may be demand now.
-  if (scheduler_.reprioritise(keys, priorities, count)) backend_->wake();
+  if (at_home().reprioritise(keys, priorities, count)) backend_->wake();
 }
 
 std::vector<std::int64_t> Reader::cancel(const std::int64_t* keys, std::size_t count) {
-  return scheduler_.cancel(keys, count);
+  return at_home().cancel(keys, count);
 }
 
 std::vector<std::int64_t> Reader::known(const std::int64_t* keys, std::size_t count) const {
-  return scheduler_.known(keys, count);
+  return at_home().known(keys, count);
 }
 
 std::vector<std::int64_t> Reader::wait_any(const std::int64_t* keys, std::size_t count,
                                            std::chrono::milliseconds timeout) {
-  Scheduler::Waited waited = scheduler_.wait_any(keys, count, timeout);
+  Scheduler::Waited waited = at_home().wait_any(keys, count, timeout);
   if (waited.failed) throw failure(*waited.failed);
   return std::move(waited.done);
 }
 
 std::string Reader::path_of(std::int64_t key) const {
-  const int file = scheduler_.file_of(key);
+  const int file = at_home().file_of(key);
   return file < 0 ? "" : files_.path(file);
 }
 
 void Reader::close() {
+  if (!home_.is_here()) return;
   const std::lock_guard<std::mutex> lock(closing_);
-  scheduler_.close();
+  scheduler_->close();
   if (!backend_) return;
   backend_->wake();
   backend_->join();

@@ -1,7 +1,4 @@
 // The pool: every index once, exceptions, sleeping workers, and ends that must not hang.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -110,20 +107,6 @@ TEST(a_slow_task_of_a_worker_is_waited_for) {
 TEST(pools_come_and_go_without_a_call) {
   for (int round = 0; round < 50; ++round) Pool pool(1 + round % 4);
   CHECK(throws<std::invalid_argument>([] { Pool pool(0); }));
-}
-
-TEST(a_forked_child_ends_without_the_threads_of_its_parent) {
-  auto pool = std::make_unique<Pool>(3);
-  CHECK(all_once(calls(*pool, 10)));
-  const pid_t child = ::fork();
-  if (child == 0) {
-    pool.reset();
-    ::_exit(7);
-  }
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-  CHECK(all_once(calls(*pool, 10)));
 }
 
 TEST(cores_are_bound_only_by_a_pool_that_uses_them_all) {

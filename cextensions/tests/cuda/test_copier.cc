@@ -1,6 +1,7 @@
 // The copier against a driver whose copies come late: any order that it did not ask for shows wrong bytes.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -8,6 +9,7 @@
 
 #include "check.h"
 #include "fake_cuda.h"
+#include "forks.h"
 #include "moeinf/cuda/copier.h"
 #include "moeinf/errors.h"
 #include "moeinf/io/arena.h"
@@ -495,4 +497,21 @@ TEST(a_driver_that_is_missing_or_does_not_start_says_so) {
   } catch (const CudaError& error) {
     CHECK(error.name == "CUDA_ERROR_NO_DEVICE");
   }
+}
+
+TEST(a_copier_is_refused_and_let_go_of_in_a_forked_child) {
+  const Machine machine;
+  const Experts experts(3);
+  auto copier = std::make_unique<Copier>(machine.driver, 0, kRing);
+  const std::int64_t ticket = experts.copy(*copier);
+  CHECK(holds_in_child([&] {
+    const bool was_refused = refused_after_fork([&] { experts.copy(*copier); }) &&
+                             refused_after_fork([&] { copier->wait(ticket); }) &&
+                             refused_after_fork([&] { copier->bytes_copied(); });
+    copier->close();
+    copier.reset();
+    return was_refused;
+  }));
+  copier->wait(ticket);
+  CHECK(experts.arrived());
 }

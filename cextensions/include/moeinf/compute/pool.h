@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+
+#include "moeinf/home_process.h"
 
 namespace moeinf {
 
@@ -13,7 +14,7 @@ class Pool {
   // that it starts later would inherit its mask. Throws std::invalid_argument for less than 1, SystemFailure
   // where a thread is refused.
   explicit Pool(int num_threads);
-  ~Pool();  // in a forked child, which has none of the threads, it leaves them alone
+  ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
@@ -21,9 +22,9 @@ class Pool {
 
   // Calls task(index, thread) once for each index in [0, num_tasks), 0 <= thread < num_threads(); returns
   // when all are done. Each thread begins with a run of neighbouring indices and then takes from the others
-  // what they have not begun. One caller at a time, and not from inside a task; not in a forked child. An
-  // idle worker spins some 100 us for the next call, then sleeps. The first exception of a task reaches the
-  // caller; tasks not begun by then are skipped.
+  // what they have not begun. An idle worker spins some 100 us for the next call, then sleeps. The first
+  // exception of a task reaches the caller; tasks not begun by then are skipped. Throws std::logic_error from
+  // inside a task and, as far as it is seen, beside another caller, std::runtime_error in a forked child.
   template <typename Task>
   void run(std::int64_t num_tasks, const Task& task) {
     run_erased(
@@ -40,7 +41,7 @@ class Pool {
 
   void run_erased(std::int64_t num_tasks, Function function, const void* task);
 
-  std::unique_ptr<State> state_;
+  HeldAtHome<State> state_;
 };
 
 }  // namespace moeinf

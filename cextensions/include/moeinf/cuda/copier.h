@@ -6,7 +6,8 @@
 //
 // For one thread at a time, and not while one of the caller's streams is being captured into a graph. After
 // close() every member but bytes_copied and busy_seconds throws std::invalid_argument; a refusal by the
-// driver is CudaError.
+// driver is CudaError. In a forked child, which has no share in the device, every member but close() throws
+// std::runtime_error, and close() does nothing.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,7 @@
 
 #include "moeinf/cuda/driver.h"
 #include "moeinf/cuda/pinned.h"
+#include "moeinf/home_process.h"
 
 namespace moeinf::cuda {
 
@@ -87,6 +89,7 @@ class Copier {
   void look();  // which flights have ended
   void reap();  // the same, in the context of the device
 
+  HomeProcess home_;
   std::shared_ptr<const Driver> driver_;
   const Api& api_;
   Device device_ = 0;

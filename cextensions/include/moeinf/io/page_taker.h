@@ -1,14 +1,9 @@
 // Takes memory from the kernel in the background, shortly before it is read into.
 #pragma once
 
-#include <array>
-#include <condition_variable>
 #include <cstddef>
-#include <deque>
-#include <mutex>
-#include <thread>
-#include <vector>
 
+#include "moeinf/home_process.h"
 #include "moeinf/io/arena.h"
 
 namespace moeinf {
@@ -27,31 +22,17 @@ class PageTaker {
 
   // Queues the bytes from start to end of the memory. A hint: where the kernel cannot take pages, or has no
   // thread to give, they come with the reads. Throws std::invalid_argument for a range outside the memory.
+  // This and drop() throw std::runtime_error in a forked child.
   void take(std::size_t start, std::size_t end);
 
   // Drops what is queued from there on, and waits until nothing is being taken there.
   void drop(std::size_t from);
 
  private:
-  static constexpr std::size_t kThreads = 2;  // one would not zero faster than some disks read
-  struct Range {
-    std::size_t start, end;
-  };
+  struct State;
 
-  void start_threads();
-  void run(std::size_t thread);
-  Range next_piece();
-
-  unsigned char* const data_;
-  const std::size_t num_bytes_;
-  const Populate populate_;
-  std::mutex mutex_;  // guards all that follows
-  std::condition_variable work_, taken_;
-  std::deque<Range> queued_;
-  std::array<std::size_t, kThreads> taking_{};  // up to where each thread is taking pages; 0: it is not
-  bool refused_ = false;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
+  HomeProcess home_;
+  HeldAtHome<State> state_;
 };
 
 }  // namespace moeinf

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "moeinf/errors.h"
+#include "moeinf/home_process.h"
 #include "moeinf/io/arena.h"
 #include "moeinf/io/backend.h"
 #include "moeinf/io/file_set.h"
@@ -32,6 +33,8 @@ struct ReaderOptions {
   FileSystemProbe file_system = file_system_of;
 };
 
+// In a forked child, which has none of the reading threads, every member but backend(), expect() and close()
+// throws std::runtime_error, and close() does nothing.
 class Reader {
  public:
   // Throws std::invalid_argument for options out of range, SystemFailure and ReadFailure as FileSet and the
@@ -40,6 +43,7 @@ class Reader {
          const ReaderOptions& options);
   ~Reader();  // closes
 
+  bool is_at_home() const { return home_.is_here(); }  // not in a forked child
   const char* backend() const { return backend_->name(); }
   // One line once O_DIRECT or io_uring was refused, else empty; any thread.
   std::string notice() const;
@@ -70,14 +74,15 @@ class Reader {
   // As Scheduler::wait_any, but a failure is thrown as ReadFailure. Empty: the time is over.
   std::vector<std::int64_t> wait_any(const std::int64_t* keys, std::size_t count,
                                      std::chrono::milliseconds timeout);
-  Scheduler::Polled poll() { return scheduler_.poll(); }
+  Scheduler::Polled poll() { return at_home().poll(); }
   std::string path_of(std::int64_t key) const;  // the file that it is read from; empty: the key is not known
 
-  std::int64_t bytes_read() const { return scheduler_.bytes_read(); }
-  double busy_seconds() const { return scheduler_.busy_seconds(); }
+  std::int64_t bytes_read() const { return at_home().bytes_read(); }
+  double busy_seconds() const { return at_home().busy_seconds(); }
   void close();  // drops what is queued, waits for what is in flight; any thread, any number of times
 
  private:
+  Scheduler& at_home() const;
   void start(const ReaderOptions& options);
   Piece piece_of(std::int64_t key, std::int64_t file, std::int64_t offset, std::int64_t destination,
                  std::int64_t num_bytes);
@@ -87,8 +92,9 @@ class Reader {
   std::shared_ptr<Arena> arena_;
   FileSet files_;
   std::map<std::pair<int, std::int64_t>, BlockSum> expected_;  // by file and offset
-  Scheduler scheduler_;
-  std::unique_ptr<Backend> backend_;
+  HomeProcess home_;
+  HeldAtHome<Scheduler> scheduler_;
+  HeldAtHome<Backend> backend_;
   std::string refused_ring_;  // why there is none, where one was to be
   std::mutex closing_;
 };
