@@ -4,8 +4,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <stdexcept>
+#include <typeinfo>
 #include <vector>
 
 #include "bindings.h"
@@ -91,12 +93,22 @@ void bind_lowest(nb::module_& m) {
       "Indices of the `count` smallest scores where states is `state`, but for those held.");
 }
 
+// A number, a name or an object that Python gave, of another type than is meant.
+void translate_bad_cast(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::bad_cast&) {
+    PyErr_SetString(PyExc_TypeError, "an argument, or what it consists of, is of another type");
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "The native read engine: memory for experts, and reads into it in the background.";
   // Tensors that are alive at exit hold their arena: that is normal, and nothing to tell a user about.
   nb::set_leak_warnings(false);
+  nb::register_exception_translator(translate_bad_cast);
   bind_arena(m);
   bind_page_taker(m);
   bind_give_back(m);
