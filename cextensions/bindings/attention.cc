@@ -6,6 +6,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 #include <optional>
@@ -83,6 +84,7 @@ AttentionShape shape_of(std::int64_t head_dim, double norm_eps, const std::strin
               2 * shape.rotary_pairs <= head_dim,
           "rotary_dim is odd, negative or beyond head_dim");
   require(shape.scale > 0, "the scale of the scores is not positive");
+  moeinf::times({window});
   return shape;
 }
 
@@ -148,12 +150,13 @@ class AttentionLayer {
     require(moeinf::block_weights(kind) == 1 || kind == moeinf::Format::kQ8_0,
             "keys and values are f32, f16, bf16 or q8_0");
     require(shape_.head_dim % moeinf::block_weights(kind) == 0, "heads are no whole number of blocks");
-    const std::size_t needed = moeinf::row_bytes(kind, shape_.num_kv_heads * capacity * shape_.head_dim);
+    const std::size_t needed =
+        moeinf::row_bytes(kind, moeinf::times({shape_.num_kv_heads, capacity, shape_.head_dim}));
     require(tokens >= 1, "there are no tokens");
     require(static_cast<std::int64_t>(x.shape(1)) == shape_.hidden,
             "x is of another width than the matrices");
     require(
-        length >= 0 && length + tokens <= capacity && keys.shape(0) >= needed && values.shape(0) >= needed,
+        length >= 0 && length <= capacity - tokens && keys.shape(0) >= needed && values.shape(0) >= needed,
         "the cache is too small");
     const auto pairs = static_cast<std::size_t>(shape_.rotary_pairs);
     require(pairs == 0 || (cos.shape(0) == x.shape(0) && sin.shape(0) == x.shape(0) &&
@@ -185,7 +188,14 @@ class AttentionLayer {
     shape.ahead = moeinf::number_of(sizes, "ahead");
     shape.most_chosen = moeinf::number_of(sizes, "most_chosen");
     shape.value_dim = moeinf::number_of(sizes, "value_dim");
-    return moeinf::attention_workspace_bytes(shape, moeinf::pass_of(pass));
+    const moeinf::PassShape most = moeinf::pass_of(pass);
+    require(shape.num_heads > 0 && shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0,
+            "heads cannot share keys");
+    const std::int64_t queries = moeinf::times({shape.num_heads, shape.head_dim});
+    moeinf::require_room(
+        most, {queries, moeinf::times({shape.num_heads, shape.value_dim}), shape.hidden, shape.ahead});
+    moeinf::times({queries, std::max(shape.most_chosen, shape.ahead)});
+    return moeinf::attention_workspace_bytes(shape, most);
   }
 
  private:
@@ -255,7 +265,8 @@ void bind_shape(nb::module_& m) {
              bool sharp_power, std::optional<double> front_eps) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
-            require(sharp_length > 0 && sharp_offset >= 0, "queries are not sharpened by such a length");
+            require(sharp_length > 0 && sharp_offset == moeinf::times({sharp_offset}),
+                    "queries are not sharpened by such a length");
             self->chunked = chunked;
             self->sharpness = static_cast<float>(sharpness);
             self->sharp_length = sharp_length;

@@ -110,7 +110,11 @@ class DeltaLayer {
     shape.num_value_heads = moeinf::number_of(sizes, "num_value_heads");
     shape.key_dim = moeinf::number_of(sizes, "key_dim");
     shape.value_dim = moeinf::number_of(sizes, "value_dim");
-    return moeinf::delta_workspace_bytes(shape, moeinf::pass_of(pass));
+    const moeinf::PassShape most = moeinf::pass_of(pass);
+    require(shape.num_key_heads > 0, "value heads cannot share keys");
+    moeinf::require_room(most, {shape.hidden, moeinf::times({shape.num_key_heads, shape.key_dim}),
+                                moeinf::times({shape.num_value_heads, shape.value_dim})});
+    return moeinf::delta_workspace_bytes(shape, most);
   }
 
  private:

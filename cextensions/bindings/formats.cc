@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "gil.h"
 #include "moeinf/compute/formats/quantise.h"
@@ -23,6 +24,7 @@ using FloatMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cp
 // Throws where `found` is not what a matrix of the format takes.
 void require_bytes(const char* what, std::size_t found, moeinf::Format format, std::int64_t rows,
                    std::int64_t cols) {
+  moeinf::times({rows, cols});
   if (rows < 0 || cols < 1 || cols % moeinf::block_weights(format) != 0) {
     throw std::invalid_argument(std::to_string(rows) + " rows of " + std::to_string(cols) + " are no " +
                                 moeinf::name_of(format) + " matrix");

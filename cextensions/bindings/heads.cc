@@ -37,6 +37,8 @@ class HeadsLayer {
              std::int64_t window, std::int64_t rotary_dim, bool interleaved, double scale,
              OptionalRows profiles)
       : kernels_object_(kernels), kernels_(nb::cast<Kernels*>(kernels)), profiles_(std::move(profiles)) {
+    moeinf::times({num_heads, head_dim, num_kv_heads});
+    moeinf::times({window});
     require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0, "heads cannot share keys");
     require(head_dim > 0 && head_dim <= moeinf::kMaxHeadDim && head_dim % 2 == 0,
             "head_dim is odd or too large");
@@ -73,8 +75,8 @@ class HeadsLayer {
                             static_cast<std::int64_t>(profiles_->shape(1))};
     }
     if (sinks) heads.own.sinks = sinks->data();
-    const moeinf::KVView kv = checked(kept_keys, kept_values, format, capacity, length + tokens);
-    require(length >= 0, "the length is negative");
+    const moeinf::KVView kv =
+        checked(kept_keys, kept_values, format, capacity, moeinf::times({length}) + tokens);
     const moeinf::GilRelease released;
     moeinf::attend_given(*kernels_, shape_, heads, kv, length, cos.data(), sin.data(), out.data(), tokens);
   }
@@ -86,7 +88,8 @@ class HeadsLayer {
     const int block = moeinf::block_weights(kind);
     require(block == 1 || kind == moeinf::Format::kQ8_0, "keys and values are f32, f16, bf16 or q8_0");
     require(shape_.head_dim % block == 0, "heads are no whole number of blocks");
-    const std::size_t needed = moeinf::row_bytes(kind, shape_.num_kv_heads * capacity * shape_.head_dim);
+    const std::size_t needed =
+        moeinf::row_bytes(kind, moeinf::times({shape_.num_kv_heads, capacity, shape_.head_dim}));
     require(end <= capacity && keys.shape(0) >= needed && values.shape(0) >= needed,
             "the cache is too small");
     return {keys.data(), values.data(), kind, capacity};

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "gil.h"
 #include "matrix.h"
@@ -66,7 +68,7 @@ void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const Float
 }
 
 double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
-  if (num_bytes < 0) throw std::invalid_argument("num_bytes is negative");
+  moeinf::require(num_bytes >= 0 && repeats <= 1000, "num_bytes is negative, or there are too many repeats");
   const moeinf::GilRelease released;
   return moeinf::memory_read_rate(kernels.pool(), static_cast<std::size_t>(num_bytes), repeats);
 }
@@ -93,7 +95,9 @@ moeinf::ExpertPart part_of(const Part& part) {
   const std::int64_t start = part.size() > 4 ? number(4) : 0, step = part.size() > 4 ? number(5) : 0;
   std::shared_ptr<const std::vector<float>> scales;
   if (part.size() == 7) scales = std::make_shared<std::vector<float>>(nb::cast<std::vector<float>>(part[6]));
-  if (number(3) < 0 || start < 0 || step < 0) throw std::invalid_argument("a part begins before its block");
+  moeinf::require(start >= 0 && step >= 0, "a part begins before its block");
+  moeinf::times({number(1), number(2)});
+  moeinf::times({number(3)});
   return {moeinf::format_named(nb::cast<std::string>(part[0])),
           number(1),
           number(2),
@@ -163,8 +167,12 @@ class BoundExpertKernel {
     };
     const auto gate = part("gate"), up = part("up"), down = part("down");
     if (!up || !down) throw std::invalid_argument("an expert lacks the part up or down");
-    return moeinf::ExpertKernel::workspace_bytes({gate, *up, *down, {}, {}, {}}, top_k,
-                                                 moeinf::pass_of(pass));
+    const moeinf::PassShape most = moeinf::pass_of(pass);
+    for (const moeinf::ExpertPart& each : {gate.value_or(*up), *up, *down})
+      moeinf::require_room(
+          most, {moeinf::times({std::max(each.rows, each.cols), std::max<std::int64_t>(1, top_k)})});
+    return moeinf::ExpertKernel::workspace_bytes({gate, *up, *down, {}, {}, {}}, moeinf::times({top_k}),
+                                                 most);
   }
 
   void finish(const FloatsOut& out) {
@@ -249,13 +257,18 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.ops().name); })
       .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
       .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
-      .def("begin_pass", &Kernels::begin_pass, nb::arg("tokens"))
+      .def(
+          "begin_pass",
+          [](Kernels& kernels, std::int64_t tokens) { kernels.begin_pass(moeinf::times({tokens})); },
+          nb::arg("tokens"))
       .def_prop_ro("pass_tokens", [](const Kernels& kernels) { return kernels.tokens_of_pass(0); })
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert())
       .def_static(
           "linear_workspace_bytes",
           [](std::int64_t cols, nb::handle pass) {
-            return moeinf::linear_workspace_bytes(moeinf::pass_of(pass), cols);
+            const moeinf::PassShape most = moeinf::pass_of(pass);
+            moeinf::require_room(most, {cols});
+            return moeinf::linear_workspace_bytes(most, cols);
           },
           nb::arg("cols"), nb::arg("shape"))
       .def_static(

@@ -6,6 +6,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -49,8 +50,11 @@ class LatentLayer {
         sinks_(std::move(sinks)) {
     require(moeinf::block_weights(keys_values_.format) == 1,
             "what is multiplied by head is f32, f16 or bf16");
+    moeinf::times({num_heads, rotary_dim});
+    moeinf::times({window});
     require(num_heads > 0 && qk_nope_head_dim > 0 && value_dim > 0 &&
-                keys_values_.rows == num_heads * (qk_nope_head_dim + value_dim),
+                keys_values_.rows ==
+                    moeinf::times({num_heads, qk_nope_head_dim}) + moeinf::times({num_heads, value_dim}),
             "the rows of the matrix are not those of so many heads");
     require(rotary_dim >= 0 && rotary_dim % 2 == 0, "rotary_dim is odd or negative");
     require(!sinks_ || static_cast<std::int64_t>(sinks_->shape(0)) == num_heads, "each head has one sink");
@@ -88,7 +92,11 @@ class LatentLayer {
     shape.qk_nope_head_dim = moeinf::number_of(sizes, "qk_nope_head_dim");
     shape.value_dim = moeinf::number_of(sizes, "value_dim");
     shape.rotary_pairs = moeinf::number_of(sizes, "rotary_dim") / 2;
-    return moeinf::latent_workspace_bytes(shape, moeinf::pass_of(pass));
+    const moeinf::PassShape most = moeinf::pass_of(pass);
+    const std::int64_t width =
+        std::max({shape.rank, shape.qk_nope_head_dim, shape.value_dim}) + 2 * shape.rotary_pairs;
+    moeinf::require_room(most, {moeinf::times({shape.num_heads, width})});
+    return moeinf::latent_workspace_bytes(shape, most);
   }
 
  private:
@@ -99,8 +107,8 @@ class LatentLayer {
     require(block == 1 || kind == moeinf::Format::kQ8_0, "latents are kept as f32, f16, bf16 or q8_0");
     require(shape_.rank % block == 0 && 2 * shape_.rotary_pairs % block == 0,
             "latents are no whole number of blocks");
-    require(length >= 0 && cache.shape(0) / moeinf::row_bytes(kind, shape_.width()) >=
-                               static_cast<std::size_t>(length + tokens),
+    require(moeinf::times({length}) == length && cache.shape(0) / moeinf::row_bytes(kind, shape_.width()) >=
+                                                     static_cast<std::size_t>(length + tokens),
             "the cache is too small");
     require(has_shape(cos, tokens, shape_.rotary_pairs) && has_shape(sin, tokens, shape_.rotary_pairs),
             "cos and sin are [tokens, rotary_dim / 2]");

@@ -94,7 +94,11 @@ class MambaLayer {
     shape.head_dim = moeinf::number_of(sizes, "head_dim");
     shape.num_groups = moeinf::number_of(sizes, "num_groups");
     shape.state_size = moeinf::number_of(sizes, "state_size");
-    return moeinf::mamba_workspace_bytes(shape, moeinf::pass_of(pass));
+    const moeinf::PassShape most = moeinf::pass_of(pass);
+    require(shape.num_groups > 0, "heads cannot share keys");
+    moeinf::require_room(most, {shape.hidden, moeinf::times({shape.num_heads, shape.head_dim}),
+                                moeinf::times({shape.num_groups, shape.state_size})});
+    return moeinf::mamba_workspace_bytes(shape, most);
   }
 
  private:

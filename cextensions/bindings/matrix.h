@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "arrays.h"
 #include "moeinf/compute/formats/formats.h"
 
 namespace moeinf {
@@ -21,6 +22,7 @@ class BoundMatrix {
   // imply.
   BoundMatrix(Memory memory, const std::string& format, std::int64_t rows, std::int64_t cols, float scale)
       : memory_(memory), format_(format_named(format)), rows_(rows), cols_(cols), scale_(scale) {
+    times({rows, cols});
     if (rows < 1 || cols < 1 || cols % block_weights(format_) != 0) {
       throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
                                   " is no whole number of " + format + " blocks");

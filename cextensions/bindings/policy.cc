@@ -105,7 +105,13 @@ void moeinf::bind_policy(nb::module_& m) {
       .def("restart", &UseModel::restart)
       .def_prop_ro("no_use", [](UseModel& model) { return table(model, model.no_use()); })
       .def_prop_ro("wait", [](UseModel& model) { return table(model, model.wait()); })
-      .def_static("num_bytes", &UseModel::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"));
+      .def_static(
+          "num_bytes",
+          [](std::int64_t num_layers, std::int64_t num_experts) {
+            moeinf::times({num_layers, num_experts, num_experts});
+            return UseModel::num_bytes(num_layers, num_experts);
+          },
+          nb::arg("num_layers"), nb::arg("num_experts"));
   nb::class_<BoundNextUseScores>(m, "NextUseScores")
       .def("__init__", &make_next_use, nb::arg("no_use").noconvert(), nb::arg("wait").noconvert(),
            nb::kw_only(), nb::arg("encoder_layers"), nb::arg("next_source"))
@@ -133,6 +139,11 @@ void moeinf::bind_policy(nb::module_& m) {
       .def("restart", &TunedUse::restart)
       .def_prop_ro("no_use", [](TunedUse& model) { return table(model, model.no_use()); })
       .def_prop_ro("wait", [](TunedUse& model) { return table(model, model.wait()); })
-      .def_static("num_bytes", &TunedUse::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"),
-                  nb::arg("top_k"));
+      .def_static(
+          "num_bytes",
+          [](std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k) {
+            moeinf::times({num_layers, num_experts, std::max(num_experts, top_k)});
+            return TunedUse::num_bytes(num_layers, num_experts, top_k);
+          },
+          nb::arg("num_layers"), nb::arg("num_experts"), nb::arg("top_k"));
 }

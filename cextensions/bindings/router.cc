@@ -51,7 +51,9 @@ class RouterLayer {
   }
 
   static std::size_t workspace_bytes(std::int64_t hidden, std::int64_t num_experts, nb::handle pass) {
-    return moeinf::router_workspace_bytes(hidden, num_experts, moeinf::pass_of(pass));
+    const moeinf::PassShape most = moeinf::pass_of(pass);
+    moeinf::require_room(most, {hidden, num_experts});
+    return moeinf::router_workspace_bytes(hidden, num_experts, most);
   }
 
  private:
@@ -62,7 +64,8 @@ class RouterLayer {
 };
 
 void norm_rows(Kernels& kernels, ConstRows x, Vector weight, double eps, Rows out) {
-  require(weight.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
+  require(x.shape(1) > 0 && weight.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) &&
+              out.shape(1) == x.shape(1),
           "rms_norm's arrays are of different widths");
   const moeinf::GilRelease released;
   moeinf::rms_norm(kernels, x.data(), weight.data(), static_cast<float>(eps),
@@ -75,8 +78,8 @@ bool all_finite(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& n
 }
 
 void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, double eps, Rows out) {
-  require(weight.shape(0) == x.shape(1) && bias.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) &&
-              out.shape(1) == x.shape(1),
+  require(x.shape(1) > 0 && weight.shape(0) == x.shape(1) && bias.shape(0) == x.shape(1) &&
+              out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
           "layer_norm's arrays are of different widths");
   const moeinf::GilRelease released;
   moeinf::layer_norm(kernels, x.data(), weight.data(), bias.data(), static_cast<float>(eps),

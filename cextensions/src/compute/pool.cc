@@ -95,8 +95,9 @@ struct Pool::State {
 };
 
 Pool::Pool(int num_threads) {
-  if (num_threads < 1) {
-    throw std::invalid_argument("a pool needs at least 1 thread, not " + std::to_string(num_threads));
+  if (num_threads < 1 || num_threads > static_cast<int>(kInside)) {
+    throw std::invalid_argument("a pool has 1 to " + std::to_string(kInside) + " threads, not " +
+                                std::to_string(num_threads));
   }
   state_.reset(new State(num_threads));
   state_->start_workers();
