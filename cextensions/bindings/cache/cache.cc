@@ -29,6 +29,9 @@ nb::tuple as_tuple(ExpertCache::Groups groups) {
 
 nb::tuple begin_layer(BoundExpertCache& cache, std::int64_t layer, const Keys& keys, const Counts& counts,
                       bool many) {
+  // Of experts in slices a count is of all slices.
+  if (counts.size() > 0 && keys.size() % counts.size() != 0)
+    throw std::invalid_argument("counts are one for each expert");
   const std::vector<std::int64_t> of_each(counts.data(), counts.data() + counts.size());
   ExpertCache::Groups groups = cache.core().begin_layer(layer, keys, of_each, many);
   cache.flush();

@@ -33,14 +33,17 @@ class BoundSlotTable {
       : states_(std::move(states)),
         offsets_(std::move(offsets)),
         table_(first_offset, {std::move(class_bytes), copied(of_slots), copied(of_keys)}, states_.data(),
-               offsets_.data(), states_.shape(0)) {
-    if (states_.shape(0) != offsets_.shape(0))
-      throw std::invalid_argument("states and offsets differ in length");
-  }
+               offsets_.data(), num_keys()) {}
 
   SlotTable& core() { return table_; }
 
  private:
+  // Before the table writes into the arrays.
+  std::size_t num_keys() const {
+    if (states_.shape(0) != offsets_.shape(0))
+      throw std::invalid_argument("states and offsets differ in length");
+    return states_.shape(0);
+  }
   static std::vector<std::uint8_t> copied(const SizeClasses& classes) {
     return {classes.data(), classes.data() + classes.shape(0)};
   }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,10 @@ class BoundLoader {
   Loader& core() { return loader_; }
   BoundExpertCache& cache() { return cache_; }
 
-  void submit(const Keys& keys, const std::vector<double>& priorities) { loader_.submit(keys, priorities); }
+  void submit(const Keys& keys, const std::vector<double>& priorities) {
+    if (keys.size() != priorities.size()) throw std::invalid_argument("priorities are one for each key");
+    loader_.submit(keys, priorities);
+  }
   void demand(const Keys& keys) {
     loader_.demand(keys);
     cache_.flush();
