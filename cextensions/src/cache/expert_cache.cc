@@ -17,8 +17,8 @@ ExpertCache::ExpertCache(SlotTable& table, std::int64_t num_layers, std::int64_t
       reserved_(table_.num_keys()),
       unused_(table_.num_keys()),
       ran_(num_layers - 1) {
-  if (num_layers < 1 || num_experts < 1 ||
-      static_cast<std::size_t>(num_layers * num_experts) != table_.num_keys())
+  const auto num_keys = static_cast<std::int64_t>(table_.num_keys());
+  if (num_layers < 1 || num_experts < 1 || num_keys % num_layers != 0 || num_keys / num_layers != num_experts)
     throw std::invalid_argument("there are other keys than layers times experts");
 }
 
