@@ -23,16 +23,18 @@ test: $(READY)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
-# A long run of what `make test` has a short one of: other files, bits and messages each time, unless FUZZ_SEED says
-# which. Each of the four scripts has a quarter of the time.
+# A long run of what `make test` has a short one of: other files, bits, messages and calls each time, unless FUZZ_SEED
+# says which. Each of the five scripts has a fifth of the time.
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%s)
 
 fuzz: $(READY)
-	$(BIN)/python -m tests.fuzz.hostile_files --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
-	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
-	$(BIN)/python -m tests.fuzz.hostile_peers --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
-	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 4)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_files --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_peers --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
+	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/python.sh address -m tests.fuzz.native_calls \
+	  --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
 
 # Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces

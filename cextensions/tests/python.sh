@@ -8,7 +8,7 @@ shift
 {
   cmake -S "$root" -B "$build" -DMOEINF_NATIVE_TESTS=ON -DMOEINF_SANITIZE="$sanitizer" --log-level=WARNING \
     -DMOEINF_SANITIZED_MODULE=ON -DPython_EXECUTABLE="$(command -v python)"
-  cmake --build "$build" --parallel 2 --target _native
+  cmake --build "$build" --parallel 2 --target _native fake_cuda
 } > /dev/null
 found() { "${CXX:-c++}" -print-file-name="$1"; }
 case "$sanitizer" in

@@ -262,6 +262,7 @@ FAKE_API int cuMemHostAlloc(void** memory, std::size_t num_bytes, unsigned flags
   if (const int code = enter(lock, "cuMemHostAlloc")) return code;
   if (flags != 3) return kInvalidValue;
   void* const allocated = std::aligned_alloc(kPage, (num_bytes + kPage - 1) / kPage * kPage);
+  if (allocated == nullptr) return kOutOfMemory;
   const int code = pin(reinterpret_cast<std::uintptr_t>(allocated), num_bytes, true);
   if (code != 0) {
     std::free(allocated);

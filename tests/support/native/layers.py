@@ -1,0 +1,231 @@
+"""Rows of the table: layers of attention and recurrent ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, MambaSizes
+from tests.support.native.computing import pass_shape
+from tests.support.native.table import Arguments, World, call
+
+HEADS, KV_HEADS, DIM, CAPACITY = 4, 2, 32, 40
+KEPT_NUMBERS = KV_HEADS * CAPACITY * DIM
+BYTES = "formats that are unknown, sizes below 0 or that do not fit together, what is no number of bytes"
+KEPT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}  # bytes a number
+
+
+def _finite(name: str) -> Any:
+    return lambda given, _: bool(np.isfinite(given[name]).all())
+
+
+def _room(world: World, format: str, numbers: int) -> Any:
+    return np.zeros(int(numbers * KEPT[format]), np.uint8)
+
+
+@call("AttentionTensors")
+def _tensors(world: World) -> Arguments:
+    queries, keys = HEADS * DIM, KV_HEADS * DIM
+    gated = world.kept("gated", lambda: world.rng.random() < 0.2)
+    given: Arguments = {
+        "query": world.matrix(queries * (2 if gated else 1), world.hidden),
+        "key": world.matrix(keys, world.hidden),
+        "value": world.matrix(keys, world.hidden),
+        "output": world.matrix(world.hidden, queries, "bf16", "q8_0", "f32"),
+        "norm": world.floats(world.hidden),
+        "query_norm": world.floats(DIM),
+        "key_norm": world.floats(DIM),
+    }
+    others = {
+        "norm_bias": world.hidden, "query_bias": queries * (2 if gated else 1), "key_bias": keys, "value_bias": keys,
+        "output_bias": world.hidden, "sinks": HEADS, "output_norm": world.hidden, "value_norm": DIM,
+    }  # fmt: skip
+    given |= {name: world.floats(size) for name, size in others.items() if world.rng.random() < 0.3}
+    if not gated and world.rng.random() < 0.3:
+        given |= {"gate": world.matrix(world.rng.choice([queries, HEADS]), world.hidden)}
+    return given
+
+
+@call("AttentionShape", "sizes that cannot be, an unknown norm of heads, a scale that is not above 0, NaN for a number")
+def _shape(world: World) -> Arguments:
+    gated = world.kept("gated", lambda: world.rng.random() < 0.2)
+    given: Arguments = {"head_dim": DIM, "norm_eps": 1e-6, "head_norm": world.rng.choice(["head", "turned"])}
+    return given | {"gated": gated, "window": world.rng.choice([0, 0, 5]), "chunked": world.rng.random() < 0.2,
+                    "sharpness": world.rng.choice([0.0, 0.1]), "sharp_length": 8}  # fmt: skip
+
+
+@call("AttentionLayer", "tensors that do not fit together")
+def _attention(world: World) -> Arguments:
+    return {
+        "kernels": world.get("Kernels"),
+        "tensors": world.get("AttentionTensors"),
+        "shape": world.get("AttentionShape"),
+    }
+
+
+def _turns(world: World, pairs: int) -> Arguments:
+    return {"cos": world.floats(world.tokens, pairs), "sin": world.floats(world.tokens, pairs)}
+
+
+@call(
+    "AttentionLayer.run",
+    "no tokens, shapes that do not fit, an unknown format, a cache that is too small, ends or choices that lie behind "
+    "what a token sees, both of them",
+    holds=_finite("x"),
+)
+def _attend(world: World) -> Arguments:
+    format = world.kept("kept", lambda: world.rng.choice(list(KEPT)))
+    length = world.rng.choice([0, 3, 20])
+    room = [world.kept(name, lambda: _room(world, format, KEPT_NUMBERS)) for name in ("keys", "values")]
+    given = {"x": world.floats(world.tokens, world.hidden), "keys": room[0], "values": room[1], "format": format,
+             "capacity": CAPACITY, "length": length, **_turns(world, DIM // 2)}  # fmt: skip
+    seen = world.rng.randrange(4)
+    if seen == 0:
+        given["ends"] = np.full(world.tokens, length + world.tokens, np.int64)
+    elif seen == 1:
+        chosen = np.zeros((1, world.rng.choice([1, KV_HEADS]), 4), np.int64)
+        chosen[..., 2:] = -1
+        given["chosen"] = chosen
+    return given
+
+
+@call("AttentionLayer.workspace_bytes", BYTES)
+def _attention_bytes(world: World) -> Arguments:
+    sizes = AttentionSizes(world.hidden, HEADS, KV_HEADS, DIM, world.rng.choice([0, 5]), False)
+    return {"sizes": sizes, "shape": pass_shape(world)}
+
+
+@call("HeadsLayer", "sizes that do not fit together, a scale that is not above 0")
+def _heads(world: World) -> Arguments:
+    profiles = world.kept("profiles", lambda: world.rng.choice([None, world.floats(3, 8)]))
+    return {"kernels": world.get("Kernels"), "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM,
+            "window": world.rng.choice([0, 5]), "rotary_dim": DIM, "interleaved": world.rng.random() < 0.5,
+            "scale": 0.2, "profiles": profiles}  # fmt: skip
+
+
+@call(
+    "HeadsLayer.run",
+    "no tokens, shapes that do not fit, an unknown format, a cache that is too small, states without profiles",
+    holds=_finite("out"),
+)
+def _run_heads(world: World) -> Arguments:
+    format, tokens = world.rng.choice(list(KEPT)), world.tokens
+    given = {"queries": world.floats(tokens, HEADS * DIM), "keys": world.floats(tokens, KV_HEADS * DIM),
+             "values": world.floats(tokens, KV_HEADS * DIM), "kept_keys": _room(world, format, KEPT_NUMBERS),
+             "kept_values": _room(world, format, KEPT_NUMBERS), "format": format, "capacity": CAPACITY,
+             "length": world.rng.choice([0, 20]), **_turns(world, DIM // 2),
+             "out": world.floats(tokens, HEADS * DIM)}  # fmt: skip
+    if world.kept("profiles", lambda: world.rng.choice([None, world.floats(3, 8)])) is not None:
+        given["relative"] = world.floats(tokens, HEADS * 3)
+    if world.rng.random() < 0.3:
+        given["sinks"] = world.floats(tokens, HEADS)
+    return given
+
+
+RANK, NOPE, VALUE, TURNED = 64, 32, 16, 32
+
+
+@call("LatentLayer", "a quantised matrix, sizes that do not fit together, a scale that is not above 0")
+def _latent(world: World) -> Arguments:
+    matrix = world.matrix(HEADS * (NOPE + VALUE), RANK, "f32", "f16", "bf16")
+    sinks = world.rng.choice([None, world.floats(HEADS)])
+    return {"kernels": world.get("Kernels"), "keys_values": matrix, "num_heads": HEADS, "qk_nope_head_dim": NOPE,
+            "value_dim": VALUE, "rotary_dim": TURNED, "interleaved": True, "scale": 0.2, "sinks": sinks,
+            "window": world.rng.choice([0, 5])}  # fmt: skip
+
+
+def _kept_rows(world: World) -> Arguments:
+    format = world.kept("latent format", lambda: world.rng.choice(list(KEPT)))
+    cache = world.kept("latents", lambda: _room(world, format, CAPACITY * (RANK + TURNED)))
+    turns = _turns(world, TURNED // 2)
+    return {"cache": cache, "format": format, "length": world.rng.choice([0, 3, 20]), **turns}
+
+
+@call("LatentLayer.store", "shapes that do not fit, an unknown format, a cache that is too small")
+def _store(world: World) -> Arguments:
+    return {"rows": world.floats(world.tokens, RANK + TURNED), **_kept_rows(world)}
+
+
+@call(
+    "LatentLayer.attend", "shapes that do not fit, an unknown format, a cache that is too small", holds=_finite("out")
+)
+def _attend_latents(world: World) -> Arguments:
+    queries = world.floats(world.tokens, HEADS * (NOPE + TURNED))
+    return {"queries": queries, **_kept_rows(world), "out": world.floats(world.tokens, HEADS * VALUE)}
+
+
+@call("LatentLayer.workspace_bytes", BYTES)
+def _latent_bytes(world: World) -> Arguments:
+    return {"sizes": LatentSizes(HEADS, RANK, NOPE, VALUE, TURNED), "shape": pass_shape(world)}
+
+
+KEYS, SHARED, KEY_DIM, VALUE_DIM, TAPS = 2, 2, 16, 8, 4
+CHANNELS, VALUES = 2 * KEYS * KEY_DIM + KEYS * SHARED * VALUE_DIM, KEYS * SHARED * VALUE_DIM
+
+
+@call("DeltaLayer", "other than 2 or 4 projections, shapes that do not fit together")
+def _delta(world: World) -> Arguments:
+    rows = world.rng.choice([(CHANNELS + VALUES, 2 * KEYS * SHARED), (CHANNELS, VALUES, KEYS * SHARED, KEYS * SHARED)])
+    return {"kernels": world.get("Kernels"), "projections": [world.matrix(each, world.hidden) for each in rows],
+            "output": world.matrix(world.hidden, VALUES, "bf16", "f32", "q8_0"), "norm": world.floats(world.hidden),
+            "taps": world.floats(TAPS, CHANNELS), "decay": -np.abs(world.floats(KEYS * SHARED)),
+            "bias": world.floats(KEYS * SHARED), "q_norm": world.floats(KEY_DIM), "k_norm": world.floats(KEY_DIM),
+            "head_norm": world.floats(VALUE_DIM), "num_key_heads": KEYS, "norm_eps": 1e-6,
+            "unit_eps": 1e-6}  # fmt: skip
+
+
+def _states(world: World, taps: int, channels: int, *heads: int) -> Arguments:
+    conv, states = world.floats(taps - 1, channels), world.floats(*heads)
+    return {"x": world.floats(world.tokens, world.hidden), "conv": conv, "heads": states,
+            "new_conv": np.empty_like(conv), "new_heads": np.empty_like(states)}  # fmt: skip
+
+
+@call("DeltaLayer.run", "no tokens, shapes that do not fit", holds=_finite("x"))
+def _run_delta(world: World) -> Arguments:
+    return _states(world, TAPS, CHANNELS, KEYS * SHARED, KEY_DIM, VALUE_DIM)
+
+
+@call("DeltaLayer.workspace_bytes", BYTES)
+def _delta_bytes(world: World) -> Arguments:
+    return {"sizes": DeltaSizes(world.hidden, KEYS, KEYS * SHARED, KEY_DIM, VALUE_DIM), "shape": pass_shape(world)}
+
+
+@call("channel_delta", "no tokens or heads, shapes that do not fit")
+def _channel_delta(world: World) -> Arguments:
+    by_token, state = (world.tokens, 2, 8), world.floats(2, 8, 8)
+    given = {name: world.floats(*by_token) for name in ("queries", "keys", "values", "decays")}
+    return given | {"kernels": world.get("Kernels"), "rates": world.floats(world.tokens, 2), "state": state,
+                    "new_state": np.empty_like(state), "out": world.floats(2, world.tokens, 8)}  # fmt: skip
+
+
+GROUPS, STATE, INNER = 2, 16, 32
+MAMBA_CHANNELS = INNER + 2 * GROUPS * STATE
+
+
+@call("MambaLayer", "shapes that do not fit together")
+def _mamba(world: World) -> Arguments:
+    return {"kernels": world.get("Kernels"), "input": world.matrix(INNER + MAMBA_CHANNELS + HEADS, world.hidden),
+            "output": world.matrix(world.hidden, INNER, "bf16", "f32", "q8_0"), "norm": world.floats(world.hidden),
+            "taps": world.floats(TAPS, MAMBA_CHANNELS), "conv_bias": world.floats(MAMBA_CHANNELS),
+            "decay": -np.abs(world.floats(HEADS)), "bias": world.floats(HEADS), "skip": world.floats(HEADS),
+            "gate_norm": world.floats(INNER), "num_groups": GROUPS, "norm_eps": 1e-6, "residual": 1.0}  # fmt: skip
+
+
+@call("MambaLayer.run", "no tokens, shapes that do not fit", holds=_finite("x"))
+def _run_mamba(world: World) -> Arguments:
+    return _states(world, TAPS, MAMBA_CHANNELS, HEADS, STATE, INNER // HEADS)
+
+
+@call("MambaLayer.workspace_bytes", BYTES)
+def _mamba_bytes(world: World) -> Arguments:
+    return {"sizes": MambaSizes(world.hidden, HEADS, INNER // HEADS, GROUPS, STATE), "shape": pass_shape(world)}
+
+
+@call("scan", "no tokens or heads, shapes that do not fit")
+def _scan(world: World) -> Arguments:
+    state = world.floats(2, 8, 8)
+    return {"kernels": world.get("Kernels"), "queries": world.floats(world.tokens, 2, 8),
+            "keys": world.floats(world.tokens, 2, 8), "values": world.floats(2, world.tokens, 8),
+            "decays": world.floats(2, world.tokens), "state": state, "new_state": np.empty_like(state),
+            "out": world.floats(2, world.tokens, 8)}  # fmt: skip
