@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,6 +49,13 @@ def ended_script(demo: StoredModel, script: str, reader: str = "native") -> str:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def until(met: Callable[[], bool]) -> bool:
+    give_up_s = time.monotonic() + 30
+    while not met() and time.monotonic() < give_up_s:
+        time.sleep(0.02)
+    return met()
 
 
 def test_a_request_is_refused_while_another_thread_has_the_model(model: Model) -> None:
@@ -178,3 +188,20 @@ def test_a_model_that_cannot_be_opened_whole_leaves_nothing_open(
     with pytest.raises(MemoryError):
         Model(demo, RuntimeConfig.of(expert_cache="20%", threads=2, reader="pure"))
     assert {thread.name for thread in threading.enumerate()} == before
+
+
+@pytest.mark.parametrize("reader", ["native", "pure"])
+def test_a_model_that_is_forgotten_is_freed(demo: StoredModel, reader: str) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def use() -> None:
+        model = Model(demo, RuntimeConfig.of(expert_cache="20%", threads=2, reader=reader, prefix_disk="1GB"))
+        model.generate(PROMPT * 30, model.params(num_predict=2))
+
+    gc.collect()
+    before = held()
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        use()
+        gc.collect()
+    assert until(lambda: all(now <= then for now, then in zip(held(), before, strict=True))), (before, held())

@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, SumArray
 
 SIGNAL_PERIOD_S: Final = 0.1  # between two calls of on_wait
 CLOSE_PATIENCE_S: Final = 1.0  # for a read under way
+FORGOTTEN_S: Final = 1.0  # within which the thread of a reader that was forgotten ends
 
 
 @dataclass(slots=True)
@@ -84,7 +86,8 @@ class _Request:
 class PureReader:
     """Implements moeinf.runtime.io.protocol.Reader without native threads: the contract of NativeReader, only slower.
 
-    One worker thread reads one segment at a time and takes the next from the request that sorts first.
+    One worker thread reads one segment at a time and takes the next from the request that sorts first. It outlives what
+    reading raises, which is the failure of that read, and ends where the reader is forgotten without `close`.
     """
 
     backend = "pure"
@@ -120,7 +123,9 @@ class PureReader:
         except BaseException:
             self._close_files()
             raise
-        self._thread = threading.Thread(target=self._work, name="moeinf-pure-reader", daemon=True)
+        self._thread = threading.Thread(
+            target=_work, args=(weakref.ref(self), self._changed), name="moeinf-pure-reader", daemon=True
+        )
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -303,32 +308,34 @@ class PureReader:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not (queued := self._queued()) and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                request = queued[0]
-                request.issued = True
-            started = time.perf_counter()
-            piece = request.pieces[request.done]
+    def _advance(self, request: _Request) -> None:
+        """Reads the next segment of a request."""
+        started = time.perf_counter()
+        piece, num_bytes = request.pieces[request.done], 0
+        failure: ReadFailure | None = None
+        try:
             num_bytes, failure = self._read_segment(request, piece)
-            with self._changed:
-                self._busy_s += time.perf_counter() - started
-                self._bytes_read += num_bytes
-                request.num_bytes_read += num_bytes
-                if request.num_bytes_read == piece.num_bytes:
-                    request.done, request.num_bytes_read = request.done + 1, 0
-            if request.done == len(request.pieces):
+            ended = failure is None and request.num_bytes_read + num_bytes == piece.num_bytes
+            if ended and request.done + 1 == len(request.pieces):
                 failure = self._damage(request)
-            with self._changed:
-                request.failure = failure
-                if failure is not None or request.done == len(request.pieces):
-                    request.complete = True
-                    self._landed.append(request)
-                    self._changed.notify_all()
+        except BaseException as error:  # whoever waits for the read is told, whatever it was
+            path, code = self._paths[piece.file], errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO
+            failure = _read_failure(f"read in {path} failed: {error!r}", path, request.key, code)
+        with self._changed:
+            self._busy_s += time.perf_counter() - started
+            self._bytes_read += num_bytes
+            request.num_bytes_read += num_bytes
+            if request.num_bytes_read == piece.num_bytes:
+                request.done, request.num_bytes_read = request.done + 1, 0
+            request.failure = failure
+            if failure is not None or request.done == len(request.pieces):
+                request.complete = True
+                self._landed.append(request)
+                self._changed.notify_all()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._close_files()
 
     def _queued(self) -> list[_Request]:
         waiting = [request for request in self._requests.values() if not request.complete]
@@ -378,6 +385,21 @@ class PureReader:
         before = sum(each.num_bytes for each in request.pieces[: request.done])
         failure.num_bytes_read = before + request.num_bytes_read + done
         return failure
+
+
+def _work(reader: weakref.ref[PureReader], changed: threading.Condition) -> None:
+    """The life of the thread, which holds the reader only while there is something to read."""
+    while True:
+        with changed:
+            while (reading := reader()) is not None and not reading._closed and not reading._queued():
+                del reading
+                changed.wait(FORGOTTEN_S)
+            if reading is None or reading._closed:
+                return
+            request = reading._queued()[0]
+            request.issued = True
+        reading._advance(request)
+        del reading, request
 
 
 def _open(path: str, num_bytes: int) -> int:

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moeinf._native import Arena, ReadFailure
@@ -17,7 +18,9 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.io import reader as reading
+from moeinf.runtime.io.python_reader import PureReader
 from moeinf.runtime.io.reader import open_reader, unreadable
+from moeinf.types import IntArray
 
 BLOCK = 4096
 
@@ -50,6 +53,32 @@ def test_threads_that_cannot_be_started_ask_for_a_higher_limit(tmp_path: Path, m
     monkeypatch.setattr(threading.Thread, "start", no_more)
     with pytest.raises(StoreError, match=r"can't start new thread.*\(ulimit -u\)"):
         open_reader([], [], Arena(BLOCK), RuntimeConfig(reader="pure"))
+
+
+def demand(reader: PureReader) -> IntArray:
+    column = np.zeros(1, np.int64)
+    reader.submit(column, column, column, column, BLOCK, np.full(1, np.inf))
+    return reader.wait_any(column)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), SystemExit(3)])
+def test_the_python_readers_thread_outlives_what_reading_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*given: Any) -> int:
+        raise error
+
+    (tmp_path / "block.bin").write_bytes(bytes(BLOCK))
+    reader = PureReader([str(tmp_path / "block.bin")], [BLOCK], Arena(BLOCK), on_wait=give_up)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", fail)
+        with pytest.raises(ReadFailure, match=re.escape(repr(error))):
+            demand(reader)
+    assert demand(reader).tolist() == [0] and reader.close()
+
+
+def give_up(waited_s: float, path: str) -> None:
+    assert waited_s < 30, "nobody reads"
 
 
 def test_a_missing_file_is_still_a_matter_of_the_store(tmp_path: Path) -> None:
