@@ -60,13 +60,13 @@ def publish(path: Path, data: bytes) -> None:
     try:
         write_fully(fd, data, 0, temporary)
         os.fsync(fd)
-    except OSError:
+        os.replace(temporary, path)  # while it is open, and so seen to be in use
+    except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
     finally:
         os.close(fd)
-    os.replace(temporary, path)
     sync_folder(path.parent)
 
 

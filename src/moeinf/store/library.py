@@ -32,6 +32,7 @@ from moeinf.store.naming.references import (
     written,
 )
 from moeinf.store.partials import PartialPull, find_partials
+from moeinf.store.processes.leftovers import find_leftovers, free_locks
 from moeinf.store.processes.locks import locked
 
 # Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
@@ -132,6 +133,16 @@ class StoredModel:
         return value if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` has deleted."""
+
+    num_pulls: int  # interrupted
+    freed_bytes: int
+    left_bytes: int  # of them, of processes that were killed
+    faults: tuple[str, ...]  # a line for each thing that could not be deleted
+
+
 Partials = list[PartialPull]  # inside Library, `list` is the method
 Lines = list[str]
 
@@ -192,15 +203,23 @@ class Library:
             self._names.remove(name)
             return freed + self._sweep()
 
-    def prune(self) -> tuple[int, int]:
+    def prune(self) -> Pruned:
         """Deletes interrupted pulls, and what no name holds any more: models, and what was kept of their prompts.
 
-        Returns how many pulls these were, and the bytes that were freed. A pull that is running stays.
+        So goes what processes that were killed have left, in the store and where the system has temporary files. What
+        is in use stays: a pull that is running, a file that is open.
         """
         stopped = [partial for partial in self.partials() if not partial.running]
-        freed = sum(partial.discard() for partial in stopped)
+        freed, left, faults = sum(partial.discard() for partial in stopped), 0, list[str]()
         with errors_named(self.home / "names"), self.lock():
-            return len(stopped), freed + self._sweep()
+            free_locks(self.home)
+            for leftover in find_leftovers(self.home):
+                try:
+                    leftover.discard()
+                    left += leftover.num_bytes
+                except StoreError as error:
+                    faults.append(str(error))
+            return Pruned(len(stopped), freed + left + self._sweep(), left, tuple(faults))
 
     def check_origin(self, name: str, source: ModelSource) -> None:
         """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from moeinf.errors import CheckpointError, TextError, UsageError
+from moeinf.store.processes.leftovers import scratch_folder
 from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
 from moeinf.text.stream import CallPart, Piece
@@ -212,10 +212,10 @@ def check_text_files(files: Mapping[str, bytes], where: str) -> int:
             "(transformers makes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)) and pull that folder"
         )
     try:
-        with tempfile.TemporaryDirectory(prefix="moeinf-") as folder:
+        with scratch_folder() as folder:
             for name, data in files.items():
-                Path(folder, name).write_bytes(data)
-            with closing(TextProcess(Path(folder), where, "mend or replace the file, then pull")) as process:
+                (folder / name).write_bytes(data)
+            with closing(TextProcess(folder, where, "mend or replace the file, then pull")) as process:
                 return int(process.info()["num_ids"])
     except (TextError, OSError) as error:
         raise CheckpointError(str(error)) from error

@@ -98,6 +98,15 @@ def test_work_that_is_ended_leaves_no_more_than_it_may(start: Start, words: list
     assert left <= {"partial", "models", "names", ".lock"} and (words[0] == "pull") == (b"goes on where" in err)
 
 
+def test_a_measurement_that_is_killed_leaves_nothing(start: Start, tmp_path: Path) -> None:
+    code = AT.format("os.fsync")
+    child = start(sys.executable, "-c", code, "doctor", MOEINF_HOME=str(tmp_path), TMPDIR=str(tmp_path))
+    assert child.stdout is not None and child.stdout.readline() == b"here\n"
+    child.kill()
+    child.wait(30)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     """The first one is being heeded: what is opened is closed, which takes as long as it takes."""
     code = """

@@ -9,7 +9,7 @@ from moeinf.bench.forecast.measure import measure
 from moeinf.bench.forecast.rates import Rates, file_of, load, save
 from moeinf.config import RuntimeConfig
 from moeinf.engine.opening import open_kernels
-from moeinf.errors import StoreError
+from moeinf.errors import MoeinfError
 from moeinf.hardware import machine
 
 
@@ -28,6 +28,6 @@ def known_rates(
     rates = measure(home, config, report)
     try:
         save(rates, home)
-    except StoreError as error:
+    except MoeinfError as error:
         report(f"the rates are not kept: {error}")
     return rates

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +26,9 @@ from moeinf.errors import DiskSpaceError, OutOfMemoryError
 from moeinf.hardware import cpu_name, machine
 from moeinf.pull.pull import pull
 from moeinf.pull.steps import free_bytes
-from moeinf.store.files import errors_named, make_folders
+from moeinf.store.files import errors_named, make_folders, write_fully
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.processes.leftovers import scratch_file, scratch_folder
 from moeinf.text.quantities import shortage_text, size_text
 from moeinf.types import Format
 
@@ -114,38 +114,45 @@ def _disk(home: Path, config: RuntimeConfig) -> dict[int, float]:
 
 @contextmanager
 def _files(home: Path) -> Iterator[list[Path]]:
-    """The experts of the largest stored model, or else a file that is written for it."""
-    make_folders(home)
+    """The experts of the largest stored model, or else a file that is written for it.
+
+    Small experts serve, too, where nothing can be written.
+    """
     largest = max(Library(home).list(), key=_expert_bytes, default=None)
-    if largest is not None and _expert_bytes(largest) >= _FILE_BYTES:
+    known = 0 if largest is None else _expert_bytes(largest)
+    if largest is not None and (known >= _FILE_BYTES or (known >= _LEAST_FILE_BYTES and not _has_room(home))):
         yield largest.shard_paths
         return
-    size = min(_FILE_BYTES, free_bytes(home) // 4) // _PIECE_BYTES * _PIECE_BYTES
-    if size < _LEAST_FILE_BYTES:
-        raise DiskSpaceError(
-            f"not enough disk space in {home} to measure with: "
-            f"{shortage_text(4 * _LEAST_FILE_BYTES, free_bytes(home))}; free some, or set MOEINF_HOME"
-        )
-    with errors_named(home), tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as folder:
-        path = Path(folder) / "file"
-        _write(path, size)
-        yield [path]
+    with errors_named(home):
+        make_folders(home)
+        with scratch_file(home) as (fd, path):
+            if not _has_room(home):
+                raise DiskSpaceError(
+                    f"not enough disk space in {home} to measure with: "
+                    f"{shortage_text(4 * _LEAST_FILE_BYTES, free_bytes(home))}; free some, or set MOEINF_HOME"
+                )
+            _write(fd, min(_FILE_BYTES, free_bytes(home) // 4) // _PIECE_BYTES * _PIECE_BYTES)
+            yield [path]
+
+
+def _has_room(home: Path) -> bool:
+    """For a file to measure with; not on a disk that is read-only."""
+    return os.access(home, os.W_OK) and free_bytes(home) >= 4 * _LEAST_FILE_BYTES
 
 
 def _expert_bytes(stored: StoredModel) -> int:
     return sum(stored.shard_sizes)
 
 
-def _write(path: Path, num_bytes: int) -> None:
+def _write(fd: int, num_bytes: int) -> None:
     """Writes so many bytes, or as many as eight seconds allow, of random bits: nothing can be left out or packed."""
     piece = np.random.default_rng(0).bytes(_PIECE_BYTES)
     started = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
-        for at in range(0, num_bytes, _PIECE_BYTES):
-            if at >= _LEAST_FILE_BYTES and time.perf_counter() - started > _WRITE_S:
-                break
-            file.write(piece)
-            os.fsync(file.fileno())
+    for at in range(0, num_bytes, _PIECE_BYTES):
+        if at >= _LEAST_FILE_BYTES and time.perf_counter() - started > _WRITE_S:
+            break
+        write_fully(fd, piece, at, Path("the file to measure with"))
+        os.fsync(fd)
 
 
 def _layers(
@@ -155,8 +162,8 @@ def _layers(
 
     Measured on the embedded model, whose weights take next to no time.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        stored = pull("demo", home=Path(folder))
+    with scratch_folder() as folder:
+        stored = pull("demo", home=folder)
         outline = outline_of(stored)
         weights_s = token_weights_s(outline, experts, linear)
         found = []

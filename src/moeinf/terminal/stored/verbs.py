@@ -111,15 +111,20 @@ def create(
 
 
 def prune() -> None:
-    """Delete interrupted pulls, and what no name holds any more.
+    """Delete interrupted pulls, what no name holds any more, and what killed processes have left.
 
     `moeinf list --all` shows what was interrupted; pulling again would go on with it.
     """
     from moeinf.store.library import Library
+    from moeinf.terminal.notes import say
     from moeinf.text.quantities import size_text
 
-    pulls, freed = Library(store_home()).prune()
-    print(f"{size_text(freed)} freed, {pulls} interrupted {'pull' if pulls == 1 else 'pulls'} among it")
+    done = Library(store_home()).prune()
+    pulls = f"{done.num_pulls} interrupted {'pull' if done.num_pulls == 1 else 'pulls'}"
+    left = f", {size_text(done.left_bytes)} that killed processes had left" if done.left_bytes else ""
+    print(f"{size_text(done.freed_bytes)} freed, {pulls}{left} among it")
+    for fault in done.faults:
+        say(f"note: {fault}")
 
 
 def verify(model: StoredName, quiet: Quiet = False) -> None:

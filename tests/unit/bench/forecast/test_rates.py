@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +15,9 @@ from moeinf.bench.forecast import known, measure, products
 from moeinf.bench.forecast.known import known_rates
 from moeinf.bench.forecast.rates import Products, Rates, file_of, load, nearest, save
 from moeinf.config import RuntimeConfig
-from moeinf.errors import DiskSpaceError, OutOfMemoryError
+from moeinf.errors import DiskSpaceError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
+from moeinf.store.library import StoredModel
 from tests.support.rates import PLAIN, rates_of_this_machine
 
 
@@ -125,3 +129,22 @@ def test_a_machine_without_room_is_told_so(quick: None, tmp_path: Path, monkeypa
     with pytest.raises(DiskSpaceError, match=r"not enough disk space.*MOEINF_HOME"):
         measure.measure(tmp_path, RuntimeConfig())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("least", [1 << 20, 1 << 40])
+def test_a_store_that_is_read_only_is_measured_by_its_experts_or_said_to_be_so(
+    least: int, demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: object) -> tuple[int, str]:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(options["dir"]))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(measure, "_LEAST_FILE_BYTES", least)
+    home = demo.path.parents[1]
+    if least < sum(demo.shard_sizes):
+        with measure._files(home) as paths:
+            assert paths == demo.shard_paths
+    else:
+        with pytest.raises(StoreError, match=r"Read-only file system.*MOEINF_HOME"), measure._files(home):
+            pass
