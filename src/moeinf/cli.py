@@ -242,7 +242,8 @@ def _shares(stored: StoredModel, devices: str, workers: str, worker_key_file: st
 @with_flags()
 def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     """Serve the APIs of OpenAI, ollama and Anthropic (also: start)."""
-    from moeinf.server.serve import HttpServer, log_to_stderr
+    from moeinf.server.gate.log import log_to_stderr
+    from moeinf.server.serve import HttpServer
     from moeinf.store.library import Library
     from moeinf.terminal.notes import say
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import resource
+import signal
 import socket
-import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -17,10 +21,10 @@ from moeinf.config.server_options import ServerOptions
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.server.app import build_app
+from moeinf.server.blocking.exit_deadline import ExitDeadline
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.gate.connections import DeadlineProtocol
 from moeinf.server.gate.guard import Rules
-from moeinf.server.gate.request_log import HarmlessFormatter
 from moeinf.server.metrics import Metrics
 from moeinf.server.ollama.descriptions import identity
 from moeinf.server.service import Service
@@ -29,7 +33,12 @@ from moeinf.server.worker import Open, Worker
 from moeinf.store.library import Library
 from moeinf.traces.folder import prepare_folder
 
-GRACE_S = 30  # answers that are being made when a signal comes may take so long
+# After a signal the answer that is being made may take ANSWER_S. It is ended then, what does not end with it within
+# CANCEL_S is cancelled, and has FLUSH_S to say so to its client; the model then has CLOSE_S to be closed. Whatever
+# hangs, the process has ended after EXIT_S, and EXIT_NOW_S after a second signal.
+ANSWER_S, CANCEL_S, FLUSH_S, CLOSE_S = 5.0, 1.0, 0.5, 1.5
+EXIT_S, EXIT_NOW_S = 9, 4
+_LOOK_S = 0.05  # between two looks whether it is time to go on
 KEEP_ALIVE_S = 75  # a connection may stay open so long between two requests
 QUEUED = 2048  # connections that the kernel keeps for the server, which
 ACCEPTED_AT_ONCE = 32  # takes so many of them before it answers the others again
@@ -91,7 +100,6 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # a client is who is at the other end of its connection
-                timeout_graceful_shutdown=GRACE_S,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 backlog=ACCEPTED_AT_ONCE,
             ),
@@ -99,25 +107,36 @@ class HttpServer:
         )
 
     def run(self) -> None:
-        """Blocks. The first SIGINT or SIGTERM lets it finish its answers, the second does not; in the main thread."""
+        """Blocks until a signal ends it, in the main thread, or `stop`, in any.
+
+        The first SIGINT, SIGTERM or SIGHUP gives the answer that is being made ANSWER_S, the second does not. The
+        process ends here where something hangs then.
+        """
+        deadline = ExitDeadline()
+        self._server.on_signal = deadline.start
         try:
-            self._server.run(sockets=[self._socket])
+            with _hangup_told(self._server.handle_exit):
+                self._server.run(sockets=[self._socket])
         finally:
-            self.worker.stop()
             self._pools.close()
+            if not self.worker.stop(CLOSE_S if self._server.signalled else None):
+                deadline.expire()
             self._texts.close()
+            deadline.close()
 
     def stop(self) -> None:
-        """Ends `run` after the answers that are being made; from any thread."""
+        """Ends `run` as a signal does, without an end of the process; from any thread."""
         self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which at a signal takes no new requests, while the worker answers those that it has."""
+    """uvicorn's, which at a signal refuses what waits, and ends the rest in time."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
         super().__init__(config)
         self._worker = worker
+        self.signalled = False
+        self.on_signal: Callable[[int], None] = lambda seconds: None  # told within how many the process must end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """asyncio takes one number for both: how many connections are queued, and how many are accepted at once."""
@@ -127,12 +146,48 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal, and so does next to nothing: the second one ends the wait for answers."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        self.force_exit = self.signalled = self.should_exit or self.signalled
+        self.on_signal(EXIT_NOW_S if self.force_exit else EXIT_S)
+        self.should_exit = self.signalled = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
         self._worker.take_no_more()
-        await super().shutdown(sockets)
+        connections, tasks = self.server_state.connections, self.server_state.tasks
+        for connection in list(connections):
+            connection.shutdown()  # those of which no request is being answered
+        await _until(lambda: not tasks or self.force_exit, ANSWER_S)
+        self._worker.end_answer()
+        await _until(lambda: not tasks, CANCEL_S)
+        for task in list(tasks):
+            task.cancel()  # the guard tells its client
+        await _until(lambda: not tasks and not connections, FLUSH_S)
+        for connection in list(connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # in which they are
+
+
+async def _until(done: Callable[[], bool], limit_s: float) -> None:
+    until = time.monotonic() + limit_s
+    while not done() and time.monotonic() < until:
+        await asyncio.sleep(_LOOK_S)
+
+
+@contextmanager
+def _hangup_told(tell: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Meanwhile SIGHUP is told, as uvicorn has its server told of the others; one that is ignored stays so."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, tell)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def raise_file_limit() -> None:
@@ -160,13 +215,3 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
     listening.setblocking(False)
     return listening
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """The server's own lines, with the time, on stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("moeinf", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level if name == "moeinf" else logging.ERROR)

@@ -138,24 +138,35 @@ class Worker:
         order = Unload(identifier)
         if not self._queue.put("", order):
             raise BusyError("server busy: too many requests are waiting; ask again later")
+        if self._ended:  # meanwhile
+            self._refuse_waiting()
         await asyncio.wrap_future(order.done)
         return True
 
     def take_no_more(self) -> None:
-        """From now on every submit is refused; what runs and waits is still answered."""
+        """From now on every submit is refused, and so is what waits; what runs is still answered."""
         self._stopping.set()
+        self._refuse_waiting()
         self._queue.put("", Unload(""))  # wakes the thread
 
-    def stop(self) -> None:
-        """Ends what runs within a token, refuses what waits, and closes the model. Blocks until all that is done."""
+    def end_answer(self) -> None:
+        """Ends what runs within a token."""
         self._at_once.set()
+
+    def stop(self, limit_s: float | None = None) -> bool:
+        """Ends what runs within a token, refuses what waits, and closes the model. Blocks until all that is done.
+
+        Returns False where it is not done within limit_s.
+        """
+        self.end_answer()
         self.take_no_more()
-        self._thread.join()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         """Outlives whatever a turn raises. However it ends, nobody waits for it afterwards."""
         try:
-            while not (self._stopping.is_set() and (self._at_once.is_set() or not len(self._queue))):
+            while not self._stopping.is_set():
                 _guarded(self._take_turn)
         finally:
             if not self._stopping.is_set():

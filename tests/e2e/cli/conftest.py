@@ -13,6 +13,7 @@ import pytest
 from moeinf import cli
 from moeinf.store.library import StoredModel
 from tests.support.cli.commands import Done
+from tests.support.cli.hanging_disk import Hang, build_library
 
 
 @pytest.fixture
@@ -38,3 +39,15 @@ def command(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         return Done(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def hanging_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("hang"))
+
+
+@pytest.fixture
+def hang(hanging_library: Path, environment: dict[str, str], tmp_path: Path) -> Hang:
+    mark = tmp_path / "mark"
+    more = {"LD_PRELOAD": str(hanging_library), "HANG_MARK": str(mark), "HANG_FILES": "experts-"}
+    return Hang(environment | more, mark)

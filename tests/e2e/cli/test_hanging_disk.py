@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.support.cli.commands import COMMAND
+from tests.support.cli.hanging_disk import Hang
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library as Linux does")
-
-
-@dataclass
-class Hang:
-    environment: dict[str, str]
-    mark: Path  # once it exists, reads hang
-
-    def run(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*COMMAND, "run", "demo", *words],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=0,
-        )
-
-    def await_it(self, child: subprocess.Popen[str]) -> None:
-        reached = self.mark.with_name(self.mark.name + ".reached")
-        while not reached.exists():
-            assert child.poll() is None, "it ended before it read"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    built = tmp_path_factory.mktemp("hang") / "hanging_disk.so"
-    compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
-    source = Path(__file__).with_name("hanging_disk.cc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(source), "-ldl"], check=True)
-    return built
-
-
-@pytest.fixture
-def hang(library: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[Hang]:
-    mark = tmp_path / "mark"
-    yield Hang(environment | {"LD_PRELOAD": str(library), "HANG_MARK": str(mark), "HANG_FILES": "experts-"}, mark)
 
 
 @pytest.mark.parametrize("reader", ["native", "pure"])

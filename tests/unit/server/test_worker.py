@@ -195,16 +195,23 @@ def test_stopping_ends_what_runs_and_refuses_what_waits() -> None:
         assert opened.models[0].last is not None and opened.models[0].last.finish_reason == "interrupted"
 
 
-def test_what_waits_is_answered_before_a_drained_worker_ends() -> None:
-    async def drain(worker: Worker) -> list[str]:
+def test_what_runs_is_answered_before_a_drained_worker_ends_and_what_waits_is_refused() -> None:
+    gate = threading.Semaphore(1)
+
+    async def drain(worker: Worker) -> list[Any]:
         jobs = [Job(Ask("a", "hi"), client) for client in "xyz"]
         for job in jobs:
             worker.submit(job)
-        worker.take_no_more()
-        return [text_of(await told(job)) for job in jobs]
+        async for event in jobs[0].events(5.0):
+            if event == Text("one "):
+                worker.take_no_more()
+                gate.release(100)
+        return [(await told(job))[-1] for job in jobs[1:]]
 
-    with worker_of(Opened()) as worker:
-        assert asyncio.run(drain(worker)) == ["one two three"] * 3
+    with worker_of(opened := Opened(gate=gate)) as worker:
+        waited = asyncio.run(drain(worker))
+        assert all(isinstance(last, Failed) and isinstance(last.error, StoppingError) for last in waited)
+        assert opened.models[0].last is not None and opened.models[0].last.finish_reason != "interrupted"
 
 
 @pytest.mark.parametrize("keep_alive_s", [1e-9, 1e6, 9.3e9, 1e10, 1e300, math.inf, None])
@@ -254,7 +261,7 @@ def test_a_model_whose_close_raises_costs_no_later_answer(error: BaseException, 
         keep = (0.0,) if closed_by == "time" else (None,)
         asyncio.run(events_of(worker, Ask("a", "hi", keep_alive=keep)))
         if closed_by == "unload":
-            worker.unload("id of a")
+            asyncio.run(worker.unload("id of a"))
         elif closed_by == "another model":
             assert text_of(asyncio.run(asyncio.wait_for(events_of(worker, Ask("b", "hi")), 10.0))) == "one two three"
         until(lambda: closed)
@@ -288,7 +295,7 @@ def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pyt
         assert isinstance(refused, Failed) and "has ended; restart the server" in str(refused.error)
         with pytest.raises(StoppingError, match="has ended; restart the server"):
             worker.submit(Job(Ask("a", "hi")))
-        assert not worker.alive and not worker.unload("id of a")
+        assert not worker.alive and not await worker.unload("id of a")
 
     gate = threading.Semaphore(0)
     with worker_of(Opened(gate=gate)) as worker:

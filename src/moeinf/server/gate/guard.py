@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeinf.server.errors import Refusal
+from moeinf.server.errors import Refusal, StoppingError
 from moeinf.server.http import ErrorForm, error_response
 
 MOST_BODY_BYTES = 16 << 20
@@ -70,6 +70,10 @@ class Guard:
         except Refusal as refusal:  # a body that is too large or too slow, met while the handler read it
             if not sender.begun:
                 await error_response(refusal, self._form_of(scope["path"]))(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and waits no longer for what the request waits for
+            if not sender.begun:
+                stopping = StoppingError("the server is stopping; ask again later")
+                await error_response(stopping, self._form_of(scope["path"]))(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises Refusal."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,17 +35,3 @@ class RequestLog:
             client = scope["client"][0] if scope.get("client") else "-"
             method, path = scope["method"][:_MOST_METHOD], scope["raw_path"].decode("ascii", "replace")[:_MOST_PATH]
             log.info("%s %s %s %s %.3fs", client, method, path, status or "aborted", time.perf_counter() - started)
-
-
-class HarmlessFormatter(logging.Formatter):
-    """Writes what clients have said so that it neither steers a terminal nor begins a line of its own."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return _printable(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:
-        return "\n".join(_printable(line) for line in super().formatException(ei).split("\n"))
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
