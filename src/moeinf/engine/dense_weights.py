@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
+from moeinf.threads import mapped
 from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, TensorPlan, TensorSpec
 
 
@@ -115,10 +115,9 @@ class DenseFile:
         """Compares tensors with their checksums in several threads, which are faster than a disk."""
         if not self._sums.known:
             return
-        with ThreadPoolExecutor(num_threads) as pool:
-            found = pool.map(lambda spec: crc32c(memory[spec.offset_bytes :][: spec.num_bytes]), tensors)
-            for spec, each in zip(tensors, found, strict=True):
-                self._sums.check(spec, each)
+        found = mapped(lambda spec: crc32c(memory[spec.offset_bytes :][: spec.num_bytes]), tensors, num_threads)
+        for spec, each in zip(tensors, found, strict=True):
+            self._sums.check(spec, each)
 
     @contextmanager
     def streamed(

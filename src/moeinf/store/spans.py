@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,6 +17,7 @@ from moeinf.errors import StoreError
 from moeinf.store.dense import dense_tensors, fault_of
 from moeinf.store.files import drop_cached, open_regular, read_fully
 from moeinf.store.format import DENSE_FILE, VISION_FILE, is_quantised, is_table
+from moeinf.threads import mapped
 from moeinf.types import ExpertLayout, ModelInfo, SumRun, TensorSpec, block_of
 
 _CHUNK_BYTES = 4 << 20
@@ -75,8 +75,7 @@ def check_spans(spans: Sequence[Span]) -> Generator[Finding | OSError, None, Non
 
     Bytes come from the disk, as far as the kernel can be asked to forget what it has of them.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(_check_span, spans)
+    yield from mapped(_check_span, spans, _THREADS)
 
 
 def gathered(spans: Sequence[Span], found: Sequence[Finding]) -> tuple[SumRun, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
 from moeinf.store.placed.places import DensePlace, InPlace, TensorPlace, region_bytes
+from moeinf.threads import mapped
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, SumRun, TensorSpec
 
 
@@ -91,8 +91,7 @@ class PlacedReads:
         """
         sources = list(dict.fromkeys(source for recipe in recipes for source in recipe.place.sources))
         found = self._bytes_of(sources, config, count, on_wait)
-        with ThreadPoolExecutor(config.threads or usable_cores()) as pool:
-            list(pool.map(lambda source: self._check(source, found[source]), sources))
+        list(mapped(lambda source: self._check(source, found[source]), sources, config.threads or usable_cores()))
         return {recipe.place.name: _made(recipe, found) for recipe in recipes}
 
     def made_lookup(self, recipe: Recipe) -> StoredTensor:
