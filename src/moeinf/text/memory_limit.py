@@ -32,6 +32,6 @@ def limit_memory(soft_bytes: int, hard_bytes: int) -> None:
     """Limits the address space. macOS refuses that: there, only the parent's deadline ends what takes too much."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (soft_bytes, hard_bytes))
-    except (ValueError, OSError):
+    except (ValueError, OSError) as error:
         if sys.platform != "darwin":
-            raise
+            raise ValueError(f"its memory cannot be limited ({error})") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -12,17 +13,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from moeinf.config.environment import debug_wanted
-from moeinf.errors import TextError
+from moeinf.errors import MoeinfError, TextError
 
 _LOAD_LIMIT_S = 60.0
 _LOOK_S = 0.1  # between two looks whether the caller still wants the answer
 # The worker gets this process's import path, and not the current folder, which may hold a json.py of anybody.
-_BOOTSTRAP = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from moeinf.text.worker import main; main()"
+_BOOTSTRAP = """
+import os, sys
+sys.path[:] = sys.argv[1].split(os.pathsep)
+try:
+    from moeinf.text.worker import main
+    main()
+except Exception as error:
+    import json
+    os.write(1, json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode() + b"\\n")
+    raise
+"""
+_KILL_PATIENCE_S = 5.0  # for a worker that cannot be killed to see that its input has ended
 
 
 class Stopped(Exception):
@@ -32,7 +44,8 @@ class Stopped(Exception):
 class TextProcess:
     """A worker for one model folder. Loading starts at once, and the first request waits for it.
 
-    A worker that hangs, dies or runs out of memory raises a TextError, and the next request gets a new worker.
+    A worker that hangs, dies or runs out of memory raises a TextError, and the next request gets a new worker. One that
+    the system refuses what it needs is no fault of the model's: that is a MoeinfError of its own.
     """
 
     def __init__(self, folder: Path, where: str = "", remedy: str = "pull the model again") -> None:
@@ -83,9 +96,12 @@ class TextProcess:
 
     def close(self) -> None:
         process, self._process = self._process, None
-        if process is not None and os.getpid() == self._owner:
+        if process is None or os.getpid() != self._owner:
+            return
+        with suppress(OSError):  # a filter of system calls may refuse it: the worker ends with its input as well
             process.kill()
-            process.communicate()
+        with suppress(OSError, subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILL_PATIENCE_S)
 
     def _start(self) -> None:
         paths = [path for path in sys.path if path] + [str(Path(__file__).parents[2])]
@@ -99,7 +115,7 @@ class TextProcess:
             stderr=None if debug_wanted() else subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
         )
-        self._unread = b""
+        self._unread, self._heard = b"", False
         self._info: dict[str, Any] | None = None
         self._load_id = self._send("load", _LOAD_LIMIT_S, {})
 
@@ -121,13 +137,16 @@ class TextProcess:
             while data:
                 data = data[process.stdin.write(data) :]
         except BrokenPipeError:
-            raise self._lost(op, "died") from None
+            raise self._ended(op, process) from None
         return request_id
 
     def _receive(self, request_id: int, op: str, limit_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s
         while True:
             answer: dict[str, Any] = json.loads(self._line(op, deadline, limit_s))
+            self._heard = True
+            if "refused" in answer:
+                raise self._refused(str(answer["refused"]))
             if answer.get("fatal"):
                 raise self._lost(op, f"failed ({answer['error']})")
             if answer.pop("id") == request_id:  # others are answers that an interrupted caller never fetched
@@ -153,14 +172,29 @@ class TextProcess:
                 continue
             piece = os.read(descriptor, 1 << 20)
             if not piece:
-                spent = process.wait() == -signal.SIGPROF
-                raise self._lost(op, "took too much processor time" if spent else "died")
+                raise self._ended(op, process)
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
-    def _lost(self, op: str, what: str) -> TextError:
+    def _ended(self, op: str, process: subprocess.Popen[bytes]) -> MoeinfError:
+        code = process.wait()
+        if not self._heard:  # it had not come to the model's files yet
+            return self._refused(f"exit code {code}" if code >= 0 else f"signal {-code}")
+        return self._lost(op, "took too much processor time" if code == -signal.SIGPROF else "died")
+
+    def _refused(self, what: str) -> MoeinfError:
         self.close()
+        return MoeinfError(
+            f"the process of the tokenizer of {self._where} cannot work here ({_one_line(what)}): the system refuses "
+            "it memory, files, processes or a call; raise the limits (ulimit -a), or allow it to the container or "
+            "sandbox"
+        )
+
+    def _lost(self, op: str, what: str) -> MoeinfError:
+        self.close()
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY and op == "load":
+            return self._refused(f"it {what} under a limit of address space (ulimit -v)")
         part, remedy = {
             "load": ("the tokenizer", f"{self._remedy}, or report it to the model's makers"),
             "render": ("the chat template", "use --raw to do without it"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from moeinf.errors import CheckpointError, TextError, UsageError
+from moeinf.errors import CheckpointError, MoeinfError, TextError, UsageError
 from moeinf.store.processes.leftovers import scratch_folder
 from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
@@ -217,7 +217,7 @@ def check_text_files(files: Mapping[str, bytes], where: str) -> int:
                 (folder / name).write_bytes(data)
             with closing(TextProcess(folder, where, "mend or replace the file, then pull")) as process:
                 return int(process.info()["num_ids"])
-    except (TextError, OSError) as error:
+    except TextError as error:
         raise CheckpointError(str(error)) from error
 
 
@@ -294,7 +294,7 @@ class TextStream:
     def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Any) -> dict[str, Any]:
         try:
             return self._process.request(op, limit_s, stream=self._id, **fields)
-        except TextError:
+        except MoeinfError:
             self._open = False  # the worker has gone, or has lost its way: there is nothing to close
             raise
 

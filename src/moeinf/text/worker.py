@@ -246,6 +246,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit_bytes = LOAD_MEMORY_BYTES if hard < 0 else min(hard, LOAD_MEMORY_BYTES)
     limit_memory(limit_bytes, limit_bytes)
+    _write(b'{"id": -1}\n')  # what ends this process from now on is the model's text
     worker = TextWorker(Path(sys.argv[-1]))
     for line in sys.stdin.buffer:
         request = json.loads(line)

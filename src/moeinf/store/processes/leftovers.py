@@ -82,12 +82,15 @@ def _opens(path: Path) -> bool:
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder where the system has those for a while (TMPDIR). Open as long as it is in use, which tells so."""
-    with tempfile.TemporaryDirectory(prefix=_FOLDER) as name:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield Path(name)
+            yield folder
         finally:
             os.close(fd)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # TemporaryDirectory recurses for ever where it may not delete
 
 
 def find_leftovers(home: Path) -> list[Leftover]:
