@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lab lint native-test native-address native-thread pythons pythons-ends gpu-test gpu-compile \
+.PHONY: demo test fuzz denied-calls lab lint native-test native-address native-thread pythons pythons-ends gpu-test gpu-compile \
   ranks-test clean
 
 demo: $(RUNS)
@@ -35,6 +35,11 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/python.sh address -m tests.fuzz.native_calls \
 	  --seconds $$(($(FUZZ_SECONDS) / 5)) --seed $(FUZZ_SEED)
+
+# What `make test` has a short form of: every system call that there is, refused in turn with five errnos to run, pull,
+# doctor and serve. It takes an hour or two.
+denied-calls: $(READY)
+	$(BIN)/python -m tests.support.faults.denied_calls
 
 # Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces

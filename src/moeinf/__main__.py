@@ -14,7 +14,12 @@ def main() -> None:
     if answered:
         end_at_once(signal.SIGINT)
     end_at_once_at_endings()
-    from moeinf.cli import main as command
+    try:
+        from moeinf.cli import main as command
+    except (ImportError, MemoryError, OSError) as error:  # what comes later is for cli.py to tell
+        from moeinf.errors import of_the_machine
+
+        sys.exit(f"Error: {of_the_machine(error) or error}")
 
     try:
         if answered:

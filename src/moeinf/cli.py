@@ -23,7 +23,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
-from moeinf.errors import MoeinfError, OutputError, UsageError
+from moeinf.errors import MoeinfError, OutputError, UsageError, of_the_machine
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.completion import model_names
@@ -314,6 +314,7 @@ def _fail(error: Exception) -> int:
 
     if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
         error = named(error)
+    error = of_the_machine(error) or error
     if isinstance(error, MoeinfError):
         message, code = str(error), error.exit_code
     elif hasattr(error, "format_message"):  # click's errors: a wrong option, a missing argument

@@ -19,6 +19,7 @@ MoeinfError                    anything a user can mend; the command line prints
 """
 
 import errno
+import re
 from collections.abc import Mapping
 
 # What can be done where the system gives no more files or threads.
@@ -36,6 +37,12 @@ _UNKNOWN_TO_IT = (
 )
 _KEY = "the key of its file system is missing or has expired: log in again, or unlock the folder"
 _SERVER = "the server or program behind its file system does not answer: mount it again, and repeat the command"
+
+# What can be done about a call that the system refuses, of which no file is known.
+REFUSED_CALL = (
+    "the system refuses a call that moeinf makes: allow it to the container or sandbox, if there is one (--debug tells "
+    "which)"
+)
 
 # What can be done about an error of the system that is no fault of a file's content. Nothing here may cost anybody a
 # sound file.
@@ -154,3 +161,18 @@ class OutputError(MoeinfError):
 
 class TextError(MoeinfError):
     pass
+
+
+def of_the_machine(error: BaseException) -> MoeinfError | None:
+    """The line for what Python itself raises where the machine gives too little; None for any other error."""
+    too_little = isinstance(error, ImportError) and re.search(r"map segment|allocate memory", str(error))
+    if isinstance(error, MemoryError) or too_little:
+        return OutOfMemoryError(f"not enough memory; {REMEDIES[errno.ENOMEM]}")
+    if isinstance(error, ImportError):
+        return MoeinfError(
+            f"a part of moeinf cannot be loaded ({error}): the system does not let it be read, or moeinf is not whole; "
+            "install it again"
+        )
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return MoeinfError(f"the system starts no more threads; {REMEDIES[errno.EAGAIN]}")
+    return None

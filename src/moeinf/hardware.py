@@ -127,7 +127,10 @@ def usable_cores(root: Path = Path("/")) -> int:
 def _physical_cores(root: Path) -> int:
     if (fast := macos_fact("hw.perflevel0.physicalcpu") or macos_fact("hw.physicalcpu")) is not None:
         return fast
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    try:
+        allowed = os.sched_getaffinity(0)
+    except (AttributeError, OSError):  # not every system has it, and a filter of calls may refuse it
+        allowed = set(range(os.cpu_count() or 1))
     siblings = set()
     for cpu in _fast(root, allowed):
         text = "".join(_lines(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
@@ -172,6 +175,9 @@ def cpu_name(root: Path = Path("/")) -> str:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that was ever resident in this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """The most memory that was ever resident in this process; 0 where the system does not tell."""
+    try:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except OSError:
+        return 0
     return peak if sys.platform == "darwin" else peak * 1024

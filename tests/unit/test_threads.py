@@ -14,7 +14,7 @@ from moeinf.threads import mapped
 def test_results_come_in_order_however_many_threads_are_refused(
     monkeypatch: pytest.MonkeyPatch, num_started: int
 ) -> None:
-    start, started = threading.Thread.start, []
+    start, started = threading.Thread.start, list[Any]()
 
     def refuse(thread: Any) -> None:
         if len(started) == num_started:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moeinf.errors import CheckpointError, ContextLengthError, ModelNotFoundError, MoeinfError, TextError, UsageError
+from moeinf.errors import (
+    REMEDIES,
+    CheckpointError,
+    ContextLengthError,
+    ModelNotFoundError,
+    MoeinfError,
+    TextError,
+    UsageError,
+    of_the_machine,
+)
+from moeinf.store.files import named
 
 RETRY_AFTER_S = 5
+log = logging.getLogger("moeinf.server")
 
 
 class BusyError(MoeinfError):
@@ -54,6 +66,7 @@ def without_folders(message: str) -> str:
 
 def fault_of(error: BaseException) -> Fault:
     """How a client is told of an error. What nobody expected is not described: it might tell of the machine."""
+    error = of_the_machine(error) or error
     message = without_folders(str(error))
     if isinstance(error, Refusal):
         return Fault(error.status, _KINDS.get(error.status, "invalid"), message)
@@ -69,4 +82,15 @@ def fault_of(error: BaseException) -> Fault:
         return Fault(400, "invalid", "the request's JSON is nested too deeply")
     if isinstance(error, MoeinfError):
         return Fault(500, "server", message, _NO_RETRY)
-    return Fault(500, "server", "unexpected error; the server's log has more", _NO_RETRY)
+    more = "the server's log has more"
+    if isinstance(error, OSError) and error.errno:
+        refused = f"the server's machine refuses something: {os.strerror(error.errno)}"
+        return Fault(500, "server", f"{refused}; {REMEDIES.get(error.errno, more)}", _NO_RETRY)
+    return Fault(500, "server", f"unexpected error; {more}", _NO_RETRY)
+
+
+def log_fault(error: BaseException, doing: str = "") -> None:
+    """Writes what a client is told of as "server": one line for what is known, a traceback behind it for the rest."""
+    known = of_the_machine(error) or (named(error) if isinstance(error, OSError) and error.errno else error)
+    line = str(known) if isinstance(known, MoeinfError) else f"{type(error).__name__}: {error}"
+    log.error("%s%s", doing, line, exc_info=None if isinstance(known, MoeinfError) else error)

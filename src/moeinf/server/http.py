@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,10 +16,9 @@ from starlette.types import Receive, Scope, Send
 from moeinf.engine.completion import Completion
 from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
 from moeinf.server.blocking.thread_pool import ThreadPool
-from moeinf.server.errors import Fault, fault_of
+from moeinf.server.errors import Fault, fault_of, log_fault
 from moeinf.server.job import Job
 
-log = logging.getLogger("moeinf.server")
 T = TypeVar("T")
 SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
 HOLD_S = 5.0  # a stream begins at the latest so long after the request, though the model has not begun to read
@@ -41,7 +39,7 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def error_response(error: Exception, form: ErrorForm) -> Response:
     fault = fault_of(error)
     if fault.kind == "server":
-        log.error("%s", f"{type(error).__name__}: {error}", exc_info=error)
+        log_fault(error)
     return json_response(form(fault), fault.status, fault.headers)
 
 
@@ -161,7 +159,7 @@ class EventStream(Response):
     async def _pieces(self) -> AsyncIterator[bytes]:
         async for event in self._events():
             if isinstance(event, Failed) and fault_of(event.error).kind == "server":
-                log.error("%s", f"{type(event.error).__name__}: {event.error}", exc_info=event.error)
+                log_fault(event.error)
             for piece in self._encode(event):
                 if piece:
                     yield piece

@@ -11,7 +11,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moeinf.errors import REMEDIES, DiskSpaceError, MoeinfError, StoreError, is_of_content
+from moeinf.config.environment import store_home
+from moeinf.errors import (
+    REFUSED_CALL,
+    REMEDIES,
+    UNSUPPORTED,
+    DiskSpaceError,
+    MoeinfError,
+    StoreError,
+    UsageError,
+    is_of_content,
+)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -27,12 +37,15 @@ def errors_named(path: Path, error_type: type[MoeinfError] = StoreError) -> Iter
 
 def named(error: OSError, path: str = "", error_type: type[MoeinfError] = StoreError) -> MoeinfError:
     """Returns an error of one line: the file (the error's own, else `path`), the reason and the remedy."""
-    name = error.filename if isinstance(error.filename, str) else path
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path
     said = f"{name}: {error.strerror or error}" if name else str(error.strerror or error)
     if error.errno in _FULL:
         return DiskSpaceError(f"{said}; free some space and repeat the command, it goes on where it stopped")
     hint = REMEDIES.get(error.errno or 0, "")
-    if name and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error_type is StoreError:
+    if not name and error.errno in (errno.EPERM, errno.EACCES, *UNSUPPORTED):
+        hint = REFUSED_CALL
+    in_store = error_type is StoreError and (path or _in_store(name))
+    if name and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and in_store:
         hint = "choose a folder that you can read and write with MOEINF_HOME, or change its permissions"
     return error_type(f"{said}; {hint}" if hint else said)
 
@@ -42,6 +55,12 @@ def fault_of_read(error: OSError, path: Path) -> str:
     if is_of_content(error):
         return error.strerror or str(error)
     raise named(error, str(path)) from error
+
+
+def _in_store(name: str) -> bool:
+    with suppress(UsageError):
+        return Path(name).is_relative_to(store_home())
+    return False
 
 
 def sync_folder(path: Path) -> None:
@@ -142,7 +161,8 @@ def write_fully(fd: int, data: bytes | memoryview, offset: int, path: Path) -> N
 def drop_cached(fd: int, offset: int = 0, num_bytes: int = 0) -> None:
     """Tells the kernel that these bytes are not needed again, so that a pull does not push out what is in use."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # a filter of system calls may refuse it
+            os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:

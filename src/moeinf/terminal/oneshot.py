@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _MOST_PROMPT_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
 
 
 def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
@@ -52,10 +53,12 @@ def _file_text(file: Path | None) -> str:
 
 
 def _text(stream: BinaryIO, what: str) -> str:
-    data = stream.read(_MOST_PROMPT_BYTES + 1)
-    if len(data) > _MOST_PROMPT_BYTES:
-        raise UsageError(f"{what} is longer than {_MOST_PROMPT_BYTES >> 20} MiB, which no context holds; give less")
-    return decoded(data).rstrip("\r\n")
+    data = bytearray()
+    while piece := stream.read(_PIECE_BYTES):  # not all at once: room for that would be taken for any prompt
+        data += piece
+        if len(data) > _MOST_PROMPT_BYTES:
+            raise UsageError(f"{what} is longer than {_MOST_PROMPT_BYTES >> 20} MiB, which no context holds; give less")
+    return decoded(bytes(data)).rstrip("\r\n")
 
 
 def answer_once(conversation: Conversation, text: str, *, raw: bool, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -84,10 +85,11 @@ def read_file(
 
 def read_tail(path: Path, start: int, end: int) -> ByteArray:
     """Reads what is behind the last whole block, which O_DIRECT cannot. Raises StoreError."""
+    tail = b""
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            tail = file.read(end - start)
+        with path.open("rb", buffering=0) as file:
+            while piece := os.pread(file.fileno(), end - start - len(tail), start + len(tail)):
+                tail += piece
     except OSError as error:
         raise _unopened(error) from error
     if len(tail) != end - start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,7 @@ class RowFile:
         self._path, self._remedy = path, remedy
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
-        if hasattr(os, "posix_fadvise"):  # reading around a row would bring 32 pages that nobody asked for
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self._advise(0, 0, "RANDOM")  # reading around a row would bring 32 pages that nobody asked for
 
     @property
     def num_bytes(self) -> int:
@@ -75,9 +75,14 @@ class RowFile:
 
     def _ask_for(self, starts: set[int], num_bytes: int) -> None:
         """Has a disk read all of the parts at once, before the first is waited for."""
+        for start in starts:
+            self._advise(start, num_bytes, "WILLNEED")
+
+    def _advise(self, start: int, num_bytes: int, advice: str) -> None:
+        """Only a hint, which not every system takes, and which a filter of system calls may refuse."""
         if hasattr(os, "posix_fadvise"):
-            for start in starts:
-                os.posix_fadvise(self._fd, start, num_bytes, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, start, num_bytes, getattr(os, f"POSIX_FADV_{advice}"))
 
     def _fill(self, into: memoryview, start: int) -> None:
         done = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +18,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError
 from moeinf.pull.model_names import origin_of
 from moeinf.pull.pull import pull as install
-from moeinf.server.errors import BusyError, Refusal, StoppingError, fault_of
+from moeinf.server.errors import BusyError, Refusal, StoppingError, fault_of, log_fault
 from moeinf.server.http import SILENCE_S, json_response
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.requests import PullRequest
@@ -27,7 +26,6 @@ from moeinf.server.service import Service
 from moeinf.store.library import Library
 from moeinf.store.quantisation import CHOICES
 
-log = logging.getLogger("moeinf.server")
 STOP_S = 5.0  # within which a pull stops whose client has gone
 STEP_S = 0.2  # between two lines about the same file
 Status = dict[str, Any]  # a line of the answer
@@ -70,7 +68,7 @@ class Pulls:
         except BaseException as error:  # the client is told, whatever it was
             fault = fault_of(error)
             if fault.kind == "server" and not running.cancelled.is_set():
-                log.error("pull of %s: %s", ascii(source)[:100], error, exc_info=error)
+                log_fault(error, f"pull of {ascii(source)[:100]}: ")
             last, running.status = error_body(fault), fault.status
         running.end(last)
 
