@@ -14,7 +14,7 @@ from moeinf.distributed.frames import Kind, Request, RequestForm
 from moeinf.distributed.link import Link, LostError
 from moeinf.distributed.meeting import Facts, Offer, PeerAddress, call
 from moeinf.distributed.replies import STALL, ReplyForm, no_numbers
-from moeinf.errors import WorkerError
+from moeinf.errors import MoeinfError
 from moeinf.types import ByteArray, Float32Array, FloatArray, IntArray, MoeShape
 
 REPLY_S: Final = 60.0  # the longest that a layer of a worker may take; then it counts as lost
@@ -193,7 +193,7 @@ class Peer:
             try:
                 connection = self._connect(self.address)
                 connection.own(keys, shape)
-            except (WorkerError, LostError):
+            except (MoeinfError, LostError):
                 continue
             self._returned = connection
             if self._closed.is_set():  # meanwhile

@@ -18,8 +18,9 @@ import pytest
 from moeinf.cli import run_command
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.distributed import peer, proof
+from moeinf.distributed import peer, proof, transfer
 from moeinf.distributed.frames import Request
+from moeinf.distributed.meeting import Offer
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Hooks
 from moeinf.engine.cpu import CpuRunner
@@ -378,6 +379,28 @@ def test_what_has_come_of_a_model_is_not_sent_again(workers: Workers, demo: Stor
     assert not (partial / first.name).exists()  # all of it comes anew
     with opened(demo, **workers.options(workers.start(demo, home=there.home))) as model:
         assert owned(model)[1] > 0
+
+
+def test_a_worker_that_never_has_the_model_is_not_sent_it_again(
+    workers: Workers, demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lacking:
+        """moeinf.distributed.peer.Connection of a worker that says so each time."""
+
+        offer, link = Offer(0, 0.0, lacks_model=True), None
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    sent: list[Any] = []
+    monkeypatch.setattr(peer, "Connection", Lacking)
+    monkeypatch.setattr(transfer, "send_model", lambda *each: sent.append(each))
+    with pytest.raises(WorkerError, match="it has no such model, though it was sent it"):
+        opened(demo, workers="127.0.0.1:1", worker_key_file=str(workers.key_file))
+    assert len(sent) == 1
 
 
 # ---- who is let in

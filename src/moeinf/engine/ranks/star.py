@@ -15,7 +15,7 @@ import numpy as np
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import BuildContext, Weights
 from moeinf.engine.footprint import expert_parts
-from moeinf.errors import UsageError
+from moeinf.errors import UsageError, WorkerError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.protocol import DiskReader, ReadFacts
 from moeinf.sampling.loop import Interrupted
@@ -52,15 +52,21 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     key, facts = read_key("--worker-key-file", config.worker_key_file), facts_of(context.weights, kernels.isa)
 
     def connect(address: PeerAddress) -> Connection:
-        connection = Connection(address, key, facts, context.manifest.moe, width, context.should_stop)
-        if not connection.offer.lacks_model:
-            return connection
-        context.reporting.notify(f"worker {address} has no such model: it is sent there")
-        try:
-            send_model(connection.link, context.weights.stored)
-        finally:
-            connection.close()
-        return _when_open(lambda: connect(address))
+        connection = called(address)
+        if connection.offer.lacks_model:
+            context.reporting.notify(f"worker {address} has no such model: it is sent there")
+            try:
+                send_model(connection.link, context.weights.stored)
+            finally:
+                connection.close()
+            connection = _when_open(lambda: called(address))
+            if connection.offer.lacks_model:
+                connection.close()
+                raise WorkerError("it has no such model, though it was sent it; see what it says there")
+        return connection
+
+    def called(address: PeerAddress) -> Connection:
+        return Connection(address, key, facts, context.manifest.moe, width, context.should_stop)
 
     peers = [Peer(address, connect) for address in addresses_of(config.workers)]
     here = capacity_of(tier, reader, context.manifest.layout.stride_bytes)
