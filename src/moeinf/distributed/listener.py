@@ -17,13 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
+from moeinf.distributed.binding import bound
 from moeinf.distributed.link import TICK_S, Link, MalformedError
 from moeinf.distributed.meeting import MEET_S, SESSION_BYTES, Facts, Offer, PeerAddress, refusal, welcome
 from moeinf.distributed.proof import Purpose, StrangerError, Visitor
-from moeinf.errors import LIMIT_REMEDIES, UsageError, WorkerError
+from moeinf.errors import LIMIT_REMEDIES
 
 MOST_VISITORS: Final = 64  # that have not proved themselves
 SILENT_S: Final = 30.0  # without a byte on the pulse of rank 0, which sends one every second: its machine is gone
@@ -60,7 +60,7 @@ class Listener:
         Raises WorkerError where the address cannot be had, UsageError where it is every address of this machine.
         """
         self._key, self._say = key, say
-        self._socket = _bound(host, port)
+        self._socket = bound(host, port)
         self.address = PeerAddress(*self._socket.getsockname()[:2])
         self._told_s, self._untold = float("-inf"), 0  # of strangers
         self._guests: dict[socket.socket, _Guest] = {}
@@ -299,37 +299,3 @@ class Listener:
                 pulse = served.pulses.pop()
                 self._selector.unregister(pulse)
                 pulse.close()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there and nowhere else."""
-    where = f"--bind {PeerAddress(host, port)}"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise WorkerError(f"{where}: {_reason(error)}; give an address of this machine") from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        if _is_every_address(listening.getsockname()[0]):  # by whatever name it was given
-            raise UsageError(f"{where} is every address of this machine; give the one that rank 0 comes to")
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise WorkerError(f"{where}: {_reason(error)}; give an address of this machine") from error
-    except BaseException:
-        listening.close()
-        raise
-    return listening
-
-
-def _is_every_address(text: str) -> bool:
-    address = ip_address(text.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_unspecified
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return str((error.strerror if isinstance(error, OSError) else None) or error)

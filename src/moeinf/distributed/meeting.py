@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import struct
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ MEET_S: Final = 5.0  # for each answer of the other
 SESSION_BYTES: Final = 16
 _WELCOME: Final = struct.Struct(f"!?qd?{SESSION_BYTES}s")
 _MOST_SLOTS: Final = 1 << 40
+_MOST_BYTES_PER_S: Final = 1e15
 _LONGEST_FACT: Final = 128
 
 
@@ -88,7 +88,7 @@ def parse_answer(said: bytes) -> tuple[Offer, bytes]:
     if not said[0]:
         raise WorkerError(f"it refuses: {printable(said[1:].rstrip(bytes(1)))}")
     _, num_slots, bytes_per_s, lacks_model, session = _WELCOME.unpack_from(said)
-    if not (0 <= num_slots <= _MOST_SLOTS and math.isfinite(bytes_per_s) and bytes_per_s >= 0):
+    if not (0 <= num_slots <= _MOST_SLOTS and 0 <= bytes_per_s <= _MOST_BYTES_PER_S):  # nor NaN
         raise MalformedError(f"it offers {num_slots} experts at {bytes_per_s} bytes a second, which cannot be meant")
     return Offer(num_slots, bytes_per_s, lacks_model), session
 

@@ -280,6 +280,17 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
         Listener(host, 0, KEY)
 
 
+def test_a_name_that_has_both_is_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = socket.getaddrinfo
+
+    def both(host: str, *rest: Any, **options: Any) -> Any:
+        return [*real("::1", *rest, **options), *real("127.0.0.1", *rest, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    with Listener("both.example", 0, KEY) as made:
+        assert made.address.host == "127.0.0.1"
+
+
 def test_ipv6_is_written_in_brackets() -> None:
     try:
         made = Listener("::1", 0, KEY)
