@@ -44,25 +44,28 @@ class Link:
         connected.settimeout(TICK_S)
         self._socket, self._why = connected, ""
 
-    def send(self, data: ByteArray | bytes, seconds: float) -> None:
-        """Returns when the system has taken all of it. Raises LostError; then the link is of no use any more."""
-        left, give_up_at = _view(data), time.monotonic() + seconds
-        while left:
-            try:
-                left = left[self._socket.send(left) :]
-            except TimeoutError:
-                pass
-            except OSError as error:
-                raise self._lost(error) from None
-            if left:
-                self._check_time(give_up_at)
+    def send(self, data: ByteArray | bytes, seconds: float, look: Callable[[], None] = lambda: None) -> None:
+        """Returns when the system has taken all of data.
+
+        look() is called every TICK_S while it waits, and may raise. Raises LostError; then the link is of no use more.
+        """
+        self._move(self._socket.send, data, seconds, look)
 
     def receive(self, data: ByteArray | bytearray, seconds: float, look: Callable[[], None] = lambda: None) -> None:
-        """Fills data. look() is called every TICK_S, and may raise. Raises LostError, as `send`."""
+        """Fills data. As `send`."""
+        self._move(self._socket.recv_into, data, seconds, look)
+
+    def _move(
+        self,
+        some: Callable[[memoryview], int],
+        data: ByteArray | bytes | bytearray,
+        seconds: float,
+        look: Callable[[], None],
+    ) -> None:
         left, give_up_at = _view(data), time.monotonic() + seconds
         while left:
             try:
-                count = self._socket.recv_into(left)
+                count = some(left)
             except TimeoutError:
                 look()
             except OSError as error:
@@ -71,8 +74,8 @@ class Link:
                 if not count:
                     raise LostError(self._why or "its connection has ended")
                 left = left[count:]
-            if left:
-                self._check_time(give_up_at)
+            if left and time.monotonic() > give_up_at:
+                raise LostError(self._why or "it does not answer")
 
     def break_off(self, why: str = "") -> None:
         """Ends every wait of both machines with LostError, which says why at this one."""
@@ -84,10 +87,6 @@ class Link:
         """Breaks off, and gives the descriptor back: nobody may wait here any more."""
         self.break_off()
         self._socket.close()
-
-    def _check_time(self, give_up_at: float) -> None:
-        if time.monotonic() > give_up_at:
-            raise LostError(self._why or "it does not answer")
 
     def _lost(self, error: OSError) -> LostError:
         if error.errno in _ENDED:

@@ -115,12 +115,13 @@ class Connection:
         self.close()
 
     def _send(self, rest: ByteArray | bytes | None) -> None:
-        self._link.send(self._frame, REPLY_S)
+        self._stopping_s = time.monotonic()
+        self._link.send(self._frame, REPLY_S, self._look)
         if rest is not None:
-            self._link.send(rest, REPLY_S)
+            self._link.send(rest, REPLY_S, self._look)
 
     def _look(self) -> None:
-        """Gives a reply up that is awaited for an answer which is to end."""
+        """Gives up a worker that an answer waits for which is to end."""
         now = time.monotonic()
         if not self._should_stop():
             self._stopping_s = now

@@ -138,6 +138,28 @@ def test_a_reply_is_given_up_for_an_answer_that_is_to_end(worker: Replying, monk
     connection.close()
 
 
+def test_a_request_that_nobody_takes_is_given_up_for_an_answer_that_is_to_end(
+    worker: Replying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "STOP_S", 0.05)
+    connection = Connection(worker.listener.address, KEY, FACTS, SHAPE, WIDTH, lambda: True)
+    waiting, goes_on = threading.Event(), threading.Event()
+
+    def stand_still(frame: ByteArray) -> None:
+        waiting.set()
+        goes_on.wait(SECONDS)
+
+    worker.wrong = stand_still
+    connection.ask(asked())
+    assert waiting.wait(SECONDS)
+    many = 1 << 19  # tokens: more than the system keeps for a worker that takes nothing
+    rows = np.zeros((many, WIDTH), np.float32)
+    with pytest.raises(LostError, match="it had not replied when the answer was to end"):
+        connection.ask(Request(1, np.ones((many, 2), np.int64), rows, many, 0))
+    goes_on.set()
+    connection.close()
+
+
 @pytest.mark.parametrize("error", [LostError("nothing answers"), WorkerError("it refuses"), StoreError("unreadable")])
 def test_a_worker_is_called_again_whatever_a_call_has_met(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "FIRST_RETRY_S", 0.001)
