@@ -132,9 +132,14 @@ void bind_expert_cache(nb::module_& m) {
 moeinf::BoundExpertCache::BoundExpertCache(BoundSlotTable& table, std::int64_t num_layers,
                                            std::int64_t num_experts, nb::object policy, nb::object stats)
     : policy_(std::move(policy)),
-      native_(nb::cast<BoundNextUseScores*>(nb::getattr(policy_, "native", nb::none()))),
+      native_object_(nb::getattr(policy_, "native", nb::none())),
+      native_(nb::cast<BoundNextUseScores*>(native_object_)),
       stats_(std::move(stats)),
-      cache_(table.core(), num_layers, num_experts, [this](std::int64_t layer) { return scores(layer); }) {}
+      cache_(table.core(), num_layers, num_experts, [this](std::int64_t layer) { return scores(layer); }) {
+  if (native_ != nullptr &&
+      (native_->core().num_layers() != num_layers || native_->core().num_experts() != num_experts))
+    throw std::invalid_argument("the policy's scores are of another model");
+}
 
 const double* moeinf::BoundExpertCache::scores(std::int64_t layer) {
   if (native_ != nullptr) return native_->core().keep_scores(layer);

@@ -74,7 +74,8 @@ class BoundExpertCache {
   void add(const char* name, std::int64_t count);
 
   nanobind::object policy_;
-  BoundNextUseScores* native_;  // of the policy, or null
+  nanobind::object native_object_;  // of the policy, or none
+  BoundNextUseScores* native_;      // that, or null
   nanobind::object stats_;
   Scores last_;  // keeps the scores where they are until the next
   ExpertCache cache_;

@@ -63,6 +63,9 @@ std::vector<std::int64_t> SlotTable::free_offsets() const {
 }
 
 void SlotTable::count() {
+  for (std::size_t key = 0; key < num_keys_; ++key)
+    if (offset_of_[key] != kNoSlot && state_[key] != kLoading && state_[key] != kResident)
+      throw std::invalid_argument("expert " + std::to_string(key) + " has a slot and another state");
   total_ = std::count_if(state_, state_ + num_keys_, [](std::uint8_t state) { return state != kNoExpert; });
 }
 
@@ -124,12 +127,15 @@ void SlotTable::free_one(std::int64_t key) {
 void SlotTable::limit(std::int64_t num_slots) {
   if (num_slots < 0 || static_cast<std::size_t>(num_slots) > classes_.of_slots.size())
     throw std::invalid_argument("there are not so many slots");
+  const std::int64_t end = begins_[static_cast<std::size_t>(num_slots)];
+  if (std::any_of(offset_of_, offset_of_ + num_keys_, [end](std::int64_t offset) { return offset >= end; }))
+    throw std::invalid_argument("an expert lies in a slot that is to go");
   std::vector<std::vector<std::int64_t>> more(num_classes());
   for (std::int64_t slot = num_slots; slot-- > num_slots_;)
     more[classes_.of_slots[static_cast<std::size_t>(slot)]].push_back(
         begins_[static_cast<std::size_t>(slot)]);
   num_slots_ = num_slots;
-  const auto is_beyond = [end = end_offset()](std::int64_t offset) { return offset >= end; };
+  const auto is_beyond = [end](std::int64_t offset) { return offset >= end; };
   num_free_ = 0;
   for (std::size_t each = 0; each < num_classes(); ++each) {
     std::vector<std::int64_t>& free = free_[each];

@@ -34,6 +34,8 @@ void Kernels::linear(const Matrix& w, const float* x, std::int64_t num_x, float*
 void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x,
                       float* const* ys) {
   if (num_ws == 0 || num_x == 0) return;
+  for (std::size_t m = 1; m < num_ws; ++m)
+    if (ws[m].cols != ws[0].cols) throw std::invalid_argument("the matrices differ in their columns");
   Workspace::Frame memory(workspace_);
   const std::array<const void*, 3> inputs = prepare_for(memory, ws, num_ws, x, num_x);
   split_rows(ws, num_ws, num_x);

@@ -300,6 +300,9 @@ TEST(calls_that_cannot_be_meant_change_nothing) {
   machine.table.assign({0});
   machine.table.land({0});
   CHECK(refused(table(0, machine.classes)));
+  CHECK(refused([&] { machine.table.limit(0); }));
+  machine.states[0] = moeinf::kNoExpert;
+  CHECK(throws<std::invalid_argument>([&] { machine.table.count(); }));
 }
 
 TEST(slots_of_each_size_go_and_come_again) {

@@ -69,10 +69,12 @@ class SlotTable {
   // Takes their slots from experts that are resident or whose reads have ended without them. Throws
   // std::invalid_argument for one that has none; those in front of it are free then.
   void free(const Keys& keys);
-  // Counts the experts anew, as the states of others than kLoading and kResident have been changed.
+  // Counts the experts anew, as the states of others than kLoading and kResident have been changed. Throws
+  // std::invalid_argument, and has counted nothing, where that of an expert with a slot has.
   void count();
   // Drops all slots but the lowest num_slots, which must be free, or adds slots behind the last, to be
-  // assigned last. Throws std::invalid_argument for more than there were at first.
+  // assigned last. Throws std::invalid_argument, and changes nothing, for one that is not free, and for more
+  // than there were at first.
   void limit(std::int64_t num_slots);
   // Records what somebody else has done with the slots: by key the number of an expert's slot, or kNoSlot.
   // All of them are resident. Throws std::invalid_argument where that cannot be.

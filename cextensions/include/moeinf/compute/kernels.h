@@ -40,7 +40,7 @@ class Kernels {
   Workspace& workspace() { return workspace_; }
 
   // ys[m] [num_x, ws[m].rows] = x [num_x, cols] times the transposed ws[m], for all m in one parallel region;
-  // x is prepared once for each kind. All ws have the same cols.
+  // x is prepared once for each kind. Throws std::invalid_argument for ws of different cols.
   void linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
                const std::vector<float*>& ys);
   void linear(const Matrix& w, const float* x, std::int64_t num_x, float* y);
