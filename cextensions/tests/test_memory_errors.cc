@@ -229,13 +229,13 @@ TEST(visits_go_on_after_any_request_for_memory_was_refused) {
 }
 
 TEST(products_go_on_after_their_scratch_memory_was_refused) {
-  constexpr std::int64_t kRows = 64, kTokens = 80;
-  const std::int64_t most_cols = 8192;
+  constexpr std::int64_t kRows = 32, kTokens = 20;
+  const std::int64_t most_cols = 2048;
   const std::vector<unsigned char> bytes = q8_0(kRows, most_cols);
   const std::vector<float> x(kTokens * most_cols, 0.25F);
   std::vector<float> y(kTokens * kRows), expected;
   const auto ask = [&](moeinf::Kernels& kernels) {
-    for (const std::int64_t cols : {std::int64_t{256}, std::int64_t{1024}, most_cols}) {
+    for (const std::int64_t cols : {std::int64_t{256}, std::int64_t{768}, most_cols}) {
       std::fill(y.begin(), y.end(), 0.0F);
       kernels.linear({bytes.data(), moeinf::Format::kQ8_0, kRows, cols, 1}, x.data(), kTokens, y.data());
     }
@@ -249,7 +249,7 @@ TEST(products_go_on_after_their_scratch_memory_was_refused) {
 }
 
 TEST(experts_go_on_after_any_request_for_memory_was_refused) {
-  constexpr std::int64_t kHidden = 64, kRows = 96, kTokens = 40, kTopK = 2;
+  constexpr std::int64_t kHidden = 64, kRows = 96, kTokens = 20, kTopK = 2;
   const std::vector<unsigned char> up = q8_0(kRows, kHidden), down = q8_0(kHidden, kRows);
   std::vector<unsigned char> memory = up;
   memory.insert(memory.end(), down.begin(), down.end());
