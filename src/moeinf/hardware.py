@@ -19,6 +19,7 @@ class Machine:
     limited_by: str  # "machine" or the control group that binds
     cores: int  # that are worth a thread: see usable_cores
     total_bytes: int = 0  # all memory of the machine; 0: not known
+    limit_bytes: int = 0  # of the control group that binds; 0 where none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +27,19 @@ class MemoryState:
     available_bytes: int  # as in Machine
     limited_by: str
     stall_s: float = 0.0  # so far, in which something waited for memory; 0 where the kernel does not count that
+    limit_bytes: int = 0  # as in Machine
 
 
 def machine(root: Path = Path("/")) -> Machine:
     """Reads /proc and the control groups (v1 and v2) under `root`."""
     memory = memory_now(root)
-    return Machine(memory.available_bytes, memory.limited_by, usable_cores(root), _memory(root, "MemTotal"))
+    total_bytes = _memory(root, "MemTotal")
+    return Machine(memory.available_bytes, memory.limited_by, usable_cores(root), total_bytes, memory.limit_bytes)
 
 
 def memory_now(root: Path = Path("/")) -> MemoryState:
     """The memory that this process may still take: the least that the machine and its control groups leave."""
-    available, limited_by = _memory(root, "MemAvailable"), "machine"
+    available, limited_by, limit_bytes = _memory(root, "MemAvailable"), "machine", 0
     stall_s = _stall_s(root / "proc/pressure/memory")
     for group, folder, is_v2 in _groups(root, "memory"):
         room = _room(
@@ -44,10 +47,10 @@ def memory_now(root: Path = Path("/")) -> MemoryState:
             ("memory.max", "memory.high") if is_v2 else ("memory.limit_in_bytes",),
             "memory.current" if is_v2 else "memory.usage_in_bytes",
         )
-        if room is not None and room < available:
-            available, limited_by = room, f"control group {group}"
+        if room is not None and room[0] < available:
+            available, limited_by, limit_bytes = room[0], f"control group {group}", room[1]
         stall_s = max(stall_s, _stall_s(folder / "memory.pressure"))
-    return MemoryState(max(0, available), limited_by, stall_s)
+    return MemoryState(max(0, available), limited_by, stall_s, limit_bytes)
 
 
 def _memory(root: Path, what: str) -> int:
@@ -83,10 +86,12 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[str, Path, bool]]:
             yield f"/{folder}", mount / folder, not controllers
 
 
-def _room(folder: Path, limits: tuple[str, ...], usage: str) -> int | None:
-    """Bytes that a group may still take, including what the kernel would drop first; None without a limit."""
+def _room(folder: Path, limits: tuple[str, ...], usage: str) -> tuple[int, int] | None:
+    """Bytes that a group may still take, including what the kernel would drop first, and in all; None: no limit."""
     found = [number for limit in limits if (number := _number(folder / limit)) is not None]
-    return min(found) - (_number(folder / usage) or 0) + _page_cache(folder / "memory.stat") if found else None
+    if not found:
+        return None
+    return min(found) - (_number(folder / usage) or 0) + _page_cache(folder / "memory.stat"), min(found)
 
 
 def _page_cache(stat: Path) -> int:

@@ -41,7 +41,7 @@ def test_a_v2_limit_counts_less_what_is_used_but_page_cache(tmp_path: Path) -> N
             },
         )
     )
-    assert here.available_bytes == 4 * GIB - (2 * GIB - 3 * GIB // 4)
+    assert (here.available_bytes, here.limit_bytes) == (4 * GIB - (2 * GIB - 3 * GIB // 4), 4 * GIB)
     assert here.limited_by == "control group /user/app"
 
 

@@ -371,7 +371,7 @@ def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
     asked = config.ram.of(machine.total_bytes or machine.available_bytes) - PROCESS_BYTES
     if asked >= machine.available_bytes:
         return machine
-    return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.ram}")
+    return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.ram}", limit_bytes=0)
 
 
 def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
@@ -388,10 +388,13 @@ def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
     program = plan.program_bytes + PROCESS_BYTES
     rest, need = plan.activation_bytes + program, plan.total_bytes + program
     kept = f"prefixes {_mib(plan.prefix_bytes)}, " if plan.prefix_bytes else ""
+    available = machine.available_bytes + PROCESS_BYTES
+    if machine.limit_bytes:  # of a group; it need not pay for the libraries that others have read into memory
+        available = min(available, machine.limit_bytes)
     return OutOfMemoryError(
         f"not enough memory: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache {_mib(plan.kv_bytes)} "
         f"for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, {kept}rest "
-        f"{_mib(rest)}), {(machine.available_bytes + PROCESS_BYTES) >> 20} MiB available "
+        f"{_mib(rest)}), {available >> 20} MiB available "
         f"({machine.limited_by}); lower --num-ctx, --prefill-chunk or --expert-cache, or "
         f"{'raise --ram' if machine.limited_by.startswith('--ram') else 'free memory'}"
     )

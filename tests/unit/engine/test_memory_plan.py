@@ -100,6 +100,13 @@ def test_the_refusal_names_need_room_and_remedies() -> None:
         plan_memory(FOOTPRINT, RuntimeConfig(), on(200))
 
 
+def test_the_refusal_names_no_more_than_the_control_group_has() -> None:
+    """The libraries of this process may be at the cost of other groups."""
+    group = dataclasses.replace(on(200), limited_by="control group /a", limit_bytes=210 << 20)
+    with pytest.raises(OutOfMemoryError, match=r" 210 MiB available \(control group /a\)"):
+        plan_memory(FOOTPRINT, RuntimeConfig(), group)
+
+
 def test_the_smallest_memory_is_where_the_plan_begins_to_succeed() -> None:
     smallest = smallest_bytes(FOOTPRINT, 2)
     config = RuntimeConfig(prefill_chunk=MIN_CONTEXT)
