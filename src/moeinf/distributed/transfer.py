@@ -16,6 +16,7 @@ from moeinf.errors import MoeinfError, StoreError, WorkerError
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, model_id, parse
+from moeinf.store.partials import pull_lock
 from moeinf.store.verify import verify
 from moeinf.text.quantities import size_text
 from moeinf.types import ByteArray
@@ -102,6 +103,20 @@ def receive_model(link: Link, library: Library, name: str, progress: Callable[[i
     data = bytes(received)
     manifest, identifier = parse(data, "the manifest of rank 0"), model_id(data)
     folder = library.home / "partial" / f"from-rank-0-{identifier}"
+    with pull_lock(folder, name):  # so that nobody takes it for what a process that was killed has left
+        return _received(link, library, StoredModel(name, identifier, folder), manifest, data, progress)
+
+
+def _received(
+    link: Link,
+    library: Library,
+    stored: StoredModel,
+    manifest: Manifest,
+    data: bytes,
+    progress: Callable[[int, int], None],
+) -> StoredModel:
+    """Receives the files of a model into its work folder, and publishes it. data: of its manifest."""
+    folder = stored.path
     make_folders(folder)
     sizes, names = manifest.file_sizes(), _files_of(manifest)
     lacking = [not _has(folder / each, sizes[each]) for each in names]
@@ -112,7 +127,6 @@ def receive_model(link: Link, library: Library, name: str, progress: Callable[[i
             for part in _pieces(link, folder / each, sizes[each]):
                 progress(done := done + part, total)
     publish(folder / MANIFEST_FILE, data)
-    stored = StoredModel(name, identifier, folder)
     if faults := verify(stored):
         for each in names:
             (folder / each).unlink(missing_ok=True)
@@ -121,9 +135,9 @@ def receive_model(link: Link, library: Library, name: str, progress: Callable[[i
         raise StoreError(fault)
     _send_verdict(link)
     with errors_named(folder), library.lock():
-        library.check_origin(name, manifest.source)
-        library.adopt(folder, identifier)
-        return library.bind(name, identifier, revision=manifest.source.revision)
+        library.check_origin(stored.name, manifest.source)
+        library.adopt(folder, stored.id)
+        return library.bind(stored.name, stored.id, revision=manifest.source.revision)
 
 
 def _pieces(link: Link, path: Path, num_bytes: int) -> Iterator[int]:
