@@ -42,6 +42,8 @@ def named(error: OSError, path: str = "", error_type: type[MoeinfError] = StoreE
     if error.errno in _FULL:
         return DiskSpaceError(f"{said}; free some space and repeat the command, it goes on where it stopped")
     hint = REMEDIES.get(error.errno or 0, "")
+    if name == os.devnull:
+        return error_type(f"{said}; mount /dev, which has it, or make it (mknod -m 666 /dev/null c 1 3)")
     if not name and error.errno in (errno.EPERM, errno.EACCES, *UNSUPPORTED):
         hint = REFUSED_CALL
     in_store = error_type is StoreError and (path or _in_store(name))

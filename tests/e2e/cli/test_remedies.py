@@ -77,6 +77,12 @@ def test_every_error_of_a_file_has_a_remedy_which_deletes_nothing() -> None:
     assert {number for number in errno.errorcode if is_of_content(OSError(number, ""))} == set(OF_CONTENT)
 
 
+def test_a_container_without_dev_null_is_told_what_it_lacks() -> None:
+    for number in (errno.ENOENT, errno.EACCES):
+        said = str(named(OSError(number, os.strerror(number), os.devnull)))
+        assert said.startswith("/dev/null: ") and "mknod" in said and "MOEINF_HOME" not in said
+
+
 @pytest.mark.parametrize("call", ["open", "stat", "listdir"])
 def test_no_name_is_to_be_deleted_because_it_cannot_be_read(store: Path, refuse: Refuse, call: str) -> None:
     """Each errno in turn, at the name's file, its folder and the model's."""
