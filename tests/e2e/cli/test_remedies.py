@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.errors import REMEDIES, ModelNotFoundError, MoeinfError, is_of_content
+from moeinf.errors import REMEDIES, ModelNotFoundError, MoeinfError, UsageError, is_of_content
 from moeinf.store.files import named
 from moeinf.store.library import Library, StoredModel
 from tests.support.checkpoints import content
@@ -69,7 +69,10 @@ def refuse(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse]:
 def test_every_error_of_a_file_has_a_remedy_which_deletes_nothing() -> None:
     for number, remedy in REMEDIES.items():
         assert len(remedy) > 15 and not DESTRUCTIVE.search(remedy), errno.errorcode[number]
-        assert remedy[:10] in str(named(OSError(number, "x"), "")) or number in (errno.ENOSPC, errno.EDQUOT)
+        assert remedy[:10] in str(named(OSError(number, "x"), "/x", UsageError)) or number in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        )
     wanted = """EPERM ENOENT EINTR EIO ENXIO EAGAIN ENOMEM EACCES EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR ENFILE EMFILE
     ETXTBSY EFBIG ENOSPC EROFS EMLINK EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP EOVERFLOW EILSEQ EOPNOTSUPP
     ENOBUFS ETIMEDOUT ENOTCONN ESTALE EUCLEAN EDQUOT EREMOTEIO ENOMEDIUM ENOKEY EKEYEXPIRED EHOSTDOWN"""
