@@ -15,11 +15,11 @@ ExpertCache::ExpertCache(SlotTable& table, std::int64_t num_layers, std::int64_t
       scores_(std::move(scores)),
       pinned_(table_.num_keys()),
       reserved_(table_.num_keys()),
-      unused_(table_.num_keys()),
-      ran_(num_layers - 1) {
+      unused_(table_.num_keys()) {
   const auto num_keys = static_cast<std::int64_t>(table_.num_keys());
   if (num_layers < 1 || num_experts < 1 || num_keys % num_layers != 0 || num_keys / num_layers != num_experts)
     throw std::invalid_argument("there are other keys than layers times experts");
+  ran_ = num_layers - 1;
 }
 
 ExpertCache::Groups ExpertCache::by_state(const Keys& keys) const {

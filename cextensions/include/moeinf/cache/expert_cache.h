@@ -96,8 +96,8 @@ class ExpertCache {
   KeySet pinned_, reserved_, unused_;
   CacheCounts counts_;
   std::int64_t layer_ = 0;
-  std::int64_t ran_, before_ = 0;  // the last layer that has begun, and the one before it
-  bool many_ = false;              // it runs with many tokens
+  std::int64_t ran_ = 0, before_ = 0;  // the last layer that has begun, and the one before it
+  bool many_ = false;                  // it runs with many tokens
   bool shared_ = false;
   bool strays_ = false;  // reads may be under way that nobody needs
 };
