@@ -1,9 +1,11 @@
 // The draw of a token, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -17,15 +19,16 @@ void bind_sampling(nb::module_& m) {
   using Scores = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   m.def(
       "draw_token",
-      [](const Scores& scores, double temperature, float top_p, float min_p, double uniform) {
+      [](const Scores& scores, double temperature, float top_p, float min_p, double uniform,
+         const std::string& isa) {
         constexpr double kMost = std::numeric_limits<float>::max();
         require(temperature > 0 && temperature <= kMost, "the temperature is no finite number above 0");
-        static const Ops& ops = ops_for("");
-        return draw_token(ops, scores.data(), static_cast<std::int64_t>(scores.shape(0)),
+        return draw_token(ops_for(isa), scores.data(), static_cast<std::int64_t>(scores.shape(0)),
                           {static_cast<float>(temperature), top_p, min_p, uniform});
       },
       nb::arg("scores").noconvert(), nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"),
-      nb::arg("uniform"), "The index of the score that `uniform`, from 0 to 1, falls on. Raises ValueError.");
+      nb::arg("uniform"), nb::kw_only(), nb::arg("isa") = "",
+      "The index of the score that `uniform`, from 0 to 1, falls on. Raises ValueError.");
 }
 
 }  // namespace moeinf

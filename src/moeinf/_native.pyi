@@ -88,15 +88,17 @@ def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: 
     Smallest first, of equals the lowest; fewer where there are fewer. Scores are finite. ValueError for other lengths.
     """
 
-def draw_token(scores: Float32Array, temperature: float, top_p: float, min_p: float, uniform: float) -> int:
+def draw_token(
+    scores: Float32Array, temperature: float, top_p: float, min_p: float, uniform: float, *, isa: str = ""
+) -> int:
     """The index of one of the scores [n], without a sort of them all.
 
     A score's weight is e^((score - best score) / temperature). top_p: the largest pass (of equals the first), until
     their weights reach this share of all, at least one; 1: all do. min_p: those pass whose weight is at least this
     share of the best one's. Of those that pass, `uniform`, from 0 to 1, falls on one where they share that range, in
     order, by their weights. A score of minus infinity is never drawn. Weights are float32, so borders are off by 1e-6
-    of the whole at most. ValueError: no scores, a NaN, a best score that is infinite, a temperature that is no finite
-    number above 0, and other values out of range.
+    of the whole at most. isa: as of Kernels. ValueError: no scores, a NaN, a best score that is infinite, a temperature
+    that is no finite number above 0, and other values out of range.
     """
 
 def rank_prefetches(

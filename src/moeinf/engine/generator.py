@@ -65,14 +65,15 @@ class Generator:
         load_s: float,
         prefixes: Prefixes | None = None,
         vision_encoder: VisionEncoder | str = "this model takes text alone",
+        isa: str = "",
     ) -> None:
         """load_s: seconds that opening took, which the first request is charged with. prefixes: of earlier requests.
-        vision_encoder: how the model sees, or why it does not."""
+        vision_encoder: how the model sees, or why it does not. isa: the instruction set that draws tokens."""
         self.runner, self.kind = runner, kind
         self.last: Completion | None = None
         whole = isinstance(runner.network, Decoder) and runner.network.sees_whole_pictures
         self.sequence, self._vision_encoder = CachedTokens(runner.cache, prefixes, whole_pictures=whole), vision_encoder
-        self._tokenizer, self._info = tokenizer, info
+        self._tokenizer, self._info, self._isa = tokenizer, info, isa
         self.attendants, self.turns, self._load_s = attendants, turns, load_s
         self.warm_start: WarmStart | None = None  # while no request has come
         self.decoded = CacheStats()  # what the decode steps of all requests asked of the expert cache
@@ -127,10 +128,10 @@ class Generator:
         self, params: SamplingParams, constraint: GrammarConstraint | None, marks: ThoughtMarks | None
     ) -> Sampler:
         """marks: of thoughts that are bounded."""
-        ends = self._tokenizer.eos_ids
+        ends, isa = self._tokenizer.eos_ids, self._isa
         if marks is None:
-            return Sampler(params, num_ids=self._num_ids, ends=ends, constraint=constraint)
-        return BudgetedSampler(params, marks, num_ids=self._num_ids, ends=ends, constraint=constraint)
+            return Sampler(params, num_ids=self._num_ids, ends=ends, constraint=constraint, isa=isa)
+        return BudgetedSampler(params, marks, num_ids=self._num_ids, ends=ends, constraint=constraint, isa=isa)
 
     @property
     def _num_ids(self) -> int:

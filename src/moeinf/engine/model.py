@@ -143,7 +143,9 @@ class Model:
             prefixes = self._prefixes(stored, runner)
             vision = open_vision(weights, config, self.kernels, disk_wait)
             info, turns = stored.manifest.info, Turns(stored.name)
-            self._generator = Generator(runner, kind, self.tokenizer, info, attendants, turns, load_s, prefixes, vision)
+            self._generator = Generator(
+                runner, kind, self.tokenizer, info, attendants, turns, load_s, prefixes, vision, self.kernels.isa
+            )
             opened.pop_all()
 
     def _chosen_predictor(self, stored: StoredModel, *, replayed: bool) -> tuple[str, StateMaps | None]:

@@ -29,14 +29,17 @@ class Sampler:
         num_ids: int | None = None,
         ends: Set[int] = frozenset(),
         constraint: Constraint | None = None,
+        isa: str = "",
     ) -> None:
         """num_ids: size of the tokenizer; ids beyond it (padding rows of the model) are never drawn.
 
         ends: tokens that end an answer. constraint: only tokens that it allows are drawn, and it is told which.
+        isa: the instruction set that draws, as of Kernels.
         """
         self.seed = params.seed % _SEEDS if params.seed != -1 else secrets.randbits(31)
         self._params = params
         self.num_ids, self._ends, self._constraint = num_ids, ends, constraint
+        self._isa = isa
         self._adjustments: Adjustments | None = None  # until the first token
         self._random = np.random.Generator(np.random.PCG64(self.seed))
 
@@ -73,7 +76,8 @@ class Sampler:
         if params.typical_p < 1:
             kept = typical(scores, params.temperature, params.typical_p)
             ids, scores = kept if ids is None else ids[kept], scores[kept]
-        drawn = _native.draw_token(scores, params.temperature, params.top_p, params.min_p, self._random.random())
+        uniform = self._random.random()
+        drawn = _native.draw_token(scores, params.temperature, params.top_p, params.min_p, uniform, isa=self._isa)
         return drawn if ids is None else int(ids[drawn])
 
 

@@ -23,8 +23,9 @@ class BudgetedSampler(Sampler):
         num_ids: int | None = None,
         ends: Set[int] = frozenset(),
         constraint: Constraint | None = None,
+        isa: str = "",
     ) -> None:
-        super().__init__(params, num_ids=num_ids, ends=ends, constraint=constraint)
+        super().__init__(params, num_ids=num_ids, ends=ends, constraint=constraint, isa=isa)
         self._marks, self._left = marks, params.thought_tokens
         self._thinking = marks.opened
         self._recent: deque[int] = deque(maxlen=len(marks.opens))

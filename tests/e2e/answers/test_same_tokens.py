@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moeinf import _native
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
@@ -87,6 +88,21 @@ def test_tokens_of_a_quantised_cache_are_the_same_however_a_prompt_is_cut(demo: 
 @pytest.mark.parametrize("isa", available_isas())
 def test_tokens_are_the_same_for_every_cache_size_on_every_instruction_set(demo: StoredModel, isa: str) -> None:
     assert tokens(demo, expert_cache="8%", isa=isa) == tokens(demo, expert_cache="100%", isa=isa)
+
+
+def test_tokens_are_drawn_on_the_instruction_set_that_computes(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, draw_token = list[str](), _native.draw_token
+
+    def draw(*given: Any, isa: str = "") -> int:
+        drawn.append(isa)
+        return draw_token(*given, isa=isa)
+
+    monkeypatch.setattr(_native, "draw_token", draw)
+    with Model(demo, RuntimeConfig(isa="generic")) as model:
+        model.generate(PROMPT, model.params(temperature=1.0, num_predict=2))
+    assert set(drawn) == {"generic"}
 
 
 @pytest.mark.parametrize("format", [None, "q8_0", "q4_0", "iq4_nl", "q4_k", "mxfp4"])

@@ -18,13 +18,20 @@ def _largest(given: Arguments, drawn: Any) -> bool:
 @call(
     "draw_token",
     "no scores, a NaN, a largest score that is infinite; a temperature that is no finite number above 0, top_p below "
-    "0, min_p above 1, uniform that is not from 0 to 1, and NaN for any",
+    "0, min_p above 1, uniform that is not from 0 to 1, and NaN for any; an instruction set that is not there",
     holds=_largest,
 )
 def _draw_token(world: World) -> Arguments:
     scores = world.floats(world.rng.choice([1, 5, 1500]))
     top_p, min_p = world.rng.choice([0.0, 0.5, 0.95, 1.0]), world.rng.choice([0.0, 0.1])
-    return {"scores": scores, "temperature": 0.8, "top_p": top_p, "min_p": min_p, "uniform": world.rng.random()}
+    return {
+        "scores": scores,
+        "temperature": 0.8,
+        "top_p": top_p,
+        "min_p": min_p,
+        "uniform": world.rng.random(),
+        "isa": world.rng.choice(_native.available_isas()),
+    }
 
 
 @call("all_finite", holds=lambda given, found: found is bool(np.isfinite(given["numbers"]).all()))
