@@ -97,7 +97,8 @@ class Case:
             except row.errors + UNSOUND:
                 continue
             for name in self._hit(row, given):
-                given[name] = mutated(given[name], self.rng, given)
+                few = row.tried.get(name)
+                given[name] = self.rng.choice(few) if few else mutated(given[name], self.rng, given)
             if self.rng.random() < 0.01 and on is not None:
                 on = on.__class__.__new__(on.__class__)  # without its constructor
             calls.append(f"{row.name}({', '.join(f'{name}={_shown(each)}' for name, each in given.items())})")
@@ -106,7 +107,7 @@ class Case:
         self._sound(names, world)
 
     def _hit(self, row: Row, given: dict[str, Any]) -> list[str]:
-        names = [name for name in given if name not in row.addresses]
+        names = [name for name in given if row.tried.get(name) != ()]
         return self.rng.sample(names, min(len(names), self.rng.choice([0, 1, 1, 1, 2, 3])))
 
     def _call(self, row: Row, on: Any, given: dict[str, Any], world: World) -> None:

@@ -57,7 +57,7 @@ def _device_address(world: World) -> Arguments:
     "Copier.copy",
     f"columns of two lengths, less than 1 byte, {CLOSED}",
     *CUDA,
-    addresses=("sources", "destinations", "num_bytes", "compute_stream"),
+    tried={"sources": (), "destinations": (), "num_bytes": (), "compute_stream": ()},
 )
 def _copy(world: World) -> Arguments:
     memory = world.kept("copied", lambda: (world.bytes(64), world.bytes(64)))
@@ -65,7 +65,7 @@ def _copy(world: World) -> Arguments:
     return {"sources": addresses[0], "destinations": addresses[1], "num_bytes": np.array([64]), "compute_stream": 0}
 
 
-@call("Copier.make_wait", f"a ticket that was not given, {CLOSED}", *CUDA, addresses=("compute_stream",))
+@call("Copier.make_wait", f"a ticket that was not given, {CLOSED}", *CUDA, tried={"compute_stream": ()})
 def _make_wait(world: World) -> Arguments:
     return {"compute_stream": 0, "ticket": 1}
 

@@ -8,7 +8,7 @@ type or shape than the signature has, and MemoryError are not written down: ever
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class Row:
     arguments: Callable[[World], Arguments]  # sound ones
     errors: Errors
     holds: Callable[[Arguments, Any], bool] | None  # whether what sound arguments have given is right
-    addresses: tuple[str, ...]  # numbers that are taken for addresses: of these, what is wrong cannot be told
+    tried: Mapping[str, tuple[Any, ...]]  # of these arguments no other values; of addresses, which nothing checks, none
 
     @property
     def of_class(self) -> str | None:
@@ -43,14 +43,14 @@ def call(
     refuses: str = "",
     *errors: type[BaseException],
     holds: Callable[[Arguments, Any], bool] | None = None,
-    addresses: tuple[str, ...] = (),
+    tried: Mapping[str, tuple[Any, ...]] = {},
 ) -> Callable[[Callable[[World], Arguments]], Callable[[World], Arguments]]:
     """Decorates what makes sound arguments. errors: what is raised beside ValueError, where something is refused."""
 
     def take(arguments: Callable[[World], Arguments]) -> Callable[[World], Arguments]:
         assert name not in ROWS, name
         raised: Errors = (ValueError, *errors) if refuses else errors
-        ROWS[name] = Row(name, refuses, arguments, raised, holds, addresses)
+        ROWS[name] = Row(name, refuses, arguments, raised, holds, tried)
         return arguments
 
     return take
