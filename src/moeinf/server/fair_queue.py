@@ -14,26 +14,28 @@ _LONGEST_WAIT_S = 3600.0  # of one call of the system, which takes no more than 
 
 
 class FairQueue(Generic[T]):
-    """Gives out the oldest item of each client by turns, so that one who asks much does not keep others waiting.
+    """Gives out items of each client by turns, so that one who asks much does not keep others waiting.
 
+    Within the turns of a client those that it calls its users take turns, and of each the oldest item comes first.
     Thread-safe.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._turns: OrderedDict[str, deque[T]] = OrderedDict()  # whose turn comes next stands first
+        # Of clients, and of the users of each: whose turn comes next stands first.
+        self._turns: OrderedDict[str, OrderedDict[str, deque[T]]] = OrderedDict()
         self._changed = threading.Condition()
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def put(self, client: str, item: T) -> bool:
+    def put(self, client: str, item: T, user: str = "") -> bool:
         """Returns False, and takes nothing, where `capacity` items wait already."""
         with self._changed:
             if self._size >= self._capacity:
                 return False
-            self._turns.setdefault(client, deque()).append(item)
+            self._turns.setdefault(client, OrderedDict()).setdefault(user, deque()).append(item)
             self._size += 1
             self._changed.notify()
             return True
@@ -47,20 +49,29 @@ class FairQueue(Generic[T]):
                 if left <= 0:
                     return None
                 self._changed.wait(min(left, _LONGEST_WAIT_S))
-            client, items = self._turns.popitem(last=False)
+            client, users = self._turns.popitem(last=False)
+            user, items = users.popitem(last=False)
             item = items.popleft()
             if items:
-                self._turns[client] = items  # behind all others
+                users[user] = items  # behind all others
+            if users:
+                self._turns[client] = users
             self._size -= 1
             return item
 
     def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
         """Takes out the items that are no longer wanted, and returns them."""
         with self._changed:
-            removed = [item for items in self._turns.values() for item in items if unwanted(item)]
-            for client in list(self._turns):
-                self._turns[client] = deque(item for item in self._turns[client] if not unwanted(item))
-                if not self._turns[client]:
+            removed = list[T]()
+            for client, users in list(self._turns.items()):
+                for user, items in list(users.items()):
+                    kept = deque[T]()
+                    for item in items:
+                        (removed if unwanted(item) else kept).append(item)
+                    users[user] = kept
+                    if not kept:
+                        del users[user]
+                if not users:
                     del self._turns[client]
             self._size -= len(removed)
             return removed

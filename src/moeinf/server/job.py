@@ -16,9 +16,9 @@ class Job:
     What waits there is bounded by the answer, which is no longer than the model's context.
     """
 
-    def __init__(self, ask: Ask, client: str = "") -> None:
-        """client: who asks, for fair turns."""
-        self.ask, self.client = ask, client
+    def __init__(self, ask: Ask, client: str = "", user: str = "") -> None:
+        """client, user: who asks, and for whom as the client says, for fair turns."""
+        self.ask, self.client, self.user = ask, client, user
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()

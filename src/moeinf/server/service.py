@@ -21,6 +21,7 @@ from moeinf.server.ask import Ask
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.body import body_of
 from moeinf.server.errors import Refusal, StoppingError
+from moeinf.server.gate.guard import key_of
 from moeinf.server.http import Answer, Encode, EventStream, json_response, streamed, whole_answer
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
@@ -82,8 +83,8 @@ class Service:
         """
         ask = await self.pools.store.run(lambda: self._checked(ask))
         host = request.client.host if request.client else ""
-        key = request.headers.get("authorization") or request.headers.get("x-api-key", "")
-        job = Job(ask, f"{key}|{host}|{user or ''}")
+        client = f"{host} {key_of(request.headers)}" if self.keyed else host  # a key that nobody checks makes no turn
+        job = Job(ask, client, user or "")
         self.worker.submit(job)
         return job
 

@@ -122,7 +122,7 @@ class Worker:
         for gone in self._queue.remove(lambda each: isinstance(each, Job) and each.cancelled):
             assert isinstance(gone, Job)
             self._end(gone, Failed(StoppingError("cancelled")))
-        if not self._queue.put(job.client, job):
+        if not self._queue.put(job.client, job, job.user):
             raise BusyError(f"server busy: {len(self._queue)} requests are waiting, as many as may; ask again later")
         if self._ended:  # meanwhile
             self._refuse_waiting()

@@ -27,6 +27,20 @@ def test_clients_take_turns() -> None:
     assert all_of(queue) == [1, 10, 20, 2, 11, 3]
 
 
+def test_users_take_turns_within_those_of_their_client() -> None:
+    queue = FairQueue[int](10)
+    for user, item in (("x", 1), ("y", 2), ("z", 3), ("x", 4)):
+        assert queue.put("a", item, user)
+    assert queue.put("b", 10) and queue.put("b", 11)
+    assert all_of(queue) == [1, 10, 2, 11, 3, 4]
+
+
+def test_an_item_that_is_unwanted_from_now_on_is_removed_or_kept() -> None:
+    queue, answers = FairQueue[int](10), iter([False, True])
+    queue.put("a", 1)
+    assert queue.remove(lambda item: next(answers)) == [] and all_of(queue) == [1]
+
+
 def test_no_more_than_its_capacity() -> None:
     queue = FairQueue[int](2)
     assert queue.put("a", 1) and queue.put("b", 2)

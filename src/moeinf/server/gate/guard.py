@@ -108,12 +108,16 @@ class Guard:
     def _check_key(self, headers: Headers) -> None:
         if not self._key_sums:
             return
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
-        given_sum = hashlib.sha256(given.encode()).digest()
+        given_sum = hashlib.sha256(key_of(headers).encode()).digest()
         matches = [hmac.compare_digest(given_sum, each) for each in self._key_sums]  # every one, whichever fits
         if not any(matches):
             raise Refusal(401, "a key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+
+
+def key_of(headers: Headers) -> str:
+    """The key that a client gives; "" for none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
 
 
 def _host_name(host: str) -> str | None:
