@@ -10,6 +10,7 @@ namespace moeinf {
 namespace {
 
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+constexpr int kMostTries = 1000;  // a filter of system calls may refuse with any errno, for ever
 #ifdef __linux__
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
 #endif
@@ -19,11 +20,11 @@ bool advise_whole_pages(unsigned char* data, std::size_t num_bytes, int advice) 
   const auto start = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
   const auto end = (reinterpret_cast<std::uintptr_t>(data) + num_bytes) / page * page;
   if (end <= start) return true;
-  int result;
-  do {
-    result = ::madvise(reinterpret_cast<void*>(start), end - start, advice);
-  } while (result < 0 && (errno == EINTR || errno == EAGAIN));
-  return result == 0;
+  for (int i = 0; i < kMostTries; ++i) {
+    if (::madvise(reinterpret_cast<void*>(start), end - start, advice) == 0) return true;
+    if (errno != EINTR && errno != EAGAIN) return false;
+  }
+  return false;
 }
 
 }  // namespace

@@ -38,11 +38,11 @@ const char* remote_name(std::uint32_t number) {
   return nullptr;
 }
 
+constexpr int kMostTries = 1000;
+
 int open_retrying(const char* path, int flags) {
-  int fd;
-  do {
-    fd = ::open(path, flags);
-  } while (fd < 0 && errno == EINTR);
+  int fd = -1;
+  for (int i = 0; i < kMostTries && fd < 0 && (i == 0 || errno == EINTR); ++i) fd = ::open(path, flags);
   return fd;
 }
 

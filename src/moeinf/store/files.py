@@ -60,7 +60,7 @@ def fault_of_read(error: OSError, path: Path) -> str:
 
 
 def _in_store(name: str) -> bool:
-    with suppress(UsageError):
+    with suppress(UsageError, OSError):
         return Path(name).is_relative_to(store_home())
     return False
 

@@ -35,7 +35,9 @@ SPARED: Final = (
 _TALK: Final = ("accept4", "recvfrom", "sendto", "epoll_create1", "epoll_ctl", "epoll_wait", "socketpair")
 # Without one of these the library of C, or Python, ends the process or waits for ever, whatever it runs; and without
 # `write` nobody can be told anything.
-_BEYOND_US: Final = ("brk", "exit", "exit_group", "futex", "rseq", "munmap", "rt_sigreturn", "restart_syscall", "write")
+_BEYOND_US: Final = (
+    *("brk", "exit", "exit_group", "futex", "getrandom", "munmap", "restart_syscall", "rseq", "rt_sigreturn", "write"),
+)
 _ERRNOS: Final = (errno.EPERM, errno.ENOSYS, errno.EACCES, errno.ENOMEM, errno.EAGAIN)
 
 

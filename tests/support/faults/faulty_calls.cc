@@ -18,7 +18,8 @@
 namespace {
 
 // As in tests/support/faults/reader_calls.py.
-enum Kind { kNone, kOpen, kDirectOpen, kRead, kDirectRead, kStat, kSetUp, kRegister, kEnter, kCompletion, kWake, kMap, kAdvise };
+enum Kind { kNone, kOpen, kDirectOpen, kRead, kDirectRead, kStat, kSetUp, kRegister, kEnter, kCompletion, kWake,
+            kMap, kAdvise };
 
 std::atomic<int> failing{kNone}, error{0};
 std::atomic<long> skipped{0}, left{0};

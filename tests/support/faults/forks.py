@@ -6,6 +6,7 @@ became of it.
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import importlib
 import json
@@ -124,9 +125,9 @@ def _become(case: Case, out: int, err: int) -> NoReturn:
     for name, value in case.limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
     if case.fault:
-        import ctypes
-
-        ctypes.CDLL(None).fail_calls(*case.fault)
+        fail_calls = ctypes.CDLL(None).fail_calls
+        fail_calls.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+        fail_calls(*case.fault)
     if case.denied:
         deny(case.denied, case.errno)
     cli.main()
