@@ -57,10 +57,10 @@ def endings_told(tell: Callable[[Ended], None]) -> Iterator[None]:
     before = {number: signal.signal(number, hand_over) for number in _heeded()}
     try:
         yield
-        if told:
-            raise told[0]
     finally:
-        for number, handler in before.items() if not told else ():
+        if told:
+            raise told[0]  # also where what it was told to failed at it, on a terminal that has gone
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

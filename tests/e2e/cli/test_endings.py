@@ -142,3 +142,14 @@ def test_a_chat_at_its_prompt_ends_and_leaves_the_terminal_as_it_was(environment
         assert child.exitstatus == 143 and b"Traceback" not in child.before and b"\x1b[?2004l" in child.before
     finally:
         child.close(force=True)
+
+
+def test_a_terminal_that_is_closed_ends_the_chat_on_it(environment: dict[str, str]) -> None:
+    """SIGHUP comes, and nothing can be written to the terminal any more."""
+    child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], "run", "demo"], env=environment, timeout=60, dimensions=(24, 80))
+    try:
+        child.expect_exact(">>> ")
+        child.ptyproc.fileobj.close()
+        assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 129
+    finally:
+        child.ptyproc.closed = child.closed = child.terminated = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from moeinf.errors import StoreError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.partials import pull_lock
 from moeinf.store.processes import leftovers
-from moeinf.store.processes.leftovers import find_leftovers, scratch_file
+from moeinf.store.processes.leftovers import find_leftovers, scratch_file, scratch_folder
 from tests.support.checkpoints import content
 
 # Whatever a version has written under a name for the time being.
@@ -123,6 +125,17 @@ def test_what_any_version_has_left_is_deleted_and_nothing_else(home: Path, demo:
     assert all((home / name).exists() for name in kept) and all(map(Path.exists, others))
     assert {name for name in before if not name.endswith(".tmp")} == set(content(home / "models" / demo.id))
     assert [each.name for each in library.list()] == [each.name for each in Library(demo_home).list()]
+
+
+def test_a_container_without_temporary_files_is_pruned_and_told_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    (home / ".scratch-1").write_bytes(bytes(8192))
+    assert Library(home).prune().left_bytes == 8192
+    with pytest.raises(StoreError, match="set TMPDIR"), scratch_folder():
+        pass
 
 
 def test_locks_of_pulls_that_are_over_go_and_those_of_others_stay(home: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from moeinf.errors import StoreError
 from moeinf.store.files import named
 from moeinf.store.processes.locks import take
 
@@ -61,13 +62,14 @@ def scratch_file(folder: Path) -> Iterator[tuple[int, Path]]:
         path = Path(f"/proc/self/fd/{fd}") if nameless else Path(name)
         try:
             if nameless:
-                os.unlink(name)
+                with suppress(OSError):  # of a system that lets nobody delete: `prune` finds it
+                    os.unlink(name)
             if not nameless or _opens(path):
                 yield fd, path
                 return
         finally:
             os.close(fd)
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(name)
 
 
@@ -81,7 +83,12 @@ def _opens(path: Path) -> bool:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder where the system has those for a while (TMPDIR). Open as long as it is in use, which tells so."""
+    """A folder where the system has those for a while (TMPDIR). Open as long as it is in use, which tells so.
+
+    Raises StoreError where there is none that can be written.
+    """
+    if _shared() is None:
+        raise StoreError("no folder for temporary files can be written; set TMPDIR to one that can")
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -96,7 +103,8 @@ def scratch_folder() -> Iterator[Path]:
 def find_leftovers(home: Path) -> list[Leftover]:
     """What no process of this machine has open. Under the store's lock only."""
     found = [path for folder, patterns in _PATTERNS.items() for each in patterns for path in (home / folder).glob(each)]
-    found += [path for path in Path(tempfile.gettempdir()).glob("moeinf-*") if _is_ours(path)]
+    if (shared := _shared()) is not None:
+        found += [path for path in shared.glob("moeinf-*") if _is_ours(path)]
     opened = _opened() if found else set()
     return [Leftover(path, num_bytes) for path in found if (num_bytes := _unused_bytes(path, opened)) is not None]
 
@@ -107,6 +115,14 @@ def free_locks(home: Path) -> None:
         if not path.with_suffix("").exists():
             with suppress(OSError):
                 take(path).release(remove=True)
+
+
+def _shared() -> Path | None:
+    """The system's folder of temporary files; None where none can be written, as in a read-only container."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return None
 
 
 def _is_ours(path: Path) -> bool:
