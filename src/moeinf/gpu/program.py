@@ -27,8 +27,13 @@ class DecodeProgram:
         self._steps: list[Callable[[], None]] = []
         self._result: Tensor | None = None
 
-    def run(self, compute: Callable[[], Tensor], owner: object) -> Tensor:
-        """What `compute` gives; it must read and write the same memory at every call for an equal `owner`."""
+    def run(
+        self, compute: Callable[[], Tensor], owner: object, before_last: Callable[[], None] = lambda: None
+    ) -> Tensor:
+        """What `compute` gives; it must read and write the same memory at every call for an equal `owner`.
+
+        before_last: called in a repetition before its last stretch of work, in the place of what `compute` does there.
+        """
         if owner != self._owner:
             self.reset()
             self._owner = owner
@@ -37,8 +42,11 @@ class DecodeProgram:
             return compute()
         if self._result is None:
             return self._record(compute)
-        for step in self._steps:
+        *steps, last = self._steps
+        for step in steps:
             step()
+        before_last()
+        last()
         return self._result
 
     def keep_for(self, mode: Hashable) -> None:

@@ -220,7 +220,10 @@ class PrefixStore:
         return self._disk.read(entry, "state", self._cache.state_bytes)
 
     def _kept(self, tokens: TokenArray) -> list[Block]:
-        """The blocks of what the cache holds that are in memory, from the first token on, made where they were not."""
+        """The blocks of what the cache holds that are in memory, from the first token on, made where they were not.
+
+        A pass that was given up at its end may have left a recurrent state of further tokens, which is not theirs.
+        """
         if len(tokens) <= self._short_tokens:
             return []
         blocks = list(self._known(tokens))
@@ -236,7 +239,7 @@ class PrefixStore:
             blocks.append(block)
             way.add(block.digest)
             at += len(part)
-        if blocks and not self._cache.rewinds:
+        if blocks and not self._cache.rewinds and len(tokens) == self._cache.length:
             self._keep_state(blocks, way)
         self._memory.touch(block.digest for block in blocks)
         return blocks
@@ -279,7 +282,7 @@ class PrefixStore:
             part = tokens[at : at + self._block_tokens]
             block = self._copied(parent, at, part)
             parent, at = block.digest, at + len(part)
-            if at == len(tokens) and not self._cache.rewinds:
+            if at == len(tokens) == self._cache.length and not self._cache.rewinds:
                 block.state = self._cache.save_state()
             yield block
 

@@ -150,8 +150,8 @@ class CachedTokens:
 
     def clear(self) -> None:
         """Empties the cache."""
+        self.tokens = []
         self.cache.truncate(0)
-        self.tokens.clear()
 
     def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""

@@ -19,7 +19,8 @@ class Step:
         self.program = program
         self.given = torch.zeros(3)
         self.added = torch.zeros(3)
-        self.python_runs = self.host_runs = 0
+        self.python_runs = self.host_runs = self.last_stretches = 0
+        self.gives_up = False
 
     def __call__(self) -> Tensor:
         self.python_runs += 1
@@ -27,7 +28,12 @@ class Step:
         self.program.outside(self.host)
         return doubled + self.added
 
+    def before_last(self) -> None:
+        self.last_stretches += 1
+
     def host(self) -> None:
+        if self.gives_up:
+            raise KeyboardInterrupt
         self.host_runs += 1
         self.added.fill_(float(self.given[0]) * 100)
 
@@ -39,7 +45,7 @@ def step() -> Step:
 
 def run(step: Step, value: float, owner: object = "cache") -> float:
     step.given.fill_(value)
-    return float(step.program.run(step, owner)[0])
+    return float(step.program.run(step, owner, step.before_last)[0])
 
 
 def test_every_run_gives_what_the_step_computes(step: Step) -> None:
@@ -51,6 +57,16 @@ def test_from_the_third_run_on_no_python_of_the_step_is_executed(step: Step) -> 
         run(step, value)
     assert step.python_runs == 2
     assert step.host_runs == 6
+
+
+def test_only_a_repetition_that_comes_to_its_last_stretch_says_so(step: Step) -> None:
+    for value in range(5):
+        run(step, value)
+    assert step.last_stretches == 3
+    step.gives_up = True
+    with pytest.raises(KeyboardInterrupt):
+        run(step, 5)
+    assert step.last_stretches == 3
 
 
 def test_another_owner_starts_anew(step: Step) -> None:
@@ -89,6 +105,6 @@ def test_nothing_is_collected_while_a_step_is_recorded(step: Step) -> None:
 def test_a_stretch_that_asks_for_a_value_is_refused_as_by_a_real_capture(step: Step) -> None:
     program = step.program
     asking = lambda: step.given * float(step.given[0])  # noqa: E731
-    program.run(asking, "owner")
+    program.run(asking, "owner", step.before_last)
     with pytest.raises(RuntimeError, match="asks for a value"):
-        program.run(asking, "owner")
+        program.run(asking, "owner", step.before_last)

@@ -70,7 +70,7 @@ def given(
     ends = np.cumsum(passes or (len(x),)).tolist()
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         layer.add_to(out[start:end], cache, None)
-        cache.commit()
+        cache.commit(end - start)
     state: RecurrentState[Float32Array] = cache.states[0]
     return out - x, state
 

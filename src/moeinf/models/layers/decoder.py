@@ -257,7 +257,7 @@ class Decoder:
             if len(self._stages) > 1:
                 x = self._layers.carried(x)
             logits = self._head(self._stem.end(x[-1:] if last_only else x))[:, : self.config.num_logits]
-            cache.commit()
+            cache.commit(len(ids))
             cap, math = self.config.logits_cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap
 
@@ -273,7 +273,6 @@ class Decoder:
         positions, *others = (rotary(cache.length, len(ids), cache) for rotary in self._rotaries)
         logits = self._layers.run_or_replay(compute, x, positions, cache)
         self._stem.seen(ids, cache)
-        cache.advance(len(ids))
         self._profiler.lap("head")
         return logits
 

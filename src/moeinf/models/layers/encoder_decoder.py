@@ -212,14 +212,15 @@ class EncoderDecoder:
                 layer.over_source.over_source(x, state)
                 self._profiler.lap("attention")
                 self._through_block(blocks, i, x)
-            return self._decoder.head(x[-cache.beams :] if last_only else x)
+            logits = self._decoder.head(x[-cache.beams :] if last_only else x)
+            cache.commit(tokens)
+            return logits
 
         self._profiler.lap("other")
         self._layers.begin_pass(of_tokens or tokens)
         cache.move_kept(self._layers.weights.math.of_host)
         x = self._decoder.embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
         logits = self._layers.run_or_replay(compute, x, self._positions(cache.length, tokens, cache), cache)
-        cache.advance(tokens)
         self._profiler.lap("head")
         return logits
 

@@ -86,12 +86,17 @@ class Cache:
         return sum(length > limit for limit in self._limits)
 
     def advance(self, num_tokens: int) -> None:
-        """Called when the last layer has stored the tokens behind `length`."""
+        """Counts the tokens behind `length`, which every layer has stored."""
+        assert self.length + num_tokens <= self.capacity, "the caller checks the context before a forward pass"
         self.length += num_tokens
-        assert self.length <= self.capacity, "the caller checks the context before a forward pass"
 
-    def commit(self) -> None:
-        """Called at the end of a pass, as its last work on the device."""
+    def commit(self, num_tokens: int) -> None:
+        """Called at the end of a pass, as its last work on the device: every layer has stored its tokens.
+
+        They are counted first. Where an error or an interrupt then keeps the caller from noting them, the length tells
+        that recurrent states have seen more than it knows of.
+        """
+        self.advance(num_tokens)
         for state in self.states:
             if not state.rewinds:
                 state.commit()
@@ -157,7 +162,7 @@ class Cache:
     def resume(self, length: int, kept: ByteArray | None) -> None:
         """Goes on behind `length` tokens, whose rows are there. kept: recurrent states after them, where there are."""
         assert length <= self.capacity and (kept is not None or self.rewinds)
-        self.length = length  # first: one that is given up half-way is known by its length, and truncated
+        self.length = length  # first, as in `commit`
         at = 0
         for state in self._whole:
             assert kept is not None

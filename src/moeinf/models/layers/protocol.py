@@ -383,8 +383,8 @@ class LayersOf(Protocol[A, P, R_co]):
         """compute(x, positions), the layers of one pass over a cache, as logits in host memory.
 
         The CPU calls `compute` every time. A GPU calls it for a prompt; of a decode step it records the work that
-        `compute` submits the first time, and replays that afterwards without calling it. So what `compute` does on the
-        host must not matter to a later step."""
+        `compute` submits the first time, and replays that afterwards without calling it, but counts the tokens in the
+        cache as Cache.commit does. What `compute` does on the host besides must not matter to a later step."""
         ...
 
 
