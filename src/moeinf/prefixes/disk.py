@@ -193,8 +193,7 @@ class DiskTier:
         except OSError:
             self._children, self._listed_ns = {}, -1
             return
-        self._listed_ns, self._children = changed_ns, {}
-        present = set(names)
+        present, children = set(names), dict[bytes, dict[bytes, DiskBlock]]()
         for name in names:
             match = _NAME.fullmatch(name)
             if match is None or match[4] != "rows":
@@ -206,4 +205,5 @@ class DiskTier:
                 int(match[3]),
                 f"{name.removesuffix('rows')}state" in present,
             )
-            self._children.setdefault(entry.parent, {})[entry.digest] = entry
+            children.setdefault(entry.parent, {})[entry.digest] = entry
+        self._listed_ns, self._children = changed_ns, children

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from moeinf.prefixes.block import Block
 from moeinf.types import ByteArray
@@ -58,25 +59,35 @@ class MemoryTier:
     def add(self, block: Block) -> None:
         """Takes a block for which there is room."""
         assert self.used_bytes + block.num_bytes <= self.budget_bytes and block.digest not in self._blocks
-        self._blocks[block.digest] = block
-        self._children.setdefault(block.parent, []).append(block)
-        self.used_bytes += block.num_bytes
+        with self._empty_if_given_up():
+            self._blocks[block.digest] = block
+            self._children.setdefault(block.parent, []).append(block)
+            self.used_bytes += block.num_bytes
 
     def set_state(self, block: Block, state: ByteArray | None) -> None:
         """Gives a block a recurrent state, for which there is room, or takes it away."""
-        self.used_bytes -= block.num_bytes
-        block.state = state
-        self.used_bytes += block.num_bytes
+        with self._empty_if_given_up():
+            before = block.num_bytes
+            block.state = state
+            self.used_bytes += block.num_bytes - before
 
     def remove(self, block: Block) -> None:
-        del self._blocks[block.digest]
-        siblings = self._children[block.parent]
-        siblings.remove(block)
-        if not siblings:
-            del self._children[block.parent]
-        self.used_bytes -= block.num_bytes
+        with self._empty_if_given_up():
+            del self._blocks[block.digest]
+            siblings = self._children[block.parent]
+            siblings.remove(block)
+            if not siblings:
+                del self._children[block.parent]
+            self.used_bytes -= block.num_bytes
 
     def clear(self) -> None:
-        self._blocks.clear()
-        self._children.clear()
-        self.used_bytes = 0
+        self._blocks, self._children, self.used_bytes = OrderedDict(), {}, 0
+
+    @contextmanager
+    def _empty_if_given_up(self) -> Iterator[None]:
+        """A change that ends half-way leaves nothing: who asks finds fewer blocks, never wrong ones."""
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise

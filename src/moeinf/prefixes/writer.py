@@ -29,9 +29,9 @@ class Writer:
             fresh = [block for block in blocks if not block.pending]
             if not fresh or not self._started():
                 return
+            self._queue += fresh  # first: what is pending and in no queue would stay in memory for ever
             for block in fresh:
                 block.pending = True
-            self._queue += fresh
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until all is written; whether it is."""

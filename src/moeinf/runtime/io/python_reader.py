@@ -79,7 +79,7 @@ class _Request:
     done: int = 0  # pieces
     num_bytes_read: int = 0  # of the piece that follows them
     issued: bool = False
-    complete: bool = False
+    landed: int | None = None  # once it is complete: how many had landed before it
     failure: ReadFailure | None = None
 
 
@@ -110,8 +110,7 @@ class PureReader:
         self._requests: dict[int, _Request] = {}
         self._expected: dict[tuple[int, int], _Expected] = {}  # by file and offset
         self._starts: list[tuple[int, int]] = []  # the keys of that, ascending
-        self._landed: list[_Request] = []  # complete and not collected, in the order in which they landed
-        self._next_order = 0
+        self._next_order = self._num_landed = 0
         self._bytes_read = 0
         self._busy_s = 0.0
         self._on_wait = on_wait
@@ -211,8 +210,8 @@ class PureReader:
             _require_priority(priority)
             new[key] = _Request(key, of_key, priority, self._next_order + len(new))
         self._next_order += len(new)
-        self._requests.update(new)
         self._changed.notify_all()
+        self._requests.update(new)  # last, and at once: an interrupt finds all of them queued, or none
 
     def _require_file(self, key: int, file: int) -> None:
         if not 0 <= file < len(self._paths):
@@ -226,7 +225,7 @@ class PureReader:
                 _require_priority(priority)
             for key, priority in wanted:
                 request = self._requests.get(key)
-                if request is None or request.complete or request.priority == priority:
+                if request is None or request.landed is not None or request.priority == priority:
                     continue
                 request.priority = priority
                 if priority == math.inf:  # demand is served in the order in which it became demand
@@ -258,7 +257,7 @@ class PureReader:
                 self._require_open()
                 if unknown := wanted - self._requests.keys():
                     raise ValueError(f"key {min(unknown)} is not being read")
-                landed = [request for request in self._landed if request.key in wanted]
+                landed = [request for request in self._landed() if request.key in wanted]
                 for request in landed:
                     if request.failure is not None:
                         self._forget([request])
@@ -272,8 +271,8 @@ class PureReader:
     def poll(self) -> ReadDone:
         with self._changed:
             self._require_open()
-            failed = self._forget([request for request in self._landed if request.failure is not None])
-            return ReadDone(self._forget(list(self._landed)), failed)
+            failed = self._forget([request for request in self._landed() if request.failure is not None])
+            return ReadDone(self._forget(self._landed()), failed)
 
     def bytes_read(self) -> int:
         with self._changed:
@@ -298,9 +297,13 @@ class PureReader:
         if self._closed:
             raise ValueError("the reader is closed")
 
+    def _landed(self) -> list[_Request]:
+        """Those that are complete and not collected, in the order in which they landed."""
+        landed = ((each.landed, each) for each in self._requests.values() if each.landed is not None)
+        return [request for _, request in sorted(landed, key=lambda pair: pair[0])]
+
     def _forget(self, landed: list[_Request]) -> IntArray:
         for request in landed:
-            self._landed.remove(request)
             del self._requests[request.key]
         return np.array([request.key for request in landed], dtype=np.int64)
 
@@ -329,8 +332,7 @@ class PureReader:
                 request.done, request.num_bytes_read = request.done + 1, 0
             request.failure = failure
             if failure is not None or request.done == len(request.pieces):
-                request.complete = True
-                self._landed.append(request)
+                request.landed, self._num_landed = self._num_landed, self._num_landed + 1
                 self._changed.notify_all()
 
     def __del__(self) -> None:
@@ -338,7 +340,7 @@ class PureReader:
             self._close_files()
 
     def _queued(self) -> list[_Request]:
-        waiting = [request for request in self._requests.values() if not request.complete]
+        waiting = [request for request in self._requests.values() if request.landed is None]
         return sorted(waiting, key=lambda request: (-request.priority, request.order))
 
     def _read_segment(self, request: _Request, piece: _Piece) -> tuple[int, ReadFailure | None]:
