@@ -9,8 +9,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz denied-calls lab lint native-test native-address native-thread pythons pythons-ends gpu-test gpu-compile \
-  ranks-test clean
+.PHONY: demo test fuzz faults denied-calls lab lint native-test native-address native-thread pythons pythons-ends gpu-test \
+  gpu-compile ranks-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -40,6 +40,12 @@ fuzz: $(READY)
 # doctor and serve. It takes an hour or two.
 denied-calls: $(READY)
 	$(BIN)/python -m tests.support.faults.denied_calls
+
+# Requests are given up at any of their function calls, then at any of their lines, and asked again: half of the time
+# each.
+faults: $(READY)
+	$(BIN)/python -m tests.fuzz.requests_given_up --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.requests_given_up --lines --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
 
 # Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces

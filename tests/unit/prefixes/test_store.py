@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from moeinf.prefixes.store import PrefixStore
 from moeinf.sampling.loop import CachedTokens, Timing, generate
 from moeinf.types import Float32Array, Phase
 from tests.support.fake_cache import ROW_BYTES, FakeCache
+from tests.support.faults.python import places
 
 ROOT, BLOCK, TURN = b"r" * 16, 8, 4  # TURN: the token that begins a turn
 
@@ -296,3 +298,30 @@ def test_nothing_is_given_back_under_the_hands_of_a_request() -> None:
         other.start()
         other.join()
     assert freed == [0] and run.store.spare(1 << 30) > 0 and len(run.memory) == 0
+
+
+@pytest.mark.parametrize(("within", "stride"), [("prefixes/memory.py", 1), ("prefixes/", 5), ("sampling/loop.py", 5)])
+@pytest.mark.parametrize("rewinds", [True, False])
+def test_a_request_that_is_given_up_at_any_line_leaves_nothing_wrong(
+    rewinds: bool, within: str, stride: int, tmp_path: Path
+) -> None:
+    """Of a store that is full: the request before it is kept in the place of others."""
+    first, second = [TURN, *range(30)], [TURN, *range(20), TURN, 7, 8, 9]
+    wanted = {tuple(prompt): computed(prompt, rewinds=rewinds) for prompt in (first, second, [*first, 3, 1])}
+
+    def prepared(folder: Path) -> Run:
+        run = Run(rewinds=rewinds, memory=40 * ROW_BYTES, folder=folder)
+        run.answer([3] * 30)
+        run.answer(first)
+        return run
+
+    whole = prepared(tmp_path / "whole")
+    with places(lines=True, within=within) as counting:
+        whole.answer(second)
+    for number in range(1, counting.count, stride):
+        run = prepared(tmp_path / str(number))
+        with suppress(KeyboardInterrupt), places(number, lines=True, within=within) as given_up:
+            run.answer(second)
+        for prompt in ([*first, 3, 1], second, first) if number % 2 else (first, second, [*first, 3, 1]):
+            assert run.answer(prompt) == wanted[tuple(prompt)], given_up.reached
+        assert run.memory.used_bytes == sum(block.num_bytes for block in run.memory._blocks.values()), given_up.reached

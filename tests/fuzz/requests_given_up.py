@@ -1,0 +1,112 @@
+"""Gives requests up at their n-th place of Python, for many n, and asks again: the answers are those from before.
+
+    python -m tests.fuzz.requests_given_up [--seconds 600 | --cases 30] [--seed 1] [--only NAME] [--lines]
+
+Each case raises a KeyboardInterrupt or a MemoryError where a function of the package begins, or with --lines at any
+of its lines, in a request of a model (tests/support/faults/subjects.py); the same prompt and a longer one then have the
+answers that they had, from caches that hold nothing back. Exits 1 at a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults.python import places
+from tests.support.faults.subjects import SUBJECTS, Asked, Subject, take_pages_ahead
+
+ERRORS = (KeyboardInterrupt, MemoryError)
+
+
+def sweep(
+    subject: Subject, home: Path, seed: int, cases: int, seconds: float = math.inf, *, lines: bool = False
+) -> tuple[Counter[str], list[str]]:
+    """How many cases ended how, and the faults."""
+    rng, counts, faults, started = random.Random(seed), Counter[str](), list[str](), time.monotonic()
+    asked, before = subject.open(home), held()
+    total = _places_of(asked, lines=lines)
+    for number in range(cases):
+        if time.monotonic() - started > seconds:
+            break
+        if rng.random() < 0.75:
+            asked.model.generator.sequence.forget()
+        # the cases are spread over the request, so that a few see all parts of it
+        share = (number % 16 + rng.random()) / 16
+        ended, place = given_up(asked, 1 + int(share * total), rng.choice(ERRORS), lines=lines)
+        counts[ended] += 1
+        try:
+            asked.check(rng.randrange(2))
+        except BaseException:
+            faults.append(f"{ended} at {place}\n{traceback.format_exc(limit=-3)}")
+            asked.close()
+            asked = subject.open(home)
+    asked.close()
+    if not faults and (after := held()) > before:
+        faults.append(f"descriptors and threads: {before} before, {after} after")
+    return counts, faults
+
+
+def _places_of(asked: Asked, *, lines: bool) -> int:
+    asked.model.generator.sequence.forget()
+    with places(lines=lines) as counting:
+        asked.ask(asked.prompts[0])
+    return counting.count
+
+
+def given_up(
+    asked: Asked, number: int, error: type[BaseException], *, lines: bool = False, within: str = ""
+) -> tuple[str, str]:
+    """How a request ended that met an error at its place of that number, and where that is."""
+    with places(number, error, lines=lines, within=within) as counting:
+        try:
+            asked.ask(asked.prompts[0])
+        except error:
+            return error.__name__, counting.reached
+        except BaseException as other:
+            return f"{type(other).__name__} for {error.__name__}: {other}", counting.reached
+    return "swallowed" if counting.reached else "over before", counting.reached
+
+
+def held() -> tuple[int, int]:
+    """Open files and threads of the process."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--cases", type=int, default=sys.maxsize)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=SUBJECTS)
+    parser.add_argument("--lines", action="store_true")
+    given = parser.parse_args()
+    subjects = SUBJECTS if given.only is None else {given.only: SUBJECTS[given.only]}
+    failed = False
+    with pytest.MonkeyPatch.context() as patch:
+        take_pages_ahead(patch)
+        for name, subject in subjects.items():
+            with tempfile.TemporaryDirectory() as folder:
+                counts, faults = sweep(
+                    subject, Path(folder), given.seed, given.cases, given.seconds / len(subjects), lines=given.lines
+                )
+            told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+            print(f"{name}: {told}; {len(faults)} faults", flush=True)
+            for fault in faults:
+                print(f"FAULT: {name}: {fault}", flush=True)
+            failed |= bool(faults)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
