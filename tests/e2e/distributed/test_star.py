@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import threading
@@ -469,6 +470,14 @@ def test_options_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=wanted):
         opened(demo, **{"worker_key_file": str(workers.key_file)} | options)
+
+
+def test_a_file_that_is_no_key_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="holds 0 bytes; write a random key"):
+        star.read_key("--key-file", str(tmp_path / "fifo"))
+    with pytest.raises(UsageError, match="/dev/zero is longer than 4096 bytes; name the file with the key"):
+        star.read_key("--key-file", "/dev/zero")
 
 
 def test_a_short_key_is_refused(tmp_path: Path, demo: StoredModel) -> None:

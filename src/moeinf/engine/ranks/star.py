@@ -7,12 +7,12 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.user_text import open_file
 from moeinf.engine.build_context import BuildContext, Weights
 from moeinf.engine.footprint import expert_parts
 from moeinf.errors import UsageError, WorkerError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what a run on one machine does without
 _SAMPLE_BYTES: Final = 64 << 20  # read to learn the disk's rate
 _SAMPLE_S: Final = 0.5
 _LEAST_KEY_BYTES: Final = 16
+_MOST_KEY_BYTES: Final = 4096
 _OPEN_S: Final = 60.0  # for a worker to open a model that it was sent
 _LOOK_S: Final = 0.5
 
@@ -160,9 +161,13 @@ def read_key(option: str, path: str) -> bytes:
     if not path:
         raise UsageError(f"{option} PATH is missing: a file with the key that all machines share")
     try:
-        key = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).strip()
+        with open_file(path) as file:
+            data = file.read(_MOST_KEY_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}; name a readable file") from None
+    if len(data) > _MOST_KEY_BYTES:
+        raise UsageError(f"{option} {path} is longer than {_MOST_KEY_BYTES} bytes; name the file with the key")
+    key = data.removeprefix(codecs.BOM_UTF8).strip()
     if len(key) < _LEAST_KEY_BYTES:
         raise UsageError(
             f"{option} {path} holds {len(key)} bytes; write a random key of at least {_LEAST_KEY_BYTES} into it, "
