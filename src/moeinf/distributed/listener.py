@@ -164,17 +164,20 @@ class Listener:
             if len(self._guests) >= MOST_VISITORS:
                 self._dismiss(self._least_wanted())
             guest = _Guest(connected, str(whence[0]), Visitor(self._key), time.monotonic() + MEET_S)
+            try:
+                self._selector.register(connected, selectors.EVENT_READ, partial(self._hear, guest))
+            except OSError as error:
+                connected.close()
+                return self._no_room(error)
             self._guests[connected] = guest
-            self._selector.register(connected, selectors.EVENT_READ, partial(self._hear, guest))
 
     def _no_room(self, error: OSError) -> None:
         if self._guests:
             self._dismiss(self._least_wanted())
         else:
             self._closed.wait(_PAUSE_S)
-        self._tell(
-            f"a visitor cannot be let in: {error.strerror}; {LIMIT_REMEDIES.get(error.errno or 0, 'end others')}"
-        )
+        remedy = LIMIT_REMEDIES.get(error.errno or 0, "end some other program")
+        self._tell(f"a visitor cannot be let in: {error.strerror}; {remedy}")
 
     def _least_wanted(self) -> _Guest:
         """The oldest of the address that has most; of those that are proved only where there are no others."""
@@ -273,8 +276,13 @@ class Listener:
             return self._refuse(guest, "it does not serve that process")
         if not self._answer(guest, welcome(Offer(0, 0.0), served.session)):
             return
-        served.pulses.append(pulse := self._let_go(guest))
-        self._selector.register(pulse, selectors.EVENT_READ, partial(self._echo, served, pulse))
+        pulse = self._let_go(guest)
+        try:
+            self._selector.register(pulse, selectors.EVENT_READ, partial(self._echo, served, pulse))
+        except OSError as error:  # a rank 0 without a pulse is not served for long
+            pulse.close()
+            return self._no_room(error)
+        served.pulses.append(pulse)
 
     def _echo(self, served: _Served, pulse: socket.socket) -> None:
         if pulse not in served.pulses:

@@ -168,6 +168,21 @@ def test_a_visitor_that_the_system_does_not_let_in_ends_nothing(opened: Open, nu
     silent.close()
 
 
+def test_a_visitor_that_cannot_be_waited_for_ends_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system bounds what a user's processes wait for by epoll."""
+    register, left = opened.listener._selector.register, [1, 2, 3]
+
+    def fail_first(*given: Any) -> Any:
+        if left and left.pop():
+            raise OSError(errno.ENOSPC, "as the system says")
+        return register(*given)
+
+    monkeypatch.setattr(opened.listener._selector, "register", fail_first)
+    assert all(closed(opened.stranger()) for _ in range(3))
+    assert "a visitor cannot be let in: as the system says; " in opened.lines[0]
+    exchange(*opened.meets())
+
+
 def test_a_reader_of_lines_that_has_gone_ends_nothing(opened: Open) -> None:
     def fail(line: str) -> None:
         opened.said.set()
