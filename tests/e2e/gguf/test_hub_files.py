@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -159,6 +160,16 @@ def test_an_interrupted_download_goes_on_where_it_stopped(
     assert (stored.path / file.name).read_bytes() == file.read_bytes()
     assert f"bytes={held}-" in {seen.range.partition("-")[0] + "-" for seen in server.seen if seen.host == "cdn"}
     assert not list(tmp_path.rglob("*.part")) and Library(tmp_path).partials() == []
+
+
+@pytest.mark.parametrize("said", ["{", "[]", "", '{"fingerprint": 1}'])
+def test_a_download_whose_journal_is_damaged_begins_anew(said: str, server: Hub, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(download, "write_fully", Mock(side_effect=KeyboardInterrupt))
+        pull(f"{REPO}:Q8_0", home=tmp_path)
+    [journal] = tmp_path.glob("partial/*/journal.json")
+    journal.write_text(said)
+    assert verify(pull(f"{REPO}:Q8_0", home=tmp_path)) == []
 
 
 def test_a_download_may_be_repacked_and_is_deleted_then(server: Hub, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from moeinf.errors import StoreError
 from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.coded.blocks import Loss, Losses, added
-from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
+from moeinf.store.files import errors_named, is_there, make_folders, parse_json_object, publish, read_small
 from moeinf.store.partials import JOURNAL_FILE, PulledAs
 
 _VERSION = 2
@@ -133,7 +133,7 @@ class Journal:
         """Tells whether every weight file has its full size, which `create_files` gave it before the first record."""
         sizes = conversion.file_sizes()
         paths = {name: self.model_folder / name for name in sizes}
-        return all(path.is_file() and path.stat().st_size == sizes[name] for name, path in paths.items())
+        return all(is_there(path) and path.stat().st_size == sizes[name] for name, path in paths.items())
 
     def _save(self) -> None:
         value = {

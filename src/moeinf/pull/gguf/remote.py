@@ -20,7 +20,7 @@ from moeinf.pull.gguf.sums import checksums_of
 from moeinf.pull.gguf.towers import NONE, with_tower
 from moeinf.pull.hub.repository import HubRepository
 from moeinf.pull.steps import Headers
-from moeinf.store.files import errors_named, make_folders, publish, sync_folder
+from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.references import written
@@ -171,7 +171,7 @@ class HubFile:
         with errors_named(self.folder):
             journal = json.dumps({**self.asked.to_json(), "fingerprint": self._fetched}).encode()
             path = self.folder / JOURNAL_FILE
-            if not path.is_file() or json.loads(path.read_bytes() or b"{}").get("fingerprint") != self._fetched:
+            if self._fingerprint_of(path) != self._fetched:
                 if self.folder.exists():
                     shutil.rmtree(self.folder)
                 make_folders(self.folder / "model")
@@ -184,6 +184,13 @@ class HubFile:
             for part in self.files:
                 self._take_over(part, self.folder / "model" / part.rpartition("/")[2])
             sync_folder(self.folder)
+
+    def _fingerprint_of(self, journal: Path) -> object:
+        """What an interrupted pull fetched; None where there was none, or its journal is damaged. Raises OSError."""
+        try:
+            return parse_json_object(read_small(journal), str(journal), StoreError).get("fingerprint")
+        except (FileNotFoundError, StoreError):
+            return None
 
     def _take_over(self, part: str, path: Path) -> None:
         """Gives a file that another model has of the repository a second name, as where a tower is added to a model."""
