@@ -31,7 +31,8 @@ class _Unfit(Exception):
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # are for the parent, whose end is this one's
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LIMIT_S + 5)  # the parent's deadline comes first; this one is for a parent that died meanwhile
     limit_memory(MEMORY_BYTES, MEMORY_BYTES)

@@ -240,7 +240,8 @@ def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # are for the parent, whose end is this one's
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)  # kills even where a template holds the GIL
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -181,12 +181,14 @@ def test_the_worker_ends_with_its_parent(model_folder: MakeFolder) -> None:
     assert ended
 
 
-def test_ctrl_c_does_not_reach_the_worker(model_folder: MakeFolder) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_command_do_not_reach_the_worker(number: signal.Signals, model_folder: MakeFolder) -> None:
+    """An init system sends them to all processes of a service; what is being answered needs this one to the end."""
     with Tokenizer(model_folder()) as tokenizer:
         ids = tokenizer.encode("hello")
         process = tokenizer._process._process
         assert process is not None
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         assert os.getpgid(process.pid) != os.getpgid(0)
         assert tokenizer.encode("hello") == ids
 
