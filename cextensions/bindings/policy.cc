@@ -70,10 +70,11 @@ nb::ndarray<nb::numpy, const float, nb::ndim<2>> rows(moeinf::UseEvidence& evide
 
 void make_next_use(moeinf::BoundNextUseScores* made, const moeinf::UseTable& no_use,
                    const moeinf::UseTable& wait, std::int64_t encoder_layers, std::int64_t next_source) {
-  require(no_use.shape(0) == wait.shape(0) && no_use.shape(1) == wait.shape(1) && no_use.shape(0) > 0,
+  require(no_use.shape(0) == wait.shape(0) && no_use.shape(1) == wait.shape(1) && no_use.size() > 0,
           "no_use and wait are [layers, experts]");
   require(encoder_layers >= 0 && encoder_layers <= static_cast<std::int64_t>(wait.shape(0)),
           "the encoder has no so many layers");
+  moeinf::times({next_source, static_cast<std::int64_t>(wait.shape(0))});
   new (made) moeinf::BoundNextUseScores(no_use, wait, encoder_layers, next_source);
 }
 
@@ -82,6 +83,7 @@ using States = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::de
 
 nb::tuple ranked(const Likelihood& likelihood, std::int64_t num_layers, double eps, const States& states,
                  std::uint8_t absent, std::int64_t first_key, double at_least, std::int64_t count) {
+  require(likelihood.shape(1) > 0, "the likelihoods are of no experts");
   require(first_key >= 0 && likelihood.size() + static_cast<std::size_t>(first_key) <= states.size(),
           "the likelihoods are of more layers than there are");
   moeinf::RankedPrefetches ranked = moeinf::rank_prefetches(
@@ -117,7 +119,9 @@ void moeinf::bind_policy(nb::module_& m) {
            nb::kw_only(), nb::arg("encoder_layers"), nb::arg("next_source"))
       .def(
           "observed",
-          [](BoundNextUseScores& scores, std::int64_t num_tokens) { scores.core().observed(num_tokens); },
+          [](BoundNextUseScores& scores, std::int64_t num_tokens) {
+            scores.core().observed(moeinf::times({num_tokens}));
+          },
           nb::arg("num_tokens"))
       .def(
           "keep_scores",

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../arrays.h"
 #include "../bindings.h"
 #include "../next_use_scores.h"
 #include "expert_cache.h"
@@ -33,6 +34,7 @@ nb::tuple begin_layer(BoundExpertCache& cache, std::int64_t layer, const Keys& k
   if (counts.size() > 0 && keys.size() % counts.size() != 0)
     throw std::invalid_argument("counts are one for each expert");
   const std::vector<std::int64_t> of_each(counts.data(), counts.data() + counts.size());
+  for (const std::int64_t count : of_each) moeinf::times({count});
   ExpertCache::Groups groups = cache.core().begin_layer(layer, keys, of_each, many);
   cache.flush();
   return as_tuple(std::move(groups));

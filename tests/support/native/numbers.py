@@ -47,7 +47,7 @@ def _lowest(world: World) -> Arguments:
 
 @call(
     "rank_prefetches",
-    "a first_key below 0, likelihoods of more keys than states",
+    "likelihoods of no experts, a first_key below 0, likelihoods of more keys than states",
     holds=lambda given, found: list(found[1]) == sorted(found[1], reverse=True),
 )
 def _rank_prefetches(world: World) -> Arguments:

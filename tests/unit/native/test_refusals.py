@@ -77,6 +77,20 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a length that wraps": lambda: heads(4, 2**63 - 1),
     "rows without columns": lambda: _native.rms_norm(kernels(), TALL, NARROW, 1e-6, TALL.copy()),
     "repeats without an end": lambda: _native.memory_read_rate(kernels(), 1 << 20, 2**31 - 1),
+    "layers without experts": lambda: _native.rank_prefetches(
+        np.zeros((2**40, 0)),
+        num_layers=3,
+        eps=0.1,
+        states=np.zeros(8, np.uint8),
+        absent=0,
+        first_key=0,
+        at_least=0.0,
+        count=3,
+    ),
+    "a source that never comes": lambda: _native.NextUseScores(
+        np.ones((2, 4)), np.ones((2, 4)), encoder_layers=1, next_source=2**63 - 1
+    ),
+    "counts beyond any sum": lambda: cache().begin_layer(0, [0], np.array([2**63 - 1]), many=False),
     "a model of 2^62 experts": lambda: _native.UseModel.num_bytes(1, HUGE),
     "more counts than keys": lambda: cache().begin_layer(0, [0], np.ones(600, np.int64), many=False),
     "fewer priorities than keys": lambda: loader().submit([0, 1], [1.0]),
