@@ -37,7 +37,13 @@ CASES_OF_PROCESS, CALLS_OF_CASE, HANG_S = 500, 10, 60
 ENOUGH_CASES = 10_000  # that of each row some calls are refused, and some return
 ADDRESS_BYTES = 1 << 30  # above what the process has at its start: what takes more is a MemoryError
 ALWAYS: Errors = (TypeError, MemoryError, AttributeError)  # of an argument that is of another type
-UNSOUND: Errors = (*ALWAYS, ValueError, OSError, _native.CudaError)  # of objects that hostile calls have left
+UNSOUND: Errors = (
+    *ALWAYS,
+    ValueError,
+    IndexError,
+    OSError,
+    _native.CudaError,
+)  # of objects that hostile calls have left
 
 
 class Note:

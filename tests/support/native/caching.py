@@ -149,9 +149,28 @@ def keep_scores(layer: int) -> Any:
     return np.linspace(0, 1, KEYS)
 
 
+def _raises(*given: Any) -> Any:
+    raise ValueError("raised by what was called back")
+
+
+def _policy(world: World) -> SimpleNamespace:
+    """Of a sound policy, as a rule; else of one whose scores are none, or that meddles with the cache that asks it."""
+
+    def meddles(layer: int) -> Any:
+        cache, table = world.made.get("ExpertCache"), world.get("SlotTable")
+        if cache is not None:
+            table.land(table.loading())
+            cache.let_go()
+            cache.release([key for key in range(KEYS) if len(cache.by_state([key])[2])][:2])
+        return keep_scores(layer)
+
+    others = (_raises, meddles, lambda layer: np.zeros(1), lambda layer: None, lambda layer: np.full(KEYS, np.nan))
+    return SimpleNamespace(keep_scores=world.rng.choice((keep_scores, keep_scores, keep_scores, *others)))
+
+
 @call("ExpertCache", "other keys than layers times experts")
 def _cache(world: World) -> Arguments:
-    policy = SimpleNamespace(keep_scores=keep_scores)
+    policy = _policy(world)
     if world.rng.random() < 0.3:
         policy.native = _native.NextUseScores(
             world.doubles(LAYERS, EXPERTS), world.doubles(LAYERS, EXPERTS), encoder_layers=0, next_source=0
@@ -219,10 +238,11 @@ call("ExpertReads", "TypeError: it is what PythonReads and FileReads are")(lambd
 
 
 class Reads:
-    """A reader in Python, which brings everything at once."""
+    """A reader in Python, which brings everything at once; one that lies also names keys that nobody asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, lies: bool) -> None:
         self.coming: list[int] = []
+        self.others = [99, -1, 2**62, 3] if lies else []
 
     def submit(self, keys: Any, offsets: Any, priorities: Any) -> None:
         self.coming += keys.tolist()
@@ -231,11 +251,14 @@ class Reads:
         pass
 
     def cancel(self, keys: Any) -> Any:
-        return np.zeros(0, np.int64)
+        return np.array(self.others, np.int64)
+
+    def known(self, keys: Any) -> Any:
+        return np.array([key for key in keys.tolist() if key in self.coming] + self.others, np.int64)
 
     def poll(self) -> tuple[Any, Any]:
         done, self.coming = self.coming, []
-        return np.array(done, np.int64), np.zeros(0, np.int64)
+        return np.array(done, np.int64), np.array(self.others, np.int64)
 
     def wait_any(self, keys: Any) -> Any:
         done = [key for key in keys.tolist() if key in self.coming]
@@ -247,7 +270,7 @@ class Reads:
 
 @call("PythonReads")
 def _python_reads(world: World) -> Arguments:
-    reads = Reads()
+    reads = Reads(lies=world.rng.random() < 0.2)
     return {"reader": reads, "submit": reads.submit, "pages": None, "stride_bytes": BLOCK}
 
 
@@ -324,7 +347,7 @@ plain("IdleWindow", "visit_begins", "demand_ends", refuses="what the clock raise
 
 @call("TokenVisits")
 def _visits(world: World) -> Arguments:
-    profiler = SimpleNamespace(lap=lambda name: 0.0)
+    profiler = SimpleNamespace(lap=world.rng.choice((lambda name: 0.0, lambda name: 0.0, _raises)))
     return {"cache": world.get("ExpertCache"), "loader": world.get("Loader"), "idle": world.get("IdleWindow"),
             "profiler": profiler, "explain": lambda failure: ValueError("a read failed")}  # fmt: skip
 

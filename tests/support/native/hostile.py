@@ -153,7 +153,13 @@ def _other_shape(value: Any, rng: random.Random) -> Any:
 def _shared(value: Any, rng: random.Random, others: dict[str, Any]) -> Any:
     """Of the same shape and type, in the memory of another argument."""
     for other in rng.sample(list(others.values()), len(others)):
-        if isinstance(other, np.ndarray) and other.flags.c_contiguous and other.nbytes >= value.nbytes and value.nbytes:
+        if (
+            isinstance(other, np.ndarray)
+            and other.dtype.kind != "O"
+            and other.flags.c_contiguous
+            and other.nbytes >= value.nbytes
+            and value.nbytes
+        ):
             start = rng.choice([0, other.nbytes - value.nbytes]) // value.itemsize * value.itemsize
             return other.reshape(-1).view(np.uint8)[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
     return value
