@@ -261,7 +261,7 @@ def test_a_model_whose_close_raises_costs_no_later_answer(error: BaseException, 
         keep = (0.0,) if closed_by == "time" else (None,)
         asyncio.run(events_of(worker, Ask("a", "hi", keep_alive=keep)))
         if closed_by == "unload":
-            asyncio.run(worker.unload("id of a"))
+            asyncio.run(asyncio.wait_for(worker.unload("id of a"), 10.0))
         elif closed_by == "another model":
             assert text_of(asyncio.run(asyncio.wait_for(events_of(worker, Ask("b", "hi")), 10.0))) == "one two three"
         until(lambda: closed)
@@ -295,7 +295,7 @@ def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pyt
         assert isinstance(refused, Failed) and "has ended; restart the server" in str(refused.error)
         with pytest.raises(StoppingError, match="has ended; restart the server"):
             worker.submit(Job(Ask("a", "hi")))
-        assert not worker.alive and not await worker.unload("id of a")
+        assert not worker.alive and not await asyncio.wait_for(worker.unload("id of a"), 10.0)
 
     gate = threading.Semaphore(0)
     with worker_of(Opened(gate=gate)) as worker:
