@@ -9,8 +9,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls lab lint native-test native-address native-thread pythons pythons-ends gpu-test \
-  gpu-compile ranks-test clean
+.PHONY: demo test fuzz faults denied-calls lab lint native-test native-address native-thread sanitize pythons \
+  pythons-ends gpu-test gpu-compile ranks-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -64,6 +64,12 @@ native-test: native-address native-thread
 
 native-address native-thread: native-%: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh $*
+
+# The whole product under both: answers of models in many formats and configurations, a server with clients, and the
+# tests that call native code most. It takes up to an hour.
+sanitize: native-test
+	$(BIN)/python -m tests.sanitized address
+	$(BIN)/python -m tests.sanitized thread
 
 # The first minutes of a user, and the tests that need no torch, under every Python of the machine from 3.10 to 3.14; for
 # `make test` the first minutes alone, under the oldest and the newest.

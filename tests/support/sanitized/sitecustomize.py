@@ -1,6 +1,7 @@
 """Python imports this by itself: moeinf._native is the module that MOEINF_SANITIZED_MODULE names.
 
-cextensions/tests/python.sh makes the module and puts this folder on the path.
+cextensions/tests/python.sh makes the module and puts this folder on the path. With MOEINF_SANITIZED_ALONE, what this
+process starts has no sanitizer: the tokenizer's process bounds its address space, of which a sanitizer takes terabytes.
 """
 
 from __future__ import annotations
@@ -22,3 +23,5 @@ class _Sanitized(MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Sanitized())  # in front of the finder of an editable installation
+if os.environ.get("MOEINF_SANITIZED_ALONE"):
+    os.environ.pop("LD_PRELOAD", None)

@@ -1,0 +1,1 @@
+"""The whole product under the sanitizers: `make sanitize`."""
