@@ -73,6 +73,20 @@ def test_a_prompt_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             prompt_text([], None)
 
 
+def test_standard_input_takes_the_memory_of_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of so many bytes takes them first, also where there is nothing."""
+    asked = list[int]()
+
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(-1 if size is None else size)
+            return super().read(size)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Stream(b"a" * (3 << 20))))
+    assert prompt_text([], None) == "a" * (3 << 20)
+    assert all(0 < size <= 1 << 20 for size in asked), asked
+
+
 @pytest.mark.parametrize("stdin", [None, ""])
 def test_no_prompt_and_no_terminal_is_a_wrong_use(monkeypatch: pytest.MonkeyPatch, stdin: str | None) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else io.TextIOWrapper(io.BytesIO(b"")))

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -19,7 +20,7 @@ namespace {
 
 // As in tests/support/faults/reader_calls.py.
 enum Kind { kNone, kOpen, kDirectOpen, kRead, kDirectRead, kStat, kSetUp, kRegister, kEnter, kCompletion, kWake,
-            kMap, kAdvise };
+            kMap, kAdvise, kThread };
 
 std::atomic<int> failing{kNone}, error{0};
 std::atomic<long> skipped{0}, left{0};
@@ -155,6 +156,12 @@ void* mmap(void* address, size_t num_bytes, int protection, int flags, int file,
 
 int madvise(void* address, size_t num_bytes, int advice) {
   return is_due(kAdvise) ? -1 : next<int (*)(void*, size_t, int)>("madvise")(address, num_bytes, advice);
+}
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
+  if (is_due(kThread)) return error.load();
+  return next<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create")(
+      thread, attributes, run, argument);
 }
 
 long syscall(long number, ...) {

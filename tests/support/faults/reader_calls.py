@@ -22,7 +22,8 @@ _BLOCK: Final = 4096
 _FILE_BYTES: Final = 64 * _BLOCK
 _REQUEST_BYTES: Final = 8 * _BLOCK
 # As in faulty_calls.cc. Those after which every reader has to go on.
-OPEN, DIRECT_OPEN, READ, DIRECT_READ, STAT, SET_UP, REGISTER, ENTER, COMPLETION, WAKE, MAP, ADVISE = range(1, 13)
+OPEN, DIRECT_OPEN, READ, DIRECT_READ, STAT = range(1, 6)
+SET_UP, REGISTER, ENTER, COMPLETION, WAKE, MAP, ADVISE, THREAD = range(6, 14)
 _SPARED: Final = (DIRECT_OPEN, DIRECT_READ, SET_UP, REGISTER, ENTER, COMPLETION, WAKE, ADVISE)
 _KINDS: Final = (OPEN, DIRECT_OPEN, READ, DIRECT_READ, STAT, SET_UP, REGISTER, ENTER, COMPLETION, WAKE, ADVISE)
 _ERRNOS: Final = (
@@ -75,7 +76,7 @@ def main() -> None:
         for reader in ("auto", "threads", "pure"):
             for kind in _KINDS:
                 for number in _errnos(kind):
-                    for first, count in ((0, 1), (1, 1), (2, 1), (7, 1), (0, FOR_EVER), (3, FOR_EVER)):
+                    for first, count in ((0, 1), (1, 1), (7, 1), (0, FOR_EVER), (3, FOR_EVER)):
                         if count == FOR_EVER and number == errno.EINTR:
                             continue  # no kernel does so, and Python itself would ask for ever
                         if kind == ENTER and count == FOR_EVER and first and number != errno.EPERM:

@@ -98,7 +98,8 @@ def read_tail(path: Path, start: int, end: int) -> ByteArray:
 
 
 def _unopened(error: OSError) -> StoreError:
-    return StoreError(f"{error}; {remedy_of_read(error)}")
+    said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
+    return StoreError(f"{said}; {remedy_of_read(error)}")
 
 
 def unreadable(failure: ReadFailure) -> StoreError:
