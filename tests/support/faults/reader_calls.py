@@ -48,7 +48,8 @@ def _wrong(kind: str, path: Path, wanted: Any, *, spared: bool) -> str:
         if kind == "pure":
             reader: Any = PureReader([str(path)], [_FILE_BYTES], arena, **options)
         else:
-            reader = NativeReader([str(path)], [_FILE_BYTES], arena, backend=kind, queue_depth=4, **options)
+            options |= {"backend": kind, "queue_depth": 4}
+            reader = NativeReader([str(path)], [_FILE_BYTES], arena, **options)
     except OSError as error:
         return "" if error.errno is not None and not spared else f"an error at opening: {error!r}"
     try:
