@@ -19,6 +19,8 @@ def begun_answer(
     """
     if continues and new_turn:
         raise Refusal(400, "continue_final_message and add_generation_prompt are both true; give one of them")
+    if not messages:
+        raise Refusal(400, "the messages hold nothing that a model reads; give at least one with text")
     last = messages[-1]
     if last["role"] == "assistant" and not any(last.get(name) for name in _SAID):
         messages = messages[:-1]

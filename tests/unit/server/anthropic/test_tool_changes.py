@@ -70,3 +70,17 @@ def test_a_tool_that_was_found_is_told_by_its_name() -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": found}
     messages = asked(USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})[1]
     assert messages[-1] == {"role": "tool", "tool_call_id": "t1", "content": "late\none found"}
+
+
+def test_a_chat_of_changes_alone_is_refused() -> None:
+    change = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}
+    asked = msgspec.convert(
+        {
+            "model": "m",
+            "tools": [{"name": "f", "input_schema": {}}],
+            "messages": [{"role": "user", "content": [change]}],
+        },
+        Prompted,
+    )
+    with pytest.raises(Refusal, match="nothing that a model reads"):
+        prompt_of(asked)
