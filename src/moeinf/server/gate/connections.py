@@ -16,7 +16,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from moeinf.server.gate.framing import StrictConnection
 
 log = logging.getLogger("moeinf.server")
-READ_AT_ONCE = 16 << 10  # bytes, so that no client's many small chunks or requests keep the others waiting
+# Bytes, so that nobody's many requests, or chunks of one byte, keep the others waiting.
+READ_AT_ONCE, READ_AT_ONCE_OF_CHUNKS = 16 << 10, 2 << 10
 _LOOKS = 12  # so often within read_s it is looked at whether a client reads
 _LINGER_S = 1.0  # after a refusal: a client that still sends would not read it if the connection were closed at once
 
@@ -44,8 +45,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that whatever waits for the client pauses writing
-        if hasattr(transport, "max_size"):
-            transport.max_size = READ_AT_ONCE
+        self._read_at_once()
         self._start()
 
     def data_received(self, data: bytes) -> None:
@@ -54,6 +54,7 @@ class DeadlineProtocol(H11Protocol):
         if self._between_requests() and self._deadline is None:
             self._start()
         super().data_received(data)
+        self._read_at_once()
         if not self._between_requests():
             self._stop()
 
@@ -89,6 +90,10 @@ class DeadlineProtocol(H11Protocol):
         self.transport.write_eof()
         self._refused = True
         self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _read_at_once(self) -> None:
+        """Bounds what the next step of the event loop has of this connection; asyncio's own bound is 256 KiB."""
+        self.transport.max_size = READ_AT_ONCE_OF_CHUNKS if self.conn.chunked else READ_AT_ONCE  # type: ignore[attr-defined]
 
     def _between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

@@ -23,19 +23,19 @@ class StrictConnection(h11.Connection):
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MOST_HEAD)
         self.refused: tuple[int, str] | None = None
-        self._chunked = False
+        self.chunked = False
 
     def next_event(self) -> Any:
         """Raises h11.RemoteProtocolError."""
         try:
             if self.their_state is h11.IDLE:
                 check_head(self.trailing_data[0])
-            before = self.trailing_data[0] if self._chunked else b""
+            before = self.trailing_data[0] if self.chunked else b""
             event = super().next_event()
             if isinstance(event, h11.Request):
-                self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
-            elif isinstance(event, h11.EndOfMessage) and self._chunked:
-                self._chunked = False
+                self.chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+            elif isinstance(event, h11.EndOfMessage) and self.chunked:
+                self.chunked = False
                 check_fields(before[: len(before) - len(self.trailing_data[0])], len(list(event.headers)))
         except h11.RemoteProtocolError as error:
             self.refused = self.refused or (400, "this is no request of HTTP/1.1")

@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeinf.server.errors import Refusal, StoppingError
+from moeinf.server.errors import BusyError, Refusal, StoppingError
 from moeinf.server.http import ErrorForm, error_response
 
 MOST_BODY_BYTES = 16 << 20
+MOST_HELD_BYTES = 256 << 20  # of all bodies that are being read or answered
 BODY_S, BODY_S_PER_MIB = 30.0, 1.0  # until a body must be here
 OPEN_TO_ALL = ("/health", "/")  # without a key: they tell nothing, and the page asks for the key itself
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -36,6 +37,7 @@ class Rules:
     origins: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     most_body_bytes: int = MOST_BODY_BYTES
+    most_held_bytes: int = MOST_HELD_BYTES
     body_s: float = BODY_S
 
 
@@ -48,6 +50,7 @@ class Guard:
         self._hosts = frozenset(name.lower().rstrip(".") for name in (*_LOOPBACK, *rules.hosts))
         self._key_sums = [hashlib.sha256(key.encode()).digest() for key in rules.keys]
         self._open = frozenset((*OPEN_TO_ALL, *page))
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,20 +63,28 @@ class Guard:
             if scope["method"] == "OPTIONS" and origin is not None:
                 await _preflight(scope, receive, send, origin, headers)
                 return
-            body = _Body(receive, self._rules, headers)
+            body = _Body(receive, self._rules, headers, self._hold)
         except Refusal as refusal:
             await error_response(refusal, self._form_of(scope["path"]))(scope, receive, send)
             return
         sender = _Sender(send, origin)
         try:
             await self._app(scope, body.receive, sender.send)
-        except Refusal as refusal:  # a body that is too large or too slow, met while the handler read it
+        except (Refusal, BusyError) as refusal:  # a body that is too large or too slow, met while the handler read it
             if not sender.begun:
                 await error_response(refusal, self._form_of(scope["path"]))(scope, receive, send)
         except asyncio.CancelledError:  # the server ends, and waits no longer for what the request waits for
             if not sender.begun:
                 stopping = StoppingError("the server is stopping; ask again later")
                 await error_response(stopping, self._form_of(scope["path"]))(scope, receive, send)
+        finally:
+            self._held_bytes -= body.size
+
+    def _hold(self, num_bytes: int) -> None:
+        """Raises BusyError where the bodies of all requests take too much memory."""
+        self._held_bytes += num_bytes
+        if self._held_bytes > self._rules.most_held_bytes:
+            raise BusyError("server busy: other requests' bodies take the memory that there is for them; ask later")
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises Refusal."""
@@ -173,10 +184,10 @@ async def _preflight(scope: Scope, receive: Receive, send: Send, origin: str, he
 class _Body:
     """Hands on what a client sends, up to a size and within a time."""
 
-    def __init__(self, receive: Receive, rules: Rules, headers: Headers) -> None:
-        """Raises Refusal where the size is announced and too large."""
-        self._receive, self._rules = receive, rules
-        self._size, self._whole = 0, False
+    def __init__(self, receive: Receive, rules: Rules, headers: Headers, hold: Callable[[int], None]) -> None:
+        """hold: told of the bytes that came. Raises Refusal where the size is announced and too large."""
+        self._receive, self._rules, self._hold = receive, rules, hold
+        self.size, self._whole = 0, False
         length = headers.get("content-length", "0")
         mib = int(length) / (1 << 20) if length.isdigit() else rules.most_body_bytes / (1 << 20)
         if mib * (1 << 20) > rules.most_body_bytes:
@@ -192,9 +203,11 @@ class _Body:
         except asyncio.TimeoutError:
             raise Refusal(408, "the body did not come in time") from None
         if message["type"] == "http.request":
-            self._size += len(message.get("body", b""))
+            num_bytes = len(message.get("body", b""))
+            self.size += num_bytes
+            self._hold(num_bytes)
             self._whole = not message.get("more_body", False)
-            if self._size > self._rules.most_body_bytes:
+            if self.size > self._rules.most_body_bytes:
                 raise self._too_large()
         return message
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -265,3 +265,37 @@ def test_a_body_that_drips() -> None:
     rules = Rules(body_s=0.0)
     headers = [("host", "localhost"), JSON, ("transfer-encoding", "chunked")]
     assert ask(headers, method="POST", rules=rules, pieces=[b"x"] * 1000, wait_s=0.1)[0] == 408
+
+
+def test_the_bodies_of_all_requests_together_are_bounded() -> None:
+    async def talk() -> list[int]:
+        guard = Guard(Application(), Rules(most_held_bytes=1000), lambda path: error_body, page=())
+        statuses, go_on = list[int](), asyncio.Event()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def one(more: bool) -> None:
+            first = {"type": "http.request", "body": b"x" * 600, "more_body": more}
+            pieces: Iterator[Message] = iter([first, {"type": "http.request"}])
+
+            async def receive() -> Message:
+                piece = next(pieces)
+                if "body" not in piece:
+                    await go_on.wait()
+                return piece
+
+            headers = [(b"host", b"localhost"), (b"transfer-encoding", b"chunked")]
+            scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": headers}
+            await guard(scope, receive, send)
+
+        held = asyncio.create_task(one(more=True))
+        await asyncio.sleep(0)
+        await one(more=False)
+        go_on.set()
+        await held
+        await one(more=False)
+        return statuses
+
+    assert asyncio.run(talk()) == [503, 200, 200]
