@@ -4,6 +4,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "sizes.h"
+
 namespace moeinf {
 
 NextUseScores::NextUseScores(const double* no_use, const double* wait, std::int64_t num_layers,
@@ -15,7 +17,11 @@ NextUseScores::NextUseScores(const double* no_use, const double* wait, std::int6
       encoder_layers_(encoder_layers),
       next_source_(next_source),
       step_(std::max<std::int64_t>(1, num_layers - encoder_layers)),
-      scores_(static_cast<std::size_t>(num_layers * num_experts)) {}
+      scores_(static_cast<std::size_t>(require_sizes(num_layers, num_experts, 1))) {
+  constexpr std::int64_t kMostSteps = std::int64_t{1} << 32;  // so that no number of layers overflows
+  if (encoder_layers < 0 || encoder_layers > num_layers || next_source < 0 || next_source > kMostSteps)
+    throw std::invalid_argument("there are no such layers of an encoder, or steps until a source");
+}
 
 const double* NextUseScores::keep_scores(std::int64_t layer) {
   if (layer < 0 || layer >= num_layers_) throw std::invalid_argument("there is no such layer");

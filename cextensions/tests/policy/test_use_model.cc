@@ -1,8 +1,11 @@
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "check.h"
+#include "moeinf/policy/next_use.h"
 #include "moeinf/policy/use_model.h"
 
 using moeinf::UseModel;
@@ -49,4 +52,18 @@ TEST(passes_of_any_number_of_tokens_leave_finite_numbers) {
     CHECK(model.no_use()[i] > 0 && model.no_use()[i] < 1);
     CHECK(std::isfinite(model.wait()[i]) && model.wait()[i] > 0);
   }
+}
+
+TEST(scores_of_no_model_are_refused) {
+  const std::vector<double> table(6, 0.5);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const auto made = [&table](std::int64_t layers, std::int64_t encoder_layers, std::int64_t next_source) {
+    return [=, &table] {
+      moeinf::NextUseScores(table.data(), table.data(), layers, 2, encoder_layers, next_source);
+    };
+  };
+  for (const auto& call :
+       {made(0, 0, 1), made(most, 0, 1), made(3, 4, 1), made(3, -1, 1), made(3, 1, -1), made(3, 1, most)})
+    CHECK(throws<std::invalid_argument>(call));
+  made(3, 1, 1000)();
 }

@@ -13,7 +13,7 @@ class NextUseScores {
  public:
   // no_use and wait: [num_layers, num_experts], of a UseModel or a TunedUse, which outlive this.
   // encoder_layers: how many of the layers, the first ones, only a source visits. next_source: steps until
-  // there is another one.
+  // there is another one. Throws std::invalid_argument for sizes that no model has.
   NextUseScores(const double* no_use, const double* wait, std::int64_t num_layers, std::int64_t num_experts,
                 std::int64_t encoder_layers, std::int64_t next_source);
 
