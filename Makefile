@@ -41,11 +41,11 @@ fuzz: $(READY)
 denied-calls: $(READY)
 	$(BIN)/python -m tests.support.faults.denied_calls
 
-# Requests are given up at any of their function calls, then at any of their lines, and asked again: half of the time
-# each.
+# Requests are given up at any of their function calls, at any of their lines, and at any allocation of native code, and
+# asked again: a third of the time each.
 faults: $(READY)
-	$(BIN)/python -m tests.fuzz.requests_given_up --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
-	$(BIN)/python -m tests.fuzz.requests_given_up --lines --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
+	for at in calls lines allocations; do $(BIN)/python -m tests.fuzz.requests_given_up --at $$at \
+	  --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED) || exit 1; done
 
 # Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces

@@ -6,7 +6,6 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -24,6 +23,7 @@
 #include "matrix.h"
 #include "moeinf/compute/layers/experts.h"
 #include "pass.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 

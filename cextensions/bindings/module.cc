@@ -1,7 +1,6 @@
 // moeinf._native: memory for Python, and what the other files bind.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <exception>
@@ -15,6 +14,7 @@
 #include "moeinf/io/arena.h"
 #include "moeinf/io/page_taker.h"
 #include "moeinf/lowest.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 using moeinf::Arena;

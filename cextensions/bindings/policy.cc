@@ -1,7 +1,6 @@
 // What an eviction policy learns, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
 #include "next_use_scores.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 

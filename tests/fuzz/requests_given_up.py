@@ -1,10 +1,10 @@
 """Gives requests up at their n-th place of Python, for many n, and asks again: the answers are those from before.
 
-    python -m tests.fuzz.requests_given_up [--seconds 600 | --cases 30] [--seed 1] [--only NAME] [--lines]
+    python -m tests.fuzz.requests_given_up [--seconds 600 | --cases 30] [--seed 1] [--only NAME] [--at lines]
 
-Each case raises a KeyboardInterrupt or a MemoryError where a function of the package begins, or with --lines at any
-of its lines, in a request of a model (tests/support/faults/subjects.py); the same prompt and a longer one then have the
-answers that they had, from caches that hold nothing back. Exits 1 at a fault.
+Each case raises a KeyboardInterrupt or a MemoryError where a function of the package begins, at any of its lines, or
+refuses an allocation of the native module, in a request of a model (tests/support/faults/subjects.py); the same prompt
+and a longer one then have the answers that they had, from caches that hold nothing back. Exits 1 at a fault.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults.native import allocation_refused, num_allocations, preloaded, run_preloaded
 from tests.support.faults.python import places
 from tests.support.faults.subjects import SUBJECTS, Asked, Subject, take_pages_ahead
 
 ERRORS = (KeyboardInterrupt, MemoryError)
+PLACES = ("calls", "lines", "allocations")
 
 
 def sweep(
-    subject: Subject, home: Path, seed: int, cases: int, seconds: float = math.inf, *, lines: bool = False
+    subject: Subject, home: Path, seed: int, cases: int, seconds: float = math.inf, at: str = "calls"
 ) -> tuple[Counter[str], list[str]]:
     """How many cases ended how, and the faults."""
     rng, counts, faults, started = random.Random(seed), Counter[str](), list[str](), time.monotonic()
     asked, before = subject.open(home), held()
-    total = _places_of(asked, lines=lines)
+    total = _places_of(asked, at)
     for number in range(cases):
         if time.monotonic() - started > seconds:
             break
@@ -43,7 +45,7 @@ def sweep(
             asked.model.generator.sequence.forget()
         # the cases are spread over the request, so that a few see all parts of it
         share = (number % 16 + rng.random()) / 16
-        ended, place = given_up(asked, 1 + int(share * total), rng.choice(ERRORS), lines=lines)
+        ended, place = given_up(asked, 1 + int(share * total), rng.choice(ERRORS), at)
         counts[ended] += 1
         try:
             asked.check(rng.randrange(2))
@@ -57,18 +59,24 @@ def sweep(
     return counts, faults
 
 
-def _places_of(asked: Asked, *, lines: bool) -> int:
+def _places_of(asked: Asked, at: str) -> int:
     asked.model.generator.sequence.forget()
-    with places(lines=lines) as counting:
+    if at == "allocations":
+        with allocation_refused(0):
+            asked.ask(asked.prompts[0])
+            return num_allocations()
+    with places(lines=at == "lines") as counting:
         asked.ask(asked.prompts[0])
     return counting.count
 
 
 def given_up(
-    asked: Asked, number: int, error: type[BaseException], *, lines: bool = False, within: str = ""
+    asked: Asked, number: int, error: type[BaseException], at: str = "calls", within: str = ""
 ) -> tuple[str, str]:
     """How a request ended that met an error at its place of that number, and where that is."""
-    with places(number, error, lines=lines, within=within) as counting:
+    if at == "allocations":
+        return _refused(asked, number), f"allocation {number}"
+    with places(number, error, lines=at == "lines", within=within) as counting:
         try:
             asked.ask(asked.prompts[0])
         except error:
@@ -76,6 +84,15 @@ def given_up(
         except BaseException as other:
             return f"{type(other).__name__} for {error.__name__}: {other}", counting.reached
     return "swallowed" if counting.reached else "over before", counting.reached
+
+
+def _refused(asked: Asked, number: int) -> str:
+    try:
+        with allocation_refused(number):
+            asked.ask(asked.prompts[0])
+    except MemoryError:
+        return "MemoryError"
+    return "done without"
 
 
 def held() -> tuple[int, int]:
@@ -89,8 +106,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=sys.maxsize)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=SUBJECTS)
-    parser.add_argument("--lines", action="store_true")
+    parser.add_argument("--at", choices=PLACES, default=PLACES[0])
     given = parser.parse_args()
+    if given.at == "allocations" and not preloaded():
+        with tempfile.TemporaryDirectory() as folder:
+            return run_preloaded(f"{__package__}.requests_given_up", sys.argv[1:], Path(folder))
     subjects = SUBJECTS if given.only is None else {given.only: SUBJECTS[given.only]}
     failed = False
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +118,7 @@ def main() -> int:
         for name, subject in subjects.items():
             with tempfile.TemporaryDirectory() as folder:
                 counts, faults = sweep(
-                    subject, Path(folder), given.seed, given.cases, given.seconds / len(subjects), lines=given.lines
+                    subject, Path(folder), given.seed, given.cases, given.seconds / len(subjects), given.at
                 )
             told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             print(f"{name}: {told}; {len(faults)} faults", flush=True)

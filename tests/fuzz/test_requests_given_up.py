@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.requests_given_up import given_up, sweep
+from tests.support.faults.native import run_preloaded
 from tests.support.faults.python import places
 from tests.support.faults.subjects import SUBJECTS, take_pages_ahead
 
@@ -19,6 +20,12 @@ def test_after_a_request_that_was_given_up_the_next_ones_are_right(
     counts, faults = sweep(SUBJECTS[name], tmp_path, seed=1, cases=16)
     assert not faults, "\n".join(faults)
     assert counts["KeyboardInterrupt"] + counts["MemoryError"] > 8
+
+
+def test_a_request_that_native_code_has_no_memory_for_ends_in_an_error(tmp_path: Path) -> None:
+    """In a process of its own, as one that gets no memory where it cannot say so is at its end."""
+    asked = ["--at", "allocations", "--only", "native", "--cases", "32"]
+    assert run_preloaded("tests.fuzz.requests_given_up", asked, tmp_path) == 0
 
 
 @pytest.mark.parametrize("name", ["recurrent", "recurrent prefixes"])

@@ -1,7 +1,6 @@
 // The table of slots and the cache of experts for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "../arrays.h"
 #include "../bindings.h"
 #include "../next_use_scores.h"
+#include "../vectors.h"
 #include "expert_cache.h"
 
 namespace nb = nanobind;

@@ -1,7 +1,6 @@
 // Reads into the slots of a cache for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "../bindings.h"
+#include "../vectors.h"
 #include "loader.h"
 #include "moeinf/cache/loader.h"
 #include "moeinf/errors.h"

@@ -1,7 +1,6 @@
 // The visit of a layer by a single token, and the window between two visits, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
 
 #include <chrono>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "../bindings.h"
+#include "../vectors.h"
 #include "loader.h"
 #include "moeinf/cache/idle_window.h"
 #include "moeinf/cache/token_visit.h"

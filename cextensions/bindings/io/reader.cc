@@ -3,7 +3,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <memory>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "../bindings.h"
+#include "../vectors.h"
 #include "moeinf/errors.h"
 #include "native_reader.h"
 
