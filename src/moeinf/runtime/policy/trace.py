@@ -62,8 +62,7 @@ class RequestRecorder:
         self._on_finished = on_finished
         self._rows_at_once = rows_at_once
         self._matrix = ActivationMatrix(shape)
-        self._layers: list[int] = []
-        self._ids: list[IntArray] = []
+        self._noted: list[tuple[int, IntArray]] = []  # pairs, so that an error cannot come between their halves
         self._phase: Phase = "prefill"
 
     def begin(self, phase: Phase) -> None:
@@ -73,9 +72,8 @@ class RequestRecorder:
         self._phase = phase
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        self._layers.append(layer)
-        self._ids.append(ids.copy())
-        if len(self._ids) == self._rows_at_once:
+        self._noted.append((layer, ids.copy()))
+        if len(self._noted) >= self._rows_at_once:
             self._add_up()
 
     def finish(self) -> None:
@@ -87,6 +85,6 @@ class RequestRecorder:
         self._phase = "prefill"
 
     def _add_up(self) -> None:
-        if self._ids:
-            self._matrix.record_all(self._layers, self._ids)
-            self._layers, self._ids = [], []
+        if self._noted:
+            noted, self._noted = self._noted, []
+            self._matrix.record_all([layer for layer, _ in noted], [ids for _, ids in noted])

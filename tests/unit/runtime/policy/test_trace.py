@@ -80,3 +80,18 @@ def test_what_is_counted_together_is_what_is_recorded_one_by_one() -> None:
         routed[:] = 0  # the caller's array is its own again
     recorder.finish()
     assert finished[0].counts.tolist() == expected.counts.tolist()
+
+
+def test_a_routing_that_no_memory_is_left_for_spoils_no_later_one() -> None:
+    class Full:
+        def copy(self) -> np.ndarray:
+            raise MemoryError
+
+    finished: list[ActivationMatrix] = []
+    recorder = RequestRecorder(MoeShape(2, 4, 1), finished.append)
+    recorder.begin("prefill")
+    with pytest.raises(MemoryError):
+        recorder.observe(0, Full())  # type: ignore[arg-type]
+    recorder.observe(1, np.array([[3]]))
+    recorder.finish()
+    assert finished[0].counts.tolist() == [[0, 0, 0, 0], [0, 0, 0, 1]]
