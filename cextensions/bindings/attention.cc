@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -164,15 +165,17 @@ class AttentionLayer {
             "cos and sin are [tokens, rotary_dim / 2]");
     require(!ends || ends->shape(0) == x.shape(0), "ends are not those of the tokens");
     require(!ends || !chosen, "a token that sees others behind it has no choice");
+    // Copies, as what is written may lie in the same memory.
+    if (ends) ends_.assign(ends->data(), ends->data() + tokens);
     for (std::int64_t t = 0; ends && t < tokens; ++t) {
-      require((*ends)(t) > length + t && (*ends)(t) <= length + tokens,
-              "ends lie before a token or behind all");
+      const std::int64_t end = ends_[static_cast<std::size_t>(t)];
+      require(end > length + t && end <= length + tokens, "ends lie before a token or behind all");
     }
     const moeinf::ChosenPositions positions =
         chosen ? checked(*chosen, tokens, length) : moeinf::ChosenPositions{};
     const moeinf::GilRelease released;
     moeinf::attend(*kernels_, shape_, weights_, {keys.data(), values.data(), kind, capacity}, length,
-                   cos.data(), sin.data(), x.data(), tokens, ends ? ends->data() : nullptr, positions);
+                   cos.data(), sin.data(), x.data(), tokens, ends ? ends_.data() : nullptr, positions);
   }
 
   // sizes: an object with the attributes of moeinf.types.AttentionSizes.
@@ -200,14 +203,15 @@ class AttentionLayer {
 
  private:
   // Each of the last tokens attends to itself or what is before it.
-  moeinf::ChosenPositions checked(const ChosenRows& chosen, std::int64_t tokens, std::int64_t length) const {
+  moeinf::ChosenPositions checked(const ChosenRows& chosen, std::int64_t tokens, std::int64_t length) {
     const auto count = static_cast<std::int64_t>(chosen.shape(0)),
                groups = static_cast<std::int64_t>(chosen.shape(1)),
                each = static_cast<std::int64_t>(chosen.shape(2));
     require(count <= tokens && each > 0, "there are more choices than tokens");
     require(groups == 1 || groups == shape_.num_kv_heads, "there is one choice, or one for each key head");
+    chosen_.assign(chosen.data(), chosen.data() + chosen.size());
     for (std::int64_t t = 0; t < count; ++t) {
-      const std::int64_t* const of_token = chosen.data() + t * groups * each;
+      const std::int64_t* const of_token = chosen_.data() + t * groups * each;
       const std::int64_t own = length + tokens - count + t;
       require(of_token[0] >= 0, "no position is chosen");
       for (std::int64_t group = 0; group < groups; ++group) {
@@ -219,7 +223,7 @@ class AttentionLayer {
         }
       }
     }
-    return {chosen.data(), count, each, groups};
+    return {chosen_.data(), count, each, groups};
   }
 
   nb::object kernels_object_;
@@ -227,6 +231,7 @@ class AttentionLayer {
   Kernels* kernels_;
   AttentionShape shape_;
   moeinf::AttentionWeights weights_{};
+  std::vector<std::int64_t> ends_, chosen_;  // of the call
 };
 
 void bind_tensors(nb::module_& m) {

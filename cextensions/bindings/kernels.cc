@@ -97,14 +97,11 @@ moeinf::ExpertPart part_of(const Part& part) {
   if (part.size() == 7) scales = std::make_shared<std::vector<float>>(nb::cast<std::vector<float>>(part[6]));
   moeinf::require(start >= 0 && step >= 0, "a part begins before its block");
   moeinf::times({number(1), number(2)});
+  const moeinf::Format format = moeinf::format_named(nb::cast<std::string>(part[0]));
+  moeinf::require(number(1) > 0 && number(2) > 0 && number(2) % moeinf::block_weights(format) == 0,
+                  "a part has rows of a whole number of blocks");
   moeinf::times({number(3)});
-  return {moeinf::format_named(nb::cast<std::string>(part[0])),
-          number(1),
-          number(2),
-          static_cast<std::size_t>(number(3)),
-          start,
-          step,
-          std::move(scales)};
+  return {format, number(1), number(2), static_cast<std::size_t>(number(3)), start, step, std::move(scales)};
 }
 
 // Holds the memory and the kernels that it works with.
@@ -154,8 +151,10 @@ class BoundExpertKernel {
 
   void get(const Column& experts, const FloatsOut& rows) {
     require_shape("rows", rows, static_cast<std::int64_t>(rows.shape(0)), kernel_.hidden_size());
+    // A copy, as the rows may lie in the same memory.
+    const std::vector<std::int64_t> own(experts.data(), experts.data() + experts.shape(0));
     const moeinf::GilRelease released;
-    kernel_.get(experts.data(), experts.shape(0), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
+    kernel_.get(own.data(), own.size(), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
   }
 
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }

@@ -364,6 +364,6 @@ plain(
     "TokenVisit",
     "_arrive",
     "arrivals",
-    refuses="what explain makes of a failure, a visit whose reads are not there",
-    errors=(IndexError,),
+    refuses="what explain makes of a failure, a visit whose reads are not there; RuntimeError where others took them",
+    errors=(IndexError, RuntimeError),
 )

@@ -168,7 +168,8 @@ def _some(world: World) -> tuple[Any, int]:
 @call(
     "ExpertKernel.compute",
     "no begin, other than one offset for each expert, an expert that no token has or that was computed, a block "
-    "outside the memory",
+    "outside the memory; RuntimeError: a pass has begun that asks for other memory than that of begin",
+    RuntimeError,
 )
 def _compute(world: World) -> Arguments:
     experts, _ = _some(world)

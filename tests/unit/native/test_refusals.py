@@ -115,3 +115,22 @@ def test_an_object_of_another_type_is_a_type_error() -> None:
         _native.RouterLayer(kernels(), object(), None, 1e-6, 1, True)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         _native.IdleWindow(lambda: None)  # type: ignore[arg-type,return-value]
+
+
+def test_a_part_of_no_whole_blocks_is_refused() -> None:
+    parts: Any = {"gate": ("iq1_m", 32, 64, 0), "up": ("bf16", 32, 64, 0), "down": ("bf16", 64, 32, 0)}
+    with pytest.raises(ValueError, match="whole number of blocks"):
+        _native.ExpertKernel.workspace_bytes(parts, 2, PASS)
+
+
+def test_experts_may_lie_where_their_outputs_go() -> None:
+    parts: Any = {name: ("f32", 2, 2, 16 * i) for i, name in enumerate(("gate", "up", "down"))}
+    kernel = _native.ExpertKernel(kernels(), np.zeros(48, np.uint8), parts)
+    ids, one = np.array([[0], [1], [1]]), np.ones((3, 1), np.float32)
+    kernel.begin(np.ones((3, 2), np.float32), ids, one)
+    kernel.put(np.array([0, 1]), np.ones((3, 2), np.float32))
+    memory = np.zeros(8, np.float32)
+    experts = memory[:4].view(np.int64)  # 0 and 1
+    experts[1] = 1
+    kernel.get(experts, memory[:6].reshape(3, 2))
+    assert (memory[:6] == 1).all()
