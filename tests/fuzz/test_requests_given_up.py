@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.requests_given_up import given_up, sweep
+from tests.support.faults.given_up import given_up, sweep
 from tests.support.faults.native import run_preloaded
 from tests.support.faults.python import places
 from tests.support.faults.subjects import SUBJECTS, take_pages_ahead
+
+STEM = "models/layers/streams/"
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
@@ -41,6 +43,3 @@ def test_no_recurrent_state_sees_tokens_that_are_not_counted(name: str, tmp_path
         assert given_up(asked, number, KeyboardInterrupt, within=STEM)[0] == "KeyboardInterrupt"
         asked.check(1)
     asked.close()
-
-
-STEM = "models/layers/streams/"
