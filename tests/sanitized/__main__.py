@@ -18,6 +18,7 @@ from pathlib import Path
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.pull.pull import ensure, pull
+from moeinf.store.verify import verify
 from tests.support.checkpoints import random_tensors
 from tests.support.gguf_files import tokenizer_fields, write_gguf
 from tests.support.mixed_gguf import MIXED, WIDE, by_turns, small
@@ -66,7 +67,9 @@ def store(home: Path, quants: Sequence[str]) -> list[str]:
     tokenizer = tokenizer_fields(json.loads(TOKENIZER.read_text()), size=config["vocab_size"], eos=0)
     weights, kinds = small(random_tensors(config)), by_turns(MIXED)
     [file] = write_gguf(home.parent / "mixed.gguf", config, weights, kinds=kinds, metadata=tokenizer)
-    return ["demo", *(f"demo:{quant}" for quant in quants), ensure(str(file), home=home).name]
+    mixed = ensure(str(file), home=home)
+    assert not verify(mixed)  # which makes the checksums that a GGUF file has not
+    return ["demo", *(f"demo:{quant}" for quant in quants), mixed.name]
 
 
 def main() -> int:
