@@ -18,7 +18,7 @@ esac
 # An exception is thrown by the library that the sanitizer finds at its start: Python itself has none of C++.
 export LD_PRELOAD="$(found $runtime) $(found libstdc++.so)"
 export PYTHONMALLOC=malloc PYTHONPATH="$root/tests/support/sanitized${PYTHONPATH:+:$PYTHONPATH}"
-export MOEINF_SANITIZED_MODULE="$(ls "$build"/_native*.so)"
+export SANITIZED_NATIVE_MODULE="$(ls "$build"/_native*.so)"
 export ASAN_OPTIONS="detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 export TSAN_OPTIONS="allocator_may_return_null=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
 export UBSAN_OPTIONS="print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"

@@ -51,7 +51,7 @@ class Sanitized:
     @property
     def alone(self) -> dict[str, str]:
         """The environment of a process that starts others without the sanitizer."""
-        return self.environment | {"MOEINF_SANITIZED_ALONE": "1"}
+        return self.environment | {"SANITIZED_ALONE": "1"}
 
     def passes(self, *words: str) -> bool:
         environment = self.environment if "pytest" in words else self.alone

@@ -10,7 +10,7 @@ import numpy as np
 from moeinf import _native
 from tests.support.native.table import Arguments, World, call, plain
 
-FAKE = Path(os.environ.get("MOEINF_SANITIZED_MODULE", "/none/of/them")).with_name("libfake_cuda.so")
+FAKE = Path(os.environ.get("SANITIZED_NATIVE_MODULE", "/none/of/them")).with_name("libfake_cuda.so")
 CUDA = (_native.CudaError,)
 
 

@@ -1,6 +1,6 @@
-"""Python imports this by itself: moeinf._native is the module that MOEINF_SANITIZED_MODULE names.
+"""Python imports this by itself: moeinf._native is the module that SANITIZED_NATIVE_MODULE names.
 
-cextensions/tests/python.sh makes the module and puts this folder on the path. With MOEINF_SANITIZED_ALONE, what this
+cextensions/tests/python.sh makes the module and puts this folder on the path. With SANITIZED_ALONE, what this
 process starts has no sanitizer: the tokenizer's process bounds its address space, of which a sanitizer takes terabytes.
 """
 
@@ -18,10 +18,10 @@ from types import ModuleType
 class _Sanitized(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         return (
-            spec_from_file_location(name, os.environ["MOEINF_SANITIZED_MODULE"]) if name == "moeinf._native" else None
+            spec_from_file_location(name, os.environ["SANITIZED_NATIVE_MODULE"]) if name == "moeinf._native" else None
         )
 
 
 sys.meta_path.insert(0, _Sanitized())  # in front of the finder of an editable installation
-if os.environ.get("MOEINF_SANITIZED_ALONE"):
+if os.environ.get("SANITIZED_ALONE"):
     os.environ.pop("LD_PRELOAD", None)
