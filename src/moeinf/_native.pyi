@@ -59,9 +59,6 @@ def crc32c_units(data: _Bytes, unit_bytes: int) -> SumArray:
 def crc32c_joined(sums: SumArray, unit_bytes: int, num_bytes: int) -> int:
     """The sum of num_bytes, of sums of its units as crc32c_units gives them."""
 
-def first_unsound(data: _Bytes, unit_bytes: int, sums: SumArray, units: IntArray) -> int:
-    """Which of `units` of the data differs from its sum: the first as they are given; -1 for none. IndexError."""
-
 class PageTaker:
     """Takes pages of an array from the machine in two threads of its own; their contents stay as they are.
 

@@ -18,7 +18,6 @@ namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sums = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Units = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::size_t num_units(std::size_t num_bytes, std::size_t unit_bytes) {
   if (unit_bytes == 0) throw std::invalid_argument("a unit has at least one byte");
@@ -62,20 +61,6 @@ std::uint32_t crc32c_joined(const Sums& sums, std::size_t unit_bytes, std::size_
   return joined;
 }
 
-std::int64_t first_unsound(const Bytes& data, std::size_t unit_bytes, const Sums& sums, const Units& units) {
-  const auto count = static_cast<std::int64_t>(num_units(data.shape(0), unit_bytes));
-  if (count != static_cast<std::int64_t>(sums.shape(0)))
-    throw std::invalid_argument("there is one sum for each unit");
-  const moeinf::GilRelease released;
-  for (std::size_t i = 0; i < units.shape(0); ++i) {
-    const std::int64_t unit = units.data()[i];
-    if (unit < 0 || unit >= count)
-      throw nb::index_error(("there is no unit " + std::to_string(unit)).c_str());
-    if (sum_of_unit(data, unit_bytes, static_cast<std::size_t>(unit)) != sums.data()[unit]) return unit;
-  }
-  return -1;
-}
-
 }  // namespace
 
 void moeinf::bind_checksums(nb::module_& m) {
@@ -83,6 +68,4 @@ void moeinf::bind_checksums(nb::module_& m) {
   m.def("crc32c_units", &::crc32c_units, nb::arg("data"), nb::arg("unit_bytes"));
   m.def("crc32c_joined", &::crc32c_joined, nb::arg("sums").noconvert(), nb::arg("unit_bytes"),
         nb::arg("num_bytes"));
-  m.def("first_unsound", &::first_unsound, nb::arg("data"), nb::arg("unit_bytes"),
-        nb::arg("sums").noconvert(), nb::arg("units").noconvert());
 }

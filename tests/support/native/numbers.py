@@ -87,17 +87,6 @@ def _crc32c_joined(world: World) -> Arguments:
     return {"sums": _sums(world.bytes(100), 30), "unit_bytes": 30, "num_bytes": 100}
 
 
-@call(
-    "first_unsound",
-    "a unit of 0 bytes, another number of sums than of units; IndexError: a unit that there is not",
-    IndexError,
-    holds=lambda given, unit: unit == -1,
-)
-def _first_unsound(world: World) -> Arguments:
-    data = world.bytes(100)
-    return {"data": data, "unit_bytes": 30, "sums": _sums(data, 30), "units": world.distinct(4, 3)}
-
-
 def _rows(given: Arguments) -> Any:
     return given["source"].view(np.float32).reshape(given["rows"], given["cols"])
 
