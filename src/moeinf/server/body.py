@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import re
 from functools import cache
 from types import UnionType
@@ -14,7 +15,9 @@ from moeinf.server.errors import Refusal
 from moeinf.server.fields import Fields
 
 T = TypeVar("T")
-MOST_VALUES = 200_000  # of JSON: reading more would keep Python's lock from the event loop for too long
+# Of JSON, values and bytes that are in no text: more would keep Python's lock from the event loop for too long.
+MOST_VALUES, MOST_BARE_BYTES = 200_000, 2 << 20
+_READ_TWICE = 64 << 10  # bytes: a larger body is not read again for the name of a field
 # An escape within a string: a whole pair of surrogates, one without its other half, or any other.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
@@ -43,13 +46,18 @@ def body_of(body: bytes, kind: type[T]) -> T:
 
 
 def check_size(body: bytes, where: str) -> None:
-    """Raises Refusal for JSON of more than MOST_VALUES values. Texts may be long: they are not looked into."""
-    if _opened(body) < MOST_VALUES:
+    """Raises Refusal for JSON that is more than Python reads quickly. Texts may be long: they are not looked into."""
+    if len(body) <= MOST_BARE_BYTES and _opened(body) < MOST_VALUES:
         return
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     most_quotes = 4 * MOST_VALUES  # of a name and a text for each
-    if plain.count(b'"') > most_quotes or _opened(b"".join(plain.split(b'"')[::2])) >= MOST_VALUES:
-        raise Refusal(413, f"the JSON of {where} has more than {MOST_VALUES:,} values; send fewer")
+    if plain.count(b'"') <= most_quotes:
+        bare = b"".join(plain.split(b'"')[::2])
+        if len(bare) > MOST_BARE_BYTES:
+            raise Refusal(413, f"the JSON of {where} has more than {MOST_BARE_BYTES >> 20} MiB beside texts; send less")
+        if _opened(bare) < MOST_VALUES:
+            return
+    raise Refusal(413, f"the JSON of {where} has more than {MOST_VALUES:,} values; send fewer")
 
 
 def _opened(text: bytes) -> int:
@@ -57,17 +65,28 @@ def _opened(text: bytes) -> int:
     return sum(map(text.count, (b",", b"[", b"{")))
 
 
+def _number(written: str) -> float:
+    """In Python, where other threads get its lock between two numbers. msgspec takes 20 us for some, and keeps it."""
+    if math.isinf(number := float(written)):
+        raise ValueError("Number out of range")
+    return number
+
+
+_json_of = msgspec.json.Decoder(float_hook=_number).decode
+
+
 def _decoded(body: bytes, kind: type) -> Any:
     try:
-        return msgspec.json.decode(body)
+        return _json_of(body)
     except msgspec.ValidationError:  # a number that is out of range: the type knows the name of its field
-        msgspec.json.decode(body, type=kind)
+        if len(body) <= _READ_TWICE:
+            msgspec.json.decode(body, type=kind)
         raise
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not isinstance(error, UnicodeDecodeError) and rb"\ud" not in body.lower():
             raise  # of what is no JSON for another reason
         mended = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], body)
-        return msgspec.json.decode(mended.decode("utf-8", "replace"))
+        return _json_of(mended.decode("utf-8", "replace"))
 
 
 def checked(value: Any, kind: Any, where: str = "") -> Any:

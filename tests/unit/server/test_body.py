@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.server.anthropic.requests import MessageRequest, Prompted
-from moeinf.server.body import MOST_VALUES, body_of
+from moeinf.server.body import MOST_BARE_BYTES, MOST_VALUES, body_of
 from moeinf.server.errors import Refusal
 from moeinf.server.ollama import requests as ollama
 from moeinf.server.openai.format import format_of
@@ -175,6 +177,39 @@ def test_json_of_many_values_is_refused_before_it_is_read(value: str) -> None:
 @pytest.mark.parametrize("text", [",[{" * 200_000, '\\"' * 200_000, "\\" * 200_001, '\\,"' * 100_000])
 def test_a_long_text_may_hold_any_marks(text: str) -> None:
     assert read(json.dumps({"model": "m", "prompt": text}).encode(), CompletionRequest).prompt == text
+
+
+@pytest.mark.parametrize("number", [b"9" * 4000, b"4.9406564584124654" + b"1" * 40 + b"e-324"])
+def test_json_of_many_long_numbers_is_refused_before_it_is_read(number: bytes) -> None:
+    body = b'{"model": "m", "prompt": "x", "unknown": [%s]}' % b",".join(
+        [number] * (MOST_BARE_BYTES // len(number) + 1)
+    )
+    with pytest.raises(Refusal, match="more than 2 MiB beside texts") as caught:
+        read(body, CompletionRequest)
+    assert caught.value.status == 413
+
+
+def test_other_threads_go_on_between_two_numbers() -> None:
+    number = b"4.9406564584124654" + b"1" * 40 + b"e-324"
+    body = b'{"model": "m", "prompt": "x", "unknown": [%s]}' % b",".join([number] * 20_000)
+    ended, turns = threading.Event(), [0]
+
+    def look() -> None:
+        while not ended.wait(0.0001):
+            turns[0] += 1
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        before = turns[0]
+        read(body, CompletionRequest)
+        assert turns[0] > before + 10
+    finally:
+        ended.set()
+        looking.join()
+        sys.setswitchinterval(interval_s)
 
 
 def test_the_text_of_a_schema_or_of_arguments_is_bounded_like_a_body() -> None:
