@@ -11,7 +11,7 @@ from moeinf.errors import ModelNotFoundError, StoreError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource, SourceKind
 from moeinf.store.naming.aliases import alias_of, aliases
-from moeinf.store.naming.names import DEFAULT_TAG, has_tag, name_from, parse_name, plain_name
+from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, name_from, parse_name, plain_name
 from moeinf.store.naming.references import address_source, default_name, repository_source, revision_tag, written
 from moeinf.store.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
@@ -45,6 +45,8 @@ def origin_of(reference: str, library: Library) -> Origin:
 
     Order: a path, an address of the Hub, a stored name, an interrupted pull, an alias, org/repo[@revision].
     """
+    if len(reference) > MOST_CHARS:
+        raise ModelNotFoundError(f"{reference[:100]!r}... is too long for a model: {MOST_CHARS} characters at most")
     outside = outside_origin(reference)
     if outside is not None:
         return outside

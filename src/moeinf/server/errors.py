@@ -51,6 +51,7 @@ class Fault:
 
 
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients would ask three times
+_MOST_MESSAGE = 4000  # characters: an error may name what the client has sent, of any length
 # A path from the root, but for those of routes and the end of a URL.
 _PATH = re.compile(r"""(?<![\w/.:~-])/(?!v1/|api/)(?:[^\s/'"`:;,()]+/)+([^\s/'"`:;,()]*)""")
 _KINDS = {400: "invalid", 401: "key", 403: "forbidden", 404: "route", 405: "method", 413: "size", 415: "type"}
@@ -67,7 +68,7 @@ def without_folders(message: str) -> str:
 def fault_of(error: BaseException) -> Fault:
     """How a client is told of an error. What nobody expected is not described: it might tell of the machine."""
     error = of_the_machine(error) or error
-    message = without_folders(str(error))
+    message = without_folders(str(error)[:_MOST_MESSAGE])
     if isinstance(error, Refusal):
         return Fault(error.status, _KINDS.get(error.status, "invalid"), message)
     if isinstance(error, BusyError | StoppingError):

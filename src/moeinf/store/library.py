@@ -21,7 +21,7 @@ from moeinf.store.format import DENSE_FILE
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
 from moeinf.store.naming.aliases import alias_of, aliases
 from moeinf.store.naming.name_files import ID, Held, NameFiles, remedy
-from moeinf.store.naming.names import DEFAULT_TAG, has_tag, meant, parse_name
+from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, meant, parse_name
 from moeinf.store.naming.references import (
     LEAST_COMMIT,
     address_source,
@@ -328,7 +328,7 @@ class Library:
         try:
             found = self._names.find(reference)
         except UsageError as error:
-            if "/" in reference or "@" in reference:  # a source
+            if len(reference) <= MOST_CHARS and ("/" in reference or "@" in reference):  # a source
                 return None
             raise ModelNotFoundError(str(error)) from error
         if len(found) != 1:

@@ -32,3 +32,7 @@ def test_folders_with_spaces_are_left_out_where_they_are_known(monkeypatch: pyte
     assert fault_of(error).message == "names/a: gone"
     home = StoreError(f"{Path.home()}/some file/x: gone")
     assert fault_of(home).message == "some file/x: gone"
+
+
+def test_a_message_that_repeats_what_a_client_sent_is_cut() -> None:
+    assert len(fault_of(StoreError("no such model: " + "x" * 100_000)).message) < 10_000

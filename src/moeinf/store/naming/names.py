@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from moeinf.errors import UsageError
 
 DEFAULT_TAG = "latest"
+MOST_CHARS = 4096  # of what may be a name or say where a model is from, as of a path
 MOST_FILE_BYTES = 240  # of the name of a folder or file that stands for a part of a name
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _PORT = re.compile(r":\d{1,5}$")
@@ -29,13 +30,13 @@ def plain_name(text: str) -> str:
 
 def parse_name(text: str) -> tuple[str, str]:
     """Parses a name to (name, tag). Refuses `..` and whatever else could lead out of the store. Raises UsageError."""
-    path, slash, last = plain_name(text).rpartition("/")
+    path, slash, last = plain_name(text[: MOST_CHARS + 1]).rpartition("/")
     word, colon, tag = last.partition(":")
     tag = tag if colon else DEFAULT_TAG
     *host, space = path.split("/") if slash else ["default"]
     words = (word, tag, space, *(_PORT.sub("", each) for each in host))
     name = path + slash + word
-    if not all(map(is_word, words)) or len(host) > 1 or len(file_of(name)) > MOST_FILE_BYTES:
+    if len(text) > MOST_CHARS or not all(map(is_word, words)) or len(host) > 1 or len(file_of(name)) > MOST_FILE_BYTES:
         raise UsageError(
             f"{text[:100]!r} is not a model name: letters, digits and _ . - only, at most 80, "
             "with a tag behind one colon if wanted, and NAMESPACE/ or HOST/NAMESPACE/ before it"

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.errors import ModelNotFoundError, UsageError
+from moeinf.pull.model_names import origin_of
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.aliases import ALIAS_FILE
-from moeinf.store.naming.names import file_of, is_word, meant, parse_name, plain_name, word_of
+from moeinf.store.naming.names import MOST_CHARS, file_of, is_word, meant, parse_name, plain_name, word_of
 from tests.support.checkpoints import content
 
 OTHER = "0123456789ab"
@@ -155,3 +156,14 @@ def test_names_with_a_namespace_are_found_copied_and_removed(
     library.remove("library/demo:latest")
     library.remove(name)
     assert library.list() == [] and not list((library.home / "names").iterdir())
+
+
+@pytest.mark.parametrize("text", ["demo" + "/" * MOST_CHARS, "/a" * MOST_CHARS, "a/b@" + "c" * MOST_CHARS])
+def test_what_is_longer_than_a_path_is_no_name_and_is_not_looked_at(library: Library, text: str) -> None:
+    for find in (library.find, library.remove):
+        with pytest.raises(ModelNotFoundError, match="is not a model name"):
+            find(text)
+    with pytest.raises(UsageError, match="is not a model name"):
+        parse_name(text)
+    with pytest.raises(ModelNotFoundError, match="too long"):
+        origin_of(text, library)
