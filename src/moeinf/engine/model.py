@@ -289,9 +289,10 @@ class Model:
         """
         told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
         params = params or self.params()
-        return self.generator.pieces(
+        pieces = self.generator.pieces(
             prompt, params, raw=raw, variables=told, tools=tools or (), format=format, continues=continues, hooks=hooks
         )
+        return _holding(self, pieces)
 
     def template_variables(
         self, think: bool | str | None, given: Mapping[str, Any], *, tools: Sequence[Tool] = (), raw: bool = False
@@ -380,6 +381,12 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _holding(model: Model, pieces: abc.Generator[Piece, None, None]) -> abc.Generator[Piece, None, None]:
+    """The answer, with which a model that nobody holds otherwise stays open to its end."""
+    yield from pieces
+    del model
 
 
 def _texts(pieces: abc.Generator[Piece, None, None]) -> Iterator[str]:

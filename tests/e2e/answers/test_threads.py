@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -205,3 +206,19 @@ def test_a_model_that_is_forgotten_is_freed(demo: StoredModel, reader: str) -> N
         use()
         gc.collect()
     assert until(lambda: all(now <= then for now, then in zip(held(), before, strict=True))), (before, held())
+
+
+@pytest.mark.parametrize("of_stream", [True, False])
+def test_an_answer_holds_the_model_that_makes_it(demo: StoredModel, of_stream: bool) -> None:
+    def begun() -> tuple[Iterator[object], weakref.ref[Model]]:
+        model = Model(demo, RuntimeConfig.of(expert_cache="20%", threads=2))
+        params = model.params(num_predict=3)
+        return (model.stream if of_stream else model.pieces)(PROMPT, params), weakref.ref(model)
+
+    answer, model = begun()
+    gc.collect()
+    assert model() is not None
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        assert list(answer)
+        gc.collect()
+    assert model() is None
