@@ -200,6 +200,8 @@ class Library:
         if name is None:
             return freed
         with errors_named(self.home / "names"), self.lock():
+            if name not in self._names.all({}):  # another process was quicker
+                raise self._not_found(reference)
             self._names.remove(name)
             return freed + self._sweep()
 

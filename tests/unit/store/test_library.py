@@ -14,6 +14,7 @@ import pytest
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import name_from, parse_name
+from moeinf.store.partials import PartialPull
 from tests.support.checkpoints import content
 
 
@@ -54,6 +55,19 @@ def test_removing_one_of_two_names_keeps_the_model(library: Library, demo: Store
     assert library.remove("demo:small") == size
     assert library.list() == [] and list((library.home / "models").iterdir()) == []
     assert list((library.home / "names").iterdir()) == []
+
+
+def test_of_two_that_remove_a_name_the_second_is_told_that_it_is_gone(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quicker() -> list[PartialPull]:
+        Library(library.home).remove("demo")
+        return []
+
+    monkeypatch.setattr(library, "partials", quicker)  # asked between the look at the name and its removal
+    with pytest.raises(ModelNotFoundError, match="pull"):
+        library.remove("demo")
+    assert [model.name for model in library.list()] == ["demo:small"]
 
 
 def test_a_name_that_moves_takes_the_model_that_nobody_holds_with_it(library: Library, demo: StoredModel) -> None:
