@@ -31,8 +31,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("unhurried")
 
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every command that they start.
+# A shell that starts the tests in the background, or nohup, has them ignore what asks for their end, and so would every
+# command that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 _MANY_MODULES = 50

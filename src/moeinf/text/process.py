@@ -31,7 +31,7 @@ try:
     main()
 except Exception as error:
     import json
-    os.write(1, json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode() + b"\\n")
+    os.write(1, json.dumps({"cannot_work": f"{type(error).__name__}: {error}"}).encode() + b"\\n")
     raise
 """
 _KILL_PATIENCE_S = 5.0  # for a worker that cannot be killed to see that its input has ended
@@ -145,8 +145,8 @@ class TextProcess:
         while True:
             answer: dict[str, Any] = json.loads(self._line(op, deadline, limit_s))
             self._heard = True
-            if "refused" in answer:
-                raise self._refused(str(answer["refused"]))
+            if "cannot_work" in answer:
+                raise self._refused(str(answer["cannot_work"]))
             if answer.get("fatal"):
                 raise self._lost(op, f"failed ({answer['error']})")
             if answer.pop("id") == request_id:  # others are answers that an interrupted caller never fetched

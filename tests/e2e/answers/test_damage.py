@@ -7,8 +7,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import verify
+from moeinf.threads import mapped
 from moeinf.types import Float32Array
 from tests.support.checkpoints import resealed
 
@@ -187,13 +187,13 @@ def test_a_flipped_bit_in_any_dense_tensor_or_the_header_is_named(stored: Stored
 def test_dense_weights_are_summed_by_the_threads_that_were_asked_for_or_not_at_all(
     stored: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int | None] = []
+    asked: list[int] = []
 
-    def counted(num_threads: int | None = None) -> ThreadPoolExecutor:
+    def counted(call: Callable[[Any], Any], items: Sequence[Any], num_threads: int) -> Iterator[Any]:
         asked.append(num_threads)
-        return ThreadPoolExecutor(num_threads)
+        return mapped(call, items, num_threads)
 
-    monkeypatch.setattr("moeinf.engine.dense_weights.ThreadPoolExecutor", counted)
+    monkeypatch.setattr("moeinf.engine.dense_weights.mapped", counted)
     logits_of(stored, 1)
     assert asked == [1]
     logits_of(resealed(stored, "", without=CHECKSUMS_FILE), 1)

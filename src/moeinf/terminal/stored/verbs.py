@@ -111,7 +111,7 @@ def create(
 
 
 def prune() -> None:
-    """Delete interrupted pulls, what no name holds any more, and what killed processes have left.
+    """Delete interrupted pulls, and what nothing needs any more.
 
     `moeinf list --all` shows what was interrupted; pulling again would go on with it.
     """
