@@ -86,8 +86,11 @@ def test_a_dumb_terminal_gets_plain_lines(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("words", [("pull", "demo:chat"), ("verify", "demo"), ("run", "demo", "Once", "-n", "90")])
-def test_what_draws_elsewhere_writes_plain_lines_on_a_dumb_terminal(words: tuple[str, ...], spawn: Spawn) -> None:
-    child = spawn(*words, TERM="dumb")
+def test_what_draws_elsewhere_writes_plain_lines_on_a_dumb_terminal(
+    words: tuple[str, ...], spawn: Spawn, tmp_path: Path
+) -> None:
+    store = {"MOEINF_HOME": str(tmp_path)} if words[0] == "pull" else {}  # the store of other tests has one model
+    child = spawn(*words, TERM="dumb", **store)
     child.expect(pexpect.EOF)
     child.wait()
     assert child.exitstatus == 0 and "\x1b" not in child.before

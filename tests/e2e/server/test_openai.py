@@ -32,7 +32,7 @@ def expected(demo: StoredModel) -> str:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert "demo:latest" in [model.id for model in client.models.list()]
+    assert [model.id for model in client.models.list()] == ["demo:latest"]
     assert client.models.retrieve("demo").id == "demo:latest"
     with pytest.raises(openai.NotFoundError, match="not found"):
         client.models.retrieve("org/other:tag")
