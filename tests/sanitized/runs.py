@@ -81,6 +81,8 @@ def main() -> None:
     for name in names:
         known: dict[tuple[str, str], list[int]] = {}
         for configuration in configurations:
+            if name.startswith("mixed") and configuration.get("kv_cache") == "q8_0":
+                continue  # its heads have 16 numbers, of which q8_0 makes no block
             model = moeinf.load(name, device="cpu", **configuration)
             params = model.params(seed=1, num_predict=12, temperature=0.7)
             for prompt in prompts():
