@@ -38,6 +38,13 @@ _UNKNOWN_TO_IT = (
 _KEY = "the key of its file system is missing or has expired: log in again, or unlock the folder"
 _SERVER = "the server or program behind its file system does not answer: mount it again, and repeat the command"
 
+_OF_LINUX: Mapping[str, str] = {  # numbers that other systems do not have
+    "EUCLEAN": "its file system is damaged: have it checked (fsck)",
+    "EREMOTEIO": _SERVER,
+    "ENOMEDIUM": _GONE,
+    **dict.fromkeys(("ENOKEY", "EKEYEXPIRED", "EKEYREVOKED"), _KEY),
+}
+
 # What can be done about a call that the system refuses, of which no file is known.
 REFUSED_CALL = (
     "the system refuses a call that moeinf makes: allow it to the container or sandbox, if there is one (--debug tells "
@@ -49,7 +56,6 @@ REFUSED_CALL = (
 REMEDIES: Mapping[int, str] = {
     **LIMIT_REMEDIES,
     errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
-    errno.EUCLEAN: "its file system is damaged: have it checked (fsck)",
     errno.EACCES: "change the permissions, or run it as a user who has them",
     errno.EPERM: "the system does not permit it to this user: change the permissions, or what filters its calls",
     errno.EROFS: "its file system is read-only: mount it so that it can be written, or choose another folder",
@@ -77,10 +83,9 @@ REMEDIES: Mapping[int, str] = {
     errno.ETIMEDOUT: _SERVER,
     errno.ENOTCONN: _SERVER,
     errno.EHOSTDOWN: _SERVER,
-    errno.EREMOTEIO: _SERVER,
-    **dict.fromkeys((errno.ENODEV, errno.ENXIO, errno.ENOMEDIUM), _GONE),
+    **dict.fromkeys((errno.ENODEV, errno.ENXIO), _GONE),
     **dict.fromkeys(UNSUPPORTED, _UNKNOWN_TO_IT),
-    **dict.fromkeys((errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED), _KEY),
+    **{getattr(errno, name): remedy for name, remedy in _OF_LINUX.items() if hasattr(errno, name)},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,21 @@ def test_wheels_are_built_for_the_systems_and_versions_that_are_named() -> None:
     workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
     assert all(system in workflow for system in ("ubuntu-24.04", "ubuntu-24.04-arm", "macos-14"))
     assert all(f"cp3{minor}-*" in PROJECT for minor in range(10, 15))
+
+
+def test_every_module_loads_where_the_system_lacks_what_only_linux_has() -> None:
+    code = """
+import errno, importlib, os, pkgutil, select
+
+for name in ("EUCLEAN", "EREMOTEIO", "ENOMEDIUM", "ENOKEY", "EKEYEXPIRED", "EKEYREVOKED"):
+    delattr(errno, name)
+for module, names in ((os, ("O_DIRECT", "sched_getaffinity", "posix_fadvise")), (select, ("epoll",))):
+    for name in names:
+        delattr(module, name)
+import moeinf
+for module in pkgutil.walk_packages(moeinf.__path__, "moeinf."):
+    if "gpu" not in module.name and "__main__" not in module.name:
+        importlib.import_module(module.name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
