@@ -31,7 +31,7 @@ from moeinf.pull import pull as install
 from moeinf.pull.checkpoint import pull as steps
 from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
-from tests.support.fuzzing import run_cases
+from tests.support.fuzzing import mutate_bytes, run_cases
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -135,19 +135,15 @@ def mutate_value(value: Any, rng: random.Random) -> Any:
     return value | {name: mutate_value(value[name], rng)} | (added if rng.random() < 0.1 else {})
 
 
-def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    at, kind = rng.randrange(len(data) + 1), rng.randrange(6)
+def mutate_data(data: bytes, rng: random.Random) -> bytes:
+    """As `mutate_bytes`, and an empty file, or one with brackets that no parser can follow to their end."""
+    kind = rng.randrange(7)
     if kind == 0:
-        return data[:at]
+        return b""
     if kind == 1:
-        return data[:at] + rng.randbytes(rng.randrange(1, 64)) + data[at:]
-    if kind == 2:
-        return data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
-    if kind == 3:
-        return data + data[at:]
-    if kind == 4:
+        at = rng.randrange(len(data) + 1)
         return data[:at] + b"[" * 100_000 + data[at:]
-    return b""
+    return mutate_bytes(data, rng)
 
 
 def mutate_file(path: Path, rng: random.Random) -> None:
@@ -159,7 +155,7 @@ def mutate_file(path: Path, rng: random.Random) -> None:
         text = json.dumps(value).encode()
         path.write_bytes(framed(text) + data[start:] if path.suffix == ".safetensors" else text)
     elif kind < 8:
-        path.write_bytes(mutate_bytes(data, rng))
+        path.write_bytes(mutate_data(data, rng))
     else:
         path.unlink(missing_ok=True)
         special: list[Callable[[], object]] = [
