@@ -1,12 +1,17 @@
-// Memory that is refused is an exception, as without a sanitizer, whose own operators end the program there.
-// Linked into the module for Python alone, so that what it cannot allocate is a MemoryError.
+// Memory that is refused is an exception, as without a sanitizer, whose own operators end the program there:
+// so a module for Python raises MemoryError.
+#include "operator_new.h"
+
 #include <cstddef>
 #include <cstdlib>
 #include <new>
 
+__attribute__((weak)) bool allocation_fails() noexcept { return false; }
+
 namespace {
 
 void* allocated(std::size_t num_bytes, std::size_t alignment) noexcept {
+  if (allocation_fails()) return nullptr;
   void* found = nullptr;
   const std::size_t least = alignment < sizeof(void*) ? sizeof(void*) : alignment;
   return posix_memalign(&found, least, num_bytes == 0 ? 1 : num_bytes) == 0 ? found : nullptr;
