@@ -9,8 +9,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls lab lint native-test native-address native-thread sanitize pythons \
-  pythons-ends gpu-test gpu-compile ranks-test clean
+.PHONY: demo test fuzz faults denied-calls lab memory-rates lint native-test native-address native-thread sanitize \
+  pythons pythons-ends gpu-test gpu-compile ranks-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -53,6 +53,13 @@ LAB_TRACES ?= ../shared/data/traces
 lab: $(READY)
 	$(BIN)/python benchmarks/lab/record.py $(LAB_TRACES) docs/lab
 	$(BIN)/python benchmarks/lab/pages.py docs
+
+# What share of a plain read's rate the kernels of decoding reach on this machine, by format and width: a minute or two.
+# RATES takes options, as in RATES="--rows 1,2,4,8 --formats q8_0".
+RATES ?=
+
+memory-rates: $(RUNS)
+	$(BIN)/python benchmarks/memory_rates.py $(RATES)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples

@@ -4,8 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arrays.h"
@@ -67,10 +70,32 @@ void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const Float
   kernels.linear(matrix, x.data(), num_x, y.data());
 }
 
-double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
+void require_span(std::int64_t num_bytes, int repeats) {
   moeinf::require(num_bytes >= 0 && repeats <= 1000, "num_bytes is negative, or there are too many repeats");
+}
+
+double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
+  require_span(num_bytes, repeats);
   const moeinf::GilRelease released;
   return moeinf::memory_read_rate(kernels.pool(), static_cast<std::size_t>(num_bytes), repeats);
+}
+
+std::vector<std::pair<double, double>> product_rates(Kernels& kernels, const BoundMatrix& w,
+                                                     std::int64_t num_x, std::int64_t num_bytes,
+                                                     int repeats) {
+  require_span(num_bytes, repeats);
+  const moeinf::GilRelease released;
+  std::vector<std::pair<double, double>> pairs;
+  for (const moeinf::ReadRates& each :
+       moeinf::product_read_rates(kernels, w.view(), num_x, static_cast<std::size_t>(num_bytes), repeats))
+    pairs.emplace_back(each.plain, each.product);
+  return pairs;
+}
+
+std::vector<double> cached_rates(Kernels& kernels, const BoundMatrix& w, std::int64_t num_x, int repeats) {
+  require_span(0, repeats);
+  const moeinf::GilRelease released;
+  return moeinf::cached_product_rates(kernels, w.view(), num_x, repeats);
 }
 
 moeinf::Activation activation_named(const std::string& name) {
@@ -292,5 +317,9 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_static("workspace_bytes", &BoundExpertKernel::workspace_bytes, nb::arg("parts"), nb::arg("top_k"),
                   nb::arg("shape"));
   m.def("memory_read_rate", &read_rate, nb::arg("kernels"), nb::arg("num_bytes"), nb::arg("repeats"));
+  m.def("product_read_rates", &product_rates, nb::arg("kernels"), nb::arg("w"), nb::arg("num_x"),
+        nb::arg("num_bytes"), nb::arg("repeats"));
+  m.def("cached_product_rates", &cached_rates, nb::arg("kernels"), nb::arg("w"), nb::arg("num_x"),
+        nb::arg("repeats"));
   m.def("available_isas", &moeinf::available_isas);
 }

@@ -1015,6 +1015,23 @@ def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:
     num_bytes is to be several times the last-level cache; ValueError for less than 1 MiB or 1 repeat.
     """
 
+def product_read_rates(
+    kernels: Kernels, w: Matrix, num_x: int, num_bytes: int, repeats: int
+) -> list[tuple[float, float]]:
+    """Bytes a second, of each repeat, at which all threads read memory, and at which products go through its weights.
+
+    num_bytes of fresh huge pages have copies of w one behind the other, each of which is multiplied by num_x
+    activations in a call of its own. ValueError for less than 1 MiB, less than w takes, less than 1 repeat, or other
+    than 1 to 8 activations.
+    """
+
+def cached_product_rates(kernels: Kernels, w: Matrix, num_x: int, repeats: int) -> list[float]:
+    """The rates of products alone, where each thread multiplies a copy of w of its own again and again.
+
+    They are those of a cache that the copy fits in. ValueError for less than 1 repeat, or other than 1 to 8
+    activations.
+    """
+
 def available_isas() -> list[str]:
     """What `Kernels` accepts here, best first; the last is "generic"."""
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "moeinf/compute/kernels.h"
 #include "moeinf/io/arena.h"
@@ -11,6 +12,7 @@ namespace moeinf {
 namespace {
 
 constexpr std::size_t kTaskBytes = std::size_t{1} << 20;
+constexpr std::size_t kCachedBytes = std::size_t{32} << 20;  // of a cached matrix, over and over
 // Enough that additions wait for memory, never for each other, however wide they are.
 constexpr int kAccumulators = 32;
 
@@ -25,30 +27,133 @@ std::uint64_t sum(const std::uint64_t* words, std::size_t num_words) {
   return total;
 }
 
+template <typename Call>
+double seconds_of(const Call& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Memory in whole tasks, which all threads write once and read as often as they are asked.
+class Span {
+ public:
+  explicit Span(std::size_t num_bytes)
+      : num_tasks_(num_bytes / kTaskBytes), arena_(num_tasks_ * kTaskBytes) {}
+
+  const unsigned char* data() const { return arena_.data(); }
+  std::size_t num_bytes() const { return arena_.num_bytes(); }
+
+  // With `pattern`, again and again. Written it must be, or all pages would be one page of zeros.
+  void fill(Pool& pool, const unsigned char* pattern, std::size_t pattern_bytes) {
+    pool.run(static_cast<std::int64_t>(num_tasks_), [&](std::int64_t task, int) {
+      std::size_t at = static_cast<std::size_t>(task) * kTaskBytes;
+      const std::size_t end = at + kTaskBytes;
+      while (at < end) {
+        const std::size_t begin = at % pattern_bytes, count = std::min(pattern_bytes - begin, end - at);
+        std::memcpy(arena_.data() + at, pattern + begin, count);
+        at += count;
+      }
+    });
+  }
+
+  double read_rate(Pool& pool) {
+    std::atomic<std::uint64_t> total{0};  // used, or the compiler would leave the reading out
+    return static_cast<double>(num_bytes()) / seconds_of([&] {
+             pool.run(static_cast<std::int64_t>(num_tasks_), [&](std::int64_t task, int) {
+               const unsigned char* begin = data() + static_cast<std::size_t>(task) * kTaskBytes;
+               total +=
+                   sum(reinterpret_cast<const std::uint64_t*>(begin), kTaskBytes / sizeof(std::uint64_t));
+             });
+           });
+  }
+
+ private:
+  std::size_t num_tasks_;
+  Arena arena_;
+};
+
+// Ordinary numbers of both signs; what they are makes no difference.
+std::vector<float> activations(std::int64_t count) {
+  std::vector<float> x(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 7) - 2.5F;
+  return x;
+}
+
+void require_activations(std::int64_t num_x, int repeats) {
+  if (num_x < 1 || num_x > kMaxDotRows || repeats < 1)
+    throw std::invalid_argument("a product's rate needs 1 to 8 activations and at least 1 repeat");
+}
+
 }  // namespace
 
 double memory_read_rate(Pool& pool, std::size_t num_bytes, int repeats) {
-  if (num_bytes < kTaskBytes || repeats < 1) {
+  if (num_bytes < kTaskBytes || repeats < 1)
     throw std::invalid_argument("a read rate needs at least 1 MiB and 1 repeat");
-  }
-  const std::size_t num_tasks = num_bytes / kTaskBytes;
-  const Arena arena(num_tasks * kTaskBytes);
-  const auto whole = static_cast<std::int64_t>(num_tasks);
-  pool.run(whole, [&](std::int64_t task, int) {  // written, or all pages would be one page of zeros
-    std::memset(arena.data() + static_cast<std::size_t>(task) * kTaskBytes, 1, kTaskBytes);
-  });
-  std::atomic<std::uint64_t> total{0};  // used, or the compiler would leave the reading out
-  double best_s = 0;
+  Span span(num_bytes);
+  const unsigned char byte = 1;
+  span.fill(pool, &byte, 1);
+  double best = 0;
+  for (int repeat = 0; repeat < repeats; ++repeat) best = std::max(best, span.read_rate(pool));
+  return best;
+}
+
+std::vector<ReadRates> product_read_rates(Kernels& kernels, const Matrix& w, std::int64_t num_x,
+                                          std::size_t num_bytes, int repeats) {
+  require_activations(num_x, repeats);
+  const std::size_t matrix_bytes = static_cast<std::size_t>(w.rows) * row_bytes(w.format, w.cols);
+  if (num_bytes < kTaskBytes || num_bytes / kTaskBytes * kTaskBytes < matrix_bytes)
+    throw std::invalid_argument("a product's rate needs at least 1 MiB, and room for the matrix");
+  Span span(num_bytes);
+  span.fill(kernels.pool(), w.data, matrix_bytes);
+  const std::vector<float> x = activations(num_x * w.cols);
+  std::vector<float> y(static_cast<std::size_t>(num_x * w.rows));
+  const std::size_t num_matrices = span.num_bytes() / matrix_bytes;
+  std::vector<ReadRates> found;
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
-    pool.run(whole, [&](std::int64_t task, int) {
-      const unsigned char* begin = arena.data() + static_cast<std::size_t>(task) * kTaskBytes;
-      total += sum(reinterpret_cast<const std::uint64_t*>(begin), kTaskBytes / sizeof(std::uint64_t));
+    const double plain = span.read_rate(kernels.pool());
+    const double seconds = seconds_of([&] {
+      for (std::size_t i = 0; i < num_matrices; ++i) {
+        const Matrix copy = {span.data() + i * matrix_bytes, w.format, w.rows, w.cols, w.scale};
+        kernels.linear(copy, x.data(), num_x, y.data());
+      }
     });
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    best_s = repeat == 0 ? elapsed.count() : std::min(best_s, elapsed.count());
+    found.push_back({plain, static_cast<double>(num_matrices * matrix_bytes) / seconds});
   }
-  return static_cast<double>(num_tasks * kTaskBytes) / best_s;
+  return found;
+}
+
+std::vector<double> cached_product_rates(Kernels& kernels, const Matrix& w, std::int64_t num_x, int repeats) {
+  require_activations(num_x, repeats);
+  const std::size_t matrix_bytes = static_cast<std::size_t>(w.rows) * row_bytes(w.format, w.cols);
+  const std::size_t stride = (matrix_bytes + kTaskBytes - 1) / kTaskBytes * kTaskBytes;
+  const auto num_threads = static_cast<std::size_t>(kernels.pool().num_threads());
+  const std::size_t times = std::max(kCachedBytes / matrix_bytes, std::size_t{1});
+  const Arena arena(stride * num_threads);
+  const std::vector<float> x = activations(num_x * w.cols);
+  Workspace::Frame memory(kernels.workspace());
+  const ActivationKind kind = activation_of(w.format);
+  void* prepared = memory.take_bytes(static_cast<std::size_t>(num_x) * activation_bytes(kind, w.cols));
+  kernels.prepare(kind, x.data(), num_x, w.cols, prepared);
+  if (kernels.by_tiles(num_x)) kernels.reserve_thread_scratch(w.cols);
+  std::vector<std::vector<float>> ys(num_threads,
+                                     std::vector<float>(static_cast<std::size_t>(num_x * w.rows)));
+  const auto run = [&](std::size_t count) {
+    kernels.pool().run(static_cast<std::int64_t>(num_threads), [&](std::int64_t task, int thread) {
+      const auto place = static_cast<std::size_t>(task);
+      unsigned char* data = arena.data() + place * stride;
+      if (count == 0) std::memcpy(data, w.data, matrix_bytes);
+      const Matrix copy = {data, w.format, w.rows, w.cols, w.scale};
+      for (std::size_t i = 0; i < count; ++i)
+        kernels.multiply(copy, 0, w.rows, prepared, num_x, thread, ys[place].data(), w.rows);
+    });
+  };
+  run(0);
+  std::vector<double> found;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const double seconds = seconds_of([&] { run(times); });
+    found.push_back(static_cast<double>(num_threads * times * matrix_bytes) / seconds);
+  }
+  return found;
 }
 
 }  // namespace moeinf

@@ -522,3 +522,25 @@ TEST(a_read_rate_is_measured_and_senseless_ones_are_refused) {
   CHECK(throws<std::invalid_argument>([&] { moeinf::memory_read_rate(pool, 1000, 2); }));
   CHECK(throws<std::invalid_argument>([&] { moeinf::memory_read_rate(pool, 3 << 20, 0); }));
 }
+
+TEST(products_have_rates_in_memory_and_in_caches_and_senseless_ones_are_refused) {
+  Kernels kernels(2, "");
+  for (const Format format : {Format::kF32, Format::kBF16, Format::kQ8_0}) {
+    const Bytes bytes = stored(format, random_floats(96 * kHidden, 3), 96, kHidden);
+    const Matrix w = {bytes.data(), format, 96, kHidden};
+    for (const std::int64_t num_x : {1, 8}) {
+      const auto rates = moeinf::product_read_rates(kernels, w, num_x, 3 << 20, 2);
+      CHECK(rates.size() == 2);
+      for (const moeinf::ReadRates& each : rates) CHECK(each.plain > 0 && each.product > 0);
+      const std::vector<double> cached = moeinf::cached_product_rates(kernels, w, num_x, 3);
+      CHECK(cached.size() == 3 && *std::min_element(cached.begin(), cached.end()) > 0);
+    }
+    CHECK(throws<std::invalid_argument>([&] { moeinf::product_read_rates(kernels, w, 1, 1000, 2); }));
+    CHECK(throws<std::invalid_argument>([&] { moeinf::product_read_rates(kernels, w, 1, 3 << 20, 0); }));
+    CHECK(throws<std::invalid_argument>([&] { moeinf::product_read_rates(kernels, w, 9, 3 << 20, 1); }));
+    CHECK(throws<std::invalid_argument>([&] { moeinf::cached_product_rates(kernels, w, 0, 1); }));
+  }
+  kernels.begin_pass(1000);  // whose products go by tiles
+  const Bytes bytes = stored(Format::kQ8_0, random_floats(96 * kHidden, 3), 96, kHidden);
+  CHECK(moeinf::cached_product_rates(kernels, {bytes.data(), Format::kQ8_0, 96, kHidden}, 2, 1)[0] > 0);
+}

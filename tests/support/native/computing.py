@@ -85,6 +85,29 @@ def _memory_read_rate(world: World) -> Arguments:
     return {"kernels": world.get("Kernels"), "num_bytes": 1 << 20, "repeats": 1}
 
 
+def _of_matrix(world: World) -> Arguments:
+    return {"kernels": world.get("Kernels"), "w": world.matrix(16, 256), "num_x": world.rng.choice([1, 8])}
+
+
+def _are_rates(given: Arguments, found: Any) -> bool:
+    rates = np.array(found)
+    return len(rates) == given["repeats"] and bool((np.isfinite(rates) & (rates > 0)).all())
+
+
+@call(
+    "product_read_rates",
+    "less than 1 MiB or than the matrix, less than 1 repeat or more than 1000, other than 1 to 8 activations",
+    holds=_are_rates,
+)
+def _product_read_rates(world: World) -> Arguments:
+    return {**_of_matrix(world), "num_bytes": 1 << 20, "repeats": 2}
+
+
+@call("cached_product_rates", "less than 1 repeat or more than 1000, other than 1 to 8 activations", holds=_are_rates)
+def _cached_product_rates(world: World) -> Arguments:
+    return {**_of_matrix(world), "repeats": 2}
+
+
 def _is_normed(given: Arguments, _: Any) -> bool:
     x = given["x"].astype(np.float64)
     wanted = x / np.sqrt((x * x).mean(1, keepdims=True) + given["eps"]) * given["weight"]

@@ -420,6 +420,18 @@ def test_the_rate_of_reading_memory_is_measured() -> None:
         _native.memory_read_rate(kernels, 10, 1)
 
 
+def test_products_have_rates_unless_nothing_can_be_measured(kernels: _native.Kernels) -> None:
+    w = _native.Matrix(np.full(34 * 64, 0x2C, np.uint8), "q8_0", 64, 32)
+    rates = _native.product_read_rates(kernels, w, 8, 1 << 20, 3)
+    assert len(rates) == 3 and all(np.isfinite(rate) and rate > 0 for pair in rates for rate in pair)
+    cached = _native.cached_product_rates(kernels, w, 8, 2)
+    assert len(cached) == 2 and all(np.isfinite(rate) and rate > 0 for rate in cached)
+    with pytest.raises(ValueError, match="at least 1 MiB, and room for the matrix"):
+        _native.product_read_rates(kernels, w, 1, 1000, 1)
+    with pytest.raises(ValueError, match="1 to 8 activations"):
+        _native.cached_product_rates(kernels, w, 9, 1)
+
+
 def test_layers_may_differ_in_formats_and_in_where_parts_begin(kernels: _native.Kernels) -> None:
     """As experts come that are read from files of another form, with the rest of their blocks."""
     rng, region = np.random.default_rng(5), 5 << 20

@@ -51,6 +51,8 @@ def heads(capacity: int, length: int) -> None:
 
 TALL = np.zeros((2**40, 0), np.float32)
 NARROW = np.zeros(0, np.float32)
+MATRIX = _native.Matrix(np.zeros(34, np.uint8), "q8_0", 1, 32)
+BROAD = _native.Matrix(np.zeros((1 << 20) + 2, np.uint8), "bf16", 1, (1 << 19) + 1)
 REFUSED: dict[str, Callable[[], object]] = {
     "a matrix of 2^64 weights": lambda: _native.Matrix(np.zeros(0, np.uint8), "f32", 2**32, 2**32),
     "bytes of 2^64 weights": lambda: _native.check_scales("f32", np.zeros(0, np.uint8), 2**32, 2**32),
@@ -77,6 +79,14 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a length that wraps": lambda: heads(4, 2**63 - 1),
     "rows without columns": lambda: _native.rms_norm(kernels(), TALL, NARROW, 1e-6, TALL.copy()),
     "repeats without an end": lambda: _native.memory_read_rate(kernels(), 1 << 20, 2**31 - 1),
+    "products without an end": lambda: _native.product_read_rates(kernels(), MATRIX, 1, 1 << 20, 2**31 - 1),
+    "a product of fewer than no bytes": lambda: _native.product_read_rates(kernels(), MATRIX, 1, -1, 1),
+    "a product of no room for the matrix": lambda: _native.product_read_rates(kernels(), BROAD, 1, 1 << 20, 1),
+    "a product of no activations": lambda: _native.product_read_rates(kernels(), MATRIX, 0, 1 << 20, 1),
+    "a product of 2^62 activations": lambda: _native.product_read_rates(kernels(), MATRIX, HUGE, 1 << 20, 1),
+    "cached products without an end": lambda: _native.cached_product_rates(kernels(), MATRIX, 1, 2**31 - 1),
+    "no cached products": lambda: _native.cached_product_rates(kernels(), MATRIX, 1, 0),
+    "a cached product of nine activations": lambda: _native.cached_product_rates(kernels(), MATRIX, 9, 1),
     "layers without experts": lambda: _native.rank_prefetches(
         np.zeros((2**40, 0)),
         num_layers=3,

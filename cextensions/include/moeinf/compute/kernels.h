@@ -107,4 +107,19 @@ std::size_t panel_bytes(const PassShape& pass);
 // std::invalid_argument for less than 1 MiB or 1 repeat.
 double memory_read_rate(Pool& pool, std::size_t num_bytes, int repeats);
 
+struct ReadRates {
+  double plain,
+      product;  // bytes/s of reading alone, and of products with weights that lie in the same memory
+};
+
+// Of each repeat, by all threads, one after the other: a machine's rates change from one second to the next.
+// num_bytes of fresh huge-page memory have copies of w one behind the other, each of which Kernels::linear
+// multiplies by num_x activations. Throws std::invalid_argument for less than 1 MiB, less memory than w
+// takes, 1 repeat, or other than 1 to kMaxDotRows activations.
+std::vector<ReadRates> product_read_rates(Kernels& kernels, const Matrix& w, std::int64_t num_x,
+                                          std::size_t num_bytes, int repeats);
+// The same, bytes/s, of weights that stay in the caches of a core, where w fits there: each thread multiplies
+// a copy of its own again and again.
+std::vector<double> cached_product_rates(Kernels& kernels, const Matrix& w, std::int64_t num_x, int repeats);
+
 }  // namespace moeinf
