@@ -1,15 +1,17 @@
 """Tokens a second of decode and prefill far behind the beginning of a sequence, whose cache is filled with noise.
 
-    python benchmarks/long_contexts.py MODEL --depths 0,512,8000,32000 [--kv-cache q8_0] [--threads 2]
+    python benchmarks/long_contexts.py MODEL --depths 0,512,8000,32000 [--prefill 0] [--kv-cache q8_0] [--threads 2]
 
 MODEL: a stored model, or a GGUF file that is used where it lies. Nothing is computed of the tokens before, which is
 what `llama-bench -d DEPTH` spends most of its time on: random keys and values take as long as true ones. The tests are
-those of llama-bench, 512 tokens of a prompt and 32 one by one.
+those of llama-bench, 512 tokens of a prompt and 32 one by one. A JSON object a depth, as benchmarks/peers/depths.cc
+prints.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -52,11 +54,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--depths", default="0,512,8000,32000")
+    parser.add_argument("--prefill", help="depths at which a prompt is timed, too [default: all of them]")
     parser.add_argument("--decode", type=int, default=32, help="tokens one by one")
     parser.add_argument("--kv-cache", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     depths = [int(depth) for depth in given.depths.split(",")]
+    prompts = [int(depth) for depth in given.prefill.split(",")] if given.prefill else depths
     config = RuntimeConfig.of(
         device="cpu",
         context=max(depths) + PROMPT + 64,
@@ -72,13 +76,14 @@ def main() -> None:
                 fill(state.values, state.format)
             elif isinstance(state, LatentState):
                 fill(state.data, state.format)
-        print(f"{given.threads} threads, {model.runner.arithmetic}, keys and values: {given.kv_cache}\n")
-        print("| depth | prefill 512, tokens/s | decode, tokens/s |\n|---|---|---|")
         timed(model, ids, 0)  # warms up
         for depth in depths:
-            prefill = PROMPT / timed(model, ids, depth)
+            prefill = PROMPT / timed(model, ids, depth) if depth in prompts else 0
             steps = [timed(model, [each], depth + 16) for each in ids[: given.decode]]
-            print(f"| {depth} | {prefill:.1f} | {1 / statistics.median(steps):.1f} |", flush=True)
+            decode = 1 / statistics.median(steps)
+            print(
+                json.dumps({"depth": depth, "prefill_ts": round(prefill, 2), "decode_ts": round(decode, 2)}), flush=True
+            )
 
 
 if __name__ == "__main__":

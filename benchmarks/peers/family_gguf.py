@@ -1,11 +1,13 @@
 """Writes a GGUF of random blocks in the geometry of a real config.json of any family that llama.cpp's converter knows.
 
-    python benchmarks/peers/family_gguf.py LLAMA_CPP CONFIG_JSON OUT.gguf --layers 4 --vocab 32000
+    python benchmarks/peers/family_gguf.py LLAMA_CPP CONFIG_JSON OUT.gguf --layers 4 [--vocab 32000]
+        [--recipe MXFP4] [--set hidden_size=7168 ...]
 
 LLAMA_CPP is a folder of llama.cpp, whose converter says which tensors and metadata a file of the family has. It reads a
-checkpoint that is a hole on the disk; every matrix it makes is replaced by random blocks of the mixture Q4_K_M, as in
-random_gguf.py, or of Q8_0 where rows are not a multiple of 256. Numbers that it leaves as F32 stay: norms are ones,
-routers and convolutions random, what else there is comes from zeros.
+checkpoint that is a hole on the disk; every matrix it makes is replaced by random blocks of the mixture Q4_K_M, or of
+another that random_gguf.py knows, and where rows are no multiple of 256 by those that llama.cpp's quantiser takes then.
+Numbers that it leaves as F32 stay: norms are ones, routers and convolutions random, what else there is comes from
+zeros. --set changes the config: head tied to the embedding (tie_word_embeddings=true; else it is not), fewer experts.
 """
 
 from __future__ import annotations
@@ -35,17 +37,20 @@ from tests.support.converter.record import converter_of
 
 TYPES = gguf.GGMLQuantizationType
 COUNTS = ("num_hidden_layers", "n_layers")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# What llama.cpp's quantiser takes where a row is no multiple of 256.
+NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q3_K": "IQ4_NL", "Q2_K": "IQ4_NL"}
 LISTED = ("layers_block_type", "layer_types", "mlp_layer_types", "moe_layers", "hybrid_override_pattern")
 
 
-def cut(config: dict[str, Any], layers: int, vocab: int) -> dict[str, Any]:
-    """The config with its first layers only, in every list that has one entry a layer."""
+def cut(config: dict[str, Any], layers: int, changed: dict[str, Any]) -> dict[str, Any]:
+    """The config with its first layers only, in every list that has one entry a layer, and with what is changed."""
     if "text_config" in config:
-        return config | {"text_config": cut(config["text_config"], layers, vocab), "tie_word_embeddings": False}
+        return config | {"text_config": cut(config["text_config"], layers, changed), "tie_word_embeddings": False}
     count = next(name for name in (*COUNTS, LISTED[0]) if config.get(name))
     whole = len(config[count]) if count == LISTED[0] else config[count]
     said = {name: layers for name in COUNTS if name in config} or {COUNTS[0]: layers}
-    return _first(config, whole, layers) | said | {"vocab_size": vocab, "tie_word_embeddings": False}
+    return _first(config, whole, layers) | said | {"tie_word_embeddings": False} | changed
 
 
 def _first(config: dict[str, Any], whole: int, layers: int) -> dict[str, Any]:
@@ -75,8 +80,8 @@ def write_hole(config: dict[str, Any], folder: Path) -> None:
 class Replaced:
     """Stands where the converter adds tensors to its file, and adds random ones."""
 
-    def __init__(self, writer: Any, recipe: str, seed: int) -> None:
-        self._add, self._recipe = writer.add_tensor, recipe
+    def __init__(self, writer: Any, recipe: str, seed: int, experts: int, tied: bool) -> None:
+        self._add, self._recipe, self._experts, self._tied = writer.add_tensor, recipe, experts, tied
         self._blocks, self._rng = Blocks(seed), np.random.default_rng(seed + 1)
 
     def add(self, name: str, data: Any, raw_shape: Any = None, raw_dtype: Any = None) -> None:
@@ -97,8 +102,10 @@ class Replaced:
     def _matrix(self, name: str, rest: list[int], cols: int) -> None:
         parts = name.split(".")
         layer, base = (int(parts[1]), parts[2]) if parts[0] == "blk" else (-1, parts[0])
-        wanted = type_of(base, layer, self._recipe)
-        kind = next((each for each in (wanted, "Q8_0") if cols % gguf.GGML_QUANT_SIZES[TYPES[each]][0] == 0), "BF16")
+        head = base == "token_embd" and self._tied
+        wanted = type_of("output" if head else base, layer, self._recipe, self._experts)
+        fitting = (wanted, NARROW.get(wanted, "Q8_0"), "BF16")
+        kind = next(each for each in fitting if cols % gguf.GGML_QUANT_SIZES[TYPES[each]][0] == 0)
         if kind == "BF16":
             wide = self._rng.standard_normal((*rest, cols), np.float32) * cols**-0.5
             drawn = (wide.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
@@ -110,7 +117,8 @@ class Replaced:
 
 def convert(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
     hf = config["architectures"][0]
-    vocab = (config.get("text_config") or config)["vocab_size"]
+    text = config.get("text_config") or config
+    vocab, experts = text["vocab_size"], next(text[name] for name in EXPERTS if text.get(name))
     tokenizer = {"added_tokens": [], "model": {"vocab": {str(number): number for number in range(vocab)}}}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -121,7 +129,9 @@ def convert(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
         kind.no_mtp = True
         with torch.inference_mode():
             made = kind(Path(folder), gguf.LlamaFileType.MOSTLY_BF16, out, model_name=out.stem, use_temp_file=True)
-            made.gguf_writer.add_tensor = Replaced(made.gguf_writer, recipe, seed).add
+            made.gguf_writer.add_tensor = Replaced(
+                made.gguf_writer, recipe, seed, experts, bool(config["tie_word_embeddings"])
+            ).add
             made.write()
 
 
@@ -131,11 +141,15 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--vocab", type=int, help="[default: all of it]")
     parser.add_argument("--recipe", default="Q4_K_M")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON", help="another entry of the config")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    config = cut(json.loads(given.config.read_text()), given.layers, given.vocab)
+    changed = {name: json.loads(value) for name, value in (each.split("=", 1) for each in given.set)}
+    if given.vocab:
+        changed["vocab_size"] = given.vocab
+    config = cut(json.loads(given.config.read_text()), given.layers, changed)
     config.pop("quantization_config", None)
     convert(config, given.out, given.recipe, given.seed)
     print(f"{given.out}: {given.out.stat().st_size / 1e9:.3f} GB")

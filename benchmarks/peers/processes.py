@@ -18,7 +18,7 @@ class Failed(Exception):
     """What a process ended with."""
 
 
-def output_of(command: list[str], limit_bytes: int | None = None) -> str:
+def output_of(command: list[str], limit_bytes: int | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """What a command prints, run within a limit of memory and on a cold page cache if there is one. Raises Failed."""
 
     def join() -> None:
@@ -34,11 +34,11 @@ def output_of(command: list[str], limit_bytes: int | None = None) -> str:
             command,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             preexec_fn=join if limit_bytes is not None else None,
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"not done after {TIMEOUT_S} s") from None
+        raise Failed(f"not done after {timeout_s} s") from None
     if done.returncode == -signal.SIGKILL:
         raise Failed("killed: out of memory")
     if done.returncode:

@@ -5,9 +5,11 @@ Models of qwen3_moe and mixtral are known.
     pip install gguf
     python benchmarks/peers/random_gguf.py CONFIG_JSON OUT.gguf Q4_K_M --layers 4 --vocab 32000
 
-A type is that of all matrices, with Q6_K for attention's values and the head; Q4_K_M has the mixture of llama.cpp's
-quantiser: Q6_K for every other layer's values and down projections; BY_LAYER has it but for experts, whose bits differ
-by layer: the first has Q4_K with Q6_K for down, the second Q3_K with Q4_K, all others Q2_K with Q3_K. Blocks are drawn
+A type is that of all matrices, with Q6_K for attention's values and the head (but for Q8_0, which is that of all);
+Q4_K_M has the mixture of llama.cpp's quantiser: Q6_K for every other layer's values and down projections, and where a
+layer has eight experts Q8_0 for keys and values and Q5_K for the output of attention; BY_LAYER has it but for experts,
+whose bits differ by layer: the first has Q4_K with Q6_K for down, the second Q3_K with Q4_K, all others Q2_K with Q3_K.
+MXFP4 is that of experts, and Q8_0 of all else, as gpt-oss is published. Blocks are drawn
 from a pool whose scales give weights the spread of a trained matrix, so that activations neither die nor explode. The
 tokenizer is the embedded model's, so that real text gives varied routing.
 """
@@ -35,6 +37,8 @@ from tests.support.blocks import even_blocks, halves_of
 POOL = 4096  # blocks
 # Minima as multiples of scales, so that weights are as often negative as not: else all tokens would be routed alike.
 MINIMA = {"Q4_K": 7.5, "Q5_K": 15.5, "Q2_K": 1.5, "Q4_1": -7.5, "Q5_1": -15.5}
+
+EIGHT, FOR_EIGHT = 8, {"attn_k": "Q8_0", "attn_v": "Q8_0", "attn_output": "Q5_K"}  # what the quantiser makes of Mixtral
 
 
 class Blocks:
@@ -76,15 +80,17 @@ def _format(kind: str) -> Format:
     return cast(Format, kind.lower())
 
 
-def type_of(name: str, layer: int, recipe: str) -> str:
-    """The type of a matrix in a file that is named after `recipe`."""
+def type_of(name: str, layer: int, recipe: str, experts: int) -> str:
+    """The type of a matrix in a file that is named after `recipe`, of a model with so many experts a layer."""
     if recipe == "BY_LAYER" and name.endswith("_exps"):
         inner, down = (("Q4_K", "Q6_K"), ("Q3_K", "Q4_K"), ("Q2_K", "Q3_K"))[min(layer, 2)]
         return down if name == "ffn_down_exps" else inner
-    if recipe == "MXFP4":  # as gpt-oss is published
+    if recipe == "MXFP4":
         return "MXFP4" if name.endswith("_exps") else "Q8_0"
     if recipe not in ("Q4_K_M", "BY_LAYER"):
-        return "Q6_K" if name in ("attn_v", "output") else recipe
+        return "Q6_K" if name in ("attn_v", "output") and recipe != "Q8_0" else recipe
+    if experts == EIGHT and name in FOR_EIGHT:
+        return FOR_EIGHT[name]
     mixed = name in ("attn_v", "ffn_down_exps") and layer % 2 == 0
     return "Q6_K" if mixed or name == "output" else "Q4_K"
 
@@ -103,7 +109,7 @@ def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
     drawers: list[Callable[[], npt.NDArray[Any]]] = []  # in the order of the tensors: no two need to be held at once
 
     def matrix(name: str, rows: int, cols: int, layer: int = -1, count: int = 0) -> None:
-        kind = type_of(name, layer, recipe)
+        kind = type_of(name, layer, recipe, experts)
         weights, num_bytes = FORMAT_BLOCKS[_format(kind)]
         shape = (*((count,) if count else ()), rows, cols // weights * num_bytes)
         full = f"blk.{layer}.{name}.weight" if layer >= 0 else f"{name}.weight"

@@ -4,7 +4,7 @@
     python benchmarks/peers/to_gguf.py CHECKPOINT OUT.gguf             # CHECKPOINT may be src/moeinf/data/demo
 
 llama.cpp's own converter knows tokenizers by a list of hashes and refuses the embedded one, which is written here under
-the name of the pre-tokenizer that it has, and filled up with unused tokens where the model's vocabulary is larger.
+the name of the pre-tokenizer that it has, and filled up where the model's vocabulary is larger.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def add_vocabulary(writer: Any, vocab_size: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([known.get(number, f"[PAD{number}]") for number in range(vocab_size)])
-    writer.add_token_types([kinds.get(number, gguf.TokenType.UNUSED) for number in range(vocab_size)])
+    writer.add_token_types([kinds.get(number, gguf.TokenType.NORMAL) for number in range(vocab_size)])
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)

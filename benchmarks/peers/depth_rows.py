@@ -1,0 +1,177 @@
+"""One GGUF file on moeinf, llama.cpp, ik_llama.cpp and mistral.rs, all in memory, behind 0 to 32,000 tokens, by turns.
+
+    python benchmarks/peers/depth_rows.py measure OUT.json FILE.gguf ... --llama-cpp DEPTHS --ik DEPTHS
+        --mistralrs PYTHON [--depths 0,512,8000,32000] [--before COMMAND] [--machine TEXT]
+    python benchmarks/peers/depth_rows.py table OUT.json
+
+DEPTHS is depths.cc built for that engine, which runs twice, with weights repacked at load and without; PYTHON is one
+that has the package mistralrs. Each measurement is a process of its own, the second round in the opposite order;
+COMMAND is put before each (to have the machine alone), and one during which other programs had a tenth of a
+processor or more is run once more. `measure` adds to what OUT.json holds; `table` prints Markdown:
+a prompt of 512 tokens at the beginning and 32 decoded one by one behind each depth, and the ratio to the best of the
+others; in the last column, how much of what a plain read of memory gives moeinf and the best of the others reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from compare_llamacpp import weight_bytes_per_token
+from processes import Failed, output_of
+from side_by_side import row
+
+from moeinf.bench.bandwidth import memory_bytes_per_s
+from moeinf.config import RuntimeConfig
+
+HERE = Path(__file__).parent
+OURS = "moeinf"
+STEPS, THREADS = 32, 2
+DISTURBED = 0.1  # of a processor
+WAIT_S = 3600  # until the machine is free, too
+
+
+def commands(file: Path, given: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """Engines and what measures them on a file."""
+    yield (
+        OURS,
+        [sys.executable, str(HERE.parent / "long_contexts.py"), str(file), "--depths", given.depths, "--prefill", "0"],
+    )
+    for name, depths in (("llama.cpp", given.llama_cpp), ("ik_llama.cpp", given.ik)):
+        for repack in (1, 0) if depths else ():
+            words = [depths, file, THREADS, repack, given.depths, STEPS, 0]
+            yield f"{name}{', repacked' if repack else ''}", [str(word) for word in words]
+    if given.mistralrs:
+        yield "mistral.rs", [given.mistralrs, str(HERE / "mistralrs_run.py"), str(file), given.depths, str(STEPS)]
+
+
+def measured(command: list[str], before: list[str]) -> dict[str, Any]:
+    """What a process says that has the machine alone, or nearly, at its second try at the latest."""
+    for last in (False, True):
+        said = output_of([*before, sys.executable, __file__, "alone", *command], timeout_s=WAIT_S).splitlines()
+        *rows, around = [json.loads(line) for line in said if line.startswith("{")]
+        if around["others"] < DISTURBED:
+            break
+        print(f"others took {around['others']:.2f} of a processor{', kept' if last else ''}", file=sys.stderr)
+    return {**around, "rows": rows}
+
+
+def alone(command: list[str]) -> None:
+    """Runs a command; says what a plain read of memory reaches before and after, and what other programs took."""
+    config = RuntimeConfig.of(device="cpu", threads=THREADS)
+    memory = [memory_bytes_per_s(config) / 1e9]
+    before = others_s(), time.monotonic()
+    print(output_of(command))
+    others = (others_s() - before[0]) / (time.monotonic() - before[1])
+    memory.append(memory_bytes_per_s(config) / 1e9)
+    print(json.dumps({"others": round(others, 3), "memory_gb_per_s": [round(rate, 1) for rate in memory]}))
+
+
+def others_s() -> float:
+    """Seconds of processors that went to all but this process and its children."""
+    user, nice, system = (int(word) for word in Path("/proc/stat").read_text().split()[1:4])
+    own = os.times()
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - sum(own[:4])
+
+
+def measure(given: argparse.Namespace) -> None:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE)
+    held = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
+    for file in given.files:
+        file.read_bytes()  # into the page cache
+        about = {"bytes": file.stat().st_size, "bytes_a_token": weight_bytes_per_token(file)}
+        held.setdefault("files", {})[file.stem] = about
+        turns = list(commands(file, given))
+        for number in range(given.rounds):
+            for engine, command in reversed(turns) if number % 2 else turns:
+                run = {"model": file.stem, "engine": engine, "commit": commit.stdout.strip()}
+                try:
+                    run |= measured(command, given.before.split())
+                except Failed as failure:
+                    print(f"{file.stem}, {engine}: {failure}", file=sys.stderr)
+                    continue
+                print(file.stem, engine, *(each["decode_ts"] for each in run["rows"]), file=sys.stderr, flush=True)
+                held["runs"].append(run)
+                held |= {"command": "benchmarks/peers/depth_rows.py", "machine": given.machine or held.get("machine")}
+                given.out.write_text(json.dumps(held, indent=1) + "\n")
+
+
+def rates(runs: list[dict[str, Any]], model: str, engine: str, depth: int, test: str) -> list[float]:
+    mine = [each for run in runs if (run["model"], run["engine"]) == (model, engine) for each in run["rows"]]
+    # mistral.rs has no prompt of no tokens: its prompt of 512 stands for that at the beginning
+    if test == "prefill_ts" and engine == "mistral.rs":
+        depth = 512
+    return [each[test] for each in mine if each["depth"] == depth and each[test]]
+
+
+def table(held: dict[str, Any]) -> Iterator[str]:
+    runs = held["runs"]
+    engines = list(dict.fromkeys(run["engine"] for run in runs))
+    yield row("model", "test", *engines, "to the best", "of a plain read")
+    yield "|" + "---|" * (len(engines) + 4)
+    for model, about in held["files"].items():
+        depths = sorted({each["depth"] for run in runs if run["model"] == model for each in run["rows"]})
+        name = f"{model}: {about['bytes'] / 1e9:.2f} GB, {about['bytes_a_token'] / 1e9:.3f} a token"
+        for depth, test in [(0, "prefill_ts"), *((depth, "decode_ts") for depth in depths)]:
+            found = {engine: rates(runs, model, engine, depth, test) for engine in engines}
+            means = {engine: statistics.fmean(each) for engine, each in found.items() if each}
+            best = max((mean for engine, mean in means.items() if engine != OURS), default=0.0)
+            label = "prefill 512" if test == "prefill_ts" else f"decode at {depth:,}"
+            share = f"**{means[OURS] / best:.2f}**" if best and OURS in means else "-"
+            yield row(name, label, *(shown(each) for each in found.values()), share, *shares(held, model, depth, test))
+            name = ""
+
+
+def shares(held: dict[str, Any], model: str, depth: int, test: str) -> Iterator[str]:
+    """Weights read a second by moeinf and by the best of the others, as shares of a plain read around each process."""
+    if test == "prefill_ts" or depth:
+        yield ""
+        return
+    used, found = held["files"][model]["bytes_a_token"] / 1e9, defaultdict(list)
+    for run in held["runs"]:
+        for each in run["rows"]:
+            if run["model"] == model and each["depth"] == 0:
+                rate = each["decode_ts"] * used / statistics.fmean(run["memory_gb_per_s"])
+                found[run["engine"]].append(rate)
+    means = {engine: statistics.fmean(each) for engine, each in found.items()}
+    mine = means.pop(OURS, 0.0)
+    yield f"{mine:.0%}, {max(means.values(), default=0.0):.0%}"
+
+
+def shown(values: list[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values) or "-"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["alone"]:
+        alone(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["measure", "table"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("--llama-cpp")
+    parser.add_argument("--ik")
+    parser.add_argument("--mistralrs")
+    parser.add_argument("--depths", default="0,512,8000,32000")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--before", default="")
+    parser.add_argument("--machine", default="")
+    given = parser.parse_args()
+    if given.verb == "measure":
+        measure(given)
+    else:
+        print("\n".join(table(json.loads(given.out.read_text()))))
+
+
+if __name__ == "__main__":
+    main()
