@@ -22,6 +22,7 @@ PLAIN: Final = Rates(
     memory=1e10,
     experts={"bf16": _PRODUCTS, "q4_k": _PRODUCTS},
     linear={"bf16": _PRODUCTS},
+    reading={},
     layer_s=1e-5,
     streamed_layer_s=1e-4,
 )

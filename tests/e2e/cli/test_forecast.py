@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.bench.forecast import checkup, known
-from moeinf.bench.forecast.rates import Rates, save
+from moeinf.bench.forecast.rates import Rates, Reading, save
 from moeinf.bench.forecast.report import rate_text
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DeviceError
@@ -30,6 +30,7 @@ def rates(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured")
 
     monkeypatch.setattr(known, "measure", refused)
+    monkeypatch.setattr(known, "measure_reading", lambda config, kinds: dict.fromkeys(kinds, Reading(2e9, 1e9)))
 
 
 def test_fit_tells_memory_by_part_and_speed(command: Command) -> None:
@@ -103,6 +104,8 @@ def test_doctor_tells_the_machine_and_its_rates(command: Command) -> None:
         assert word in done.out
     told = json.loads(command("doctor", "--json").out)
     assert {each["name"] for each in told["findings"]} >= {"CPU", "memory", "GPU", "store", "server"}
+    assert "bf16 50%, q8_0 50%, q6_k 50%" in done.out and "of the memory's rate" in done.out
+    assert told["rates"]["reading"]["q4_k"] == {"2048": {"plain": 2e9, "product": 1e9}}
     assert told["rates"]["isa"] == rates_of_this_machine().isa
     assert done.code == (1 if any(each["remedy"] for each in told["findings"]) else 0)
 

@@ -78,7 +78,7 @@ def test_a_plan_says_which_sizes_slots_have_and_what_memory_was_too_short_for(st
     rows = []
     for share in ("50%", "20%"):
         config = RuntimeConfig.of(expert_cache=share, device="cpu")
-        rows.append(dict(memory_rows(forecast(outline_of(stored), config, on(4000), lambda: PLAIN, {})))["experts"])
+        rows.append(dict(memory_rows(forecast(outline_of(stored), config, on(4000), lambda _: PLAIN, {})))["experts"])
     assert re.search(r"\d+ of 24, in slots of [\d.]+ KiB or [\d.]+ KiB or [\d.]+ KiB$", rows[0]), rows[0]
     assert rows[1].endswith("each (1 of 3 sizes: more would leave some layers fewer experts)"), rows[1]
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
-from moeinf.bench.forecast.rates import Rates
+from moeinf.bench.forecast.rates import Kind, Rates
 from moeinf.bench.forecast.speed import PROMPT_TOKENS, Step, decode_step, prefill
+from moeinf.bench.forecast.weights import main_kinds
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, shortenings
 from moeinf.engine.stored.hit_record import HitCount
 from moeinf.engine.stored.outline import Outline
 from moeinf.hardware import Machine
 from moeinf.types import MoeShape
+
+KnownRates = Callable[[Sequence[Kind]], Rates]  # with the reading of these weights, where it can be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Forecast:
     hits: ExpectedHits
     decode: Step  # of one token, behind a prompt
     prefill: Step  # of a prompt of PROMPT_TOKENS, or what the context has room for
-    notes: tuple[str, ...]  # what the plan gave up for want of memory
+    notes: tuple[str, ...]  # what the plan and the rates gave up for want of memory
 
     @property
     def moe(self) -> MoeShape:
@@ -38,11 +41,7 @@ class Forecast:
 
 
 def forecast(
-    outline: Outline,
-    config: RuntimeConfig,
-    machine: Machine,
-    known_rates: Callable[[], Rates],
-    record: Mapping[int, HitCount],
+    outline: Outline, config: RuntimeConfig, machine: Machine, known_rates: KnownRates, record: Mapping[int, HitCount]
 ) -> Forecast:
     """known_rates: asked once it is known that the model can run, since measuring them takes a while.
     record: of earlier runs of the model, {} where there are none.
@@ -53,7 +52,8 @@ def forecast(
     plan = plan_memory(footprint, config, machine)
     prompt = min(PROMPT_TOKENS, plan.context)
     stride = footprint.layout.stride_bytes
-    rates = known_rates()
+    kinds = main_kinds(outline)
+    rates = known_rates(kinds)
     hits = expected_hits(manifest.moe, manifest.info.architecture, plan.held_experts, record, stride)
     return Forecast(
         outline,
@@ -62,5 +62,11 @@ def forecast(
         hits,
         decode_step(outline, plan, rates, hits, prompt),
         prefill(outline, plan, rates, prompt),
-        tuple(shortenings(plan, footprint, config)),
+        (*shortenings(plan, footprint, config), *_want_of_reading(rates, kinds)),
     )
+
+
+def _want_of_reading(rates: Rates, kinds: Sequence[Kind]) -> Iterator[str]:
+    unknown = [f"{kind.format} of {kind.width}" for kind in kinds if rates.reading_of(kind) is None]
+    if unknown:
+        yield f"too little memory is free to measure how fast {', '.join(unknown)} is read: the rate of others is taken"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,9 +15,9 @@ import numpy as np
 from moeinf._native import Kernels
 from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.bench.disk import read_rate
-from moeinf.bench.forecast.products import FORMATS, SPAN_BYTES, ProductBench
-from moeinf.bench.forecast.rates import Products, Rates, now
-from moeinf.bench.forecast.weights import token_weights_s
+from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SMALL_BYTE, SPAN_BYTES, ProductBench
+from moeinf.bench.forecast.rates import Kind, Products, Rates, Reading, now
+from moeinf.bench.kernel_rates import matrix_of, memory_rate
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.engine.opening import open_kernels
@@ -30,7 +30,7 @@ from moeinf.store.files import errors_named, make_folders, write_fully
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.processes.leftovers import scratch_file, scratch_folder
 from moeinf.text.quantities import shortage_text, size_text
-from moeinf.types import Format
+from moeinf.types import Format, block_of
 
 READ_BYTES: Final = (256 << 10, 1 << 20, 4 << 20, 16 << 20)  # of one read: the sizes of experts
 _IN_FLIGHT: Final = 8  # about as many as a layer asks for at once
@@ -45,6 +45,10 @@ _TURNS: Final = 2  # of the products
 _PROMPT_TOKENS: Final = 64
 _DECODE_TOKENS: Final = 96
 _STREAMED: Final = "33%"  # of the embedded model's experts in memory
+
+_READING_BYTES: Final = 128 << 20  # of memory that is gone through: more than caches hold
+_CALL_BYTES: Final = 1 << 20  # of the weights of one call, as of a matrix of a small layer
+_READING_REPEATS: Final = 3
 
 Report = Callable[[str], None]
 
@@ -67,8 +71,9 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
     report("measuring the memory")
     memory = memory_bytes_per_s(config)
     experts, linear = _products(kernels, span, report)
+    reading = measure_reading(config, MAIN_KINDS, report)
     report("measuring a model")
-    layer_s, streamed_layer_s = _layers(config, experts, linear)
+    layer_s, streamed_layer_s = _layers(config)
     return Rates(
         cpu_name(),
         kernels.isa,
@@ -80,9 +85,31 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
         memory,
         experts,
         linear,
+        {},
         layer_s,
         streamed_layer_s,
-    )
+    ).with_reading(reading)
+
+
+def measure_reading(
+    config: RuntimeConfig, kinds: Iterable[Kind], report: Report = lambda line: None
+) -> dict[Kind, Reading]:
+    """How fast products of one row go through memory, beside a plain read: a tenth of a second for each kind.
+
+    None where too little memory is free to tell.
+    """
+    here = machine()
+    kernels = open_kernels(config.threads or here.cores, config.isa)
+    if here.available_bytes < 4 * _READING_BYTES:
+        return {}
+    found = {}
+    for kind in kinds:
+        report(f"measuring {kind.format} of {kind.width} from memory")
+        pattern = np.full(block_of(kind.format)[1], SMALL_BYTE, np.uint8)
+        w = matrix_of(kind.format, kind.width, _CALL_BYTES, pattern)
+        rate = memory_rate(kernels, w, 1, _READING_BYTES, _READING_REPEATS)
+        found[kind] = Reading(rate.plain_median, rate.product_median)
+    return found
 
 
 def _products(
@@ -155,17 +182,14 @@ def _write(fd: int, num_bytes: int) -> None:
         os.fsync(fd)
 
 
-def _layers(
-    config: RuntimeConfig, experts: dict[Format, Products], linear: dict[Format, Products]
-) -> tuple[float, float]:
+def _layers(config: RuntimeConfig) -> tuple[float, float]:
     """Seconds of a layer in a decode step beside its weights, with all experts resident and with a third of them.
 
-    Measured on the embedded model, whose weights take next to no time.
+    Measured on the embedded model, whose weights stay in the caches and take next to no time.
     """
     with scratch_folder() as folder:
         stored = pull("demo", home=folder)
         outline = outline_of(stored)
-        weights_s = token_weights_s(outline, experts, linear)
         found = []
         for cache in ("100%", _STREAMED):
             asked = RuntimeConfig.of(
@@ -175,6 +199,6 @@ def _layers(
                 ids = [1 + number % 1000 for number in range(_PROMPT_TOKENS + _DECODE_TOKENS)]
                 stats = model.replay(ids[:_PROMPT_TOKENS], ids[_PROMPT_TOKENS:])
             stall_s = stats.decode_laps.get("stall", 0.0) / max(1, len(stats.token_s))
-            beside = statistics.median(stats.token_s) - weights_s - stall_s
+            beside = statistics.median(stats.token_s) - stall_s
             found.append(max(0.0, beside) / outline.manifest.info.num_layers)
     return found[0], max(found)

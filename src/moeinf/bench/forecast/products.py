@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import Arena, ExpertKernel, Kernels, Matrix
-from moeinf.bench.forecast.rates import Products
+from moeinf.bench.forecast.rates import Kind, Products
 from moeinf.types import BLOCK_ALIGN_BYTES, Float32Array, Format, format_bytes
 
 FORMATS: Final[tuple[Format, ...]] = ("bf16", "f16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "iq4_nl", "mxfp4")
 HIDDEN: Final = 2048
 INTERMEDIATE: Final = 1024
+MAIN_KINDS: Final = tuple(Kind(format, HIDDEN) for format in FORMATS if format not in ("f16", "q4_0", "iq4_nl"))
 SPAN_BYTES: Final = 256 << 20  # of weights that take turns: more than caches hold
 _TOP_K: Final = 4
 _ROWS: Final = (1, 4, 16, 64)  # of an expert
@@ -23,7 +24,7 @@ _LINEAR_ROWS: Final = (1, 16, 128, 512)
 _PASS_TOKENS: Final = 512  # of which many rows are a part
 _LEAST_S: Final = 0.06
 _ROUNDS: Final = 2
-_BYTE: Final = 0x2C  # of all weights: every format reads it as an ordinary small number
+SMALL_BYTE: Final = 0x2C  # of all weights: every format reads it as an ordinary small number
 
 Clock = Callable[[], float]
 
@@ -35,7 +36,7 @@ class ProductBench:
         self._kernels, self._clock = kernels, clock
         self._arena = Arena(span_bytes)
         self._memory = self._arena.array()
-        self._memory.fill(_BYTE)
+        self._memory.fill(SMALL_BYTE)
 
     def experts(self, format: Format) -> Products:
         """Of experts of 6 million weights, as many as the memory holds."""

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from moeinf.errors import StoreError
 from moeinf.hardware import Machine, cpu_name
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
 from moeinf.types import FORMAT_BLOCKS, Format
 
-_VERSION: Final = 1  # of the file, and of how things are measured
+_VERSION: Final = 2  # of the file, and of how things are measured
 _MEMORY_TOLERANCE: Final = 0.1  # kernels keep more or less of it for themselves
+
+
+class Kind(NamedTuple):
+    """Of weights: rows of a matrix are so many of them wide."""
+
+    format: Format
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Bytes a second that all threads together read of weights in memory, in the median."""
+
+    plain: float  # without computing
+    product: float  # as products of one row do
+
+    @property
+    def share(self) -> float:
+        return self.product / self.plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,7 @@ class Rates:
     memory: float  # bytes a second that all threads together read; 0 where too little was free to tell
     experts: Mapping[Format, Products]
     linear: Mapping[Format, Products]
+    reading: Mapping[Format, Mapping[int, Reading]]  # by width; of those that were asked for so far
     layer_s: float  # of a decode step, for each layer, beside its weights
     streamed_layer_s: float  # the same where experts come from the disk
 
@@ -62,6 +82,16 @@ class Rates:
         """Bytes a second of reads of so many bytes: those of the nearest measured size."""
         size = min(self.disk, key=lambda each: max(each, num_bytes) / min(each, num_bytes))
         return self.disk[size]
+
+    def reading_of(self, kind: Kind) -> Reading | None:
+        """None where nobody has asked for it yet, or too little memory was free to tell."""
+        return self.reading.get(kind.format, {}).get(kind.width)
+
+    def with_reading(self, found: Mapping[Kind, Reading]) -> Rates:
+        reading = {format: dict(by_width) for format, by_width in self.reading.items()}
+        for kind, each in found.items():
+            reading.setdefault(kind.format, {})[kind.width] = each
+        return replace(self, reading=reading)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -118,10 +148,11 @@ def _parse(value: Mapping[str, object]) -> Rates:
     texts = {name: str(fields.pop(name)) for name in ("cpu", "isa", "measured")}
     counts = {name: int(_positive(fields.pop(name))) for name in ("threads", "memory_bytes")}
     seconds = {name: _positive(fields.pop(name)) for name in ("memory", "layer_s", "streamed_layer_s")}
+    reading = _reading(_object(fields.pop("reading")))
     direct = fields.pop("direct") is True
     if fields or not disk or not all(products.values()):
         raise ValueError(f"rates: {sorted(fields)}")
-    return Rates(disk=disk, direct=direct, **texts, **counts, **products, **seconds)  # type: ignore[arg-type]
+    return Rates(disk=disk, direct=direct, reading=reading, **texts, **counts, **products, **seconds)  # type: ignore[arg-type]
 
 
 def _products(value: Mapping[str, object]) -> dict[Format, Products]:
@@ -133,6 +164,17 @@ def _products(value: Mapping[str, object]) -> dict[Format, Products]:
             if len(rows) != len(seconds) or not rows:
                 raise ValueError(format)
             found[format] = Products(tuple(int(_positive(n)) for n in rows), tuple(_positive(s) for s in seconds))
+    return found
+
+
+def _reading(value: Mapping[str, object]) -> dict[Format, dict[int, Reading]]:
+    found: dict[Format, dict[int, Reading]] = {}
+    for format in FORMAT_BLOCKS:
+        for width, each in _object(value.get(format, {})).items():
+            reading = Reading(**{name: _positive(rate) for name, rate in _object(each).items()})
+            if not (reading.plain and reading.product):
+                raise ValueError(format)
+            found.setdefault(format, {})[int(width)] = reading
     return found
 
 

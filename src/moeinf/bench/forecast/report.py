@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
+from moeinf.bench.forecast.products import MAIN_KINDS
 from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.subject import Subject
 from moeinf.engine.memory_plan import PROCESS_BYTES, sequence_text
@@ -29,9 +30,18 @@ def _rate_rows(rates: Rates) -> list[tuple[str, str]]:
         ("measured", f"{rates.measured}, {rates.threads} threads, {rates.isa}"),
         ("disk", disk),
         ("memory", f"{size_text(rates.memory)}/s" if rates.memory else "too little is free to tell"),
+        ("decode", _shares_text(rates)),
         *((f"{format} weights", _products_text(rates, format)) for format in ("bf16", "q4_k")),
         ("a layer", f"{rates.layer_s * 1e6:.0f} us beside its weights, {rates.streamed_layer_s * 1e6:.0f} streamed"),
     ]
+
+
+def _shares_text(rates: Rates) -> str:
+    """How near products of one row come to a plain read of the memory, by format."""
+    shares = {kind.format: reading.share for kind in MAIN_KINDS if (reading := rates.reading_of(kind)) is not None}
+    if not shares:
+        return "too little is free to tell"
+    return f"{', '.join(f'{format} {share:.0%}' for format, share in shares.items())} of the memory's rate"
 
 
 def _products_text(rates: Rates, format: Format) -> str:

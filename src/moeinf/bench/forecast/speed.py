@@ -46,7 +46,7 @@ def decode_step(outline: Outline, plan: MemoryPlan, rates: Rates, hits: Expected
     streamed = plan.num_slots < moe.total_experts
     layer_s = rates.streamed_layer_s if streamed else rates.layer_s
     cached = (plan.kv_bytes - info.state_bytes) * position / plan.context + info.state_bytes
-    compute = token_weights_s(outline, rates.experts, rates.linear) + layer_s * info.num_layers
+    compute = token_weights_s(outline, rates) + layer_s * info.num_layers
     compute += cached / rates.memory if rates.memory else 0.0
     read_bytes = hits.read_share * moe.top_k * sum(outline.manifest.layout_of(n).stride_bytes for n in _layers(outline))
     hidden = HIDDEN_OF_TOKEN if plan.slices is None else HIDDEN_OF_SLICES

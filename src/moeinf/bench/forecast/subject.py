@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeinf.bench.forecast.forecast import Forecast, forecast
-from moeinf.bench.forecast.rates import Rates
+from moeinf.bench.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
@@ -60,9 +59,7 @@ def stored_subject(stored: StoredModel) -> Subject:
     return Subject(stored.name, outline_of(stored), stored.size_bytes, True, load_hits(stored), preset_of(stored))
 
 
-def forecast_of(
-    subject: Subject, config: RuntimeConfig, machine: Machine, known_rates: Callable[[], Rates]
-) -> Forecast:
+def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, known_rates: KnownRates) -> Forecast:
     """As `forecast` of this machine.
 
     Raises OutOfMemoryError, with what would help, where the model cannot run; UsageError as the run would.

@@ -16,7 +16,9 @@ from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import with_flags
 
 if TYPE_CHECKING:
-    from moeinf.bench.forecast.rates import Rates
+    from collections.abc import Sequence
+
+    from moeinf.bench.forecast.rates import Kind, Rates
     from moeinf.bench.forecast.subject import Subject
     from moeinf.store.library import StoredModel
 
@@ -34,11 +36,12 @@ def doctor(
     are measured again on another machine. The exit code is 1 where something has to be mended.
     """
     from moeinf.bench.forecast.checkup import check_machine, check_rates
+    from moeinf.bench.forecast.products import MAIN_KINDS
     from moeinf.bench.forecast.report import doctor_json, doctor_lines
     from moeinf.hardware import machine
 
     here = machine()
-    rates = _rates(RuntimeConfig(), again=again)
+    rates = _rates(RuntimeConfig(), MAIN_KINDS, again=again)
     findings = [*check_machine(store_home(), here, rates.isa), *check_rates(rates)]
     print(doctor_json(findings, rates) if json else "\n".join(doctor_lines(findings, rates)))
     if any(each.remedy for each in findings):
@@ -64,7 +67,8 @@ def fit(
     """Say what a model will take here, and how fast it will be.
 
     Reads headers alone: nothing is downloaded but those. Memory is planned as `run` plans it on a CPU; speed follows
-    from the rates that `moeinf doctor` has measured, or measures now.
+    from the rates that `moeinf doctor` has measured, or measures now. How fast weights of the model's formats and
+    widths are read is measured the first time that a model has them, in a fraction of a second.
     """
     from moeinf.bench.forecast.subject import subject_of
     from moeinf.terminal.pull_progress import PullDisplay
@@ -81,7 +85,7 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     from moeinf.hardware import machine
 
     subject = subject_of(model, quant, None, store_home())
-    return plan_line(forecast_of(subject, config, machine(), lambda: _rates(config)))
+    return plan_line(forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds)))
 
 
 def stored_forecast(stored: StoredModel) -> str:
@@ -99,13 +103,13 @@ def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = Fa
     from moeinf.hardware import machine
     from moeinf.pull.steps import free_bytes
 
-    found = forecast_of(subject, config, machine(), lambda: _rates(config))
+    found = forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds))
     _say_gpu()
     free = free_bytes(store_home())
     return fit_json(subject, found, free) if as_json else "\n".join(fit_lines(subject, found, free))
 
 
-def _rates(config: RuntimeConfig, *, again: bool = False) -> Rates:
+def _rates(config: RuntimeConfig, kinds: Sequence[Kind], *, again: bool = False) -> Rates:
     from moeinf.bench.forecast.known import known_rates
     from moeinf.terminal.notes import say
     from moeinf.terminal.progress import StatusLine
@@ -121,7 +125,7 @@ def _rates(config: RuntimeConfig, *, again: bool = False) -> Rates:
             say(note)
 
     try:
-        return known_rates(store_home(), config, report, again=again)
+        return known_rates(store_home(), config, report, again=again, kinds=kinds)
     finally:
         line.clear()
 

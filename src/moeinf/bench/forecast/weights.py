@@ -1,4 +1,4 @@
-"""The weights that tokens use, by format, and the seconds that products with them take."""
+"""The weights that tokens use, by format and width, and the seconds that products with them take."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from moeinf.bench.forecast.rates import Products, nearest
+from moeinf.bench.forecast.rates import Kind, Products, Rates, nearest
 from moeinf.engine.stored.outline import Outline
 from moeinf.models.layers.decoder import HEAD
-from moeinf.types import Format
+from moeinf.types import Format, format_bytes
 
 ByFormat = Mapping[Format, Products]
 
 
-def dense_weights(outline: Outline) -> Counter[Format]:
+def dense_weights(outline: Outline) -> Counter[Kind]:
     """Numbers of weights of the dense matrices that every token uses, but for the head."""
-    found: Counter[Format] = Counter()
+    found: Counter[Kind] = Counter()
     for name, (format, shape) in outline.held.kinds.items():
         if len(shape) > 1 and not _makes_logits(name, outline):
-            found[format] += math.prod(shape)
+            found[Kind(format, shape[-1])] += math.prod(shape)
     return found
 
 
-def head_weights(outline: Outline) -> Counter[Format]:
+def head_weights(outline: Outline) -> Counter[Kind]:
     """Of the matrix that makes logits, which a prompt uses once."""
-    found: Counter[Format] = Counter()
+    found: Counter[Kind] = Counter()
     for name, (format, shape) in outline.held.kinds.items():
         if _makes_logits(name, outline):
-            found[format] += math.prod(shape)
+            found[Kind(format, shape[-1])] += math.prod(shape)
     return found
 
 
@@ -40,22 +40,52 @@ def _makes_logits(name: str, outline: Outline) -> bool:
     return tied and kinds[name][1][0] == outline.manifest.info.vocab_size
 
 
-def expert_weights(outline: Outline, layer: int) -> Counter[Format]:
+def expert_weights(outline: Outline, layer: int) -> Counter[Kind]:
     """Of one expert of a layer."""
-    found: Counter[Format] = Counter()
+    found: Counter[Kind] = Counter()
     for spec in outline.manifest.layout_of(layer).tensors:
         if len(spec.shape) > 1:
-            found[spec.dtype] += math.prod(spec.shape)
+            found[Kind(spec.dtype, spec.shape[-1])] += math.prod(spec.shape)
     return found
 
 
-def product_s(weights: Mapping[Format, int], products: ByFormat, rows: float) -> float:
-    """Seconds of multiplying so many rows with each of these weights."""
-    return sum(count * nearest(products, format).of(rows) for format, count in weights.items())
-
-
-def token_weights_s(outline: Outline, experts: ByFormat, linear: ByFormat) -> float:
-    """Seconds of a decode step in which all weights are in memory, but for what layers cost beside their weights."""
+def token_weights(outline: Outline) -> tuple[Counter[Kind], Counter[Kind]]:
+    """What a token uses of experts, of all layers together, and of dense matrices with the head."""
     moe = outline.manifest.moe
-    routed = sum(moe.top_k * product_s(expert_weights(outline, layer), experts, 1) for layer in range(moe.num_layers))
-    return routed + product_s(dense_weights(outline) + head_weights(outline), linear, 1)
+    experts: Counter[Kind] = Counter()
+    for layer in range(moe.num_layers):
+        for kind, count in expert_weights(outline, layer).items():
+            experts[kind] += moe.top_k * count
+    return experts, dense_weights(outline) + head_weights(outline)
+
+
+def main_kinds(outline: Outline) -> list[Kind]:
+    """Those that make more than a fiftieth of the bytes that a token reads, the most first."""
+    experts, dense = token_weights(outline)
+    sizes = {kind: num_bytes(kind, count) for kind, count in (experts + dense).items()}
+    least = sum(sizes.values()) / 50
+    return sorted((kind for kind in sizes if sizes[kind] > least), key=lambda kind: -sizes[kind])
+
+
+def num_bytes(kind: Kind, count: int) -> int:
+    return format_bytes(kind.format, (count // kind.width, kind.width))
+
+
+def product_s(weights: Mapping[Kind, int], products: ByFormat, rows: float) -> float:
+    """Seconds of multiplying so many rows with each of these weights."""
+    return sum(count * nearest(products, kind.format).of(rows) for kind, count in weights.items())
+
+
+def token_weights_s(outline: Outline, rates: Rates) -> float:
+    """Seconds of a decode step in which all weights are in memory, but for what layers cost beside their weights."""
+    experts, dense = token_weights(outline)
+    return _one_row_s(experts, rates, rates.experts) + _one_row_s(dense, rates, rates.linear)
+
+
+def _one_row_s(weights: Mapping[Kind, int], rates: Rates, products: ByFormat) -> float:
+    """At the rates that were measured for their formats and widths; without one, as long as products take."""
+    seconds = 0.0
+    for kind, count in weights.items():
+        reading = rates.reading_of(kind)
+        seconds += num_bytes(kind, count) / reading.product if reading else product_s({kind: count}, products, 1)
+    return seconds

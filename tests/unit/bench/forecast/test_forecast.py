@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +11,17 @@ import pytest
 
 from moeinf.bench.forecast.checkup import check_rates
 from moeinf.bench.forecast.forecast import forecast
-from moeinf.bench.forecast.rates import Rates
+from moeinf.bench.forecast.rates import Kind, Rates, Reading
 from moeinf.bench.forecast.speed import Step, prefill
 from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
-from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights
+from moeinf.bench.forecast.weights import (
+    dense_weights,
+    expert_weights,
+    head_weights,
+    main_kinds,
+    token_weights,
+    token_weights_s,
+)
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.engine.placed.slices import SliceSlots
@@ -22,6 +31,7 @@ from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
+from moeinf.types import format_bytes
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.rates import PLAIN
 
@@ -32,7 +42,7 @@ CPU = {"device": "cpu", "threads": 1}
 @pytest.mark.parametrize("given", [{}, {"expert_cache": "20%"}, {"context": 512}, {"ram": "200MiB"}])
 def test_the_plan_is_that_of_the_run(given: dict[str, object], demo: StoredModel) -> None:
     config = RuntimeConfig.of(**CPU, **given)
-    found = forecast(outline_of(demo), config, PLENTY, lambda: PLAIN, {})
+    found = forecast(outline_of(demo), config, PLENTY, lambda _: PLAIN, {})
     with Model(demo, config, on=PLENTY) as model:
         assert model.plan == found.plan
 
@@ -42,7 +52,7 @@ def test_what_a_run_counted_is_what_the_next_forecast_expects(tmp_path: Path) ->
     config = RuntimeConfig.of(**CPU, expert_cache="20%", prefetch=False)
     with Model(stored, config) as model:
         stats = model.replay(range(1, 30), range(1, 60))
-    found = forecast_of(stored_subject(stored), config, machine(), lambda: PLAIN)
+    found = forecast_of(stored_subject(stored), config, machine(), lambda _: PLAIN)
     assert found.hits.hit_rate == stats.decode_cache.hit_rate > 0
     assert (
         found.hits.read_share * stats.decode_cache.activations * stored.manifest.layout.stride_bytes
@@ -73,9 +83,41 @@ def test_an_embedding_that_is_looked_up_makes_no_logits(tmp_path: Path) -> None:
     assert sum(head_weights(outline_of(stored)).values()) == info.vocab_size * info.hidden_size
 
 
+def test_decoding_takes_what_its_bytes_take_at_the_rate_of_their_format_and_width(demo: StoredModel) -> None:
+    outline = outline_of(demo)
+    experts, dense = token_weights(outline)
+    kinds = main_kinds(outline)
+    assert kinds == [Kind("bf16", 128), Kind("bf16", 64)]
+    by_products = token_weights_s(outline, PLAIN)
+    assert by_products == pytest.approx(sum((experts + dense).values()) * 1e-9)  # of PLAIN
+    known = PLAIN.with_reading(dict.fromkeys(experts + dense, Reading(4e9, 2e9)))
+    num_bytes = sum(
+        count / kind.width * format_bytes(kind.format, (kind.width,)) for kind, count in (experts + dense).items()
+    )
+    assert token_weights_s(outline, known) == pytest.approx(num_bytes / 2e9)
+
+
+def test_the_rates_are_those_of_what_a_token_reads_most_of(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Kind] = []
+
+    def rates(kinds: Sequence[Kind]) -> Rates:
+        asked.extend(kinds)
+        return PLAIN
+
+    outline = outline_of(demo)
+    found = forecast(outline, RuntimeConfig.of(**CPU), PLENTY, rates, {})
+    assert asked == main_kinds(outline) and len(asked) == 2
+    (note,) = found.notes
+    assert note.startswith("too little memory is free to measure how fast bf16 of 128, bf16 of 64 is read")
+    experts = token_weights(outline)[0]
+    counts = (experts, Counter({Kind("f32", 64): sum(experts.values()) // 1000}))
+    monkeypatch.setattr("moeinf.bench.forecast.weights.token_weights", lambda _: counts)
+    assert set(main_kinds(outline)) == set(experts)
+
+
 def test_more_memory_and_a_faster_machine_are_never_slower(demo: StoredModel) -> None:
     def rates_of(config: dict[str, object], rates: Rates = PLAIN) -> tuple[float, float]:
-        found = forecast(outline_of(demo), RuntimeConfig.of(**CPU, **config), PLENTY, lambda: rates, {})
+        found = forecast(outline_of(demo), RuntimeConfig.of(**CPU, **config), PLENTY, lambda _: rates, {})
         return found.decode.tokens_per_s, found.prefill.tokens_per_s
 
     sizes = [rates_of({"expert_cache": f"{share}%"}) for share in (10, 20, 40, 80, 100)]
@@ -87,7 +129,7 @@ def test_more_memory_and_a_faster_machine_are_never_slower(demo: StoredModel) ->
 
 def test_slices_count_for_the_part_of_experts_that_they_hold(demo: StoredModel) -> None:
     outline = outline_of(demo)
-    whole = forecast(outline, RuntimeConfig.of(**CPU, expert_cache="10%"), PLENTY, lambda: PLAIN, {})
+    whole = forecast(outline, RuntimeConfig.of(**CPU, expert_cache="10%"), PLENTY, lambda _: PLAIN, {})
     slots, stride = whole.plan.num_slots, whole.plan.slot_bytes
     sliced = replace(whole, plan=replace(whole.plan, slices=SliceSlots(4, stride // 4, 4 * slots + 2)))
     total = outline.manifest.moe.total_experts
@@ -104,7 +146,7 @@ def test_the_longer_of_reading_and_computing_is_never_hidden() -> None:
             assert step.tokens_per_s == 4 / step.seconds
 
 
-def _measured_in_vain() -> Rates:
+def _measured_in_vain(_: Sequence[Kind]) -> Rates:
     pytest.fail("the machine is measured for a model that cannot run")
 
 
@@ -113,24 +155,24 @@ def test_what_cannot_run_says_what_would_help(demo: StoredModel, tmp_path: Path)
     with pytest.raises(OutOfMemoryError, match=r"demo:latest does not fit: it needs .* at least.*/tiny.*; end other"):
         forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU), tiny, _measured_in_vain)
     with pytest.raises(OutOfMemoryError, match=r"raise --ram to .*fewer bits.*smaller model"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda: PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda _: PLAIN)
     with pytest.raises(OutOfMemoryError, match=r"lower --num-ctx"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB", context=2048), PLENTY, lambda: PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB", context=2048), PLENTY, lambda _: PLAIN)
     with pytest.raises(UsageError, match="context 100000 is beyond"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, lambda: PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, lambda _: PLAIN)
     folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
     unpulled = subject_of(str(folder), None, None, tmp_path / "home")
     assert not unpulled.stored and not (tmp_path / "home").exists()
     with pytest.raises(OutOfMemoryError, match=r"--quant q4_k needs"):
-        forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda: PLAIN)
+        forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda _: PLAIN)
 
 
 def test_the_least_that_is_told_suffices(demo: StoredModel) -> None:
     subject: Subject = stored_subject(demo)
     with pytest.raises(OutOfMemoryError) as refused:
-        forecast_of(subject, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda: PLAIN)
+        forecast_of(subject, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda _: PLAIN)
     least = str(refused.value).partition("raise --ram to ")[2].partition(",")[0].replace(" ", "")
-    assert forecast_of(subject, RuntimeConfig.of(**CPU, ram=least), PLENTY, lambda: PLAIN).plan.num_slots
+    assert forecast_of(subject, RuntimeConfig.of(**CPU, ram=least), PLENTY, lambda _: PLAIN).plan.num_slots
 
 
 def test_a_slow_disk_is_a_fault_with_a_remedy() -> None:

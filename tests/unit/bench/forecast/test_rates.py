@@ -13,7 +13,7 @@ import pytest
 
 from moeinf.bench.forecast import known, measure, products
 from moeinf.bench.forecast.known import known_rates
-from moeinf.bench.forecast.rates import Products, Rates, file_of, load, nearest, save
+from moeinf.bench.forecast.rates import Kind, Products, Rates, Reading, file_of, load, nearest, save
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DiskSpaceError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
@@ -23,6 +23,11 @@ from tests.support.rates import PLAIN, rates_of_this_machine
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     assert load(save(PLAIN, tmp_path / "home")) == PLAIN
+    slow, fast = Reading(4e9, 1e9), Reading(4e9, 3e9)
+    more = PLAIN.with_reading({Kind("q4_k", 512): slow, Kind("q4_k", 256): fast}).with_reading({Kind("f32", 7): fast})
+    assert load(save(more, tmp_path / "home")) == more
+    assert more.reading_of(Kind("q4_k", 256)) == fast and more.reading_of(Kind("f32", 8)) is None
+    assert (slow.share, fast.share) == (0.25, 0.75)
 
 
 def test_rates_of_other_threads_are_kept_beside(tmp_path: Path) -> None:
@@ -43,6 +48,10 @@ def test_rates_of_other_threads_are_kept_beside(tmp_path: Path) -> None:
         {"experts": {}},
         {"experts": {"bf16": {"rows": [1], "seconds": []}}},
         {"linear": []},
+        {"reading": {"q4_k": 0.5}},
+        {"reading": {"q4_k": {"512": {"plain": 1e9}}}},
+        {"reading": {"q4_k": {"512": {"plain": 1e9, "product": 0}}}},
+        {"reading": {"q4_k": {"512": {"plain": 1e9, "product": "most"}}}},
         {"surprise": 1},
         {"threads": True},
     ],
@@ -96,6 +105,36 @@ def test_rates_of_another_machine_are_measured_again(tmp_path: Path, monkeypatch
     assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"] * 3  # kept beside the others
 
 
+def test_weights_that_are_asked_for_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "measure", lambda *_: pytest.fail("the whole machine is measured"))
+    asked: list[list[Kind]] = []
+    half = Reading(2e9, 1e9)
+
+    def measured(config: RuntimeConfig, kinds: list[Kind]) -> dict[Kind, Reading]:
+        asked.append(kinds)
+        return dict.fromkeys(kinds, half)
+
+    monkeypatch.setattr(known, "measure_reading", measured)
+    save(rates_of_this_machine(), tmp_path)
+    one, other = Kind("q4_k", 512), Kind("bf16", 7)
+    assert known_rates(tmp_path, RuntimeConfig()) == rates_of_this_machine() and asked == []
+    assert known_rates(tmp_path, RuntimeConfig(), kinds=[one]).reading == {"q4_k": {512: half}}
+    found = known_rates(tmp_path, RuntimeConfig(), kinds=[one, other])
+    assert found.reading == {"q4_k": {512: half}, "bf16": {7: half}} and asked == [[one], [other]]
+    assert known_rates(tmp_path, RuntimeConfig(), kinds=[other, one]) == found and len(asked) == 2
+
+
+def test_reading_is_measured_where_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_READING_BYTES", 16 << 20)
+    kinds = [Kind("q8_0", 96), Kind("f32", 7)]
+    said: list[str] = []
+    found = measure.measure_reading(RuntimeConfig(threads=1), kinds, said.append)
+    assert set(found) == set(kinds) and all(min(each.plain, each.product) > 0 for each in found.values())
+    assert any("q8_0 of 96" in line for line in said)
+    monkeypatch.setattr(measure, "machine", lambda: Machine(60 << 20, "machine", 1, 1 << 30))
+    assert measure.measure_reading(RuntimeConfig(threads=1), kinds) == {}
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is measured, in next to no time and room."""
@@ -103,6 +142,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_READ_S", 0.01)
     monkeypatch.setattr(measure, "_FILE_BYTES", 64 << 20)
     monkeypatch.setattr(measure, "SPAN_BYTES", 64 << 20)
+    monkeypatch.setattr(measure, "MAIN_KINDS", (Kind("q8_0", 256),))
+    monkeypatch.setattr(measure, "_READING_BYTES", 16 << 20)
     monkeypatch.setattr(measure, "_DECODE_TOKENS", 4)
     monkeypatch.setattr(products, "_LEAST_S", 0.0)
     monkeypatch.setattr(products, "_ROUNDS", 1)
@@ -115,6 +156,7 @@ def test_measuring_finds_rates_and_leaves_nothing_behind(quick: None, tmp_path: 
     assert set(rates.disk) == set(measure.READ_BYTES) and all(rate > 0 for rate in rates.disk.values())
     for found in (rates.experts, rates.linear):
         assert set(found) == {"q4_k"} and all(seconds > 0 for seconds in found["q4_k"].seconds)
+    assert rates.reading["q8_0"][256].share > 0
     assert rates.streamed_layer_s >= rates.layer_s >= 0
     assert any("disk" in line for line in said)
     assert load(save(rates, tmp_path)) == rates
