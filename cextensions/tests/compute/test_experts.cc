@@ -525,7 +525,7 @@ TEST(a_read_rate_is_measured_and_senseless_ones_are_refused) {
 
 TEST(products_have_rates_in_memory_and_in_caches_and_senseless_ones_are_refused) {
   Kernels kernels(2, "");
-  for (const Format format : {Format::kF32, Format::kBF16, Format::kQ8_0}) {
+  for (const Format format : {Format::kF32, Format::kQ4_0, Format::kQ8_0}) {
     const Bytes bytes = stored(format, random_floats(96 * kHidden, 3), 96, kHidden);
     const Matrix w = {bytes.data(), format, 96, kHidden};
     for (const std::int64_t num_x : {1, 8}) {
