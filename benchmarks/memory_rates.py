@@ -4,9 +4,10 @@
     python benchmarks/memory_rates.py --threads 1 --isa avx2 --formats q8_0,q4_k --widths 896,4096 --rows 1,2,4,8
 
 Prints for each format, width and number of activations, in GB/s of weights: a plain read of memory by the same threads,
-the product from memory, and its share of the plain read, by turns in huge pages of several times the last-level cache,
-in calls of 16 MiB that are split into tasks as decoding does it; and the product of weights that each thread has in its
-second-level cache, 256 KiB, over and over. "best" is of all repeats, "median" beside it. Weights are random blocks.
+the product from memory, by turns in huge pages of several times the last-level cache, in calls of 16 MiB that are
+split into tasks as decoding does it; and the product of weights that each thread has in its second-level cache, 256
+KiB, over and over. Rates are the best of the repeats, with the median of those from memory beside them. The share is
+that of the plain read just before, in the median of the repeats. Weights are random blocks.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def measured(
     blocks = pattern(format)
     rate = memory_rate(kernels, matrix_of(format, width, given.matrix, blocks), rows, given.span, given.repeats)
     cached = cached_rate(kernels, matrix_of(format, width, CACHED_BYTES, blocks), rows, given.repeats)
-    return {"format": format, "width": width, "rows": rows, **rate._asdict(), "share": rate.share, "cached": cached}
+    return {"format": format, "width": width, "rows": rows, **rate._asdict(), "cached": cached}
 
 
 def pattern(format: Format) -> ByteArray:

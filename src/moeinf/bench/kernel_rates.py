@@ -22,11 +22,7 @@ class KernelRate(NamedTuple):
     plain_median: float
     product: float
     product_median: float
-
-    @property
-    def share(self) -> float:
-        """Of the plain read, in the best of both: on a machine with other work medians tell of that work."""
-        return self.product / self.plain
+    share: float  # of the plain read just before, in the median: other work of the machine slows both
 
 
 def has_width(format: Format, width: int) -> bool:
@@ -43,8 +39,10 @@ def matrix_of(format: Format, width: int, num_bytes: int, pattern: ByteArray) ->
 
 def memory_rate(kernels: Kernels, w: Matrix, num_x: int, span_bytes: int, repeats: int) -> KernelRate:
     """Of copies of w in so many bytes of fresh memory, several times what the last-level cache holds."""
-    plain, product = zip(*product_read_rates(kernels, w, num_x, span_bytes, repeats), strict=True)
-    return KernelRate(max(plain), median(plain), max(product), median(product))
+    pairs = product_read_rates(kernels, w, num_x, span_bytes, repeats)
+    plain, product = zip(*pairs, strict=True)
+    share = median(after / before for before, after in pairs)
+    return KernelRate(max(plain), median(plain), max(product), median(product), share)
 
 
 def cached_rate(kernels: Kernels, w: Matrix, num_x: int, repeats: int) -> float:

@@ -29,8 +29,11 @@ def test_every_format_has_rates_in_memory_and_in_caches(format: Format) -> None:
         assert found.plain >= found.plain_median and found.product >= found.product_median
 
 
-def test_the_share_is_that_of_the_best() -> None:
-    assert KernelRate(plain=40.0, plain_median=10.0, product=30.0, product_median=10.0).share == 0.75
+def test_the_share_is_that_of_neighbours_in_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(40.0, 20.0), (20.0, 8.0), (10.0, 9.0)]
+    monkeypatch.setattr("moeinf.bench.kernel_rates.product_read_rates", lambda *_: pairs)
+    found = memory_rate(Kernels(1), matrix_of("f32", 8, 32, np.zeros(32, np.uint8)), 1, 1 << 20, 3)
+    assert found == KernelRate(plain=40.0, plain_median=20.0, product=20.0, product_median=9.0, share=0.5)
 
 
 def test_widths_of_no_whole_blocks_are_told_apart() -> None:
