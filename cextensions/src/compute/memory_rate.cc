@@ -13,14 +13,19 @@ namespace {
 
 constexpr std::size_t kTaskBytes = std::size_t{1} << 20;
 constexpr std::size_t kCachedBytes = std::size_t{32} << 20;  // of a cached matrix, over and over
-// Enough that additions wait for memory, never for each other, however wide they are.
-constexpr int kAccumulators = 32;
+// Enough that additions wait for memory, never for each other, and few enough to stay in any CPU's registers.
+constexpr std::size_t kAccumulators = 16;
+constexpr std::size_t kLineWords = 8;
+constexpr std::size_t kAheadWords = 512;  // 4 KiB: hardware alone asks for less than there is room for
 
-// Words of all bits set would overflow an int64 but not these; num_words is a multiple of kAccumulators.
+// Words of all bits set would overflow an int64 but not these; num_words is a multiple of kAccumulators. What
+// is asked for beyond the last word is not read, and need not be there.
 std::uint64_t sum(const std::uint64_t* words, std::size_t num_words) {
   std::uint64_t sums[kAccumulators] = {};
   for (std::size_t i = 0; i < num_words; i += kAccumulators) {
-    for (int lane = 0; lane < kAccumulators; ++lane) sums[lane] += words[i + static_cast<std::size_t>(lane)];
+    for (std::size_t line = 0; line < kAccumulators; line += kLineWords)
+      __builtin_prefetch(words + i + kAheadWords + line);
+    for (std::size_t lane = 0; lane < kAccumulators; ++lane) sums[lane] += words[i + lane];
   }
   std::uint64_t total = 0;
   for (const std::uint64_t lane : sums) total += lane;
