@@ -82,6 +82,21 @@ TEST(every_instruction_set_multiplies_many_activations_as_the_reference_does) {
   check_all(available_isas(), {1, 2, 9, 12, 33, 70}, true);
 }
 
+// So many blocks of random bytes that every number of a point comes up, every seven stored signs in every
+// place and every scale.
+TEST(every_point_of_a_grid_is_multiplied_as_the_reference_does) {
+  std::mt19937 random(9);
+  for (const Format format : {Format::kIQ1_S, Format::kIQ1_M, Format::kIQ2_XXS, Format::kIQ2_XS,
+                              Format::kIQ2_S, Format::kIQ3_XXS, Format::kIQ3_S}) {
+    const TestMatrix w(random, format, 512, 1024);
+    const std::vector<float> x = random_floats(random, 1024);
+    const Reference expected = reference(w.view, w.dequantised(), ActivationKind::kInt8, x);
+    for (const std::string& isa : available_isas()) {
+      for (const bool many : {false, true}) CHECK(close(product(ops_for(isa), w.view, x, many), expected));
+    }
+  }
+}
+
 TEST(a_product_of_few_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
   for (std::int64_t num_x = 2; num_x <= kMaxDotRows; ++num_x) check_independence(false, num_x);
 }

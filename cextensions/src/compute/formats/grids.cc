@@ -190,16 +190,20 @@ constexpr char kPackedIQ1[] =
 constexpr unsigned digit(char c) { return static_cast<unsigned>(c <= '9' ? c - '0' : c - 'a' + 10); }
 
 // Points of kSize weights, of which a byte of the packed form has 8 / kBits.
-template <class Word, int kBits, int kCount>
-constexpr Grid<Word, kCount> unpacked(const char* packed, const unsigned char (&values)[1 << kBits]) {
-  constexpr int kSize = sizeof(Word), kOfByte = 8 / kBits;
+template <class Word, int kCount>
+constexpr Grid<Word, kCount> unpacked(const char* packed,
+                                      const unsigned char (&values)[1 << 16 / sizeof(Word)]) {
+  constexpr int kSize = sizeof(Word), kBits = 16 / kSize, kOfByte = 8 / kBits, kMask = (1 << kBits) - 1;
   Grid<Word, kCount> grid{};
   for (int i = 0; i < kCount * kSize; ++i) {
     const char* const at = packed + i / kOfByte * 2;
     const unsigned byte = digit(at[0]) << 4 | digit(at[1]);
-    const unsigned value = values[byte >> (i % kOfByte * kBits) & ((1 << kBits) - 1)];
-    grid.points[i / kSize] |= static_cast<Word>(value) << (8 * (i % kSize));
+    const unsigned code = byte >> (i % kOfByte * kBits) & kMask;
+    const int weight = i % kSize;
+    grid.points[i / kSize] |= static_cast<Word>(values[code]) << (8 * weight);
+    grid.codes[i / kSize] |= static_cast<std::uint16_t>(code << (weight % 2 * 8 + weight / 2 * kBits));
   }
+  for (int i = 0; i < 16; ++i) grid.values[i] = values[i & kMask];
   return grid;
 }
 
@@ -211,12 +215,12 @@ constexpr unsigned char kIQ1Values[4] = {0, 8, 16, 0};
 
 }  // namespace
 
-constexpr Grid<std::uint64_t, 256> kGridIQ2_XXS = unpacked<std::uint64_t, 2, 256>(kPackedIQ2_XXS, kIQ2Values);
-constexpr Grid<std::uint64_t, 512> kGridIQ2_XS = unpacked<std::uint64_t, 2, 512>(kPackedIQ2_XS, kIQ2Values);
-constexpr Grid<std::uint64_t, 1024> kGridIQ2_S = unpacked<std::uint64_t, 2, 1024>(kPackedIQ2_S, kIQ2Values);
+constexpr Grid<std::uint64_t, 256> kGridIQ2_XXS = unpacked<std::uint64_t, 256>(kPackedIQ2_XXS, kIQ2Values);
+constexpr Grid<std::uint64_t, 512> kGridIQ2_XS = unpacked<std::uint64_t, 512>(kPackedIQ2_XS, kIQ2Values);
+constexpr Grid<std::uint64_t, 1024> kGridIQ2_S = unpacked<std::uint64_t, 1024>(kPackedIQ2_S, kIQ2Values);
 constexpr Grid<std::uint32_t, 256> kGridIQ3_XXS =
-    unpacked<std::uint32_t, 4, 256>(kPackedIQ3_XXS, kIQ3_XXSValues);
-constexpr Grid<std::uint32_t, 512> kGridIQ3_S = unpacked<std::uint32_t, 4, 512>(kPackedIQ3_S, kIQ3_SValues);
-constexpr Grid<std::uint64_t, 2048> kGridIQ1 = unpacked<std::uint64_t, 2, 2048>(kPackedIQ1, kIQ1Values);
+    unpacked<std::uint32_t, 256>(kPackedIQ3_XXS, kIQ3_XXSValues);
+constexpr Grid<std::uint32_t, 512> kGridIQ3_S = unpacked<std::uint32_t, 512>(kPackedIQ3_S, kIQ3_SValues);
+constexpr Grid<std::uint64_t, 2048> kGridIQ1 = unpacked<std::uint64_t, 2048>(kPackedIQ1, kIQ1Values);
 
 }  // namespace moeinf

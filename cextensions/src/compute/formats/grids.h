@@ -1,14 +1,19 @@
-// The grids of ggml's IQ1, IQ2 and IQ3 formats: what an index stands for, a byte for each weight, the first
-// lowest.
+// The grids of ggml's IQ1, IQ2 and IQ3 formats: what an index stands for.
 #pragma once
 
 #include <cstdint>
 
 namespace moeinf {
 
+// The points of sizeof(Word) weights each. All grids have few values: of a weight's number among them, a
+// code, 2 bits suffice where points are of eight weights, and 4 where they are of four.
 template <class Word, int kCount>
 struct Grid {
-  Word points[kCount];
+  Word points[kCount];  // a byte for each weight, the first lowest
+  // The same in codes, from the low bits up: in low bytes those of the weights 0, 2, 4, 6, in high ones those
+  // of 1, 3, 5, 7.
+  alignas(64) std::uint16_t codes[kCount];
+  unsigned char values[16];  // of the low 4 bits from a code's first on, of which a code may be the low 2
 };
 
 // Magnitudes; signs are stored apart.

@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "compute/formats/grids.h"
 #include "compute/formats/half.h"
 #include "compute/isa.h"
 #include "compute/layout.h"

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "compute/formats/grids.h"
 #include "compute/formats/half.h"
