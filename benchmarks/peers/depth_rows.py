@@ -5,7 +5,7 @@
     python benchmarks/peers/depth_rows.py table OUT.json
 
 DEPTHS is depths.cc built for that engine, which runs twice, with weights repacked at load and without; PYTHON is one
-that has the package mistralrs. Each measurement is a process of its own, the second round in the opposite order;
+that has the package mistralrs. Each measurement is a process of its own, every other round in the opposite order;
 COMMAND is put before each (to have the machine alone), and one during which other programs had a tenth of a
 processor or more is run once more. `measure` adds to what OUT.json holds; `table` prints Markdown:
 a prompt of 512 tokens at the beginning and 32 decoded one by one behind each depth, and the ratio to the best of the
@@ -91,7 +91,8 @@ def measure(given: argparse.Namespace) -> None:
         about = {"bytes": file.stat().st_size, "bytes_a_token": weight_bytes_per_token(file)}
         held.setdefault("files", {})[file.stem] = about
         turns = list(commands(file, given))
-        for number in range(given.rounds):
+        done = sum((run["model"], run["engine"]) == (file.stem, OURS) for run in held["runs"])
+        for number in range(done, done + given.rounds):
             for engine, command in reversed(turns) if number % 2 else turns:
                 run = {"model": file.stem, "engine": engine, "commit": commit.stdout.strip()}
                 try:
