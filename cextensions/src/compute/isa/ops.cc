@@ -28,6 +28,8 @@ namespace {
 #include "dot_blocks.inc"
 #include "ahead.inc"
 #include "int8_tiles.inc"
+#include "columns.inc"
+#include "block_columns.inc"
 #include "exponentials.inc"
 #include "elementwise.inc"
 #include "matmul.inc"
@@ -41,6 +43,16 @@ namespace {
 #include "latent_tiles.inc"
 #endif
 // clang-format on
+
+// Bytes that are weights as they are stored are multiplied faster than they change places.
+template <class Block>
+void dot_of_blocks(const DotCall& call, std::int64_t first, std::int64_t last, int num_x) {
+#ifdef MOEINF_COLUMNS
+  return dot_by_columns<InColumns<GroupOfBlocks<Block>>>(call, first, last, num_x);
+#else
+  return dot<BlockRows<Block>>(call, first, last, num_x);
+#endif
+}
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
               std::int64_t y_stride) {
@@ -60,11 +72,11 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
     case Format::kQ8_0:
       return dot<BlockRows<Q8_0>>(call, first, last, num_x);
     case Format::kQ4_0:
-      return dot<BlockRows<Q4_0>>(call, first, last, num_x);
+      return dot_of_blocks<Q4_0>(call, first, last, num_x);
     case Format::kIQ4_NL:
-      return dot<BlockRows<IQ4_NL>>(call, first, last, num_x);
+      return dot_of_blocks<IQ4_NL>(call, first, last, num_x);
     case Format::kMXFP4:
-      return dot<BlockRows<MXFP4>>(call, first, last, num_x);
+      return dot_of_blocks<MXFP4>(call, first, last, num_x);
     default:
       return isa::MOEINF_GROUPS.dot_rows(w, first, last, x, num_x, y, y_stride);
   }

@@ -23,9 +23,11 @@ namespace {
 #include "records.inc"
 #include "ahead.inc"
 #include "int8_tiles.inc"
+#include "columns.inc"
 #include "groups/rows.inc"
 #include "groups/linear.inc"
 #include "groups/grid.inc"
+#include "groups/linear_columns.inc"
 // clang-format on
 
 // Calls with a value of the format's type, which says how its blocks lie.
@@ -82,13 +84,21 @@ void with_format(Format format, const Call& call) {
   }
 }
 
+template <class Group>
+void dot_of_groups(const DotCall& call, std::int64_t first, std::int64_t last, int num_x) {
+#ifdef MOEINF_COLUMNS
+  if constexpr (IsInColumns<Group>::value) return dot_by_columns<InColumns<Group>>(call, first, last, num_x);
+#endif
+  dot_groups<Group>(call, first, last, num_x);
+}
+
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
               std::int64_t y_stride) {
   const std::int64_t row =
       w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
   const auto x_bytes = static_cast<std::int64_t>(activation_bytes(ActivationKind::kInt8, w.cols));
   const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
-  with_format(w.format, [&](auto format) { dot_groups<decltype(format)>(call, first, last, num_x); });
+  with_format(w.format, [&](auto format) { dot_of_groups<decltype(format)>(call, first, last, num_x); });
 }
 
 #ifdef MOEINF_INT8_TILES
