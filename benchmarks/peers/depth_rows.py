@@ -7,9 +7,10 @@
 DEPTHS is depths.cc built for that engine, which runs twice, with weights repacked at load and without; PYTHON is one
 that has the package mistralrs. Each measurement is a process of its own, every other round in the opposite order;
 COMMAND is put before each (to have the machine alone), and one during which other programs had a tenth of a
-processor or more is run once more. `measure` adds to what OUT.json holds; `table` prints Markdown:
-a prompt of 512 tokens at the beginning and 32 decoded one by one behind each depth, and the ratio to the best of the
-others; in the last column, how much of what a plain read of memory gives moeinf and the best of the others reach.
+processor or more is run once more. `measure` adds to what OUT.json holds; `table` prints
+Markdown, a line a model: for a prompt of 512 tokens at the beginning, and for 32 decoded one by one behind each depth,
+the mean of moeinf, the best mean of the others, and the ratio; then the share of a plain read of memory, measured
+around each process, at which both read weights at the beginning.
 """
 
 from __future__ import annotations
@@ -115,41 +116,40 @@ def rates(runs: list[dict[str, Any]], model: str, engine: str, depth: int, test:
 
 
 def table(held: dict[str, Any]) -> Iterator[str]:
+    """A line a model: moeinf's mean, that of the best of the others, and the ratio."""
     runs = held["runs"]
-    engines = list(dict.fromkeys(run["engine"] for run in runs))
-    yield row("model", "test", *engines, "to the best", "of a plain read")
-    yield "|" + "---|" * (len(engines) + 4)
+    depths = sorted({each["depth"] for run in runs for each in run["rows"]})
+    tests = [("prefill 512", 0, "prefill_ts"), *((f"decode at {depth:,}", depth, "decode_ts") for depth in depths)]
+    yield row("model", "GB, a token", *(name for name, _, _ in tests), "of a plain read", "rounds")
+    yield "|" + "---|" * (len(tests) + 4)
     for model, about in held["files"].items():
-        depths = sorted({each["depth"] for run in runs if run["model"] == model for each in run["rows"]})
-        name = f"{model}: {about['bytes'] / 1e9:.2f} GB, {about['bytes_a_token'] / 1e9:.3f} a token"
-        for depth, test in [(0, "prefill_ts"), *((depth, "decode_ts") for depth in depths)]:
+        engines = list(dict.fromkeys(run["engine"] for run in runs if run["model"] == model))
+        cells = []
+        for _, depth, test in tests:
             found = {engine: rates(runs, model, engine, depth, test) for engine in engines}
             means = {engine: statistics.fmean(each) for engine, each in found.items() if each}
-            best = max((mean for engine, mean in means.items() if engine != OURS), default=0.0)
-            label = "prefill 512" if test == "prefill_ts" else f"decode at {depth:,}"
-            share = f"**{means[OURS] / best:.2f}**" if best and OURS in means else "-"
-            yield row(name, label, *(shown(each) for each in found.values()), share, *shares(held, model, depth, test))
-            name = ""
+            mine, best = means.pop(OURS, 0.0), max(means.values(), default=0.0)
+            cells.append(f"{shown(mine)} / {shown(best)}: **{mine / best:.2f}**" if best else shown(mine))
+        size = f"{about['bytes'] / 1e9:.2f}, {about['bytes_a_token'] / 1e9:.3f}"
+        count = sum((run["model"], run["engine"]) == (model, OURS) for run in runs)
+        yield row(model, size, *cells, shares(held, model), str(count))
 
 
-def shares(held: dict[str, Any], model: str, depth: int, test: str) -> Iterator[str]:
-    """Weights read a second by moeinf and by the best of the others, as shares of a plain read around each process."""
-    if test == "prefill_ts" or depth:
-        yield ""
-        return
+def shown(rate: float) -> str:
+    return f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}"
+
+
+def shares(held: dict[str, Any], model: str) -> str:
+    """Weights that decoding at the beginning reads a second, as shares of a plain read around each process."""
     used, found = held["files"][model]["bytes_a_token"] / 1e9, defaultdict(list)
     for run in held["runs"]:
-        for each in run["rows"]:
+        for each in run["rows"] if "memory_gb_per_s" in run else ():
             if run["model"] == model and each["depth"] == 0:
                 rate = each["decode_ts"] * used / statistics.fmean(run["memory_gb_per_s"])
                 found[run["engine"]].append(rate)
     means = {engine: statistics.fmean(each) for engine, each in found.items()}
     mine = means.pop(OURS, 0.0)
-    yield f"{mine:.0%}, {max(means.values(), default=0.0):.0%}"
-
-
-def shown(values: list[float]) -> str:
-    return ", ".join(f"{value:.3g}" for value in values) or "-"
+    return f"{mine:.0%} / {max(means.values()):.0%}" if means else "-"
 
 
 def main() -> None:
