@@ -46,6 +46,7 @@ void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std:
     const std::int64_t first = (task - (m == 0 ? 0 : row_tasks_[m - 1].end_task)) * tasks.num_rows;
     const std::int64_t last = std::min(first + tasks.num_rows, ws[m].rows);
     const void* input = inputs[static_cast<std::size_t>(activation_of(ws[m].format))];
+    if (last == ws[m].rows && m + 1 < num_ws) fetch_rows(ws[m + 1].data);
     multiply(ws[m], first, last, input, num_x, thread, ys[m], ws[m].rows);
   });
 }

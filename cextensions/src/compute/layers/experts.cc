@@ -322,14 +322,18 @@ void ExpertKernel::multiply(const Job& job, const ExpertPart& part, const std::o
 void ExpertKernel::run_act_task(std::int64_t task, int thread) {
   const auto job = std::upper_bound(jobs_.begin(), jobs_.end(), task,
                                     [](std::int64_t t, const Job& j) { return t < j.act_tasks_end; });
+  const bool ends = task + 1 == job->act_tasks_end;  // the thread goes on with another expert
   const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->act_tasks_end;
   const ExpertLayer::Slice& slice = *job->slice;
   const std::int64_t first = (task - tasks_before) * job->act_task_rows, all_rows = layer_->gate.rows;
   const std::int64_t num_rows = std::min(job->act_task_rows, slice.act_rows - first), last = first + num_rows;
   float* out = gates_.reserve_array<float>(0) + job->first_pair * all_rows + slice.act_row + first;
   float* up = ups_.reserve_array<float>(0) + static_cast<std::size_t>(thread) * ups_of_thread_;
+  if (slice.up) fetch_rows(part_of(*job, *slice.up).row(first));
   multiply(*job, *slice.gate, slice.gate_bias, first, last, input(*slice.gate, job->group), thread, out,
            all_rows);
+  if (ends && std::next(job) != jobs_.end() && std::next(job)->slice->gate)
+    fetch_rows(part_of(*std::next(job), *std::next(job)->slice->gate).data);
   if (slice.up)
     multiply(*job, *slice.up, slice.up_bias, first, last, input(*slice.up, job->group), thread, up, num_rows);
   for (std::int64_t i = 0; i < groups_.counts[job->group]; ++i) {
@@ -360,6 +364,8 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
   const std::int64_t last = std::min(first + job->down_task_rows, slice.down_rows);
   float* out =
       outputs_.reserve_array<float>(0) + groups_.starts[job->group] * all_rows + slice.down_row + first;
+  if (last == slice.down_rows && std::next(job) != jobs_.end() && std::next(job)->slice->down)
+    fetch_rows(part_of(*std::next(job), *std::next(job)->slice->down).data);
   multiply(*job, *slice.down, slice.down_bias, first, last, act(*job), thread, out, all_rows);
 }
 
