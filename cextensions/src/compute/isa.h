@@ -13,8 +13,8 @@ struct GroupOps {
   decltype(Ops::dot_rows) dot_rows;
   decltype(Ops::matmul_rows) matmul_rows;  // null where there are no tiles for int8 activations
 };
-extern const GroupOps groups_generic, groups_avx2, groups_avxvnni, groups_avx512, groups_avx512bf16,
-    groups_neon, groups_neon_dotprod, groups_neon_i8mm;
+extern const GroupOps groups_generic, groups_avx2, groups_avxvnni, groups_avx512, groups_neon,
+    groups_neon_dotprod, groups_neon_i8mm;
 
 }  // namespace isa
 }  // namespace moeinf
