@@ -109,16 +109,16 @@ TEST(a_product_of_many_depends_neither_on_the_other_activations_nor_on_the_split
 // and within one, and there are fewer than that; columns end in whole groups and within one.
 TEST(rows_in_lanes_give_few_activations_the_bits_that_they_give_many) {
   std::mt19937 random(6);
-  for (const Format format : {Format::kQ4_0, Format::kQ4_1, Format::kQ5_0, Format::kQ5_1, Format::kIQ4_NL,
-                              Format::kIQ4_XS, Format::kMXFP4, Format::kQ2_K, Format::kQ3_K, Format::kQ4_K,
-                              Format::kQ5_K, Format::kQ6_K, Format::kTQ2_0}) {
+  for (const Format format :
+       {Format::kQ4_0, Format::kQ4_1, Format::kQ5_1, Format::kIQ4_NL, Format::kIQ4_XS, Format::kMXFP4,
+        Format::kQ2_K, Format::kQ3_K, Format::kQ4_K, Format::kQ5_K, Format::kTQ2_0}) {
     for (const std::int64_t cols : column_counts(format)) {
       for (const std::int64_t rows : {1, 7, 16, 27, 48}) {
         const TestMatrix w(random, format, rows, cols);
         for (const std::int64_t num_x : {1, 4, 7}) {
           const std::vector<float> x = random_floats(random, num_x * cols);
           for (const std::string& isa : available_isas()) {
-            if (isa.substr(0, 3) != "avx" && isa != "amx") continue;
+            if (isa != "avx2" && isa != "avxvnni") continue;
             CHECK(product(ops_for(isa), w.view, x, false) == product(ops_for(isa), w.view, x, true));
           }
         }
