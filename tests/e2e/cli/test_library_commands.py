@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,8 +53,10 @@ def test_what_cannot_be_copied_is_one_line(words: tuple[str, ...], said: str, st
 
 
 def test_prune_deletes_what_was_interrupted_and_nothing_else(
-    store: Library, command: Command, monkeypatch: pytest.MonkeyPatch
+    store: Library, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the system's has what other tests' processes have left
+
     def stopped(*_: object, **__: object) -> None:
         raise MoeinfError("stopped")
 

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def store(demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for name in ("demo", "other"):
             Library(home).bind(name, demo.id)
     monkeypatch.setenv("MOEINF_HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the system's has what other tests' processes have left
     return home
 
 
