@@ -44,9 +44,10 @@ namespace {
 #endif
 // clang-format on
 
-// Bytes that are weights as they are stored are multiplied faster than they change places.
+// For blocks of nibbles: those of Q8_0, whose bytes are weights as they are stored, gain nothing from
+// changing places.
 template <class Block>
-void dot_of_blocks(const DotCall& call, std::int64_t first, std::int64_t last, int num_x) {
+void dot_of_nibbles(const DotCall& call, std::int64_t first, std::int64_t last, int num_x) {
 #ifdef MOEINF_COLUMNS
   return dot_by_columns<InColumns<GroupOfBlocks<Block>>>(call, first, last, num_x);
 #else
@@ -72,11 +73,11 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
     case Format::kQ8_0:
       return dot<BlockRows<Q8_0>>(call, first, last, num_x);
     case Format::kQ4_0:
-      return dot_of_blocks<Q4_0>(call, first, last, num_x);
+      return dot_of_nibbles<Q4_0>(call, first, last, num_x);
     case Format::kIQ4_NL:
-      return dot_of_blocks<IQ4_NL>(call, first, last, num_x);
+      return dot_of_nibbles<IQ4_NL>(call, first, last, num_x);
     case Format::kMXFP4:
-      return dot_of_blocks<MXFP4>(call, first, last, num_x);
+      return dot_of_nibbles<MXFP4>(call, first, last, num_x);
     default:
       return isa::MOEINF_GROUPS.dot_rows(w, first, last, x, num_x, y, y_stride);
   }
