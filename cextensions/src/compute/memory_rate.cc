@@ -12,7 +12,7 @@ namespace moeinf {
 namespace {
 
 constexpr std::size_t kTaskBytes = std::size_t{1} << 20;
-constexpr std::size_t kCachedBytes = std::size_t{32} << 20;  // of a cached matrix, over and over
+constexpr std::size_t kCachedBytes = std::size_t{2} << 20;  // of a cached matrix, over and over
 // Enough that additions wait for memory, never for each other, and few enough to stay in any CPU's registers.
 constexpr std::size_t kAccumulators = 16;
 constexpr std::size_t kLineWords = 8;
