@@ -72,12 +72,14 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
       return dot<FloatRows<Bf16Lanes>>(call, first, last, num_x);
     case Format::kQ8_0:
       return dot<BlockRows<Q8_0>>(call, first, last, num_x);
+#ifndef MOEINF_FOUR_BLOCKS
     case Format::kQ4_0:
       return dot_of_nibbles<Q4_0>(call, first, last, num_x);
     case Format::kIQ4_NL:
       return dot_of_nibbles<IQ4_NL>(call, first, last, num_x);
     case Format::kMXFP4:
       return dot_of_nibbles<MXFP4>(call, first, last, num_x);
+#endif
     default:
       return isa::MOEINF_GROUPS.dot_rows(w, first, last, x, num_x, y, y_stride);
   }

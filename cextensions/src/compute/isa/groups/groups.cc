@@ -28,6 +28,7 @@ namespace {
 #include "groups/linear.inc"
 #include "groups/grid.inc"
 #include "groups/linear_columns.inc"
+#include "groups/four_blocks.inc"
 // clang-format on
 
 // Calls with a value of the format's type, which says how its blocks lie.
@@ -89,7 +90,10 @@ void dot_of_groups(const DotCall& call, std::int64_t first, std::int64_t last, i
 #ifdef MOEINF_COLUMNS
   if constexpr (IsInColumns<Group>::value) return dot_by_columns<InColumns<Group>>(call, first, last, num_x);
 #endif
-  dot_groups<Group>(call, first, last, num_x);
+#ifdef MOEINF_FOUR_BLOCKS
+  if constexpr (Group::kBlockWeights != kInt8Block)  // dot_by_fours multiplies blocks of 32
+#endif
+    dot_groups<Group>(call, first, last, num_x);
 }
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
@@ -98,6 +102,9 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
       w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
   const auto x_bytes = static_cast<std::int64_t>(activation_bytes(ActivationKind::kInt8, w.cols));
   const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
+#ifdef MOEINF_FOUR_BLOCKS
+  if (dot_by_fours(w.format, call, first, last, num_x)) return;
+#endif
   with_format(w.format, [&](auto format) { dot_of_groups<decltype(format)>(call, first, last, num_x); });
 }
 
