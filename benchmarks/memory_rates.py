@@ -2,12 +2,15 @@
 
     make memory-rates
     python benchmarks/memory_rates.py --threads 1 --isa avx2 --formats q8_0,q4_k --widths 896,4096 --rows 1,2,4,8
+    python benchmarks/memory_rates.py --table benchmarks/results/memory-rates/*.json
 
 Prints for each format, width and number of activations, in GB/s of weights: a plain read of memory by the same threads,
 the product from memory, by turns in huge pages of several times the last-level cache, in calls of 16 MiB that are
 split into tasks as decoding does it; and the product of weights that each thread has in its second-level cache, 256
 KiB, over and over. Rates are the best of the repeats, with the median of those from memory beside them. The share is
 that of the plain read just before, in the median of the repeats. Weights are random blocks.
+--table measures nothing: of files that --json has written it prints for each format the least and the most share of all
+widths, a column a file, and the rate from the second-level cache with one thread.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -52,7 +55,11 @@ def main() -> None:
     parser.add_argument("--span", type=int, default=SPAN_BYTES, help="bytes of memory that are gone through")
     parser.add_argument("--matrix", type=int, default=MATRIX_BYTES, help="bytes of the matrix of one call")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes the rates there, too")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="prints what such files have, by format")
     given = parser.parse_args()
+    if given.table:
+        print("\n".join(table([json.loads(file.read_text(encoding="utf-8")) for file in given.table])))
+        return
     formats, unknown = words(given.formats), set(words(given.formats)) - set(FORMAT_BLOCKS)
     if unknown:
         parser.error(f"unknown formats: {', '.join(sorted(unknown))}; known are {', '.join(FORMAT_BLOCKS)}")
@@ -82,6 +89,29 @@ def measured(
     rate = memory_rate(kernels, matrix_of(format, width, given.matrix, blocks), rows, given.span, given.repeats)
     cached = cached_rate(kernels, matrix_of(format, width, CACHED_BYTES, blocks), rows, given.repeats)
     return {"format": format, "width": width, "rows": rows, **rate._asdict(), "cached": cached}
+
+
+def table(runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Of products with one activation: shares by format, rates of one thread from the cache, and what memory gave."""
+    alone = [run for run in runs if run["threads"] == 1]
+    heads = [f"{run['isa']}, {run['threads']} thread{'s' if run['threads'] > 1 else ''}, %" for run in runs]
+    heads += [f"from L2, {run['isa']}, GB/s" for run in alone]
+    yield f"| weights | {' | '.join(heads)} |"
+    yield "|---" * (1 + len(heads)) + "|"
+    for format in FORMAT_BLOCKS:
+        shares = [[round(100 * row["share"]) for row in of_format(run, format)] for run in runs]
+        rates = [[round(row["cached"] / 1e9) for row in of_format(run, format)] for run in alone]
+        yield f"| {format} | {' | '.join(span(each) for each in (*shares, *rates))} |"
+    plain = [sorted(round(row["plain_median"] / 1e9) for row in run["rates"]) for run in runs]
+    yield f"| a plain read, GB/s | {' | '.join([*map(span, plain), *('' for _ in alone)])} |"
+
+
+def of_format(run: dict[str, Any], format: str) -> list[dict[str, Any]]:
+    return [row for row in run["rates"] if row["format"] == format and row["rows"] == 1]
+
+
+def span(values: Sequence[int]) -> str:
+    return "-" if not values else f"{min(values)}" if min(values) == max(values) else f"{min(values)}-{max(values)}"
 
 
 def pattern(format: Format) -> ByteArray:

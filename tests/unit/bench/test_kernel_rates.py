@@ -60,6 +60,27 @@ def test_the_program_prints_what_it_records_and_says_what_it_leaves_out(tmp_path
     assert "Left out, as a row is no whole number of blocks: q4_k of 96." in done.stdout
 
 
+def test_the_program_makes_a_table_of_what_it_has_recorded(tmp_path: Path) -> None:
+    def run(threads: int, shares: list[float]) -> str:
+        rates = [
+            {"format": "q8_0", "width": 32, "rows": rows, "share": share, "cached": 50e9, "plain_median": 40e9}
+            for rows, share in enumerate(shares, 1)
+            for _ in range(2)
+        ]
+        rates[0]["share"], rates[0]["plain_median"] = 0.5, 30e9
+        file = tmp_path / str(threads)
+        file.write_text(json.dumps({"isa": "avx2", "threads": threads, "rates": rates}), encoding="utf-8")
+        return str(file)
+
+    files = [run(2, [0.9, 0.1]), run(1, [1.02])]
+    done = subprocess.run([sys.executable, str(PROGRAM), "--table", *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "| weights | avx2, 2 threads, % | avx2, 1 thread, % | from L2, avx2, GB/s |"
+    assert "| q8_0 | 50-90 | 50-102 | 50 |" in lines and "| q4_k | - | - | - |" in lines
+    assert lines[-1] == "| a plain read, GB/s | 30-40 | 30-40 |  |"
+
+
 def test_the_program_names_formats_that_it_knows() -> None:
     done = subprocess.run([sys.executable, str(PROGRAM), "--formats", "q9_9"], capture_output=True, text=True)
     assert done.returncode == 2 and "unknown formats: q9_9; known are" in done.stderr and "q4_k" in done.stderr
