@@ -29,6 +29,7 @@ namespace {
 #include "groups/grid.inc"
 #include "groups/linear_columns.inc"
 #include "groups/four_blocks.inc"
+#include "groups/lane_pairs.inc"
 // clang-format on
 
 // Calls with a value of the format's type, which says how its blocks lie.
@@ -87,13 +88,21 @@ void with_format(Format format, const Call& call) {
 
 template <class Group>
 void dot_of_groups(const DotCall& call, std::int64_t first, std::int64_t last, int num_x) {
-#ifdef MOEINF_COLUMNS
-  if constexpr (IsInColumns<Group>::value) return dot_by_columns<InColumns<Group>>(call, first, last, num_x);
-#endif
-#ifdef MOEINF_FOUR_BLOCKS
-  if constexpr (Group::kBlockWeights != kInt8Block)  // dot_by_fours multiplies blocks of 32
-#endif
+#if defined(MOEINF_COLUMNS)
+  if constexpr (IsInColumns<Group>::value) {
+    dot_by_columns<InColumns<Group>>(call, first, last, num_x);
+  } else {
     dot_groups<Group>(call, first, last, num_x);
+  }
+#elif defined(MOEINF_LANE_PAIRS)
+  if constexpr (kInPairs<Group>) {
+    dot<RowsInPairs<Group>>(call, first, last, num_x);
+  } else if constexpr (Group::kBlockWeights != kInt8Block) {  // dot_by_fours multiplies blocks of 32
+    dot_groups<Group>(call, first, last, num_x);
+  }
+#else
+  dot_groups<Group>(call, first, last, num_x);
+#endif
 }
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
