@@ -48,7 +48,12 @@ llama_batch batch_of(std::vector<llama_token>& tokens, int at) {
   return llama_batch_get_one(tokens.data(), static_cast<int>(tokens.size()), at, 0);
 }
 uint32_t window_of(const llama_model*) { return 0; }  // a cache is as long as the context in every layer
-void set(llama_model_params& model, llama_context_params&, bool repack) { model.repack_tensors = repack; }
+// Its own defaults are flash attention and fused experts; merged matrices of queries, keys and values, or of
+// gates and what is beside them, are no faster.
+void set(llama_model_params& model, llama_context_params& context, bool repack) {
+  model.repack_tensors = repack;
+  model.mla = context.mla_attn;
+}
 #else
 constexpr size_t kHead = 8, kTail = 0;
 constexpr uint32_t kStreams = 1, kSequences = 1, kNoValues = ~0u;
