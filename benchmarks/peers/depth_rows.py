@@ -7,11 +7,11 @@
 DEPTHS is depths.cc built for that engine, which runs twice, with weights repacked at load and without; PYTHON is one
 that has the package mistralrs. Each measurement is a process of its own, every other round in the opposite order;
 COMMAND is put before each (to have the machine alone), and one during which other programs had a tenth of a
-processor or more is run again, up to three times. `measure` adds to what OUT.json holds until each engine has had
+processor or more is run again, at most twice. `measure` adds to what OUT.json holds until each engine has had
 ROUNDS processes of each file; `table` prints
 Markdown, a line a model: for a prompt of 512 tokens at the beginning, and for 32 decoded one by one behind each depth,
-the mean of moeinf, the best mean of the others, and the ratio; then the share of a plain read of memory, measured
-around each process, at which both read weights at the beginning.
+the means of moeinf and of the better way of each of the others, and the ratio to the best; then the share of a plain
+read of memory, measured around each process, at which they read weights at the beginning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 OURS = "moeinf"
 STEPS, THREADS = 32, 2
 DISTURBED = 0.1  # of a processor
-TRIES = 4
+TRIES = 3
 WAIT_S = 3600  # until the machine is free, too
 
 
@@ -121,7 +121,7 @@ def rates(runs: list[dict[str, Any]], model: str, engine: str, depth: int, test:
 
 
 def table(held: dict[str, Any]) -> Iterator[str]:
-    """A line a model: moeinf's mean, that of the best of the others, and the ratio."""
+    """A line a model: moeinf's mean, that of the better way of each of the others, and the ratio to the best."""
     runs = held["runs"]
     depths = sorted({each["depth"] for run in runs for each in run["rows"]})
     tests = [("prefill 512", 0, "prefill_ts"), *((f"decode at {depth:,}", depth, "decode_ts") for depth in depths)]
@@ -132,12 +132,23 @@ def table(held: dict[str, Any]) -> Iterator[str]:
         cells = []
         for _, depth, test in tests:
             found = {engine: rates(runs, model, engine, depth, test) for engine in engines}
-            means = {engine: statistics.fmean(each) for engine, each in found.items() if each}
-            mine, best = means.pop(OURS, 0.0), max(means.values(), default=0.0)
-            cells.append(f"{shown(mine)} / {shown(best)}: **{mine / best:.2f}**" if best else shown(mine))
+            means = better(found)
+            mine = means.pop(OURS, 0.0)
+            others = ", ".join(shown(each) for each in means.values())
+            cells.append(f"{shown(mine)} / {others}: **{mine / max(means.values()):.2f}**" if means else shown(mine))
         size = f"{about['bytes'] / 1e9:.2f}, {about['bytes_a_token'] / 1e9:.3f}"
-        count = sum((run["model"], run["engine"]) == (model, OURS) for run in runs)
-        yield row(model, size, *cells, shares(held, model), str(count))
+        count = Counter(run["engine"] for run in runs if run["model"] == model)
+        yield row(model, size, *cells, shares(held, model), "-".join(map(str, sorted(set(count.values())))))
+
+
+def better(found: dict[str, list[float]]) -> dict[str, float]:
+    """Of each engine the mean of its better way."""
+    means: dict[str, float] = {}
+    for engine, each in found.items():
+        if each:
+            name = engine.split(",")[0]
+            means[name] = max(means.get(name, 0.0), statistics.fmean(each))
+    return means
 
 
 def shown(rate: float) -> str:
@@ -152,9 +163,10 @@ def shares(held: dict[str, Any], model: str) -> str:
             if run["model"] == model and each["depth"] == 0:
                 rate = each["decode_ts"] * used / statistics.fmean(run["memory_gb_per_s"])
                 found[run["engine"]].append(rate)
-    means = {engine: statistics.fmean(each) for engine, each in found.items()}
-    mine = means.pop(OURS, 0.0)
-    return f"{mine:.0%} / {max(means.values()):.0%}" if means else "-"
+    means = better(found)
+    if not means:
+        return "-"
+    return " / ".join([f"{means.pop(OURS, 0.0):.0%}", ", ".join(f"{each:.0%}" for each in means.values())])
 
 
 def main() -> None:
