@@ -2,7 +2,7 @@
 
     python benchmarks/peers/depth_rows.py measure OUT.json FILE.gguf ... --llama-cpp DEPTHS --ik DEPTHS
         --mistralrs PYTHON [--depths 0,512,8000,32000] [--rounds 2] [--before COMMAND] [--machine TEXT]
-    python benchmarks/peers/depth_rows.py table OUT.json
+    python benchmarks/peers/depth_rows.py table OUT.json [--memory 40-60]
 
 DEPTHS is depths.cc built for that engine, which runs twice, with weights repacked at load and without; PYTHON is one
 that has the package mistralrs. Each measurement is a process of its own, every other round in the opposite order;
@@ -11,7 +11,8 @@ processor or more is run again, at most twice. `measure` adds to what OUT.json h
 ROUNDS processes of each file; `table` prints
 Markdown, a line a model: for a prompt of 512 tokens at the beginning, and for 32 decoded one by one behind each depth,
 the means of moeinf and of the better way of each of the others, and the ratio to the best; then the share of a plain
-read of memory, measured around each process, at which they read weights at the beginning.
+read of memory, measured around each process, at which they read weights at the beginning. Where a host's memory is
+faster at times, --memory leaves those processes only around which a plain read had so many GB/s, before and after.
 """
 
 from __future__ import annotations
@@ -120,11 +121,20 @@ def rates(runs: list[dict[str, Any]], model: str, engine: str, depth: int, test:
     return [each[test] for each in mine if each["depth"] == depth and each[test]]
 
 
+def within(held: dict[str, Any], span: str) -> dict[str, Any]:
+    """Of what was measured that around which a plain read of memory had as many GB/s as the span says: FROM-TO."""
+    least, most = (float(each) for each in span.split("-"))
+    runs = [run for run in held["runs"] if all(least <= rate < most for rate in run.get("memory_gb_per_s", [-1]))]
+    models = {run["model"] for run in runs}
+    return held | {"runs": runs, "files": {name: each for name, each in held["files"].items() if name in models}}
+
+
 def table(held: dict[str, Any]) -> Iterator[str]:
     """A line a model: moeinf's mean, that of the better way of each of the others, and the ratio to the best."""
     runs = held["runs"]
     depths = sorted({each["depth"] for run in runs for each in run["rows"]})
     tests = [("prefill 512", 0, "prefill_ts"), *((f"decode at {depth:,}", depth, "decode_ts") for depth in depths)]
+    peers = list(dict.fromkeys(name for run in runs if (name := run["engine"].split(",")[0]) != OURS))
     yield row("model", "GB, a token", *(name for name, _, _ in tests), "of a plain read", "rounds")
     yield "|" + "---|" * (len(tests) + 4)
     for model, about in held["files"].items():
@@ -134,11 +144,11 @@ def table(held: dict[str, Any]) -> Iterator[str]:
             found = {engine: rates(runs, model, engine, depth, test) for engine in engines}
             means = better(found)
             mine = means.pop(OURS, 0.0)
-            others = ", ".join(shown(each) for each in means.values())
-            cells.append(f"{shown(mine)} / {others}: **{mine / max(means.values()):.2f}**" if means else shown(mine))
+            cell = f"{shown(mine)} / {', '.join(shown(means.get(each, 0.0)) for each in peers)}"
+            cells.append(f"{cell}: **{mine / max(means.values()):.2f}**" if mine and means else cell)
         size = f"{about['bytes'] / 1e9:.2f}, {about['bytes_a_token'] / 1e9:.3f}"
         count = Counter(run["engine"] for run in runs if run["model"] == model)
-        yield row(model, size, *cells, shares(held, model), "-".join(map(str, sorted(set(count.values())))))
+        yield row(model, size, *cells, shares(held, model, peers), "-".join(map(str, sorted(set(count.values())))))
 
 
 def better(found: dict[str, list[float]]) -> dict[str, float]:
@@ -152,10 +162,10 @@ def better(found: dict[str, list[float]]) -> dict[str, float]:
 
 
 def shown(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}"
+    return (f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}") if rate else "-"
 
 
-def shares(held: dict[str, Any], model: str) -> str:
+def shares(held: dict[str, Any], model: str, peers: list[str]) -> str:
     """Weights that decoding at the beginning reads a second, as shares of a plain read around each process."""
     used, found = held["files"][model]["bytes_a_token"] / 1e9, defaultdict(list)
     for run in held["runs"]:
@@ -164,9 +174,8 @@ def shares(held: dict[str, Any], model: str) -> str:
                 rate = each["decode_ts"] * used / statistics.fmean(run["memory_gb_per_s"])
                 found[run["engine"]].append(rate)
     means = better(found)
-    if not means:
-        return "-"
-    return " / ".join([f"{means.pop(OURS, 0.0):.0%}", ", ".join(f"{each:.0%}" for each in means.values())])
+    mine, *others = (f"{means[each]:.0%}" if each in means else "-" for each in (OURS, *peers))
+    return f"{mine} / {', '.join(others)}"
 
 
 def main() -> None:
@@ -184,11 +193,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--before", default="")
     parser.add_argument("--machine", default="")
+    parser.add_argument("--memory", default="0-1000", metavar="FROM-TO", help="GB/s of a plain read, for table")
     given = parser.parse_args()
     if given.verb == "measure":
         measure(given)
     else:
-        print("\n".join(table(json.loads(given.out.read_text()))))
+        held = json.loads(given.out.read_text())
+        print("\n".join(table(held if given.memory == "0-1000" else within(held, given.memory))))
 
 
 if __name__ == "__main__":
