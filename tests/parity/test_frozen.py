@@ -16,7 +16,7 @@ FROZEN = json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def test_every_tiny_config_is_frozen() -> None:
-    assert FROZEN.keys() - {"machine"} == CONFIGS.keys()
+    assert FROZEN.keys() - {"machine"} == CONFIGS.keys(), "python -m tests.support.frozen writes them anew"
 
 
 @torch.inference_mode()
