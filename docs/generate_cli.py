@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the --help of every verb; a test checks that the page is current."""
+"""Writes docs/cli.md from the help of every verb; a test checks that the page is current."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ VERBS = (
 HEAD = """\
 # The command line
 
-Made by `python docs/generate_cli.py` from the `--help` of each verb; do not edit.
+Made by `python docs/generate_cli.py` from the help of each verb; do not edit. `--help` of `run`, `bench` and `serve`
+shows the options that are asked for most, `--help-all` those that are here.
 
 Answers go to stdout; notes, progress, figures and errors go to stderr. The exit code is 0, 1 after an error, 2 after a
 wrong use, and 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP, which all end a command in order; a second
@@ -120,12 +121,13 @@ def variables() -> str:
 
 def render() -> str:
     from moeinf.cli import run_command
+    from moeinf.terminal.arguments.short_help import SHOWN
 
     sections = [HEAD]
     for verb in ("", *VERBS):
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            run_command([*verb.split(), "--help"])
+            run_command([*verb.split(), "--help-all" if verb in SHOWN else "--help"])
         sections.append(f"## moeinf {verb}".rstrip() + f"\n\n```\n{text.getvalue().strip()}\n```\n")
     return "\n".join([*sections, columns(), variables()])
 

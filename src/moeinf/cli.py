@@ -29,6 +29,7 @@ from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, StoredName
+from moeinf.terminal.arguments.short_help import add_verb
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.launched import with_launched
@@ -267,10 +268,10 @@ _VERBS: tuple[Callable[..., None], ...] = (
 )
 _NAMES = {list_models: "list", show_help: "help"}
 for _verb in _VERBS:
-    app.command(_NAMES.get(_verb))(_verb)
+    add_verb(app, _NAMES.get(_verb) or _verb.__name__, _verb)
 app.add_typer(trace_app)
-app.command("ls", hidden=True)(list_models)
-app.command("start", hidden=True)(serve)
+add_verb(app, "ls", list_models, hidden=True)
+add_verb(app, "start", serve, hidden=True)
 
 
 def main() -> None:

@@ -214,6 +214,23 @@ def test_help_cuts_nothing_at_80_columns_and_takes_a_verb(command: Command, monk
     assert command("help", "run").out == command("run", "--help").out != ""
 
 
+@pytest.mark.parametrize("verb", ["run", "bench", "serve", "start"])
+def test_help_shows_what_is_asked_for_most_and_help_all_every_option(verb: str, command: Command) -> None:
+    few, all_of_them = command(verb, "--help"), command(verb, "--help-all")
+    assert few.code == all_of_them.code == 0 and few.err == all_of_them.err == ""
+    shown, known = option_names(few.out), option_names(all_of_them.out)
+    assert shown < known and len(shown) <= 15 and {"--help", "--help-all", "--num-ctx", "--ram"} <= shown
+    assert f"{len(known) - len(shown)} more options: moeinf {verb} --help-all" in few.out
+    assert "more options" not in all_of_them.out and {"--queue-depth", "--worker-key-file"} <= known - shown
+    assert option_names(command(verb, "--help-all", "--help").out) == known, "the first that ends a command counts"
+
+
+def option_names(text: str) -> set[str]:
+    """The first long name of each option of a help text."""
+    lines = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.split("Options:")[1], re.MULTILINE)
+    return set(lines)
+
+
 def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(command: Command) -> None:
     done = command("run", "demo", "word " * 700, "-c", "64")
     assert done.code == 1 and done.out == ""
@@ -362,6 +379,7 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
     assert without == {
         "SYSTEM",
         "OPTION",
+        "HELP_ALL",
         "FILE",
         "FORMAT",
         "RAW",

@@ -1,0 +1,83 @@
+"""--help of the verbs with most options: those that people use, and how many more --help-all shows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+# By verb: the names of the parameters that --help shows.
+SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "run": (
+        *("file", "system", "think", "format", "json", "plan", "verbose", "temperature", "num_predict"),
+        *("context", "ram", "device", "quant"),
+    ),
+    "bench": (
+        *("num_prompt", "num_decode", "repeats", "prompt_file", "output", "policy", "profile", "plot"),
+        *("context", "ram", "expert_cache", "device"),
+    ),
+    "serve": (
+        *("host", "port", "keep_alive", "max_queue", "key_file"),
+        *("context", "ram", "expert_cache", "device", "threads"),
+    ),
+}
+_ALL: Final = "help_all"
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        print(ctx.get_help())
+        raise typer.Exit
+
+
+_HelpAll = Annotated[
+    bool, typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show every option and exit.")
+]
+
+
+def with_help_all(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with one more option, --help-all, which ends the command."""
+
+    def command(**given: Any) -> None:
+        del given[_ALL]
+        verb(**given)
+
+    own = inspect.signature(verb).parameters
+    added = inspect.Parameter(_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll)
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__signature__ = inspect.Signature([*own.values(), added])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in own.items()} | {_ALL: _HelpAll}
+    return command
+
+
+class ShortHelpCommand(TyperCommand):
+    """A verb of SHOWN, by `with_help_all`."""
+
+    shown: tuple[str, ...] = ()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        if ctx.meta.get(_ALL):
+            return super().format_options(ctx, formatter)
+        shown = (*self.shown, _ALL)
+        rest = [each for each in self.params if each.param_type_name == "option" and each.name not in shown]
+        for option in rest:
+            option.hidden = True  # type: ignore[attr-defined]
+        try:
+            super().format_options(ctx, formatter)
+        finally:
+            for option in rest:
+                option.hidden = False  # type: ignore[attr-defined]
+        formatter.write(f"\n  {len(rest)} more options: {ctx.command_path} --help-all\n")
+
+
+def add_verb(app: typer.Typer, name: str, verb: Callable[..., None], *, hidden: bool = False) -> None:
+    """Makes the verb a command of this name; one of SHOWN has the short help."""
+    if (shown := SHOWN.get(verb.__name__)) is None:
+        app.command(name, hidden=hidden)(verb)
+        return
+    kind = type("ShortHelpCommand", (ShortHelpCommand,), {"shown": shown})
+    app.command(name, hidden=hidden, cls=kind)(with_help_all(verb))
