@@ -205,7 +205,7 @@ def test_other_threads_go_on_between_two_numbers() -> None:
     try:
         before = turns[0]
         read(body, CompletionRequest)
-        assert turns[0] > before + 10
+        assert turns[0] > before + 2  # where they wait for all numbers there is one, of the moment before
     finally:
         ended.set()
         looking.join()
