@@ -116,6 +116,10 @@ def _store(home: Path) -> Iterator[Finding]:
     for fault in faults:
         line, _, remedy = fault.rpartition("; ")
         yield Finding("store", line, remedy)
+    for model in models:
+        if gone := next((path for path in model.shard_paths if not path.is_file()), None):
+            remedy = f"put the file back, or `moeinf rm {model.name}` forgets this model"
+            yield Finding("store", f"{model.name}: {gone} has gone", remedy)
     stopped = [partial for partial in partials if not partial.running]
     if stopped:
         size = size_text(sum(partial.size_bytes for partial in stopped))

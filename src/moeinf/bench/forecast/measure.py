@@ -143,9 +143,10 @@ def _disk(home: Path, config: RuntimeConfig) -> dict[int, float]:
 def _files(home: Path) -> Iterator[list[Path]]:
     """The experts of the largest stored model, or else a file that is written for it.
 
-    Small experts serve, too, where nothing can be written.
+    Small experts serve, too, where nothing can be written. A GGUF file that is used where it lies may have gone.
     """
-    largest = max(Library(home).list(), key=_expert_bytes, default=None)
+    there = [each for each in Library(home).list() if all(path.is_file() for path in each.shard_paths)]
+    largest = max(there, key=_expert_bytes, default=None)
     known = 0 if largest is None else _expert_bytes(largest)
     if largest is not None and (known >= _FILE_BYTES or (known >= _LEAST_FILE_BYTES and not _has_room(home))):
         yield largest.shard_paths

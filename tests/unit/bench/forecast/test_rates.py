@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from moeinf.bench.forecast import known, measure, products
+from moeinf.bench.forecast.checkup import _store
 from moeinf.bench.forecast.known import known_rates
 from moeinf.bench.forecast.rates import Kind, Products, Rates, Reading, file_of, load, nearest, save
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DiskSpaceError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
-from moeinf.store.library import StoredModel
+from moeinf.store.library import Library, StoredModel
 from tests.support.rates import PLAIN, rates_of_this_machine
 
 
@@ -171,6 +173,24 @@ def test_a_machine_without_room_is_told_so(quick: None, tmp_path: Path, monkeypa
     with pytest.raises(DiskSpaceError, match=r"not enough disk space.*MOEINF_HOME"):
         measure.measure(tmp_path, RuntimeConfig())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_file_has_gone_is_told_and_not_measured(
+    demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GGUF file that was used where it lay, and which somebody has deleted."""
+    home = tmp_path / "home"
+    shutil.copytree(demo.path.parents[1], home)
+    monkeypatch.setattr(measure, "_FILE_BYTES", 1 << 20)
+    paths = Library(home).find("demo").shard_paths
+    with measure._files(home) as found:
+        assert found == paths
+    assert [each for each in _store(home) if each.remedy] == []
+    paths[-1].unlink()
+    with measure._files(home) as found:
+        assert found != paths and all(path.exists() for path in found)
+    (told,) = [each for each in _store(home) if each.remedy]
+    assert f"{paths[-1]} has gone" in told.text and "`moeinf rm demo:latest`" in told.remedy
 
 
 @pytest.mark.parametrize("least", [1 << 20, 1 << 40])
