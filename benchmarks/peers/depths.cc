@@ -49,7 +49,7 @@ llama_batch batch_of(std::vector<llama_token>& tokens, int at) {
 }
 uint32_t window_of(const llama_model*) { return 0; }  // a cache is as long as the context in every layer
 // Its own defaults are flash attention and fused experts; merged matrices of queries, keys and values, or of
-// gates and what is beside them, are no faster.
+// gates and what is beside them, were no faster in one try.
 void set(llama_model_params& model, llama_context_params& context, bool repack) {
   model.repack_tensors = repack;
   model.mla = context.mla_attn;

@@ -22,6 +22,7 @@ from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
+from moeinf.terminal.arguments.short_help import SHOWN
 from tests.support.cli.commands import Done, run_process
 
 Command = Callable[..., Done]
@@ -223,6 +224,14 @@ def test_help_shows_what_is_asked_for_most_and_help_all_every_option(verb: str, 
     assert f"{len(known) - len(shown)} more options: moeinf {verb} --help-all" in few.out
     assert "more options" not in all_of_them.out and {"--queue-depth", "--worker-key-file"} <= known - shown
     assert option_names(command(verb, "--help-all", "--help").out) == known, "the first that ends a command counts"
+
+
+def test_the_short_help_names_options_that_there_are() -> None:
+    from typer.main import get_command
+
+    verbs = get_command(cli.app).commands  # type: ignore[attr-defined]
+    for verb, names in SHOWN.items():
+        assert set(names) <= {param.name for param in verbs[verb].params}
 
 
 def option_names(text: str) -> set[str]:
