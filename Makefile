@@ -47,12 +47,12 @@ faults: $(READY)
 	for at in calls lines allocations; do $(BIN)/python -m tests.fuzz.requests_given_up --at $$at \
 	  --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED) || exit 1; done
 
-# Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
+# Every experiment of docs/lab/paper.md, from the folder of recorded routing that docs/lab/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces
 
 lab: $(READY)
 	$(BIN)/python benchmarks/lab/record.py $(LAB_TRACES) docs/lab
-	$(BIN)/python benchmarks/lab/pages.py docs
+	$(BIN)/python benchmarks/lab/pages.py docs/lab
 
 # What share of a plain read's rate the kernels of decoding reach on this machine, by format and width: a minute or two.
 # RATES takes options, as in RATES="--rows 1,2,4,8 --formats q8_0".

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every figure of docs/benchmarks.md under GPU, row by row, each step within 10 minutes on an H200 and 16 cores:
+# Every figure of docs/lab/benchmarks.md under GPU, row by row, each step within 10 minutes on an H200 and 16 cores:
 #
 #     benchmarks/gpu.sh install                      # moeinf into PYTHON's environment, without a registry
 #     benchmarks/gpu.sh prepare WORK CONFIGS ROW...  # random weights, drawn on the GPU

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the help of every verb; a test checks that the page is current."""
+"""Writes docs/reference/cli.md from the help of every verb; a test checks that the page is current."""
 
 from __future__ import annotations
 
@@ -134,4 +134,4 @@ def render() -> str:
 
 if __name__ == "__main__":
     os.environ["COLUMNS"] = "100"
-    (Path(__file__).parent / "cli.md").write_text(render(), encoding="utf-8")
+    (Path(__file__).parent / "reference" / "cli.md").write_text(render(), encoding="utf-8")

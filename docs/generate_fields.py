@@ -1,4 +1,4 @@
-"""Writes docs/fields.md: of each published field of the three APIs, whether it is obeyed.
+"""Writes docs/reference/fields.md: of each published field of the three APIs, whether it is obeyed.
 
 .venv/bin/python docs/generate_fields.py
 """
@@ -22,11 +22,11 @@ from moeinf.server.ollama import requests as ollama
 from moeinf.server.openai import requests as openai
 
 OPTIONS = tuple(http_options("ollama", SamplingParams, RuntimeConfig))
-PAGE = Path(__file__).parent / "fields.md"
+PAGE = Path(__file__).parent / "reference" / "fields.md"
 HEAD = """# Fields of requests
 
 What becomes of each field that OpenAI, Anthropic and ollama publish, and of those that vLLM, SGLang, llama.cpp's server
-and others have added to OpenAI's API. [server.md](server.md) says what the obeyed ones do. A refused field is status
+and others have added to OpenAI's API. [server.md](../server.md) says what the obeyed ones do. A refused field is status
 400 with its name and the reason; null, what is empty, and the values in brackets ask for nothing. What is no field of
 an API is logged and ignored, as vLLM and ollama do; but at `/v1` one that is nearly spelt as a field is refused with
 the name of that, and at `/api` a field of another API that says what an answer must be. `docs/generate_fields.py`

@@ -28,8 +28,8 @@ HEAD = """\
 
 Made by `python docs/generate_models.py` from the table of families (`src/moeinf/models/registry.py`), from the
 config.json of each checkpoint as published (`tests/support/published`), and from what `python -m
-tests.support.pairs.record` has recorded (`parity.json`). Do not edit it. [adding-a-model.md](adding-a-model.md) tells
-how a family is added.
+tests.support.pairs.record` has recorded (`parity.json`). Do not edit it. A family is added as
+[adding-a-model.md](contributing/adding-a-model.md) tells.
 
 `demo` comes with moeinf: a qwen3_moe of 5.6 million weights, trained on stories, which goes on with a text in words
 that make little sense. `demo:chat` is the same weights with a chat template: the answer is a story that goes on from

@@ -1,4 +1,4 @@
-"""Draws docs/tiers.svg and docs/token.svg, which docs/architecture.md shows. Run: python docs/generate_pictures.py"""
+"""Draws the pictures of docs/contributing/architecture.md, beside it. Run: python docs/generate_pictures.py"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "contributing"
 INK, FAINT = "#24292f", "#6e7781"
 FILLS = {"disk": "#fff1e0", "host": "#e3f0ff", "gpu": "#e4f7e4", "policy": "#f3e8ff", "plain": "#ffffff"}
 FONT = "font-family='Helvetica, Arial, sans-serif'"

@@ -1,4 +1,4 @@
-"""The experiments of docs/paper.md: each takes recorded routing, and returns rows of plain numbers.
+"""The experiments of docs/lab/paper.md: each takes recorded routing, and returns rows of plain numbers.
 
 All replay the first tokens of a trace, in file order, through the classes that run live; the cache is kept across
 requests, and what policies and predictors learn starts empty.

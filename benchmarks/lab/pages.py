@@ -1,6 +1,6 @@
-"""Puts the recorded results of the lab into docs/paper.md and docs/policies.md, and draws their pictures.
+"""Puts the recorded results of the lab into docs/lab/paper.md and docs/lab/policies.md, and draws their pictures.
 
-    python benchmarks/lab/pages.py docs
+    python benchmarks/lab/pages.py docs/lab
 
 A page has its tables between `<!-- lab: NAME -->` and `<!-- end -->`; the text around them is written by hand.
 """
@@ -28,12 +28,12 @@ MARKED: Final = re.compile(r"(<!-- lab: ([a-z-]+) -->\n).*?(<!-- end -->)", re.D
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("docs", type=Path)
-    docs = parser.parse_args().docs
+    parser.add_argument("lab", type=Path)
+    lab = parser.parse_args().lab
     for page in PAGES:
-        path = docs / page
-        path.write_text(with_tables(path.read_text(encoding="utf-8"), docs / "lab"), encoding="utf-8")
-    draw_all(docs / "lab")
+        path = lab / page
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), lab), encoding="utf-8")
+    draw_all(lab)
 
 
 def with_tables(text: str, lab: Path) -> str:

@@ -1,9 +1,10 @@
-"""Runs the experiments of docs/paper.md, and records their results as JSON, one file an experiment.
+"""Runs the experiments of docs/lab/paper.md, and records their results as JSON, one file an experiment.
 
     python benchmarks/lab/record.py TRACES docs/lab            # `make lab` does this, and then draws the pages
     python benchmarks/lab/record.py TRACES docs/lab recovery   # one of them
 
-TRACES holds the traces of docs/policies.md, or some of them: deepseek-v2-lite-chat, gpt-oss-20b, qwen3-30b-a3b-short.
+TRACES holds the traces of docs/lab/policies.md, or some of them: deepseek-v2-lite-chat, gpt-oss-20b,
+qwen3-30b-a3b-short.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints what docs/benchmarks.md takes from rows of `moeinf bench -o json`: a Markdown line each, and the profile.
+"""Prints what docs/lab/benchmarks.md takes from rows of `moeinf bench -o json`: a Markdown line each, and the profile.
 
 python benchmarks/peers/bench_rows.py RESULT.json
 """

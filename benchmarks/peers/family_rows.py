@@ -1,4 +1,4 @@
-"""Rows of "Family by family" in docs/benchmarks.md: one GGUF file on moeinf and on llama-bench, by turns.
+"""Rows of "Family by family" in docs/lab/benchmarks.md: one GGUF file on moeinf and on llama-bench, by turns.
 
     python benchmarks/peers/family_rows.py LLAMA_BENCH FILE.gguf ... [--no-third]
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every figure of docs/benchmarks.md that stands beside llama.cpp. As root (memory control groups), on a quiet machine:
+# Every figure of docs/lab/benchmarks.md that stands beside llama.cpp. As root (memory control groups), on a quiet machine:
 #
 #     benchmarks/peers/table.sh prepare WORK CONFIGS    # checkpoints, GGUFs, stores: 15 min, 45 GB
 #     benchmarks/peers/table.sh measure WORK            # 25 min

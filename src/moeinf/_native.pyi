@@ -1036,7 +1036,7 @@ def available_isas() -> list[str]:
     """What `Kernels` accepts here, best first; the last is "generic"."""
 
 class UseModel:
-    """How soon each expert is used again, learned online from the routing alone; docs/policies.md has the formulas.
+    """How soon each expert is used again, learned online from the routing alone; docs/lab/policies.md has the formulas.
 
     Two logistic regressions give p, that the layer's next token uses an expert, and p4, that one of the next 4 does;
     rate = 1 - (1 - p4)^(1/4). ValueError for a routing that does not fit.
@@ -1097,7 +1097,7 @@ class UseEvidence:
         """[4, num_experts]: logits of p and p4 by UseModel; log(x + 0.02) of what followed the tokens most alike."""
 
 class TunedUse:
-    """UseModel's answers by a trained network; docs/policies.md has the formulas, runtime/policy/tuned.py the shapes.
+    """UseModel's answers by a trained network: formulas in docs/lab/policies.md, shapes in runtime/policy/tuned.py.
 
     ValueError for weights or a routing that do not fit, and for a weight that is NaN or beyond 1e4 either way.
     """

@@ -1,5 +1,5 @@
 """The slow and obvious implementation of moeinf._native.UseModel: one expert at a time, by the formulas of
-docs/policies.md."""
+docs/lab/policies.md."""
 
 from __future__ import annotations
 

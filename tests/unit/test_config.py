@@ -87,7 +87,7 @@ def test_a_variable_that_nothing_reads_is_told_with_the_nearest_that_is_read(mon
     assert first == (
         "MOEINF_EXPERTCACHE is no variable of moeinf, and changes nothing; did you mean MOEINF_EXPERT_CACHE?"
     )
-    assert second.startswith("MOEINF_QQ ") and "docs/cli.md" in second
+    assert second.startswith("MOEINF_QQ ") and "docs/reference/cli.md" in second
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Imports go one way, as docs/architecture.md draws it, and no folder holds more than a person can survey."""
+"""Imports go one way, as docs/contributing/architecture.md draws it, and no folder is too large to survey."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ APART = {("sampling", "runtime"), ("runtime", "models"), ("runtime", "store"), (
 
 def floors() -> list[list[str]]:
     """The rooms of each floor, the top one first, out of the one drawing that there is."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
     drawing = re.search(r"## Imports go one way\n.*?```\n(.*?)```", page, flags=re.DOTALL)
-    assert drawing is not None, "docs/architecture.md has lost its drawing of the floors"
+    assert drawing is not None, "docs/contributing/architecture.md has lost its drawing of the floors"
     return [[room.strip() for room in line.split("|")] for line in drawing[1].splitlines()]
 
 
@@ -32,7 +32,7 @@ HEIGHT = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for 
 def room(module: str) -> str:
     """The innermost room of the drawing that holds the module."""
     holding = [name for name in HEIGHT if f"{module}/".startswith(f"{name}/")]
-    assert holding, f"{module} has no room in docs/architecture.md"
+    assert holding, f"{module} has no room in docs/contributing/architecture.md"
     return max(holding, key=len)
 
 

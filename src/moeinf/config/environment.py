@@ -50,7 +50,7 @@ def unknown_variables(*groups: type) -> list[str]:
     for name in sorted(os.environ):
         if name.startswith("MOEINF_") and name not in (*known, *_RENAMED, *_OF_TESTS):
             close = difflib.get_close_matches(name[7:], [each[7:] for each in known], n=1)  # after MOEINF_
-            hint = f"did you mean MOEINF_{close[0]}?" if close else "docs/cli.md lists those that are"
+            hint = f"did you mean MOEINF_{close[0]}?" if close else "docs/reference/cli.md lists those that are"
             lines.append(f"{name} is no variable of moeinf, and changes nothing; {hint}")
     return lines
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Loads weights of every stored format inside Triton kernels, and widens them (bytes: docs/format.md).
+"""Loads weights of every stored format inside Triton kernels, and widens them (bytes: docs/contributing/format.md).
 
 Two ways in, both with the format as a constant. `row_dots` is for decode: each lane takes four bytes of codes (or eight
 plain weights) of a row at a time. That keeps a warp's loads within one or two cache lines, and has one load of a scale

@@ -30,7 +30,7 @@ _EXPERT_COUNT = re.compile(r"(\w+_)?(num|n)_((?!shared_|selected_|activated_)\w+
 
 
 class Family(ABC):
-    """One model of a family; docs/adding-a-model.md walks through a file that has one.
+    """One model of a family; docs/contributing/adding-a-model.md walks through a file that has one.
 
     Its constructor takes a parsed config.json, and raises CheckpointError for a field that is missing or ill-typed,
     UnsupportedModelError for one whose value moeinf does not compute.

@@ -16,7 +16,7 @@ _HEAD_FORMAT: Literal["q8_0"] = "q8_0"
 # Where rows are no whole number of blocks. Dense matrices are few bytes of a model, and every token reads them: 8 bits.
 # Experts are nearly all of it: the same 4.5 bits in blocks of 32, as 8 would make a model 1.9 times as large.
 _FALLBACKS: Mapping[tuple[str, Format], Format] = {("dense", "q4_k"): "q8_0", ("expert", "q4_k"): "iq4_nl"}
-_COSTS = {("expert", "iq4_nl"): ", which loses more (docs/format.md); --quant-experts q8_0 is larger and loses little"}
+_COSTS = {("expert", "iq4_nl"): ", which loses more (docs/formats.md); --quant-experts q8_0 is larger and loses little"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,7 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     assert plan.fallbacks == model.manifest.fallbacks
     assert plan.fallbacks[:2] == (
         "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl, which loses "
-        "more (docs/format.md); --quant-experts q8_0 is larger and loses little",
+        "more (docs/formats.md); --quant-experts q8_0 is larger and loses little",
         "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16",
     )
     again = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")

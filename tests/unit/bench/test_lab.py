@@ -71,6 +71,6 @@ def test_two_kinds_of_requests_are_told_apart(recorded: dict[str, list[dict[str,
 def test_the_pages_are_what_the_script_makes_of_the_results() -> None:
     pages = module("pages")
     for page in pages.PAGES:
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "lab" / page).read_text(encoding="utf-8")
         assert pages.with_tables(text, ROOT / "docs" / "lab") == text
-    assert set(pages.MARKED.findall((ROOT / "docs" / "paper.md").read_text(encoding="utf-8"))) != set()
+    assert set(pages.MARKED.findall((ROOT / "docs" / "lab" / "paper.md").read_text(encoding="utf-8"))) != set()

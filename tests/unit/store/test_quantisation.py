@@ -53,7 +53,7 @@ def test_the_rows_of_experts_keep_their_size_and_the_line_says_what_it_costs() -
     plan = FormatPlan()
     assert plan.fit("expert", "expert down", "q4_k", 1408, "bf16") == "iq4_nl"
     [line] = plan.fallbacks
-    assert "stored as iq4_nl, which loses more (docs/format.md); --quant-experts q8_0" in line
+    assert "stored as iq4_nl, which loses more (docs/formats.md); --quant-experts q8_0" in line
 
 
 def test_rows_decide_what_a_wanted_format_becomes() -> None:

@@ -36,7 +36,7 @@ class UseEvidence {
   std::vector<float> rows_;
 };
 
-// The network's weights, each in row-major order; D is its width. docs/policies.md has the formulas.
+// The network's weights, each in row-major order; D is its width. docs/lab/policies.md has the formulas.
 struct TunedWeights {
   std::int64_t width;
   std::vector<float> token;      // [L, E, D]: what a token's experts say of it

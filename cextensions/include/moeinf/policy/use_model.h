@@ -10,7 +10,7 @@
 
 namespace moeinf {
 
-// Two logistic regressions of every expert of a layer, whose formulas are in docs/policies.md: whether the
+// Two logistic regressions of every expert of a layer, whose formulas are in docs/lab/policies.md: whether the
 // next token uses it, and whether any of the next kHorizon tokens does.
 class UseModel {
  public:

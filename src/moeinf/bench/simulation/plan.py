@@ -84,7 +84,7 @@ def _ranks(options: SimulateOptions, *, timed: bool) -> RanksPlan:
     if not timed:
         raise UsageError("--ranks compares times: give --link, --compute and --expert-bytes, too")
     if options.plot is not None:
-        raise UsageError("--plot draws one machine; with --ranks, --json has the figures for docs/plot_ranks.py")
+        raise UsageError("--plot draws one machine; with --ranks, --json has the figures for docs/lab/plot_ranks.py")
     counts = tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in str(options.ranks).split(","))
     if not all(1 <= count <= MOST_RANKS for count in counts):
         raise UsageError(f"--ranks {options.ranks!r} is not a list of numbers from 1 to {MOST_RANKS}")

@@ -1,4 +1,4 @@
-"""The network in torch: what is trained, and the slow twin of TunedUse. docs/policies.md has the formulas."""
+"""The network in torch: what is trained, and the slow twin of TunedUse. docs/lab/policies.md has the formulas."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Tensors:
             shard, entry = self._found[name]
             raise UnsupportedModelError(
                 f"{shard}: tensor {name!r} has dtype {entry.dtype}; moeinf converts bf16, f16 and f32, and the "
-                "quantised forms of docs/format.md, so pull the unquantised original"
+                "quantised forms of docs/formats.md, so pull the unquantised original"
             )
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:

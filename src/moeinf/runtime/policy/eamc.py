@@ -17,7 +17,7 @@ from moeinf.types import FloatArray, IntArray, MoeShape
 
 CAPACITY: Final = 120  # v3, 4.3: more entries do not predict better
 MOST_BYTES: Final = 64 << 20  # of a collection: that of the largest model known takes 11 MB
-NUM_MATCHES: Final = 3  # left open by the paper; 1 .. 5 measure alike, more are worse (docs/policies.md)
+NUM_MATCHES: Final = 3  # left open by the paper; 1 .. 5 measure alike, more are worse (docs/lab/policies.md)
 
 # What numpy and zipfile raise on damaged bytes; RuntimeError where a flipped bit says "encrypted".
 DAMAGE: Final = (

@@ -26,7 +26,7 @@ class ReuseModel:
     """Probability that the next token at a layer uses an expert: an online logistic regression, one for all experts.
 
     Features: log of the expert's decayed frequencies, whether the layer's last token used it, and 1. The weights start
-    at what fits two recorded models about equally well (docs/policies.md) and follow the model at hand.
+    at what fits two recorded models about equally well (docs/lab/policies.md) and follow the model at hand.
     """
 
     HALF_LIVES_TOKENS: Final = (10.0, 160.0)
@@ -80,7 +80,7 @@ class EamcPredictor:
     """The past requests most like this one tell what it needs (arXiv 2401.14361 v3, 4.5).
 
     The iEAM of the running pass is matched on its rows so far; a likelihood is top_k times the matches' share.
-    Matching the whole request so far instead recalls less (docs/policies.md).
+    Matching the whole request so far instead recalls less (docs/lab/policies.md).
     """
 
     name = "eamc"

@@ -8,7 +8,7 @@ import numpy as np
 
 from moeinf.types import FloatArray
 
-EPS: Final = 1e-6  # orders experts of likelihood zero by layer; 1e-2 measures worse (docs/policies.md)
+EPS: Final = 1e-6  # orders experts of likelihood zero by layer; 1e-2 measures worse (docs/lab/policies.md)
 
 
 def layer_proximity(num_layers: int) -> FloatArray:

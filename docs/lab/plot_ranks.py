@@ -1,6 +1,6 @@
-"""Draws docs/ranks.svg of docs/ranks.json, which `moeinf simulate --ranks ... --json` has written; see scale-out.md.
+"""Draws ranks.svg of ranks.json, which `moeinf simulate --ranks ... --json` has written; see scale-out.md.
 
-Run: python docs/plot_ranks.py
+Run: python docs/lab/plot_ranks.py
 """
 
 from __future__ import annotations
