@@ -18,11 +18,11 @@ from moeinf.config.environment import store_home
 from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.convert import convert_shard, create_files
 from moeinf.pull.checkpoint.plan import plan_conversion
-from moeinf.pull.checkpoint.seal import publish_model, seal
+from moeinf.pull.checkpoint.seal import seal
 from moeinf.pull.model_names import full_name
 from moeinf.pull.source import FolderSource, read_config
 from moeinf.store.library import Library
-from moeinf.store.partials import partial_folder
+from moeinf.store.processes.partials import partial_folder
 from moeinf.store.quantisation import KEEP, chosen
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         receipt = {"fingerprint": locator, "requested": ""}
         info = family.info(conversion.dtype)
         identifier = seal(folder, conversion, source.origin, info, small, receipt, lambda num_bytes: None)
-        stored = publish_model(library, folder, identifier, full_name(given.name), source.origin)
+        stored = library.publish(folder, identifier, full_name(given.name), source.origin)
         shutil.rmtree(folder.parent, ignore_errors=True)
     finally:
         shutil.rmtree(given.scratch)

@@ -25,7 +25,8 @@ from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.hardware import cpu_name
 from moeinf.sampling.loop import Forced
-from moeinf.store.library import Library, StoredModel, prefix_folder
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.model_folders import prefix_folder
 
 PLACES = ("live", "memory", "disk")
 BETWEEN = 100  # tokens of the prompt that comes between

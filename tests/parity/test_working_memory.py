@@ -33,9 +33,9 @@ from moeinf.hardware import Machine
 from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
+from moeinf.store.sums.checksums import sums_of
 from moeinf.types import Profiler
 from tests.support.checkpoints import random_tensors, scaled, write_checkpoint
 from tests.support.gpu.emulated_gpu import emulated

@@ -16,7 +16,7 @@ from moeinf.errors import MoeinfError, StoreError, WorkerError
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, model_id, parse
-from moeinf.store.partials import pull_lock
+from moeinf.store.processes.partials import pull_lock
 from moeinf.store.verify import verify
 from moeinf.text.quantities import size_text
 from moeinf.types import ByteArray
@@ -134,10 +134,7 @@ def _received(
         _send_verdict(link, fault)
         raise StoreError(fault)
     _send_verdict(link)
-    with errors_named(folder), library.lock():
-        library.check_origin(stored.name, manifest.source)
-        library.adopt(folder, stored.id)
-        return library.bind(stored.name, stored.id, revision=manifest.source.revision)
+    return library.publish(folder, stored.id, stored.name, manifest.source)
 
 
 def _pieces(link: Link, path: Path, num_bytes: int) -> Iterator[int]:

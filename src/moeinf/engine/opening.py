@@ -23,9 +23,9 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.io.protocol import ReadFacts
 from moeinf.sampling.beam_search import EncoderDecoderModel
-from moeinf.store.checksums import sums_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.library import StoredModel
+from moeinf.store.sums.checksums import sums_of
 from moeinf.types import ModelInfo, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without

@@ -16,7 +16,7 @@ from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
 from moeinf.prefixes.sequence_cache import SequenceCache
 from moeinf.prefixes.store import PrefixStore
-from moeinf.store.library import prefix_folder
+from moeinf.store.model_folders import prefix_folder
 
 DEFAULT_DISK_BYTES: Final = 4_000_000_000
 DISK_SHARE: Final = 10  # of the free bytes, what is taken unasked at most: a tenth

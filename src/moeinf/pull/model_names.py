@@ -11,9 +11,20 @@ from moeinf.errors import ModelNotFoundError, StoreError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource, SourceKind
 from moeinf.store.naming.aliases import alias_of, aliases
-from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, name_from, parse_name, plain_name
-from moeinf.store.naming.references import address_source, default_name, repository_source, revision_tag, written
-from moeinf.store.partials import PulledAs, find_partials, parse_source_record
+from moeinf.store.naming.names import (
+    DEFAULT_TAG,
+    MOST_CHARS,
+    address_source,
+    default_name,
+    has_tag,
+    name_from,
+    parse_name,
+    plain_name,
+    repository_source,
+    revision_tag,
+    written,
+)
+from moeinf.store.processes.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
 
 

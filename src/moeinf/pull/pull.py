@@ -19,8 +19,7 @@ from moeinf.store.files import errors_named, make_home
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.aliases import DATA
-from moeinf.store.naming.names import has_tag
-from moeinf.store.naming.references import asked_revision, default_name
+from moeinf.store.naming.names import asked_revision, default_name, has_tag
 from moeinf.store.quantisation import Quantisation, chosen
 from moeinf.text.quantities import shortage_text
 

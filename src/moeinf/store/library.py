@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,29 +12,30 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 
-from moeinf.errors import ModelNotFoundError, StoreError, UsageError
-from moeinf.store.files import errors_named, is_there, make_folders, read_small, sync_folder
+from moeinf.errors import StoreError, UsageError
+from moeinf.store.files import errors_named, is_there, make_folders, read_small
 from moeinf.store.format import DENSE_FILE
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
-from moeinf.store.naming.aliases import alias_of, aliases
-from moeinf.store.naming.name_files import ID, Held, NameFiles, remedy
-from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, meant, parse_name
-from moeinf.store.naming.references import (
+from moeinf.store.model_folders import ModelFolders
+from moeinf.store.naming.aliases import aliases
+from moeinf.store.naming.lookup import not_found, stored_name
+from moeinf.store.naming.name_files import Held, NameFiles, remedy
+from moeinf.store.naming.names import (
     LEAST_COMMIT,
     address_source,
     asked_revision,
     default_name,
     is_file,
+    parse_name,
     repository_source,
     written,
 )
-from moeinf.store.partials import PartialPull, find_partials
 from moeinf.store.processes.leftovers import find_leftovers, free_locks
 from moeinf.store.processes.locks import locked
+from moeinf.store.processes.partials import PartialPull, find_partials
 
 # Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
 SOURCE_RECORD_FILE = "receipt.json"
-_TRASH = ".trash-"
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,50 @@ Partials = list[PartialPull]  # inside Library, `list` is the method
 Lines = list[str]
 
 
-def prefix_folder(home: Path, identifier: str) -> Path:
-    """The folder in which the model of this id keeps the beginnings of prompts, gone with the model."""
-    return home / "prefixes" / identifier
+class _HeldModels:
+    """The models that the names of a store hold, and which of them is meant. Holds no state."""
+
+    def __init__(self, home: Path) -> None:
+        self._home, self.names, self.folders = home, NameFiles(home / "names"), ModelFolders(home)
+
+    def all(self) -> Iterator[StoredModel | StoreError]:
+        """Yields the model of every name, or what is wrong with it."""
+        refused: dict[Path, StoreError] = {}
+        names = self.names.all(refused)
+        yield from refused.values()
+        for full in names:
+            try:
+                model = self.of(full)
+                if model is None and (gone := self.names.read(full).identifier):  # else the name has gone meanwhile
+                    raise StoreError(f"the model of {full} is gone; {self._remedy_of_gone(full, gone)}")
+                if model is not None:
+                    _ = model.modified  # the disk may still refuse to tell
+                    yield model
+            except StoreError as error:
+                yield error
+
+    def of(self, full: str) -> StoredModel | None:
+        """Returns a name's model; None where either is missing. Raises StoreError for a damaged name."""
+        held = self.names.read(full)
+        folder = self.folders.path(held.identifier)
+        sound = held.identifier and is_there(folder / MANIFEST_FILE)
+        return StoredModel(full, held.identifier, folder, held.preset_text, held.revision) if sound else None
+
+    def meant(self, reference: str) -> str | None:
+        """The full name under which a model is stored, also where it is damaged, that a reference means."""
+        return stored_name(reference, self.names, lambda: aliases(self._home), self._is_other)
+
+    def _is_other(self, full: str, source: ModelSource) -> bool:
+        """Whether the model of a name is not of this source, or is damaged."""
+        with suppress(StoreError):
+            model = self.of(full)
+            return model is not None and not model.manifest.source.same_origin(source)
+        return True
+
+    def _remedy_of_gone(self, full: str, identifier: str) -> str:
+        if self.folders.is_away(identifier):
+            return f"mount the disk that {self.folders.path(identifier)} is on, or pull the model again"
+        return remedy(full)
 
 
 class Library:
@@ -157,17 +196,17 @@ class Library:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._names = NameFiles(home / "names")
-        self._models = home / "models"
+        self._held = _HeldModels(home)
+        self._names, self._folders = self._held.names, self._held.folders
 
     def list(self) -> list[StoredModel]:
         """Returns the published models, newest first. One with two names appears twice, a damaged one not at all."""
-        found = [found for found in self._looked_up() if not isinstance(found, StoreError)]
+        found = [found for found in self._held.all() if not isinstance(found, StoreError)]
         return sorted(found, key=lambda model: (model.modified, model.name), reverse=True)
 
     def faults(self) -> Lines:
         """Returns a line with the remedy for each name that `list` leaves out."""
-        return [str(found) for found in self._looked_up() if isinstance(found, StoreError)]
+        return [str(found) for found in self._held.all() if isinstance(found, StoreError)]
 
     def find(self, reference: str) -> StoredModel:
         """Finds the model called `name` or `name:tag`, or made of `org/repo` or `org/repo@revision`.
@@ -175,35 +214,37 @@ class Library:
         A name may have other capitals, and lack its tag, where one model alone can be meant. Raises
         ModelNotFoundError with close matches and the remedy.
         """
-        model = self.named(reference) or self._find_source(reference)
+        model = self.named(reference) or _made_of_source(self.list(), reference)
         if model is None:
-            raise self._not_found(reference)
+            raise not_found(reference, self._names.all({}))
         return model
 
     def named(self, reference: str) -> StoredModel | None:
         """The model whose name is meant; None where none is stored. Raises StoreError for a damaged name."""
-        name = self._meant(reference)
-        return None if name is None else self._published(name)
+        name = self._held.meant(reference)
+        return None if name is None else self._held.of(name)
 
     def remove(self, reference: str) -> int:
         """Deletes a name, sound or damaged, the model where no other name holds it, and what is left of a pull of it.
 
         Returns the bytes that were freed. Raises ModelNotFoundError; StoreError for a pull that is still running.
         """
-        name = self._meant(reference) or self._name_of_source(reference)
+        name = self._held.meant(reference)
+        if name is None and (model := _made_of_source(self.list(), reference)) is not None:
+            name = model.name
         partials = [
             partial for partial in self.partials() if partial.matches(reference) and not (name and partial.running)
         ]
         if name is None and not partials:
-            raise self._not_found(reference)
+            raise not_found(reference, self._names.all({}))
         freed = sum(partial.discard() for partial in partials)
         if name is None:
             return freed
         with errors_named(self.home / "names"), self.lock():
             if name not in self._names.all({}):  # another process was quicker
-                raise self._not_found(reference)
+                raise not_found(reference, self._names.all({}))
             self._names.remove(name)
-            return freed + self._sweep()
+            return freed + self._folders.sweep(self._names)
 
     def prune(self) -> Pruned:
         """Deletes interrupted pulls, and what no name holds any more: models, and what was kept of their prompts.
@@ -221,7 +262,7 @@ class Library:
                     left += leftover.num_bytes
                 except StoreError as error:
                     faults.append(str(error))
-            return Pruned(len(stopped), freed + left + self._sweep(), left, tuple(faults))
+            return Pruned(len(stopped), freed + left + self._folders.sweep(self._names), left, tuple(faults))
 
     def check_origin(self, name: str, source: ModelSource) -> None:
         """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody.
@@ -229,21 +270,13 @@ class Library:
         source: at the revision that was asked for, as another revision is another origin.
         """
         with suppress(StoreError):
-            model = self._published(":".join(parse_name(name)))
+            model = self._held.of(":".join(parse_name(name)))
             if model is not None and not model.is_later(source):
                 held = replace(model.manifest.source, revision=model.revision)
                 raise UsageError(
                     f"{name} is the name of a model of {written(held)}, which is kept; `moeinf pull "
                     f"{written(source)} --name OTHER` stores {written(source)} under another name"
                 )
-
-    def made_of(self, fingerprint: str) -> Sequence[StoredModel]:
-        """Returns sound models made of this state of a source, under each of their names, which may be none: ""."""
-        folders = {folder.name: folder for folder in self._models.glob("*") if ID.fullmatch(folder.name)}
-        named = [model for model in self.list() if model.id in folders]
-        nameless = [StoredModel("", each, folders[each]) for each in folders.keys() - {model.id for model in named}]
-        made = [model for model in (*named, *nameless) if model.source_record().get("fingerprint") == fingerprint]
-        return [model for model in made if _intact(model)]
 
     def bind(
         self, name: str, model_folder: str, preset_text: str | None = None, revision: str | None = None
@@ -259,8 +292,8 @@ class Library:
                 preset_text = self._names.read(full).preset_text
         held = Held(model_folder, preset_text or "", revision)
         self._names.write(full, held)
-        self._sweep()
-        return StoredModel(full, model_folder, self._models / model_folder, held.preset_text, revision)
+        self._folders.sweep(self._names)
+        return StoredModel(full, model_folder, self._folders.path(model_folder), held.preset_text, revision)
 
     def copy(self, reference: str, name: str, preset_text: str | None = None) -> StoredModel:
         """Gives a stored model one more name. preset_text: what goes with it; None for what goes with the old one.
@@ -275,14 +308,25 @@ class Library:
             text = model.preset_text if preset_text is None else preset_text
             return self.bind(name, model.id, text, model.asked_revision)
 
-    def adopt(self, folder: Path, identifier: str) -> None:
-        """Moves a complete model folder into models/; one of the same id there is replaced. Under `lock` only."""
-        make_folders(self._models)
-        target = self._models / identifier
-        if target.exists():
-            self._discard(target)
-        os.rename(folder, target)
-        sync_folder(self._models)
+    def publish(self, folder: Path, identifier: str, name: str, asked: ModelSource) -> StoredModel:
+        """Moves a complete model folder into the store, under a name; a model that the name had before goes if unheld.
+
+        asked: the source at the revision that was asked for.
+
+        Raises UsageError where another process has given the name to a model of another origin meanwhile.
+        """
+        with errors_named(folder), self.lock():
+            self.check_origin(name, asked)
+            self._folders.adopt(folder, identifier)
+            return self.bind(name, identifier, revision=asked.revision)
+
+    def made_of(self, fingerprint: str) -> Sequence[StoredModel]:
+        """Returns sound models made of this state of a source, under each of their names, which may be none: ""."""
+        folders, named = self._folders.all(), self.list()
+        nameless = folders.keys() - {model.id for model in named}
+        models = [*named, *(StoredModel("", name, folders[name]) for name in nameless)]
+        made = [model for model in models if model.source_record().get("fingerprint") == fingerprint]
+        return [model for model in made if _intact(model)]
 
     def partials(self) -> Partials:
         """Returns the pulls that are running or were interrupted."""
@@ -295,129 +339,23 @@ class Library:
         with locked(self.home / ".lock"):
             yield
 
-    def _looked_up(self) -> Iterator[StoredModel | StoreError]:
-        """Yields the model of every name, or what is wrong with it."""
-        refused: dict[Path, StoreError] = {}
-        names = self._names.all(refused)
-        yield from refused.values()
-        for full in names:
-            try:
-                model = self._published(full)
-                if model is None and self._names.read(full).identifier:  # else the name itself has gone meanwhile
-                    raise StoreError(f"the model of {full} is gone; {self._remedy_of_gone(full)}")
-                if model is not None:
-                    _ = model.modified  # the disk may still refuse to tell
-                    yield model
-            except StoreError as error:
-                yield error
 
-    def _published(self, full: str) -> StoredModel | None:
-        """Returns a name's model; None where either is missing. Raises StoreError for a damaged name."""
-        held = self._names.read(full)
-        folder = self._models / held.identifier
-        sound = held.identifier and is_there(folder / MANIFEST_FILE)
-        return StoredModel(full, held.identifier, folder, held.preset_text, held.revision) if sound else None
+def _made_of_source(models: Iterable[StoredModel], reference: str) -> StoredModel | None:
+    """The model that was pulled from a repository of the Hub, at the revision that the reference has.
 
-    def _remedy_of_gone(self, full: str) -> str:
-        """Of a name whose model is not there: that may lie on a disk which is not mounted at the moment."""
-        folder = self._models / self._names.read(full).identifier
-        if folder.is_symlink() or not any(self._models.glob("*")):
-            return f"mount the disk that {folder} is on, or pull the model again"
-        return remedy(full)
-
-    def _meant(self, reference: str) -> str | None:
-        """The full name under which a model is stored, also where it is damaged, that a reference means."""
-        try:
-            found = self._names.find(reference)
-        except UsageError as error:
-            if len(reference) <= MOST_CHARS and ("/" in reference or "@" in reference):  # a source
-                return None
-            raise ModelNotFoundError(str(error)) from error
-        if len(found) != 1:
-            return None
-        [name] = found
-        by_tag = not has_tag(reference) and not name.endswith(f":{DEFAULT_TAG}")
-        return None if by_tag and self._is_of_another(reference, name) else name
-
-    def _is_of_another(self, reference: str, name: str) -> bool:
-        """Whether a reference without a tag is a known name, and that of other weights than those of a tagged name."""
-        known = aliases(self.home).get(alias_of(parse_name(reference)[0]))
-        with suppress(StoreError):
-            model = self._published(name)
-            return known is not None and model is not None and not model.manifest.source.same_origin(known)
-        return known is not None
-
-    def _find_source(self, reference: str) -> StoredModel | None:
-        """The model that was pulled from a repository of the Hub, at the revision that the reference has.
-
-        Of several, one under the name that a pull gives goes first. What `create` has made of it is another model.
-        """
-        asked = address_source(reference) or repository_source(reference)
-        if asked is None:
-            return None
-        found = []
-        for model in self.list():
-            with suppress(StoreError):  # whatever it was made of, a damaged one cannot be used
-                if not model.preset_text and _is_of(model, asked):
-                    found.append(model)
-        usual = ":".join(parse_name(default_name(asked)))
-        found.sort(key=lambda model: (model.revision != asked.revision, model.name != usual))
-        return next(iter(found), None)
-
-    def _name_of_source(self, reference: str) -> str | None:
-        model = self._find_source(reference)
-        return None if model is None else model.name
-
-    def _not_found(self, reference: str) -> ModelNotFoundError:
-        names, several = self._names.all({}), list[str]()
-        with suppress(UsageError):
-            several = meant(reference, names)[:3]
-        shown = [name.removesuffix(f":{DEFAULT_TAG}") for name in several or names]
-        close = shown if several else difflib.get_close_matches(reference, shown, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `moeinf list`"
-        safe = reference[:100] if reference.isprintable() else ascii(reference[:100])
-        return ModelNotFoundError(f"model '{safe}' not found; {hint} (`moeinf pull` fetches a model)")
-
-    def _sweep(self) -> int:
-        """Deletes models that no name holds, and what killed processes have left; returns the models' bytes.
-
-        While a name is damaged, nobody knows which model it held: then none is deleted.
-        """
-        self._names.sweep()
-        try:
-            held = {self._names.read(full).identifier for full in self._names.all()}
-            unheld = [
-                folder
-                for folder in self._models.glob("*")
-                if ID.fullmatch(folder.name) and folder.name not in held and folder.is_dir() and not folder.is_symlink()
-            ]
-        except StoreError:
-            unheld = []
-        unheld += [prefixes for folder in unheld if (prefixes := prefix_folder(self.home, folder.name)).is_dir()]
-        freed = _freed_bytes(path for folder in unheld for path in folder.iterdir() if path.is_file())
-        for folder in (*unheld, *self._models.glob(f"{_TRASH}*")):
-            self._discard(folder)
-        return freed
-
-    def _discard(self, folder: Path) -> None:
-        """Moves a model out of sight before it is deleted: a kill in between leaves no half model under its id."""
-        trash = folder.with_name(f"{_TRASH}{folder.name}-{os.getpid()}")
-        if folder.name.startswith(_TRASH):
-            trash = folder
-        else:
-            os.rename(folder, trash)
-            sync_folder(self._models)
-        shutil.rmtree(trash)
-
-
-def _freed_bytes(paths: Iterable[Path]) -> int:
-    """What deleting these files gives back: one that another model shares stays (see store/sharing.py)."""
-    links, sizes = Counter[int](), dict[int, tuple[int, int]]()
-    for path in paths:
-        info = path.stat()
-        links[info.st_ino] += 1
-        sizes[info.st_ino] = info.st_nlink, info.st_size
-    return sum(size for inode, (held, size) in sizes.items() if links[inode] == held)
+    Of several, one under the name that a pull gives goes first. What `create` has made of it is another model.
+    """
+    asked = address_source(reference) or repository_source(reference)
+    if asked is None:
+        return None
+    found = []
+    for model in models:
+        with suppress(StoreError):  # whatever it was made of, a damaged one cannot be used
+            if not model.preset_text and _is_of(model, asked):
+                found.append(model)
+    usual = ":".join(parse_name(default_name(asked)))
+    found.sort(key=lambda model: (model.revision != asked.revision, model.name != usual))
+    return next(iter(found), None)
 
 
 def _is_of(model: StoredModel, asked: ModelSource) -> bool:

@@ -21,9 +21,9 @@ from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
 from moeinf.pull.pull import pull
-from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.store.verify import verify
 from moeinf.threads import mapped
 from moeinf.types import Float32Array

@@ -16,9 +16,9 @@ from moeinf.errors import CheckpointError, HubError, UnsupportedModelError, Usag
 from moeinf.pull.gguf.files import choose
 from moeinf.pull.hub import download
 from moeinf.pull.pull import ensure, plan_pull, pull
-from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import write_fully
 from moeinf.store.library import Library
+from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.store.verify import verify
 from tests.support.converter.record import checkpoint
 from tests.support.gguf_files import write_gguf

@@ -15,7 +15,7 @@ from moeinf.errors import DiskSpaceError, MoeinfError
 from moeinf.pull.model_names import Origin
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library
-from moeinf.store.partials import partial_folder, pull_lock
+from moeinf.store.processes.partials import partial_folder, pull_lock
 from moeinf.store.verify import verify
 from tests.support.checkpoints import content, write_checkpoint
 

@@ -21,10 +21,10 @@ from moeinf.hardware import machine
 from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.store.checksums import sums_of
 from moeinf.store.dense import dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
+from moeinf.store.sums.checksums import sums_of
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array, Profiler
 from tests.support.checkpoints import (

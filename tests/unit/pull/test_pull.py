@@ -21,7 +21,7 @@ from moeinf.pull.model_names import named_origin, outside_origin
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.pull.steps import PullPlan
 from moeinf.store.library import Library
-from moeinf.store.partials import pull_lock
+from moeinf.store.processes.partials import pull_lock
 from moeinf.store.verify import verify
 from moeinf.terminal.stored.listing import partial_lines
 from tests.support.checkpoints import CONFIG, LICENSE, NUM_SHARDS, content, fused, random_tensors, write_checkpoint

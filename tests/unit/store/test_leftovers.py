@@ -15,9 +15,9 @@ import pytest
 
 from moeinf.errors import StoreError
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.partials import pull_lock
 from moeinf.store.processes import leftovers
 from moeinf.store.processes.leftovers import find_leftovers, scratch_file, scratch_folder
+from moeinf.store.processes.partials import pull_lock
 from tests.support.checkpoints import content
 
 # Whatever a version has written under a name for the time being.

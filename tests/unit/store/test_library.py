@@ -14,7 +14,7 @@ import pytest
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import name_from, parse_name
-from moeinf.store.partials import PartialPull
+from moeinf.store.processes.partials import PartialPull
 from tests.support.checkpoints import content
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import UsageError
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.naming.references import written
+from moeinf.store.naming.names import written
 from moeinf.store.quantisation import KEEP
 
 _QUOTES: Final = '"""'

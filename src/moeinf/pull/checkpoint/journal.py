@@ -13,7 +13,7 @@ from moeinf.errors import StoreError
 from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.coded.blocks import Loss, Losses, added
 from moeinf.store.files import errors_named, is_there, make_folders, parse_json_object, publish, read_small
-from moeinf.store.partials import JOURNAL_FILE, PulledAs
+from moeinf.store.processes.partials import JOURNAL_FILE, PulledAs
 
 _VERSION = 2
 _DAMAGED = "the journal of the interrupted pull is damaged; starting again"

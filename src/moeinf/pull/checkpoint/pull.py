@@ -12,7 +12,7 @@ from moeinf.pull.checkpoint.convert import Portions, convert_shard, create_files
 from moeinf.pull.checkpoint.journal import Journal
 from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.checkpoint.reading import Reading
-from moeinf.pull.checkpoint.seal import publish_model, seal
+from moeinf.pull.checkpoint.seal import seal
 from moeinf.pull.events import PullProgress, Verb
 from moeinf.pull.model_names import Origin
 from moeinf.pull.source import Source
@@ -21,7 +21,7 @@ from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.store.partials import PulledAs, partial_folder, pull_lock
+from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
@@ -228,7 +228,7 @@ class CheckpointPull:
         self._progress.finish()
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
-        stored = publish_model(self._library, folder, identifier, self._name, self._origin.source)
+        stored = self._library.publish(folder, identifier, self._name, self._origin.source)
         share_files(self._library, stored)
         if before != identifier:
             self._progress.note(f"updated {self._name}: {before} is now {identifier}")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from moeinf.errors import StoreError
 from moeinf.pull.checkpoint.plan import Conversion
-from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, shard_file
-from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
+from moeinf.store.library import SOURCE_RECORD_FILE
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id, shard_entries
-from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
+from moeinf.store.sums.checksums import CHECKSUMS_FILE, dump_checksums
+from moeinf.store.sums.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import ModelInfo, SumRun
 
 
@@ -109,16 +109,3 @@ def _checksums(
     vision = FileEntry(VISION_FILE, conversion.vision.num_bytes, sums.pop()) if conversion.vision.num_bytes else None
     shards = shard_entries(moe, [stride] * moe.num_layers, sums[1:])
     return shards, dense_entry, ahead, vision, gathered(spans[:count], findings[:count])
-
-
-def publish_model(library: Library, folder: Path, identifier: str, name: str, asked: ModelSource) -> StoredModel:
-    """Moves the sealed folder into the library, under a name; a model that the name had before goes if unheld.
-
-    asked: the source at the revision that was asked for.
-
-    Raises UsageError where another process has given the name to a model of another origin meanwhile.
-    """
-    with errors_named(folder), library.lock():
-        library.check_origin(name, asked)
-        library.adopt(folder, identifier)
-        return library.bind(name, identifier, revision=asked.revision)

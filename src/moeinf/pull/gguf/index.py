@@ -24,9 +24,8 @@ from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.undo import Kind, outcome, undo_json
 from moeinf.gguf.vision import processor_file, tower_places
 from moeinf.models.family import AnyFamily, family_of
-from moeinf.pull.checkpoint.seal import publish_model, write_small_file
+from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.steps import Headers
-from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.format import BlockTensor, is_quantised
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
@@ -34,6 +33,7 @@ from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSourc
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify import header_digest, samples_digest
+from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes
 
@@ -164,7 +164,7 @@ def write_model(
         sync_folder(folder)
         publish(folder / MANIFEST_FILE, manifest.dumps())
     asked = replace(manifest.source, revision=revision)
-    return publish_model(library, folder, model_id(manifest.dumps()), name, asked)
+    return library.publish(folder, model_id(manifest.dumps()), name, asked)
 
 
 def discard(folder: Path) -> None:

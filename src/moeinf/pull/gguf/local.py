@@ -20,13 +20,13 @@ from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
 from moeinf.pull.gguf.towers import NONE, candidates, with_tower
 from moeinf.pull.steps import Headers
-from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.names import name_from
-from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.placed.verify import changed_file, file_faults, is_unchecked
+from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
+from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.store.verify import verify
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")

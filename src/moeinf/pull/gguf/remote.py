@@ -23,8 +23,8 @@ from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.references import written
-from moeinf.store.partials import JOURNAL_FILE, PulledAs, partial_folder, pull_lock
+from moeinf.store.naming.names import written
+from moeinf.store.processes.partials import JOURNAL_FILE, PulledAs, partial_folder, pull_lock
 from moeinf.text.quantities import shortage_text
 
 _POSITIONS = ("rope_freqs.", "rope_factors_")  # tensors whose numbers a config is made of

@@ -14,7 +14,6 @@ from moeinf.errors import CheckpointError
 from moeinf.gguf.undo import Kind, Stored, Undo, Widen, outcome, parse_undo, undone
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index
-from moeinf.store.checksums import dump_checksums
 from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
 from moeinf.store.format import (
     DENSE_FILE,
@@ -27,7 +26,8 @@ from moeinf.store.format import (
 )
 from moeinf.store.manifest import FileEntry, Manifest, ShardEntry, shard_entries, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace
-from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
+from moeinf.store.sums.checksums import dump_checksums
+from moeinf.store.sums.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import ByteArray, ExpertLayout, Format
 
 Advance = Callable[[int], None]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from moeinf.errors import CheckpointError
 from moeinf.pull.events import PullProgress
-from moeinf.store.checksums import dump_checksums
 from moeinf.store.manifest import Manifest
 from moeinf.store.placed.verify import placed_sums
+from moeinf.store.sums.checksums import dump_checksums
 
 
 def checksums_of(manifest: Manifest, folder: Path, name: str, progress: PullProgress) -> bytes:

@@ -26,7 +26,7 @@ from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, fi
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.references import is_commit
+from moeinf.store.naming.names import is_commit
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,255}", re.ASCII)

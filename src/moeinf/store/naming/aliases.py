@@ -9,8 +9,7 @@ from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.names import DEFAULT_TAG, parse_name
-from moeinf.store.naming.references import address_source, repository_source
+from moeinf.store.naming.names import DEFAULT_TAG, address_source, parse_name, repository_source
 
 DATA = Path(__file__).parents[2] / "data"
 ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names

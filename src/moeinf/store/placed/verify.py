@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from moeinf.errors import StoreError
-from moeinf.store.checksums import CHECKSUMS_FILE, parse_checksums
 from moeinf.store.files import errors_named, fault_of_read, open_regular, read_fully, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.placed.places import InPlace, PlacedFile
 from moeinf.store.placed.sums import PlacedRun, placed_runs
-from moeinf.store.spans import Finding, Span, check_spans
+from moeinf.store.sums.checksums import CHECKSUMS_FILE, parse_checksums
+from moeinf.store.sums.spans import Finding, Span, check_spans
 from moeinf.types import SumRun
 
 _NUM_SAMPLES, _SAMPLE_BYTES = 8, 4096  # of each file: few enough for a split of a hundred parts on a slow disk

@@ -1,1 +1,1 @@
-"""What processes that share a store do to each other: locks, and what those that were killed have left."""
+"""What processes that share a store do to each other: locks, work folders, and what the killed ones have left."""

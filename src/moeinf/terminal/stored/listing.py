@@ -15,7 +15,7 @@ from moeinf.text.quantities import ago_text, size_text
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
-    from moeinf.store.partials import PartialPull
+    from moeinf.store.processes.partials import PartialPull
 
 
 _MOST_REVISION = 20  # letters of a revision, as of a commit's 40 digits

@@ -10,7 +10,7 @@ import pytest
 
 from moeinf._native import crc32c, crc32c_joined, crc32c_units
 from moeinf.errors import StoreError
-from moeinf.store.checksums import dump_checksums, parse_checksums
+from moeinf.store.sums.checksums import dump_checksums, parse_checksums
 from moeinf.types import SumRun
 
 SIZES = {"a.bin": 1000, "b.bin": 64}

@@ -14,8 +14,7 @@ from typing import Any
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, read_small
 from moeinf.store.manifest import ModelSource, parse_source
-from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name
-from moeinf.store.naming.references import written
+from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name, written
 from moeinf.store.processes.locks import Lock, TakenError, is_taken, take
 from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
 
