@@ -25,12 +25,15 @@ OPTIONS = tuple(http_options("ollama", SamplingParams, RuntimeConfig))
 PAGE = Path(__file__).parent / "reference" / "fields.md"
 HEAD = """# Fields of requests
 
-What becomes of each field that OpenAI, Anthropic and ollama publish, and of those that vLLM, SGLang, llama.cpp's server
-and others have added to OpenAI's API. [server.md](../server.md) says what the obeyed ones do. A refused field is status
-400 with its name and the reason; null, what is empty, and the values in brackets ask for nothing. What is no field of
-an API is logged and ignored, as vLLM and ollama do; but at `/v1` one that is nearly spelt as a field is refused with
-the name of that, and at `/api` a field of another API that says what an answer must be. `docs/generate_fields.py`
-writes this page.
+This page is for those who look up what moeinf does with a field of a request: with each that OpenAI, Anthropic and
+ollama publish, and with those that vLLM, SGLang, llama.cpp's server and others have added to OpenAI's API.
+[server.md](../server.md) and [apis.md](../apis.md) say what the obeyed ones do. `python docs/generate_fields.py` writes
+this page; do not edit it.
+
+A refused field is status 400 with its name and the reason. A field that is null or empty, or that has a value in
+brackets below, asks for nothing and passes. A field that no API knows is logged and ignored, as vLLM and ollama do; but
+at `/v1` a name that is nearly spelt as a field is refused with the name of that field, and at `/api` a field of another
+API that says what an answer has to be is refused.
 """
 ROUTES: list[tuple[str, Any]] = [
     ("POST /v1/chat/completions", openai.ChatRequest),

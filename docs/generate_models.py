@@ -1,8 +1,9 @@
-"""Writes docs/models.md from the table of families and true configs; a test checks that the page is current.
+"""Writes docs/models.md and docs/reference/families.md from the table of families and true configs.
 
     python docs/generate_models.py [CONFIGS]
 
-CONFIGS has a folder for each checkpoint, with its config.json. Without it, the published ones of the tests are read.
+CONFIGS has a folder for each checkpoint, with its config.json. Without it, the published ones of the tests are read. A
+test checks that both pages are current.
 """
 
 from __future__ import annotations
@@ -23,44 +24,75 @@ from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
 from moeinf.types import Format, TensorPlan, format_bytes
 
-HEAD = """\
+MODELS = """\
 # Models
 
-Made by `python docs/generate_models.py` from the table of families (`src/moeinf/models/registry.py`), from the
-config.json of each checkpoint as published (`tests/support/published`), and from what `python -m
-tests.support.pairs.record` has recorded (`parity.json`). Do not edit it. A family is added as
-[adding-a-model.md](contributing/adding-a-model.md) tells.
+This page is for those who look for a model that moeinf runs on their machine. After it you know how much memory and
+disk a model takes, and which families moeinf runs. `moeinf fit org/repo` says the same of any repository, for your
+machine, without downloading it. `python docs/generate_models.py` writes this page; do not edit it.
 
-`demo` comes with moeinf: a qwen3_moe of 5.6 million weights, trained on stories, which goes on with a text in words
-that make little sense. `demo:chat` is the same weights with a chat template: the answer is a story that goes on from
-what the user said. System texts and tools are told to it, and change the story, but it obeys no instructions, and
-calls a tool only where the request demands it. The weights of both lie on the disk once.
+To try moeinf without a download, use `demo`, which comes with it: a model of 5.6 million weights that was trained on
+stories, and goes on with your text in words that make little sense. `demo:chat` is the same model with a chat template.
+It answers everything with a story and obeys no instructions.
 
-## All families
+`moeinf list --available` prints short names that `run` and `pull` know, such as `mixtral` and `qwen3:30b-a3b`. Any
+other model of a family below is named by its repository, as in `moeinf pull Qwen/Qwen3-30B-A3B --quant q4_k`.
 
-Each is compared with its reference on tiny random checkpoints that switch on every feature it has: in float32 the
-logits of a prompt, whose largest difference stands beside the standard deviation of the reference's, and 64 greedy
-tokens of each checkpoint, all of which are the same. "GGUF": files of llama.cpp's converter are read in place.
-"Pictures": the model sees them. "MTP": layers that predict further tokens are kept in the store, and not run.
+## How much memory and disk a model takes
 
-| family | for example | GGUF | pictures | MTP | checkpoints | logits differ by | deviation | equal tokens |
-|---|---|---|---|---|---|---|---|---|
+All figures are for 4 bits a weight (`--quant q4_k`) on a CPU. With the *least memory* the model runs, and reads nearly
+every expert from the disk. With as much memory as it takes of the *disk*, all experts stay in memory. Everything in
+between works, and is faster the more memory there is.
+
+| checkpoint | parameters | used for a token | disk at 4 bits | least memory | family |
+|---|---|---|---|---|---|
+"""
+RUN = """\
+## Families that run
+
+Checkpoints of these families run, whatever their size. "GGUF" says that files which llama.cpp's converter has written
+are read in place, and "pictures" that the model sees them, for which `pip install 'moeinf[vision]'` is needed. Where a
+checkpoint also sees, hears or speaks, and there is no "yes", moeinf runs the part that reads and writes text.
+[reference/families.md](reference/families.md) has more on each family: its checkpoints, how closely it was compared
+with its reference, and what the types of transformers that do not run would need.
+
+| family | for example | GGUF | pictures |
+|---|---|---|---|
+"""
+FAMILY_HEAD = """\
+# Families in detail
+
+This page is for those who want to know how exactly moeinf computes a family, or why it refuses one. After it you know
+which checkpoints belong to it, what is special in its mathematics, and how it was compared with its reference.
+[models.md](../models.md) says how much memory models take. [adding-a-model.md](../contributing/adding-a-model.md) tells
+how a family is added. `python docs/generate_models.py` writes this page from the table of families
+(`src/moeinf/models/registry.py`), from the config.json of each checkpoint as published (`tests/support/published`), and
+from what `python -m tests.support.pairs.record` has recorded (`docs/parity.json`); do not edit it.
+
+## How each was compared
+
+Each family is compared with its reference on tiny random checkpoints that switch on every feature it has. In float32,
+the largest difference of the logits of a prompt stands beside the standard deviation of the reference's. All of the
+greedy tokens that were compared, 64 of each checkpoint, are the same. "MTP" says that layers that predict further
+tokens are kept in the store, and not run.
+
+| family | checkpoints | logits differ by | deviation | equal tokens | MTP |
+|---|---|---|---|---|---|
 """
 SIZES = """\
-## Sizes
+## Sizes of experts
 
-Of one expert as published and at `--quant q4_k`, and the least memory in which the model runs on a CPU at 4 bits: its
-dense weights, the experts of one token's layer, a context of 512 tokens. More memory holds more experts, reads less.
+An expert as published, and at `--quant q4_k`.
 
-| checkpoint | family | parameters | MoE layers, experts, used | an expert | at 4 bits | least memory |
-|---|---|---|---|---|---|---|
+| checkpoint | family | MoE layers, experts, used | an expert | at 4 bits |
+|---|---|---|---|---|
 """
 NOT_RUN = """\
-## Not run
+## Types that do not run
 
 Every other type of transformers that names experts in its configuration is refused, with the line of this table.
 
-| model_type | needs |
+| model_type | what it would need |
 |---|---|
 """
 PARITY = Path(__file__).parent / "parity.json"
@@ -69,9 +101,16 @@ DENSE_FORMAT: Format = "q4_k"
 HEAD_FORMAT: Format = "q8_0"
 
 
-def render(configs: Path) -> str:
-    parity = json.loads(PARITY.read_text(encoding="utf-8"))
-    lines = [HEAD + "".join(_compared(family, parity[family.model_type]) for family in FAMILIES)]
+def models(configs: Path) -> str:
+    """The page for users."""
+    rows = sorted((_bytes_at_4_bits(path), path) for path in configs.glob("*/config.json"))
+    sizes = MODELS + "".join(_memory(path, num_bytes) for num_bytes, path in rows)
+    return sizes + "\n" + RUN + "".join(_runs(family, _parity()[family.model_type]) for family in FAMILIES)
+
+
+def families(configs: Path) -> str:
+    """The page that says what is special in each family."""
+    lines = [FAMILY_HEAD + "".join(_compared(family, _parity()[family.model_type]) for family in FAMILIES)]
     for family in FAMILIES:
         lines.append(_section(family))
     lines.append(NOT_RUN + "".join(f"| {name} | {needs} |\n" for name, needs in sorted(REFUSED.items())))
@@ -79,17 +118,31 @@ def render(configs: Path) -> str:
     return "\n".join(lines)
 
 
+PAGES = {"models.md": models, "reference/families.md": families}
+
+
+@cache
+def _parity() -> dict[str, Any]:
+    recorded: dict[str, Any] = json.loads(PARITY.read_text(encoding="utf-8"))
+    return recorded
+
+
+def _runs(family: FamilyEntry, parity: dict[str, Any]) -> str:
+    link = f"[{family.model_type}](reference/families.md#{family.model_type.lower()})"
+    seen = ("yes" if parity[name] else "" for name in ("gguf", "pictures"))
+    return f"| {' | '.join((link, family.checkpoints[0], *seen))} |\n"
+
+
 def _compared(family: FamilyEntry, parity: dict[str, Any]) -> str:
     cells = [
         f"[{family.model_type}](#{family.model_type.lower()})",
-        family.checkpoints[0],
-        *("yes" if parity[name] else "" for name in ("gguf", "pictures", "ahead")),
         str(parity["configs"]),
         f"{parity['difference']:.1e}",
         f"{parity['spread']:.2g}",
         str(parity["tokens"]),
+        "yes" if parity["ahead"] else "",
     ]
-    return "| " + " | ".join(cells) + " |\n"
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _section(family: FamilyEntry) -> str:
@@ -106,20 +159,39 @@ def _wrapped(text: str, indent: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def _memory(path: Path, num_bytes: int) -> str:
+    family, small = at_4_bits(path)
+    least = smallest_bytes(small, num_threads=4) + PROCESS_BYTES
+    cells = [
+        path.parent.name,
+        f"{small.info.num_params / 1e9:.1f}B",
+        f"{small.info.active_params / 1e9:.1f}B",
+        f"{num_bytes / 1e9:.1f} GB",
+        f"{least / 1e9:.1f} GB",
+        family.name,
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _bytes_at_4_bits(path: Path) -> int:
+    """Of all weights as they are stored."""
+    family, small = at_4_bits(path)
+    dense = family.tensors.dense
+    lookups = sum(2 * math.prod(dense[name]) for name in family.tensors.lookups if name in dense)
+    return small.moe.total_experts * small.layout.stride_bytes + _dense_bytes(family.tensors) + lookups
+
+
 def _sizes(path: Path) -> str:
     family, small = at_4_bits(path)
-    info, moe = small.info, small.moe
-    least, published = smallest_bytes(small, num_threads=4) + PROCESS_BYTES, _layout(family.tensors, "bf16")
+    moe, published = small.moe, _layout(family.tensors, "bf16")
     cells = [
         path.parent.name,
         family.name,
-        f"{info.num_params / 1e9:.1f}B",
         f"{moe.num_layers}, {moe.num_experts}, {moe.top_k}",
         _mib(published.stride_bytes),
         _mib(small.layout.stride_bytes),
-        f"{least / 2**30:.1f} GiB",
     ]
-    return "| " + " | ".join(cells) + " |\n"
+    return f"| {' | '.join(cells)} |\n"
 
 
 @cache
@@ -169,4 +241,5 @@ def _mib(num_bytes: int) -> str:
 
 if __name__ == "__main__":
     configs = Path(sys.argv[1]) if len(sys.argv) > 1 else PUBLISHED
-    (Path(__file__).parent / "models.md").write_text(render(configs), encoding="utf-8")
+    for name, page in PAGES.items():
+        (Path(__file__).parent / name).write_text(page(configs), encoding="utf-8")

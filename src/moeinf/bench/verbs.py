@@ -152,7 +152,7 @@ def simulate(
     """Replay recorded routing through policies and predictors.
 
     Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine, and with --ranks those
-    of several. docs/lab/policies.md has the formulas, docs/scale-out.md those of ranks.
+    of several. docs/lab/policies.md has the formulas, docs/lab/scale-out.md those of ranks.
     """
     from moeinf.bench.simulation.plan import plan_of
     from moeinf.bench.simulation.plot import write_plot

@@ -1,1 +1,1 @@
-"""How several machines compute the experts of one model: a star of expert servers (docs/scale-out.md)."""
+"""How several machines compute the experts of one model: a star of expert servers (docs/contributing/scale-out.md)."""

@@ -62,9 +62,7 @@ def config_of(gguf: Gguf) -> Config:
         if has_experts(m):
             needs = f": it needs {REFUSED[m.architecture]}" if m.architecture in REFUSED else ""
             fault = f"is an architecture with experts that this version does not run{needs}"
-        raise UnsupportedModelError(
-            f"{gguf.where}: {m.architecture!r:.50} {fault}; moeinf runs what is in docs/gguf.md"
-        )
+        raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault}; docs/models.md has those that run")
     config = _common(m) | _ids(m) | make(m)
     m.refuse_others()
     refuse_unread_positions(m, config)

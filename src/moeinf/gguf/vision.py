@@ -1,6 +1,6 @@
 """The vision tower of a GGUF model, which is a file of its own (mmproj): its config, and where its tensors lie.
 
-docs/gguf.md says what llama.cpp's converter does to a tower, which is undone here.
+docs/contributing/gguf.md says what llama.cpp's converter does to a tower, which is undone here.
 """
 
 from __future__ import annotations

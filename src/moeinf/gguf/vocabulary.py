@@ -214,6 +214,6 @@ def _model_of(gguf: Gguf) -> tuple[str, PreTokenizer]:
     if found is None:
         raise UnsupportedModelError(
             f"{where} has the pre-tokenizer {pre!r:.50} (tokenizer.ggml.pre), which this version does not build; "
-            "pull the checkpoint that it was made from (docs/gguf.md has the names that it builds)"
+            "pull the checkpoint that it was made from (docs/contributing/gguf.md has the names that it builds)"
         )
     return "gpt2", found

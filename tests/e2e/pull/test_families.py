@@ -42,7 +42,7 @@ from tests.support.configs.qwen3_vl_moe import QWEN3_VL
 from tests.support.tiny_models import all_configs
 from tests.support.true_configs import DISTINCT, NAMES, published
 
-# In these transformers 5.23 differs from what was published: docs/models.md.
+# In these transformers 5.23 differs from what was published: docs/reference/families.md.
 NOT_A_REFERENCE = ("nllb-moe",)
 IDS = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14]
 

@@ -1,4 +1,4 @@
-"""Options that say how tokens are drawn: each of the table in docs/server.md is obeyed on its routes, by its rule."""
+"""Options that say how tokens are drawn: each of the table in docs/sampling.md is obeyed on its routes, by its rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.server.serve import HttpServer
 from tests.support.live_server import live_server
 
-PAGE = Path(__file__).parents[3] / "docs" / "server.md"
+PAGE = Path(__file__).parents[3] / "docs" / "sampling.md"
 MODELS = Path(moeinf.__file__).parent / "data"
 HI = [{"role": "user", "content": "Once upon a time there was a king"}]
 PATHS = {"OpenAI": "/v1/chat/completions", "ollama": "/api/chat", "Anthropic": "/v1/messages"}
@@ -58,9 +58,8 @@ OUT_OF_RANGE: dict[str, Any] = {
 
 def rows() -> dict[str, list[list[str]]]:
     """The table's cells by the names of its options."""
-    section = PAGE.read_text(encoding="utf-8").split("\n## Sampling options\n")[1].split("\n## ")[0]
     found: dict[str, list[list[str]]] = {}
-    for line in re.findall(r"^\| `.*$", section, re.MULTILINE):
+    for line in re.findall(r"^\| `.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
         name, *cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
         found.setdefault(name.strip("`"), []).append(cells)
     return found

@@ -103,7 +103,7 @@ def test_every_name_of_llama_cpp_is_built_or_refused_by_name() -> None:
 
 
 def test_the_page_names_each_pre_tokenizer() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "gguf.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "contributing" / "gguf.md").read_text()
     assert [name for name in [*PRE_TOKENIZERS, "sarvam-moe"] if f"`{name}`" not in page] == []
 
 

@@ -147,7 +147,7 @@ class Test_spm:
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name() -> None:
-    line = refused(gpt2(pre="somebody-new"), "'somebody-new'", "pull the checkpoint", "docs/gguf.md")
+    line = refused(gpt2(pre="somebody-new"), "'somebody-new'", "pull the checkpoint", "docs/contributing/gguf.md")
     assert "llama.cpp" not in line  # a newer one writes the same name
     unnamed = gpt2()
     del unnamed["tokenizer.ggml.pre"]

@@ -13,7 +13,7 @@ Gather = Literal["rows", "sums", "tree"]
 GATHERS: Final[tuple[Gather, ...]] = ("rows", "sums", "tree")
 
 WIRE_S: Final = 20e-6  # one way: two network cards and a switch
-SEND_S: Final = 25e-6  # of rank 0's own time, for each message that it posts: measured over gloo, docs/scale-out.md
+SEND_S: Final = 25e-6  # of rank 0's own time, for each message that it posts: measured over gloo, docs/lab/scale-out.md
 WAKE_S: Final = 40e-6  # from a message in a machine's memory to the thread that waits for it, likewise
 _USED: Final = 0.94  # of a link's rate, behind the headers of Ethernet, IP and TCP
 _FAN_OUT: Final = 8  # children of a rank in a tree

@@ -75,7 +75,7 @@ _REFUSED: Final = {
     "bootstrap_port": Refused(_PLACE, _NONE),
     "bootstrap_room": Refused(_PLACE, _NONE),
     # llama.cpp's server
-    "samplers": Refused("they have one order, which docs/server.md tells"),
+    "samplers": Refused("they have one order, which docs/sampling.md tells"),
     "typ_p": Refused(_SAMPLER, (1,)),
     "tfs_z": Refused(_SAMPLER, (1,)),
     "top_a": Refused(_SAMPLER, (0,)),
