@@ -321,7 +321,7 @@ def test_what_else_has_experts_is_refused_by_what_it_would_need() -> None:
     known = ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED
     theirs = {gguf.MODEL_ARCH_NAMES[each] for each, found in gguf.MODEL_TENSORS.items() if experts & set(found)}
     assert theirs <= known.keys() | REFUSED.keys() and not known.keys() & REFUSED.keys()
-    for name, words in [*((name, f"needs {needs}; moeinf runs") for name, needs in REFUSED.items()), ("new", "new")]:
+    for name, words in [*((name, f"needs {needs}; docs/") for name, needs in REFUSED.items()), ("new", "new")]:
         fields: dict[str, Value] = {"general.architecture": name, f"{name}.expert_count": 8}
         with pytest.raises(UnsupportedModelError) as raised:
             config_of(Gguf((GgufFile(Path("x.gguf"), 9, 9),), fields, {}))
