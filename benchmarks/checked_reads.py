@@ -53,7 +53,7 @@ def print_rates(num_bytes: int) -> None:
 def checks(way: str) -> Iterator[dict[str, Any]]:
     """The options of a model that checks its reads in this way."""
     if way == "off":
-        with patch("moeinf.engine.model.sums_of", lambda stored: ((), "")):
+        with patch("moeinf.engine.stored_weights.sums_of", lambda stored: ((), "")):
             yield {}
     else:
         yield {"verify_reads": way == "every read"}

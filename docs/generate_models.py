@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moeinf.engine.footprint import Footprint
-from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
+from moeinf.engine.memory.footprint import Footprint
+from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
 from moeinf.models.family import Family, family_of
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import FAMILIES, FamilyEntry

@@ -15,9 +15,9 @@ from moeinf.errors import MoeinfError
 from moeinf.version import __version__
 
 if TYPE_CHECKING:
-    from moeinf.engine.build_context import Reporting
     from moeinf.engine.completion import Completion, GenerationStats, Hooks
     from moeinf.engine.model import Model
+    from moeinf.engine.reporting import Reporting
     from moeinf.sampling.params import SamplingParams
 
 __all__ = [
@@ -37,7 +37,7 @@ _HOMES = {
     "GenerationStats": "moeinf.engine.completion",
     "Hooks": "moeinf.engine.completion",
     "Model": "moeinf.engine.model",
-    "Reporting": "moeinf.engine.build_context",
+    "Reporting": "moeinf.engine.reporting",
     "SamplingParams": "moeinf.sampling.params",
 }
 

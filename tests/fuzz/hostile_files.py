@@ -23,8 +23,8 @@ from typing import Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import MoeinfError
 from moeinf.models.family import family_of
 from moeinf.pull import pull as install

@@ -23,11 +23,13 @@ from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine import cpu as on_cpu
-from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights
+from moeinf.engine.build_context import BuildContext, Host, Observation
 from moeinf.engine.cpu import CpuRunner
-from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.footprint import ATTENTION_MASK_BYTES
 from moeinf.engine.gpu import GpuRunner
+from moeinf.engine.memory.footprint import ATTENTION_MASK_BYTES
+from moeinf.engine.reporting import Reporting
+from moeinf.engine.stored_weights import Weights
+from moeinf.engine.weights.dense_file import DenseFile
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.models.family import family_of

@@ -13,9 +13,9 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.distributed import peer
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.store.library import StoredModel
 from tests.support.ranks.workers import Workers
 

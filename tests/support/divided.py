@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from moeinf.engine.ranks.stages import Stage
+from moeinf.engine.cards.stages import Stage
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.family import DecoderFamily

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from moeinf.engine.footprint import Footprint
+from moeinf.engine.memory.footprint import Footprint
 from moeinf.hardware import Machine
 from moeinf.types import AttentionSizes, ExpertLayout, ModelInfo, MoeShape, TensorSpec, Workspace
 

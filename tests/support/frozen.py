@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moeinf._native import Kernels
-from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes
+from moeinf.engine.memory.footprint import Footprint, activation_bytes, device_activation_bytes
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import DecoderFamily, EncoderDecoderFamily, Family, family_of
 from moeinf.store.format import expert_layout

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from moeinf.bench.forecast.rates import Products, Rates
-from moeinf.engine.opening import open_kernels
+from moeinf.engine.build_context import open_kernels
 from moeinf.hardware import cpu_name, machine
 
 # Each weight takes a nanosecond in one row, and a tenth of that for each of many.

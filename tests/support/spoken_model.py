@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import ModelNotFoundError
 from moeinf.text.stream import Piece
 

@@ -17,21 +17,27 @@ MOST_FILES = 15
 APART = {("sampling", "runtime"), ("runtime", "models"), ("runtime", "store"), ("models", "store"), ("store", "models")}
 
 
-def floors() -> list[list[str]]:
-    """The rooms of each floor, the top one first, out of the one drawing that there is."""
+def drawing(heading: str) -> list[list[str]]:
+    """What stands on each line of a drawing of docs/contributing/architecture.md, the top line first."""
     page = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
-    drawing = re.search(r"## Imports go one way\n.*?```\n(.*?)```", page, flags=re.DOTALL)
-    assert drawing is not None, "docs/contributing/architecture.md has lost its drawing of the floors"
-    return [[room.strip() for room in line.split("|")] for line in drawing[1].splitlines()]
+    found = re.search(rf"# {heading}\n.*?```\n(.*?)```", page, flags=re.DOTALL)
+    assert found is not None, f"docs/contributing/architecture.md has lost its drawing below {heading!r}"
+    return [[name.strip() for name in line.split("|")] for line in found[1].splitlines()]
 
 
-FLOORS = floors()
-HEIGHT = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
+def heights(lines: list[list[str]], within: str = "") -> dict[str, int]:
+    """How high each name of a drawing stands, counted from below."""
+    return {within + name: len(lines) - number for number, names in enumerate(lines) for name in names}
 
 
-def room(module: str) -> str:
-    """The innermost room of the drawing that holds the module."""
-    holding = [name for name in HEIGHT if f"{module}/".startswith(f"{name}/")]
+FLOORS = drawing("Imports go one way")
+HEIGHT = heights(FLOORS)
+IN_ENGINE = heights(drawing("Inside engine"), "engine/")
+
+
+def room(module: str, drawn: dict[str, int] = HEIGHT) -> str:
+    """The innermost room of a drawing that holds the module."""
+    holding = [name for name in drawn if f"{module}/".startswith(f"{name}/")]
     assert holding, f"{module} has no room in docs/contributing/architecture.md"
     return max(holding, key=len)
 
@@ -67,6 +73,14 @@ def test_a_file_imports_only_what_lies_below_it(module: str) -> None:
         assert ours == theirs or HEIGHT[theirs] < HEIGHT[ours], f"{module} imports {other}, which lies above it"
 
 
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("engine/") and "__init__" not in name])
+def test_a_file_of_the_engine_imports_only_what_lies_below_it_there(module: str) -> None:
+    for other in imported(MODULES[module].read_text(encoding="utf-8")):
+        if other.startswith("engine/"):
+            ours, theirs = room(module, IN_ENGINE), room(other, IN_ENGINE)
+            assert ours == theirs or IN_ENGINE[theirs] < IN_ENGINE[ours], f"{module} imports {other}, which lies above"
+
+
 def test_no_two_files_import_each_other() -> None:
     graph = {name: imported(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
@@ -77,7 +91,15 @@ def test_the_house_is_no_higher_than_it_may_be() -> None:
     rooms = [name for names in FLOORS for name in names]
     assert len(rooms) == len(set(rooms))
     for name in rooms:
-        assert (SOURCE / name).is_dir() or any((SOURCE / name).with_suffix(end).is_file() for end in (".py", ".pyi"))
+        assert is_there(name)
+
+
+def is_there(name: str) -> bool:
+    return (SOURCE / name).is_dir() or any((SOURCE / name).with_suffix(end).is_file() for end in (".py", ".pyi"))
+
+
+def test_the_drawing_of_the_engine_names_what_is_there() -> None:
+    assert all(map(is_there, IN_ENGINE))
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)

@@ -7,7 +7,7 @@ from typing import Final
 
 from moeinf._native import memory_read_rate
 from moeinf.config import RuntimeConfig
-from moeinf.engine.opening import open_kernels
+from moeinf.engine.build_context import open_kernels
 from moeinf.hardware import machine
 from moeinf.models.layers.decoder import HEAD
 from moeinf.store.dense import dense_tensors

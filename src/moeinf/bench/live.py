@@ -18,8 +18,8 @@ from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.config.guess_options import RECORDED, GuessOptions
 from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.completion import GenerationStats
-from moeinf.engine.footprint import kept_format
-from moeinf.engine.memory_plan import DevicePlan, wanted_context
+from moeinf.engine.memory.footprint import kept_format
+from moeinf.engine.memory.plan import DevicePlan, wanted_context
 from moeinf.engine.model import Model
 from moeinf.errors import DeviceError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice

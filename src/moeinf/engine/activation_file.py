@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from moeinf.engine.build_context import Notify
+from moeinf.engine.reporting import Notify
 from moeinf.errors import StoreError
 from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.policy.trace import ActivationMatrix

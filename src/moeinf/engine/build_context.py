@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.footprint import Footprint, footprint_of
-from moeinf.engine.placed.dense import PlacedDense
-from moeinf.engine.placed.device_form import device_footprint
+from moeinf.engine.memory.footprint import Footprint, device_footprint, footprint_of
+from moeinf.engine.reporting import Reporting
+from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.sizes import seeing_footprint
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
-from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Adviser, Observer, Witness
 from moeinf.runtime.io.protocol import OnWait
@@ -29,59 +25,9 @@ from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.prefetch_trial import PrefetchTrial
-from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.traces.replayed import RecordedRouting
-from moeinf.types import MoeShape, Profiler, SumRun
-
-Notify = Callable[[str], None]  # takes one line for the user
-Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
-
-
-def no_progress(done: int, total: int) -> None:
-    pass
-
-
-def log_warning(line: str) -> None:
-    """Python's own way of telling what a program did not ask for: to stderr, unless the program says otherwise."""
-    logging.getLogger("moeinf").warning(line)
-
-
-@dataclass(frozen=True, slots=True)
-class Reporting:
-    """Whom a model tells what happens beside its answers. Each may raise while the model is opened, and ends that."""
-
-    notify: Notify = log_warning  # each fallback, once; also called by the thread that watches memory
-    on_slow_disk: Notify = lambda line: None  # while the disk does not answer for seconds
-    progress: Progress = no_progress  # bytes of weights that are read
-    pin_progress: Progress = no_progress  # bytes of host memory that are pinned for a GPU
-
-    def once(self) -> Reporting:
-        """The same, but that each notice is passed on the first time alone."""
-        said, notify = set[str](), self.notify
-
-        def notify_once(line: str) -> None:
-            if line not in said:
-                said.add(line)
-                notify(line)
-
-        return replace(self, notify=notify_once)
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What is stored of a model, and the family that it is read as."""
-
-    stored: StoredModel
-    family: AnyFamily
-    config_json: dict[str, Any]
-    dense: DenseFile | PlacedDense
-    expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
-    sums: Sequence[SumRun] = ()  # those of all files
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.stored.manifest
+from moeinf.types import MoeShape, Profiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +38,14 @@ class Host:
     config: RuntimeConfig
     kernels: Kernels  # of the CPU
     preload: bool = True  # read every expert where all fit; else the first request finds an empty cache
+
+
+def open_kernels(num_threads: int, isa: str) -> Kernels:
+    """Opens the kernels. Raises UsageError for an instruction set that is unknown or that this CPU lacks."""
+    try:
+        return Kernels(num_threads, isa)
+    except ValueError as error:
+        raise UsageError(f"MOEINF_ISA: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
-from moeinf.engine.footprint import kept_format
-from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes, sequence_text
-from moeinf.engine.placed.experts import (
+from moeinf.engine.joining import RankReaders, join, shared
+from moeinf.engine.memory.footprint import kept_format
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes, sequence_text
+from moeinf.engine.weights.experts import (
     Parts,
     parts_of_layers,
     parts_of_slices,
@@ -19,7 +20,6 @@ from moeinf.engine.placed.experts import (
     sliced_reads,
     slices_that_exist,
 )
-from moeinf.engine.ranks.star import RankReaders, join, shared
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor, narrowed, with_scales
@@ -56,7 +56,7 @@ class _Slots:
 
 
 class CpuRunner:
-    """moeinf.engine.opening.ModelRunner on the CPU."""
+    """moeinf.engine.runner.ModelRunner on the CPU."""
 
     def __init__(self, context: BuildContext) -> None:
         """Reads the dense weights, and the experts where all of them fit.

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from moeinf._native import ExpertKernel
 from moeinf.engine.build_context import BuildContext
-from moeinf.engine.footprint import expert_parts
-from moeinf.engine.memory_plan import DevicePlan, prefixes_text
-from moeinf.engine.placed.device_form import conversion_notice, device_layouts, for_device
-from moeinf.engine.ranks.card import ExpertCard, parts_of, readers_of
+from moeinf.engine.cards.card import ExpertCard, parts_of, readers_of
+from moeinf.engine.memory.plan import DevicePlan, prefixes_text
+from moeinf.engine.weights.device_form import conversion_notice, device_layouts, for_device
+from moeinf.engine.weights.experts import expert_parts
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.open_gpu import OpenGpu
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class GpuRunner:
-    """moeinf.engine.opening.ModelRunner on a GPU, or on several: the first has all but experts of the others.
+    """moeinf.engine.runner.ModelRunner on a GPU, or on several: the first has all but experts of the others.
 
     Where it does not hold the dense layers, each card has some of them.
     """
@@ -52,7 +52,8 @@ class GpuRunner:
         self._cards: list[ExpertCard] = []
         parts = parts_of(context, gpu, others)
         self.plan: DevicePlan = parts[0].plan
-        if notice := conversion_notice(footprint, weights.manifest, weights.dense):
+        experts_bytes = footprint.sizes.num_bytes(weights.manifest.moe.total_experts)
+        if notice := conversion_notice(weights.manifest, weights.dense, experts_bytes, footprint.dense_bytes):
             self._notify(notice)
         layouts, stats = device_layouts(weights.manifest), CacheStats()
         try:

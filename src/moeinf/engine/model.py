@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.activation_file import ActivationFile
-from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights, no_progress
+from moeinf.engine.answers.generator import Attendants, Generator
+from moeinf.engine.answers.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
+from moeinf.engine.build_context import BuildContext, Host, Observation, open_kernels
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.disk_wait import DiskWait
-from moeinf.engine.footprint import kept_format, unequal_bytes
-from moeinf.engine.generator import Attendants, Generator
-from moeinf.engine.memory_plan import DevicePlan, shortenings
-from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
-from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
+from moeinf.engine.memory.footprint import kept_format, unequal_bytes
+from moeinf.engine.memory.plan import DevicePlan, shortenings
+from moeinf.engine.opening import put_together
+from moeinf.engine.reporting import Reporting, no_progress
+from moeinf.engine.runner import ModelRunner
 from moeinf.engine.stored.hit_record import record_hits
 from moeinf.engine.stored.tuned_file import chosen_policy, chosen_predictor
+from moeinf.engine.stored_weights import Weights, read_weights
 from moeinf.engine.vision.encoder import open_vision
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine

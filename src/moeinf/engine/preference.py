@@ -10,8 +10,8 @@ import torch
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
 from moeinf.engine.build_context import BuildContext
-from moeinf.engine.footprint import Footprint
-from moeinf.engine.memory_plan import DevicePlan, plan_device_memory, plan_memory
+from moeinf.engine.memory.footprint import Footprint
+from moeinf.engine.memory.plan import DevicePlan, plan_device_memory, plan_memory
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.device import Device

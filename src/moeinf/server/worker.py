@@ -14,8 +14,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import MoeinfError
 from moeinf.server.answering import answer
 from moeinf.server.ask import Ask, Ended, Failed, Loading

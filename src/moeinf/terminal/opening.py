@@ -69,8 +69,8 @@ def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet:
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")
     try:
-        from moeinf.engine.build_context import Reporting  # takes a while, so that the line above comes first
         from moeinf.engine.model import Model
+        from moeinf.engine.reporting import Reporting  # takes a while, so that the line above comes first
 
         model = Model(stored, config, Reporting(notices.add, say_below, loading, pinning))
     finally:
@@ -82,8 +82,8 @@ def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet:
 
 def shares_text(stored: StoredModel, config: RuntimeConfig) -> str:
     """What each rank or card has of the model, one a line. Opens it on all of them, and closes it."""
-    from moeinf.engine.build_context import Reporting
     from moeinf.engine.model import Model
+    from moeinf.engine.reporting import Reporting
 
     with Model(stored, preset_of(stored).configured(config), Reporting(say), preload=False) as model:
         return "\n".join(model.runner.describe(model.manifest.moe.total_experts).split(" · "))

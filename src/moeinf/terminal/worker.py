@@ -43,7 +43,7 @@ def worker(
     encrypted: bind to a network that you trust.
     """
     from moeinf.distributed.listener import Listener
-    from moeinf.engine.ranks.star import address_of, read_key
+    from moeinf.engine.joining import address_of, read_key
 
     key, address, tell = read_key("--key-file", key_file), address_of("--bind", bind), teller(quiet=quiet)
     with Listener(address.host, address.port, key, tell) as listener:
@@ -60,8 +60,8 @@ def serve_here(
 ) -> None:
     """Computes experts for one rank 0 after the other, or for one. Tells what happens."""
     from moeinf.distributed.serving import WorkerServer
-    from moeinf.engine.build_context import Reporting
-    from moeinf.engine.ranks.worker import WorkerExperts
+    from moeinf.engine.reporting import Reporting
+    from moeinf.engine.worker import WorkerExperts
 
     end_at_once_at_endings()  # it has nothing that has to be put in order, and a layer may hang with its disk
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

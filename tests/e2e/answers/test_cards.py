@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.engine.build_context import Reporting
-from moeinf.engine.memory_plan import DEVICE_OVERHEAD_BYTES as OVERHEAD
+from moeinf.engine.memory.plan import DEVICE_OVERHEAD_BYTES as OVERHEAD
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import DeviceError, OutOfMemoryError
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.open_gpu import OpenGpu

@@ -16,9 +16,9 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.store.dense import dense_tensors
@@ -193,7 +193,7 @@ def test_dense_weights_are_summed_by_the_threads_that_were_asked_for_or_not_at_a
         asked.append(num_threads)
         return mapped(call, items, num_threads)
 
-    monkeypatch.setattr("moeinf.engine.dense_weights.mapped", counted)
+    monkeypatch.setattr("moeinf.engine.weights.dense_file.mapped", counted)
     logits_of(stored, 1)
     assert asked == [1]
     logits_of(resealed(stored, "", without=CHECKSUMS_FILE), 1)

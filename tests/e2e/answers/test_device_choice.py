@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Notify, Reporting, log_warning
-from moeinf.engine.memory_plan import plan_device_memory
+from moeinf.engine.memory.plan import plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.engine.preference import Rates, measured, slower
+from moeinf.engine.reporting import Notify, Reporting, log_warning
 from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.open_gpu import OpenGpu, open_gpu
@@ -98,7 +98,7 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
     monkeypatch.setattr("moeinf.engine.model.machine", lambda: next(looks))
     monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", emulated)
-    monkeypatch.setattr("moeinf.engine.ranks.card.plan_device_memory", plan)
+    monkeypatch.setattr("moeinf.engine.cards.card.plan_device_memory", plan)
     with pytest.raises(OutOfMemoryError, match="enough seen"):
         Model(demo, RuntimeConfig(threads=1, device="cuda"))
     assert seen == [1 << 30]

@@ -13,9 +13,9 @@ import pytest
 
 import moeinf
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import ContextLengthError, ExpertReadError, MoeinfError, OutOfMemoryError, StoreError, UsageError
 from moeinf.hardware import Machine
 from moeinf.runtime.policy.eamc import ActivationCollection

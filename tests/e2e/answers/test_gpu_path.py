@@ -26,10 +26,10 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import Reporting
-from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
+from moeinf.engine.weights.dense_file import DenseFile
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.open_gpu import OpenGpu
@@ -254,7 +254,7 @@ def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
 ) -> None:
     """numpy tells tracemalloc what it takes, torch, whose tensors are the device's, does not."""
     small_buffer = partial(FilePieces, buffer_bytes=32 << 10)
-    monkeypatch.setattr("moeinf.engine.dense_weights.FilePieces", small_buffer)
+    monkeypatch.setattr("moeinf.engine.weights.dense_file.FilePieces", small_buffer)
     seen: list[tuple[int, int]] = []
     peaks: list[int] = []
     streamed = DenseFile.streamed

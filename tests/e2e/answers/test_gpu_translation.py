@@ -11,10 +11,10 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Hooks
 from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import DeviceError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Completion
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import ContextLengthError, StoreError, TextError, UsageError
 from moeinf.models.layers.vision.vision import Tower
 from moeinf.store.library import StoredModel

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.pull.pull import pull

@@ -14,7 +14,7 @@ import torch
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
-from moeinf.engine.placed.device_form import device_layouts
+from moeinf.engine.weights.device_form import device_layouts
 from moeinf.errors import CheckpointError
 from moeinf.pull.pull import ensure, pull
 from moeinf.runtime.policy.eviction import POLICIES

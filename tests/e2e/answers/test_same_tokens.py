@@ -13,9 +13,9 @@ from moeinf import _native
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.footprint import expert_parts
 from moeinf.engine.model import Model
-from moeinf.engine.opening import ModelRunner
+from moeinf.engine.runner import ModelRunner
+from moeinf.engine.weights.experts import expert_parts
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.models.layers.weights import StoredTensor

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored.tuned_file import MAPS_FILE, path_of, save_maps
 from moeinf.store.library import StoredModel
 from tests.support.gpu.emulated_gpu import in_fours

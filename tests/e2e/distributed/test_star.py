@@ -22,11 +22,11 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.distributed import peer, proof, transfer
 from moeinf.distributed.frames import Request
 from moeinf.distributed.meeting import Offer
-from moeinf.engine.build_context import Reporting
+from moeinf.engine import joining
 from moeinf.engine.completion import Hooks
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
-from moeinf.engine.ranks import star
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError, WorkerError
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
@@ -432,7 +432,7 @@ def test_what_would_compute_otherwise_is_refused(
 ) -> None:
     worker, isa, wanted = workers.start(demo), "", "another model"
     if what == "version":
-        monkeypatch.setattr(star, "__version__", "0.0.1")
+        monkeypatch.setattr(joining, "__version__", "0.0.1")
         wanted = "rank 0 0.0.1; install the same on both"
     if what == "isa":
         isa, wanted = "generic", "rank 0's of generic; set MOEINF_ISA to one for both"
@@ -475,9 +475,9 @@ def test_options_that_cannot_be_meant_are_refused(
 def test_a_file_that_is_no_key_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="holds 0 bytes; write a random key"):
-        star.read_key("--key-file", str(tmp_path / "fifo"))
+        joining.read_key("--key-file", str(tmp_path / "fifo"))
     with pytest.raises(UsageError, match="/dev/zero is longer than 4096 bytes; name the file with the key"):
-        star.read_key("--key-file", "/dev/zero")
+        joining.read_key("--key-file", "/dev/zero")
 
 
 def test_a_short_key_is_refused(tmp_path: Path, demo: StoredModel) -> None:

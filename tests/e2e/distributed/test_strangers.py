@@ -20,9 +20,9 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.distributed import peer
 from moeinf.distributed.proof import GREETING_BYTES, Caller, Purpose
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.store.library import StoredModel
 from tests.support.fuzzing import mutate_bytes
 

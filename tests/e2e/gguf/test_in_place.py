@@ -13,7 +13,7 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
-from moeinf.engine.placed.dense import PlacedSizes
+from moeinf.engine.weights.placed_dense import PlacedSizes
 from moeinf.errors import CheckpointError, ExpertReadError, StoreError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.header import read_gguf

@@ -15,8 +15,8 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import CheckpointError, MoeinfError, StoreError, UnsupportedModelError
 from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import StoredModel

@@ -14,9 +14,11 @@ import torch
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights
+from moeinf.engine.build_context import BuildContext, Host, Observation
 from moeinf.engine.cpu import CpuRunner
-from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.reporting import Reporting
+from moeinf.engine.stored_weights import Weights
+from moeinf.engine.weights.dense_file import DenseFile
 from moeinf.hardware import machine
 from moeinf.models.family import family_of
 from moeinf.pull.pull import pull

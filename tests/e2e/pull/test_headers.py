@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.footprint import ANY_TEXT_BYTES
+from moeinf.engine.memory.footprint import ANY_TEXT_BYTES
 from moeinf.engine.stored.outline import Outline, outline_of, outline_of_headers
 from moeinf.pull.pull import pull, read_headers
 from moeinf.store.library import StoredModel

@@ -7,9 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
-from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
+from moeinf.engine.memory.plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
@@ -62,5 +62,5 @@ def opened(
         return replace(made, host_sizes=sizes, host_slots=slots, pinned_slots=pinned or slots)
 
     config = RuntimeConfig.of(**{"prefill_chunk": 16, "threads": 1} | options)
-    with patch("moeinf.engine.ranks.card.plan_device_memory", plan):
+    with patch("moeinf.engine.cards.card.plan_device_memory", plan):
         return Model(stored, config, reporting, on=Machine(1 << 40, "test", 2), gpu=gpu or emulated())

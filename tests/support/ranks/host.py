@@ -15,7 +15,7 @@ from moeinf.distributed.listener import Listener
 from moeinf.distributed.proof import stretched
 from moeinf.distributed.serving import WorkerServer
 from moeinf.distributed.transfer import await_model
-from moeinf.engine.ranks.worker import WorkerExperts
+from moeinf.engine.worker import WorkerExperts
 from moeinf.errors import ModelNotFoundError
 from moeinf.store.library import Library
 from tests.support.ranks.workers import KEY

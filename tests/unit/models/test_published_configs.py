@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.footprint import Footprint
-from moeinf.engine.memory_plan import MIN_CONTEXT, plan_memory, program_bytes, smallest_bytes
+from moeinf.engine.memory.footprint import Footprint
+from moeinf.engine.memory.plan import MIN_CONTEXT, plan_memory, program_bytes, smallest_bytes
 from moeinf.errors import OutOfMemoryError, UnsupportedModelError
 from moeinf.hardware import Machine
 from moeinf.models.family import family_of

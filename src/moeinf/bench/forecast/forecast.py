@@ -10,7 +10,7 @@ from moeinf.bench.forecast.rates import Kind, Rates
 from moeinf.bench.forecast.speed import PROMPT_TOKENS, Step, decode_step, prefill
 from moeinf.bench.forecast.weights import main_kinds
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory_plan import MemoryPlan, plan_memory, shortenings
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory, shortenings
 from moeinf.engine.stored.hit_record import HitCount
 from moeinf.engine.stored.outline import Outline
 from moeinf.hardware import Machine
@@ -46,7 +46,7 @@ def forecast(
     """known_rates: asked once it is known that the model can run, since measuring them takes a while.
     record: of earlier runs of the model, {} where there are none.
 
-    Raises OutOfMemoryError and UsageError as the run would (engine/memory_plan.py).
+    Raises OutOfMemoryError and UsageError as the run would (engine/memory/plan.py).
     """
     footprint, manifest = outline.footprint, outline.manifest
     plan = plan_memory(footprint, config, machine)

@@ -8,7 +8,7 @@ from pathlib import Path
 from moeinf.bench.forecast.measure import measure, measure_reading
 from moeinf.bench.forecast.rates import Kind, Rates, file_of, load, save
 from moeinf.config import RuntimeConfig
-from moeinf.engine.opening import open_kernels
+from moeinf.engine.build_context import open_kernels
 from moeinf.errors import MoeinfError
 from moeinf.hardware import machine
 

@@ -19,8 +19,8 @@ from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SMALL_BYTE, SPAN
 from moeinf.bench.forecast.rates import Kind, Products, Rates, Reading, now
 from moeinf.bench.kernel_rates import matrix_of, memory_rate
 from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import open_kernels
 from moeinf.engine.model import Model
-from moeinf.engine.opening import open_kernels
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DiskSpaceError, OutOfMemoryError
 from moeinf.hardware import cpu_name, machine

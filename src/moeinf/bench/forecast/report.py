@@ -10,7 +10,7 @@ from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.products import MAIN_KINDS
 from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.subject import Subject
-from moeinf.engine.memory_plan import PROCESS_BYTES, sequence_text
+from moeinf.engine.memory.plan import PROCESS_BYTES, sequence_text
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
 from moeinf.types import FORMAT_BLOCKS, Format

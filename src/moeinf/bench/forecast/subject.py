@@ -9,7 +9,7 @@ from pathlib import Path
 from moeinf.bench.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
+from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
 from moeinf.engine.stored.hit_record import HitCount, load_hits
 from moeinf.engine.stored.outline import Outline, outline_of, outline_of_headers
 from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of

@@ -10,8 +10,8 @@ from typing import Final
 from moeinf.bench.live import Workload, passages_of
 from moeinf.bench.tuning.maps import PERCENT
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import Reporting
 from moeinf.errors import OutOfMemoryError
 from moeinf.runtime.policy.predictors import DEFAULT
 from moeinf.runtime.policy.state_maps import StateMaps

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeinf.engine.dense_weights import DenseSizes
-from moeinf.engine.footprint import Footprint, footprint_of
-from moeinf.engine.placed.dense import PlacedSizes, open_dense
-from moeinf.engine.placed.device_form import HeldDense, device_footprint
+from moeinf.engine.memory.footprint import Footprint, device_footprint, footprint_of
 from moeinf.engine.stored.facts import config, json_file
+from moeinf.engine.weights.dense_file import DenseSizes
+from moeinf.engine.weights.device_form import HeldDense
+from moeinf.engine.weights.placed_dense import PlacedSizes, open_dense
 from moeinf.models.family import family_of
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, Manifest

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from moeinf.engine.build_context import Notify
+from moeinf.engine.reporting import Notify
 from moeinf.errors import StoreError, UsageError
 from moeinf.runtime.policy import predictors
 from moeinf.runtime.policy.eviction import DEFAULT, TUNED

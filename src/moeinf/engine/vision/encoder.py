@@ -12,8 +12,8 @@ import numpy as np
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.engine.build_context import Weights
 from moeinf.engine.stored.facts import why_no_vision
+from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.parts import GivenPicture
 from moeinf.engine.vision.sizes import processor_of
 from moeinf.engine.vision.tower_file import TowerFile, open_tower

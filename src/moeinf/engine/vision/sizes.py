@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import moeinf._native as _native
 from moeinf.config import RuntimeConfig
-from moeinf.engine.footprint import Footprint
+from moeinf.engine.memory.footprint import Footprint
 from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.stored.facts import json_file
 from moeinf.engine.vision.parts import GivenPicture

@@ -8,8 +8,8 @@ from typing import Final, Protocol, cast
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.engine.dense_weights import FileTensor
-from moeinf.engine.placed.reads import PlacedReads, recipes_of
+from moeinf.engine.weights.dense_file import FileTensor
+from moeinf.engine.weights.placed_reads import PlacedReads, recipes_of
 from moeinf.errors import StoreError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.protocol import Layers

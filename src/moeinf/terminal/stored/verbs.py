@@ -91,7 +91,7 @@ def create(
     expert_cache. No weights are copied.
     """
     from moeinf.config import RuntimeConfig
-    from moeinf.engine.memory_plan import wanted_context
+    from moeinf.engine.memory.plan import wanted_context
     from moeinf.engine.stored.preset import preset_of
     from moeinf.pull.model_names import full_name
     from moeinf.store.library import Library

@@ -24,13 +24,13 @@ from moeinf.bench.forecast.weights import (
 )
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
-from moeinf.engine.placed.slices import SliceSlots
 from moeinf.engine.stored.hit_record import load_hits
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
+from moeinf.store.placed.slices import SliceSlots
 from moeinf.types import format_bytes
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.rates import PLAIN

@@ -1,0 +1,1 @@
+"""The way of a request through an open model."""

@@ -1,0 +1,1 @@
+"""What a model takes of memory, and how that is divided."""

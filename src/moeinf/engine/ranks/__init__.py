@@ -1,1 +1,0 @@
-"""A model that several machines compute together: rank 0, and the workers."""

@@ -1,0 +1,55 @@
+"""What runs a model, on whichever device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from moeinf.engine.memory.plan import MemoryPlan
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.encoder_decoder import EncoderDecoder
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.io.protocol import ReadFacts
+from moeinf.sampling.beam_search import EncoderDecoderModel
+
+
+class ModelRunner(EncoderDecoderModel, Protocol):
+    """A network on a device, with its experts and the cache of one sequence: CpuRunner (cpu.py), GpuRunner (gpu.py).
+
+    Only encoder-decoder models have a use for `encode` and `keep_beams`.
+    """
+
+    tier: ExpertTier  # of the device that computes
+    observers: list[Observer]
+    network: Decoder | EncoderDecoder
+    cache: Cache
+
+    @property
+    def plan(self) -> MemoryPlan: ...
+
+    @property
+    def reader(self) -> ReadFacts: ...
+
+    @property
+    def stats(self) -> CacheStats:
+        """What the caches of experts have counted, those of other ranks too, as a copy. From any thread."""
+        ...
+
+    @property
+    def arithmetic(self) -> str:
+        """What its rounding depends on: the device, and how its kernels compute."""
+        ...
+
+    def describe(self, total_experts: int) -> str:
+        """Says where its memory went."""
+        ...
+
+    def peak_device_bytes(self) -> int:
+        """The most memory that was ever taken of a GPU; 0 on the CPU."""
+        ...
+
+    def close(self) -> bool:
+        """Gives back what it holds; returns whether all reads have ended."""
+        ...
