@@ -1,4 +1,4 @@
-"""Pages and pictures that scripts of docs/ make are as the scripts make them now."""
+"""The pages are short and lead somewhere, and what scripts of docs/ make is as the scripts make it now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,29 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[3] / "docs"
+ROOT = DOCS.parent
+PAGES = sorted((*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/*.md")))
 COLUMNS = 120
+README_LINES = 150
+# Of the README and the pages for users, which lie in docs/ itself. Those of its folders are for whoever looks something
+# up (reference, which scripts write), changes moeinf (contributing) or checks what was measured (lab).
+MOST_WORDS = 25_000
+WORDS = {
+    "README.md": 1_400,
+    "apis.md": 1_300,
+    "formats.md": 1_500,
+    "gpu.md": 700,
+    "models.md": 1_900,
+    "page.md": 650,
+    "performance.md": 950,
+    "prefixes.md": 750,
+    "sampling.md": 1_050,
+    "scale-out.md": 1_100,
+    "server.md": 1_900,
+    "tools.md": 1_100,
+    "traces.md": 1_800,
+    "using.md": 1_150,
+}
 
 
 def test_the_page_about_the_command_line_is_what_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,9 +53,59 @@ def test_the_pictures_are_those_of_the_script() -> None:
         assert written == draw().svg(), "run: python docs/generate_pictures.py"
 
 
+def prose(page: Path) -> str:
+    """Without blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that GitHub gives to the headings of a page; a second heading of the same words gets a number."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        found[slug] = found.get(slug, 0) + 1
+    return {slug if n == 0 else f"{slug}-{n}" for slug, times in found.items() for n in range(times)}
+
+
 def test_prose_is_wrapped_at_120_columns() -> None:
-    root = DOCS.parent
-    for page in (*root.glob("*.md"), *DOCS.rglob("*.md")):
-        prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        long = [line for line in prose.splitlines() if len(line) > COLUMNS and not line.startswith("|")]
-        assert not long, f"{page.relative_to(root)}: wrap these lines, of which the first is {long[0]!r}"
+    for page in PAGES:
+        long = [line for line in prose(page).splitlines() if len(line) > COLUMNS and not line.startswith("|")]
+        assert not long, f"{page.relative_to(ROOT)}: wrap these lines, of which the first is {long[0]!r}"
+
+
+def test_no_link_is_dead() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r'(?:\]\(|src="|srcset=")([^)#"\s]*)(?:#([^)"\s]*))?[)"]', prose(page)):
+            if "://" in target:
+                continue
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.relative_to(ROOT)}: there is no {target}"
+            dead = anchor and there.suffix == ".md" and anchor not in anchors(there)
+            assert not dead, f"{page.relative_to(ROOT)}: {target} has no heading #{anchor}"
+
+
+def test_what_a_user_is_offered_can_be_read() -> None:
+    """A page that outgrows its row says less of its subject, or another page says less: the sum stays."""
+    pages = [ROOT / "README.md", *DOCS.glob("*.md")]
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in pages}
+    assert words.keys() == WORDS.keys(), "each page for users has a row in the table of words"
+    assert not {name: count for name, count in words.items() if count > WORDS[name]}
+    assert sum(WORDS.values()) <= MOST_WORDS
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_each_page_says_for_whom_it_is() -> None:
+    for page in DOCS.rglob("*.md"):
+        title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
+        assert title.startswith("# ") and "\n" not in title, page
+        assert rest.startswith("This page is for "), f"{page.relative_to(ROOT)} does not say for whom it is"
+
+
+def test_each_page_can_be_found() -> None:
+    """The README leads to the pages for users and the reference, CONTRIBUTING.md to all others."""
+    of_users, of_developers = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md"))
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(ROOT).as_posix()
+        found = of_users if page.parent.name in ("docs", "reference") else of_developers
+        assert f"({name})" in found, f"nothing leads to {name}"
