@@ -21,9 +21,14 @@ from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
+    Gate,
+    HeadNorms,
     NormConfig,
     NormKind,
+    Projections,
+    Scores,
     Sharpening,
+    Sight,
     attention_shapes,
 )
 from moeinf.models.layers.decoder import Decoder
@@ -83,32 +88,48 @@ ATTENTION = AttentionConfig(64, 4, 2, 24, 1e-6, plain_rope(24, 1e4))
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "partial rotary": {"rope": plain_rope(12, 1e4)},
-    "interleaved pairs, head norms": {"rope": plain_rope(24, 1e4, interleaved=True), "qk_norm": "head"},
+    "interleaved pairs, head norms": {"rope": plain_rope(24, 1e4, interleaved=True), "head_norms": HeadNorms()},
     "interleaved, partial, norms that store one less": {
         "rope": plain_rope(8, 1e4, interleaved=True),
-        "qk_norm": "head",
+        "head_norms": HeadNorms(),
         "norm": "rms+1",
     },
-    "no positions, all biases": {"rope": None, "bias": True, "output_bias": True},
-    "scaled positions and scores": {"rope": Rope(plain_rope(24, 1e4).frequencies, scale=1.3), "scale": 0.31},
-    "sinks, window, output bias": {"sinks": True, "window": 5, "output_bias": True},
-    "gate, biases, whole norms": {"gate": True, "bias": True, "qk_norm": "full", "norm": "rms+1"},
-    "chunks, values that are keys": {"window": 4, "chunked": True, "values_of_keys": True, "value_norm": True},
-    "sharpened queries, norms without weights": {
-        "sharpening": Sharpening(0.4, 3, 1),
-        "qk_norm": "turned",
-        "head_norms": None,
+    "no positions, all biases": {"rope": None, "projections": Projections(bias=True, output_bias=True)},
+    "scaled positions and scores": {"rope": Rope(plain_rope(24, 1e4).frequencies, scale=1.3), "scores": Scores(0.31)},
+    "sinks, window, output bias": {
+        "scores": Scores(sinks="sinks"),
+        "sight": Sight(5),
+        "projections": Projections(output_bias=True),
     },
-    "values narrower than keys, sinks, window, biases": {"value_dim": 10, "sinks": True, "bias": True, "window": 5},
-    "a gate for each head": {"gate_apart": True, "gate_name": "g_proj", "gate_of_heads": True},
-    "softplus of gates": {"gate_apart": True, "softplus_gates": True},
-    "softplus of a gate for each head": {"gate_apart": True, "gate_of_heads": True, "softplus_gates": True},
-    "layer norm, clip": {"norm": "layer", "clip_qkv": 0.6, "bias": True},
+    "gate, biases, whole norms": {
+        "gate": Gate(),
+        "projections": Projections(bias=True),
+        "head_norms": HeadNorms("full"),
+        "norm": "rms+1",
+    },
+    "chunks, values that are keys": {
+        "sight": Sight(4, chunked=True),
+        "projections": Projections(values_of_keys=True),
+        "head_norms": HeadNorms(of_values=True),
+    },
+    "sharpened queries, norms without weights": {
+        "scores": Scores(sharpening=Sharpening(0.4, 3, 1)),
+        "head_norms": HeadNorms("turned", names=None),
+    },
+    "values narrower than keys, sinks, window, biases": {
+        "projections": Projections(value_dim=10, bias=True),
+        "scores": Scores(sinks="sinks"),
+        "sight": Sight(5),
+    },
+    "a gate for each head": {"gate": Gate("g_proj", per_head=True)},
+    "softplus of gates": {"gate": Gate("gate_proj", function="softplus")},
+    "softplus of a gate for each head": {"gate": Gate("gate_proj", per_head=True, function="softplus")},
+    "layer norm, clip": {"norm": "layer", "projections": Projections(clip=0.6, bias=True)},
 }
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("features", FEATURES.values(), ids=lambda f: "-".join(f) or "plain")
+@pytest.mark.parametrize("features", FEATURES.values(), ids=[name.replace(" ", "-") for name in FEATURES])
 @pytest.mark.parametrize("residual", [1.0, 0.4])
 def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], residual: float) -> None:
     config = replace(ATTENTION, **features)

@@ -15,7 +15,7 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(value):
             if field.name not in (
                 "stacked",
-                "fused_name",
+                "fused",
                 "prefix",
                 "head_prefix",
                 "num_future_layers",

@@ -16,7 +16,7 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.gpu import heads as device_heads
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import AttentionConfig, Sharpening
+from moeinf.models.layers.attention_config import AttentionConfig, Scores, Sharpening, Sight
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
 from moeinf.models.layers.weights import StoredTensor
@@ -31,9 +31,9 @@ ROPE = Rope(plain_rope(HEAD_DIM, 100.0).frequencies[:4])
 CASES: dict[str, tuple[AttentionConfig, int, bool]] = {  # with the extent of profiles, and whether there are sinks
     "nothing added": (replace(PLAIN, rope=ROPE), 0, False),
     "a bias": (PLAIN, 530, False),
-    "a bias in a window": (replace(PLAIN, window=21, scale=0.1), 21, False),
-    "a bias shorter than the window, sinks": (replace(PLAIN, window=67, rope=ROPE), 3, True),
-    "sinks, sharpened": (replace(PLAIN, sharpening=Sharpening(0.4, 9, 1, growth="smooth")), 70, True),
+    "a bias in a window": (replace(PLAIN, sight=Sight(21), scores=Scores(0.1)), 21, False),
+    "a bias shorter than the window, sinks": (replace(PLAIN, sight=Sight(67), rope=ROPE), 3, True),
+    "sinks, sharpened": (replace(PLAIN, scores=Scores(sharpening=Sharpening(0.4, 9, 1, growth="smooth"))), 70, True),
 }
 
 
@@ -56,13 +56,13 @@ class Case:
         """Of all tokens, [tokens, heads * head_dim]."""
         c, places = self.config, torch.arange(TOKENS)
         factors = torch.ones(TOKENS, dtype=torch.float64)
-        if c.sharpening is not None:
-            s = c.sharpening
+        if c.scores.sharpening is not None:
+            s = c.scores.sharpening
             factors = 1 + s.sharpness * ((places + s.offset) / s.length).clamp(min=1).double().log()
         q = self._turned(self.q.double().view(TOKENS, HEADS, HEAD_DIM)) * factors[:, None, None]
         k, v = self._turned(self.k.double().view(TOKENS, KV_HEADS, -1)), self.v.double().view(TOKENS, KV_HEADS, -1)
         k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) * (HEAD_DIM**-0.5 if c.scale is None else c.scale)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * c.scale
         back = places[:, None] - places
         if self.relative is not None:
             states = self.relative.double().view(TOKENS, HEADS, WIDTH) * factors[:, None, None]

@@ -15,8 +15,13 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
+    Gate,
+    HeadNorms,
+    Projections,
+    Scores,
     Shapes,
     Sharpening,
+    Sight,
     attention_shapes,
     attention_workspace,
 )
@@ -33,32 +38,41 @@ PLAIN = AttentionConfig(HIDDEN, HEADS, KV_HEADS, HEAD_DIM, 1e-5, ROPE)
 CONFIGS = {
     "plain": PLAIN,
     "no positions": replace(PLAIN, rope=None),
-    "partial, scaled cos and sin": replace(PLAIN, rope=Rope(ROPE.frequencies[:3], 1.3), qk_norm="head"),
-    "partial, interleaved": replace(PLAIN, rope=Rope(ROPE.frequencies[:4], interleaved=True), qk_norm="full"),
-    "a scale": replace(PLAIN, scale=0.05),
-    "biases": replace(PLAIN, bias=True),
-    "a bias of the output": replace(PLAIN, output_bias=True),
-    "sinks": replace(PLAIN, sinks=True, bias=True, output_bias=True, scale=0.1),
-    "sinks, a window": replace(PLAIN, sinks=True, window=5),
-    "gates, norms of one less": replace(PLAIN, gate=True, norm="rms+1", qk_norm="head", rope=SHORT_ROPE),
-    "gates, biases": replace(PLAIN, gate=True, bias=True),
-    "gates of a matrix of their own": replace(PLAIN, gate_apart=True, qk_norm="head"),
-    "norms behind positions": replace(PLAIN, qk_norm="turned"),
-    "norms behind some positions": replace(PLAIN, qk_norm="turned", rope=SHORT_ROPE),
-    "norms without weights": replace(PLAIN, qk_norm="turned", head_norms=None, value_norm=True),
-    "values that are keys": replace(PLAIN, qk_norm="head", values_of_keys=True, value_norm=True, bias=True),
-    "chunks": replace(PLAIN, window=7, chunked=True),
-    "sharpened queries": replace(PLAIN, rope=None, sharpening=Sharpening(0.4, 5, 1)),
-    "queries sharpened by a power": replace(PLAIN, sharpening=Sharpening(0.4, 5, 1, growth="power")),
-    "biased gates": replace(PLAIN, gate_apart=True, gate_bias="gate_bias"),
-    "biased gates of heads": replace(PLAIN, gate_apart=True, gate_of_heads=True, gate_bias="gate_bias"),
-    "layer norm": replace(PLAIN, norm="layer", bias=True, output_bias=True),
+    "partial, scaled cos and sin": replace(PLAIN, rope=Rope(ROPE.frequencies[:3], 1.3), head_norms=HeadNorms()),
+    "partial, interleaved": replace(
+        PLAIN, rope=Rope(ROPE.frequencies[:4], interleaved=True), head_norms=HeadNorms("full")
+    ),
+    "a scale": replace(PLAIN, scores=Scores(0.05)),
+    "biases": replace(PLAIN, projections=Projections(bias=True)),
+    "a bias of the output": replace(PLAIN, projections=Projections(output_bias=True)),
+    "sinks": replace(
+        PLAIN, scores=Scores(sinks="sinks", scale=0.1), projections=Projections(bias=True, output_bias=True)
+    ),
+    "sinks, a window": replace(PLAIN, scores=Scores(sinks="sinks"), sight=Sight(5)),
+    "gates, norms of one less": replace(PLAIN, gate=Gate(), head_norms=HeadNorms(), norm="rms+1", rope=SHORT_ROPE),
+    "gates, biases": replace(PLAIN, gate=Gate(), projections=Projections(bias=True)),
+    "gates of a matrix of their own": replace(PLAIN, gate=Gate("gate_proj"), head_norms=HeadNorms()),
+    "norms behind positions": replace(PLAIN, head_norms=HeadNorms("turned")),
+    "norms behind some positions": replace(PLAIN, head_norms=HeadNorms("turned"), rope=SHORT_ROPE),
+    "norms without weights": replace(PLAIN, head_norms=HeadNorms("turned", names=None, of_values=True)),
+    "values that are keys": replace(
+        PLAIN, head_norms=HeadNorms(of_values=True), projections=Projections(values_of_keys=True, bias=True)
+    ),
+    "chunks": replace(PLAIN, sight=Sight(7, chunked=True)),
+    "sharpened queries": replace(PLAIN, rope=None, scores=Scores(sharpening=Sharpening(0.4, 5, 1))),
+    "queries sharpened by a power": replace(PLAIN, scores=Scores(sharpening=Sharpening(0.4, 5, 1, growth="power"))),
+    "biased gates": replace(PLAIN, gate=Gate("gate_proj", bias="gate_bias")),
+    "biased gates of heads": replace(PLAIN, gate=Gate("gate_proj", per_head=True, bias="gate_bias")),
+    "layer norm": replace(PLAIN, norm="layer", projections=Projections(bias=True, output_bias=True)),
 }
 
 SITE = AttentionSite(0, "a.", "norm.weight", RESIDUAL)
 CASES = {name: (config, SITE) for name, config in CONFIGS.items()} | {
-    "a norm behind": (replace(PLAIN, output_bias=True), replace(SITE, norm=None, output_norm="behind.weight")),
-    "norms on both sides": (replace(PLAIN, gate_apart=True), replace(SITE, output_norm="behind.weight")),
+    "a norm behind": (
+        replace(PLAIN, projections=Projections(output_bias=True)),
+        replace(SITE, norm=None, output_norm="behind.weight"),
+    ),
+    "norms on both sides": (replace(PLAIN, gate=Gate("gate_proj")), replace(SITE, output_norm="behind.weight")),
     "another epsilon in front": (PLAIN, replace(SITE, front_eps=0.3)),
 }
 
@@ -68,38 +82,39 @@ class Twin:
 
     def __init__(self, config: AttentionConfig, site: AttentionSite, tensors: dict[str, Float32Array]) -> None:
         self._config, self._site = config, site
+        self._over = None if config.head_norms is None else config.head_norms.over
         self._tensors = {name: torch.from_numpy(values).double() for name, values in tensors.items()}
 
     def __call__(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
-        c, hidden = self._config, self._normed(x)
-        queries, keys, values = (self._product(n, hidden, c.bias) for n in ("qkk" if c.values_of_keys else "qkv"))
-        if c.gate:
+        c, p, hidden = self._config, self._config.projections, self._normed(x)
+        queries, keys, values = (self._product(n, hidden, p.bias) for n in ("qkk" if p.values_of_keys else "qkv"))
+        if c.gate is not None and c.gate.name is None:
             queries, gates = (part.flatten(1) for part in queries.view(len(x), HEADS, -1).chunk(2, -1))
         q, k = (self._heads_behind(n, self._turned(self._heads(n, x))) for n, x in (("q", queries), ("k", keys)))
-        if c.sharpening is not None:
-            s, numbers = c.sharpening, torch.arange(len(x)).double() + c.sharpening.offset
+        if (s := c.scores.sharpening) is not None:
+            numbers = torch.arange(len(x)).double() + s.offset
             steps = 1 + s.sharpness * (numbers // s.length).log1p()
             q = q * ((1 + numbers / s.length) ** s.sharpness if s.growth == "power" else steps)[:, None, None]
         v = values.view(len(x), KV_HEADS, HEAD_DIM)
-        v = self._rms(v, torch.ones(HEAD_DIM)) if c.value_norm else v
+        v = self._rms(v, torch.ones(HEAD_DIM)) if c.head_norms is not None and c.head_norms.of_values else v
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) * (HEAD_DIM**-0.5 if c.scale is None else c.scale)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * c.scale
         distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
         unseen = distance >= (c.window or len(x))
-        if c.chunked and c.window is not None:
+        if c.sight.chunked:
             chunk = torch.arange(len(x)) // c.window
             unseen = chunk[:, None] != chunk
         behind = distance < 0 if ends is None else torch.arange(len(x)) >= ends[:, None]
         scores = scores.masked_fill(behind | unseen, -torch.inf)
-        if c.sinks:
+        if c.scores.sinks:
             scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
-        weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
+        weights = scores.softmax(-1)[:, :, 1:] if c.scores.sinks else scores.softmax(-1)
         mixed = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
-        if c.gate_apart:
+        if c.gate is not None and c.gate.name is not None:
             gates = (hidden @ self._tensors["a.gate_proj.weight"].T).view(len(x), HEADS, -1)
             gates = gates + self._tensors.get("a.gate_bias", torch.zeros(HEADS))[:, None]
             gates = gates.expand(-1, -1, HEAD_DIM).flatten(1)
-        out = self._product("o", mixed * gates.sigmoid() if c.gate or c.gate_apart else mixed, c.output_bias)
+        out = self._product("o", mixed if c.gate is None else mixed * gates.sigmoid(), p.output_bias)
         return out if self._site.output_norm is None else self._rms(out, self._tensors[self._site.output_norm])
 
     def _product(self, name: str, x: Tensor, biased: bool) -> Tensor:
@@ -124,13 +139,13 @@ class Twin:
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         weight = self._tensors.get(f"a.{name}_norm.weight")
-        if weight is not None and self._config.qk_norm == "full":
+        if weight is not None and self._over == "full":
             x = self._rms(x, weight)
         x = x.view(len(x), -1, HEAD_DIM)
-        return self._rms(x, weight) if weight is not None and self._config.qk_norm == "head" else x
+        return self._rms(x, weight) if weight is not None and self._over == "head" else x
 
     def _heads_behind(self, name: str, x: Tensor) -> Tensor:
-        if self._config.qk_norm != "turned":
+        if self._over != "turned":
             return x
         return self._rms(x, self._tensors.get(f"a.{name}_norm.weight", torch.ones(HEAD_DIM)))
 
@@ -180,7 +195,7 @@ def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(
 @pytest.mark.parametrize("window", [None, 9, 150])
 @pytest.mark.parametrize("option", ["plain", "gates, biases", "gates of a matrix of their own", "layer norm"])
 def test_tokens_of_a_picture_see_each_other(option: str, window: int | None, isa: str) -> None:
-    config = replace(CONFIGS[option], window=window, sees="picture")
+    config = replace(CONFIGS[option], sight=Sight(window, sees="picture"))
     rng = np.random.default_rng(5)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,), "norm.bias": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
@@ -209,7 +224,7 @@ def test_tokens_of_a_picture_see_each_other(option: str, window: int | None, isa
     assert np.array_equal(whole, in_passes(3, 18, 99, 600, tokens)) and np.array_equal(
         whole, in_passes(100, 601, tokens)
     )
-    config = replace(config, sees="all", window=None)
+    config = replace(config, sight=Sight(sees="all"))
     every = layers.attention(config, SITE)
     cache = Cache([every.new_state(tokens)], tokens)
     every.add_to(x, cache, layers.rotary(config.rope, tokens)(0, tokens, cache))
@@ -224,7 +239,7 @@ def none_of_them() -> Float32Array:
 
 
 def test_biases_of_a_fused_matrix_are_its_parts() -> None:
-    fused = replace(PLAIN, bias=True, fused_name="qkv")
+    fused = replace(PLAIN, projections=Projections(bias=True, fused="qkv"))
     tensors = drawn(attention_shapes(fused, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(4))
     cuts = [HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM]
     parts = {
@@ -233,7 +248,7 @@ def test_biases_of_a_fused_matrix_are_its_parts() -> None:
         for n, part in zip("qkv", np.split(tensors[f"a.qkv.{kind}"], cuts), strict=True)
     }
     found = []
-    for config, given in ((fused, tensors), (replace(fused, fused_name=None), tensors | parts)):
+    for config, given in ((fused, tensors), (replace(PLAIN, projections=Projections(bias=True)), tensors | parts)):
         stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in given.items()}
         layers = NativeLayers(_native.Kernels(1), stored, "f32")
         attention, x = layers.attention(config, SITE), np.ones((9, HIDDEN), np.float32)
@@ -255,7 +270,7 @@ def test_ends_that_cannot_be_are_refused(ends: list[int]) -> None:
         )
 
 
-LONG = replace(PLAIN, rope=None, sinks=True)
+LONG = replace(PLAIN, rope=None, scores=Scores(sinks="sinks"))
 
 
 def attended(layer: _native.AttentionLayer, x: Float32Array, kept: list[Float32Array], length: int) -> Float32Array:
@@ -321,7 +336,7 @@ def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_
     ids=["all", "short window", "long window", "short chunks", "long chunks"],
 )
 def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, chunked: bool, kept: KVFormat, isa: str) -> None:
-    config, tokens = replace(PLAIN, window=window, chunked=chunked, head_dim=32), 2300
+    config, tokens = replace(PLAIN, sight=Sight(window, chunked=chunked), head_dim=32), 2300
     rng = np.random.default_rng(9)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
@@ -374,7 +389,7 @@ def test_shapes_and_options_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("tokens", [1, 8, 9, 200])
 def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window: int, kept: KVFormat) -> None:
     kernels, length = _native.Kernels(2), 3000
-    config = replace(LONG, window=window or None, head_dim=32)
+    config = replace(LONG, sight=Sight(window or None), head_dim=32)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(0))
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(kernels, stored, kept)

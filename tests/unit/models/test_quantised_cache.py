@@ -8,7 +8,7 @@ import pytest
 from moeinf import _native
 from moeinf.models.cpu.attention import KVState
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, attention_shapes
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Scores, Sight, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
@@ -21,7 +21,16 @@ class Layer:
     """A layer without norm, positions and residual, whose keys and values are kept as q8_0."""
 
     def __init__(self, isa: str, window: int, sinks: bool = True) -> None:
-        self.config = AttentionConfig(HIDDEN, HEADS, KV_HEADS, HEAD_DIM, 1e-5, None, window=window, sinks=sinks)
+        self.config = AttentionConfig(
+            HIDDEN,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            1e-5,
+            None,
+            sight=Sight(window),
+            scores=Scores(sinks="sinks" if sinks else None),
+        )
         rng = np.random.default_rng(window)
         self.tensors: dict[str, Float32Array] = {
             name: rng.standard_normal(shape).astype(np.float32) / np.float32(4)

@@ -54,27 +54,30 @@ class NativeAttention:
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
     def __init__(self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, site: AttentionSite) -> None:
-        assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
-        assert config.sharpening is None or config.sharpening.growth != "smooth"
+        assert config.norm not in ("layer", "centred") or config.head_norms is None, (
+            "no family has layer norms of heads"
+        )
+        s = config.scores.sharpening or Sharpening(0.0, 1)
+        assert s.growth != "smooth"
         self._layer, self._config, self._kept = site.layer, config, kept
-        rope, s = config.rope, config.sharpening or Sharpening(0.0, 1)
+        rope, gate, norms = config.rope, config.gate, config.head_norms
         shape = _native.AttentionShape(
             head_dim=config.head_dim,
             norm_eps=config.norm_eps,
-            head_norm=config.qk_norm,
-            clip=config.clip_qkv or 0.0,
-            window=config.window or 0,
+            head_norm="none" if norms is None else norms.over,
+            clip=config.projections.clip or 0.0,
+            window=config.window,
             rotary_dim=0 if rope is None else rope.rotary_dim,
             interleaved=rope is not None and rope.interleaved,
-            scale=config.scale,
+            scale=config.scores.scale,
             residual=site.residual,
-            gated=config.gate,
-            chunked=config.chunked,
+            gated=gate is not None and gate.name is None,
+            chunked=config.sight.chunked,
             sharpness=s.sharpness,
             sharp_length=s.length,
             sharp_offset=s.offset,
             replaces=site.replaces,
-            softplus_gates=config.softplus_gates,
+            softplus_gates=gate is not None and gate.function == "softplus",
             sharp_power=s.growth == "power",
             front_eps=site.front_eps,
         )
@@ -98,60 +101,61 @@ class NativeAttention:
 
     def _ends(self, num_tokens: int, cache: Cache) -> IntArray | None:
         """Where what each token sees ends; None: with itself."""
-        if self._config.sees == "all":
+        if self._config.sight.sees == "all":
             return np.full(num_tokens, cache.length + num_tokens, np.int64)
-        return ends_seen(cache.pictures, cache.length, num_tokens) if self._config.sees == "picture" else None
+        return ends_seen(cache.pictures, cache.length, num_tokens) if self._config.sight.sees == "picture" else None
 
 
 def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: AttentionSite) -> _native.AttentionTensors:
     def matrix(name: str) -> _native.Matrix:
         return weights.linear(f"{site.prefix}{name}.weight").native
 
-    values = "k" if config.values_of_keys else "v"
+    p, gate, norms = config.projections, config.gate, config.head_norms
+    values = "k" if p.values_of_keys else "v"
 
     def projections() -> list[_native.Matrix]:
-        if config.fused_name is None:
+        if p.fused is None:
             return [matrix(f"{n}_proj") for n in ("q", "k", values)]
         keys = config.num_kv_heads * config.head_dim
         rows = (config.num_heads * config.head_dim, keys, keys)
-        return weights.stacked(f"{site.prefix}{config.fused_name}.weight", rows)
+        return weights.stacked(f"{site.prefix}{p.fused}.weight", rows)
 
     def bias(name: str, present: bool) -> Float32Array | None:
         return weights.vector(f"{site.prefix}{name}.bias") if present else None
 
     def biases() -> list[Float32Array | None]:
-        if config.fused_name is None:
-            return [bias(f"{n}_proj", config.bias) for n in ("q", "k", values)]
-        whole = bias(config.fused_name, config.bias)
+        if p.fused is None:
+            return [bias(f"{n}_proj", p.bias) for n in ("q", "k", values)]
+        whole = bias(p.fused, p.bias)
         if whole is None:
             return [None] * 3
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         return [np.ascontiguousarray(part) for part in np.split(whole, [queries, queries + keys])]
 
     def head_norm(number: int) -> Float32Array | None:
-        if config.qk_norm == "none":
+        if norms is None:
             return None
-        if config.head_norms is None:
+        if norms.names is None:
             return np.ones(config.head_dim, np.float32)
-        return weights.norm_vectors(f"{site.prefix}{config.head_norms[number]}.weight", config.norm)[0]
+        return weights.norm_vectors(f"{site.prefix}{norms.names[number]}.weight", config.norm)[0]
 
     weight, norm_bias = (None, None) if site.norm is None else weights.norm_vectors(site.norm, config.norm)
     others: dict[str, Any] = {}  # of few families
     if site.output_norm is not None:
         others["output_norm"] = weights.norm_vectors(site.output_norm, "rms")[0]
-    if config.value_norm:
+    if norms is not None and norms.of_values:
         others["value_norm"] = np.ones(config.head_dim, np.float32)
-    if config.gate_apart:
-        others["gate"] = matrix(config.gate_name)
-    if config.gate_bias is not None:
-        others["gate_bias"] = weights.vector(site.prefix + config.gate_bias)
+    if gate is not None and gate.name is not None:
+        others["gate"] = matrix(gate.name)
+    if gate is not None and gate.bias is not None:
+        others["gate_bias"] = weights.vector(site.prefix + gate.bias)
     query, key, value = projections()
     query_bias, key_bias, value_bias = biases()
     return _native.AttentionTensors(
         query=query,
         key=key,
         value=value,
-        output=matrix(config.output_name),
+        output=matrix(p.output),
         norm=weight,
         norm_bias=norm_bias,
         query_norm=head_norm(0),
@@ -159,7 +163,7 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         query_bias=query_bias,
         key_bias=key_bias,
         value_bias=value_bias,
-        output_bias=bias(config.output_name, config.output_bias),
-        sinks=weights.vector(site.prefix + config.sinks_name) if config.sinks else None,
+        output_bias=bias(p.output, p.output_bias),
+        sinks=None if config.scores.sinks is None else weights.vector(site.prefix + config.scores.sinks),
         **others,
     )

@@ -25,10 +25,10 @@ class NativeHeadsCore:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            window=config.window or 0,
+            window=config.window,
             rotary_dim=0 if rope is None else rope.rotary_dim,
             interleaved=rope is not None and rope.interleaved,
-            scale=config.head_dim**-0.5 if config.scale is None else config.scale,
+            scale=config.scale,
             profiles=None if profiles is None else _from_the_farthest(weights, profiles),
         )
 
@@ -47,8 +47,8 @@ class NativeHeadsCore:
         sinks: Float32Array | None = None,
     ) -> Float32Array:
         state: KVState = cache.states[self._layer]
-        if self._config.sharpening is not None:
-            factors = self._config.sharpening.factors(cache.length, len(q))
+        if self._config.scores.sharpening is not None:
+            factors = self._config.scores.sharpening.factors(cache.length, len(q))
             q = q * factors
             relative = None if relative is None else relative * factors
         turned = positions if self._config.rope is not None else (np.empty((len(q), 0), np.float32),) * 2

@@ -65,13 +65,11 @@ class NativeLayers:
     def upload(self, rows: Float32Array) -> Float32Array:
         return rows
 
-    def rotary(
-        self, rope: Rope | None, context_length: int, learned: str | None = None
-    ) -> Callable[[int, int, Cache], Angles]:
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], Angles]:
         if rope is None:
             return lambda start, num_tokens, cache: (_NOTHING, _NOTHING)
-        if learned is not None and rope.rotary_dim:
-            rope = replace(rope, frequencies=rope.frequencies * np.exp(self.weights.vector(learned)))
+        if rope.learned is not None:
+            rope = replace(rope, frequencies=rope.frequencies * np.exp(self.weights.vector(rope.learned)))
         return lambda start, num_tokens, cache: rope.within(cache.capacity, cache.reach).tables(
             start, num_tokens, cache.pictures
         )

@@ -12,7 +12,7 @@ from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Gate, NormConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.soft_tokens import ends_seen
 from moeinf.types import ByteArray
@@ -48,65 +48,74 @@ class DeviceAttention:
     def __init__(
         self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, site: AttentionSite
     ) -> None:
-        assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
-        assert config.sharpening is None or config.sharpening.growth != "smooth"
+        assert config.norm not in ("layer", "centred") or config.head_norms is None, (
+            "no family has layer norms of heads"
+        )
+        assert config.scores.sharpening is None or config.scores.sharpening.growth != "smooth"
         c = self._config = config
+        p, gate, norms = c.projections, c.gate, c.head_norms
+        gated = gate is not None and gate.name is None
         weights = weights.with_wide_heads(config, site.prefix)
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
         self._replaces = site.replaces
         prefix = site.prefix
-        inputs = "qkk" if c.values_of_keys else "qkv"
+        inputs = "qkk" if p.values_of_keys else "qkv"
         names = [f"{prefix}{n}_proj.weight" for n in inputs]
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        values = keys if c.value_dim is None else c.num_kv_heads * c.value_dim
+        values = c.num_kv_heads * (p.value_dim or c.head_dim)
         self._rows = [queries, keys, values]
-        fused = c.fused_name is not None
+        fused = p.fused is not None
         if fused or len({weights.format_of(name) for name in names}) == 1:  # one product of one token instead of three
-            stacked = weights.matrix(f"{prefix}{c.fused_name}.weight") if fused else weights.stacked(names)
-            if c.gate:
+            stacked = weights.matrix(f"{prefix}{p.fused}.weight") if fused else weights.stacked(names)
+            if gated:
                 _gates_behind(stacked.data.view(stacked.rows, -1)[: 2 * queries], c.num_heads)
             self._stacked: DeviceMatrix | None = stacked
-            self._matrices = _cut(self._stacked, [queries * (2 if c.gate else 1), keys, values])
+            self._matrices = _cut(self._stacked, [queries * (2 if gated else 1), keys, values])
         else:
             self._stacked = None
             self._matrices = [weights.matrix(name) for name in names]
-            if c.gate:
+            if gated:
                 _gates_behind(self._matrices[0].data.view(2 * queries, -1), c.num_heads)
-        biases = [weights.vector(f"{prefix}{n}_proj.bias") for n in inputs] if c.bias else []
-        if biases and c.gate:
+        biases = [weights.vector(f"{prefix}{n}_proj.bias") for n in inputs] if p.bias else []
+        if biases and gated:
             _gates_behind(biases[0].view(2 * queries, 1), c.num_heads)
         self._biases: Sequence[Tensor | None] = biases or [None, None, None]
         self._bias = torch.cat(biases) if biases else None
-        self._output = weights.matrix(f"{prefix}{c.output_name}.weight")
-        output_bias = weights.vector(f"{prefix}{c.output_name}.bias") if c.output_bias else None
+        self._output = weights.matrix(f"{prefix}{p.output}.weight")
+        output_bias = weights.vector(f"{prefix}{p.output}.bias") if p.output_bias else None
         self._plain_output_bias = output_bias
         self._output_bias = None if output_bias is None else output_bias * site.residual
         front_eps = c.norm_eps if site.front_eps is None else site.front_eps
         self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, front_eps, c.norm))
         self._output_norm = None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps))
-        self._gate = weights.matrix(f"{prefix}{c.gate_name}.weight") if c.gate_apart else None
-        self._gate_bias = None if c.gate_bias is None else self._biases_of_gates(prefix + c.gate_bias)
+        self._gated, self._gate, self._gate_bias = gated, None, None
+        if gate is not None and gate.name is not None:
+            self._gate = weights.matrix(f"{prefix}{gate.name}.weight")
+        if gate is not None and gate.bias is not None:
+            self._gate_bias = self._biases_of_gates(prefix + gate.bias, gate)
         self._q_norm, self._k_norm = self._head_norms(prefix)
-        self._v_norm = torch.ones(c.head_dim, device=weights.device.kind) if c.value_norm else None
+        self._v_norm = (
+            torch.ones(c.head_dim, device=weights.device.kind) if norms is not None and norms.of_values else None
+        )
         self._after: Tensor | None = None
-        if c.qk_norm == "turned" and c.head_norms is not None:
+        if norms is not None and norms.over == "turned" and norms.names is not None:
             self._norms_behind_positions()
-        self._sinks = weights.vector(prefix + c.sinks_name) if c.sinks else None
+        self._sinks = None if c.scores.sinks is None else weights.vector(prefix + c.scores.sinks)
 
     def _head_norms(self, prefix: str) -> tuple[Tensor | None, Tensor | None]:
-        c = self._config
-        if c.qk_norm == "none":
+        c, norms = self._config, self._config.head_norms
+        if norms is None:
             return None, None
-        if c.head_norms is None:  # which no rotation changes
+        if norms.names is None:  # which no rotation changes
             ones = torch.ones(c.head_dim, device=self._weights.device.kind)
             return ones, ones
-        q_norm, k_norm = (self._weights.norm_weight(f"{prefix}{name}.weight", c.norm) for name in c.head_norms)
+        q_norm, k_norm = (self._weights.norm_weight(f"{prefix}{name}.weight", c.norm) for name in norms.names)
         return q_norm, k_norm
 
-    def _biases_of_gates(self, name: str) -> Tensor:
+    def _biases_of_gates(self, name: str, gate: Gate) -> Tensor:
         """As many as gates."""
         biases = self._weights.vector(name)
-        return biases if self._config.gate_of_heads else biases.repeat_interleave(self._config.head_dim)
+        return biases if gate.per_head else biases.repeat_interleave(self._config.head_dim)
 
     def _norms_behind_positions(self) -> None:
         """A rotation keeps the size of a head: norms without weights may stand in front of it. The weights of queries
@@ -122,22 +131,23 @@ class DeviceAttention:
 
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         weights, vectors, c = self._weights, self._weights.ops.vectors, self._config
+        value_dim = c.projections.value_dim
         hidden = x if self._norm is None else self._norm(x)
         q, k, v = self._projected(hidden)
-        gate = q[:, self._rows[0] :] if c.gate else None
+        gate = q[:, self._rows[0] :] if self._gated else None
         if self._gate is not None:
             gate = weights.product(hidden, self._gate, self._gate_bias)
-        q = q[:, : self._rows[0]].contiguous() if c.gate else q
+        q = q[:, : self._rows[0]].contiguous() if self._gated else q
         q_norm, k_norm = self._q_norm, self._k_norm
-        if c.qk_norm == "full":  # over all heads together, before anything else
+        if c.head_norms is not None and c.head_norms.over == "full":  # over all heads together, before anything else
             assert q_norm is not None and k_norm is not None
             q, k = weights.normed(q, q_norm, c.norm_eps), weights.normed(k, k_norm, c.norm_eps)
             q_norm = k_norm = None
         if self._v_norm is not None:
             v = weights.normed(v.contiguous().view(-1, c.head_dim), self._v_norm, c.norm_eps).view(v.shape)
-        if c.value_dim is not None:
-            heads = v.reshape(len(v), c.num_kv_heads, c.value_dim)
-            v = torch.nn.functional.pad(heads, (0, c.head_dim - c.value_dim)).reshape(k.shape)
+        if value_dim is not None:
+            heads = v.reshape(len(v), c.num_kv_heads, value_dim)
+            v = torch.nn.functional.pad(heads, (0, c.head_dim - value_dim)).reshape(k.shape)
         state: DeviceKVState = cache.states[self._layer]
         turned = slice(0, None if c.rope is not None else 0)  # a layer of a model with positions may have none
         form = HeadForm(
@@ -147,24 +157,23 @@ class DeviceAttention:
             q_norm,
             k_norm,
             c.norm_eps,
-            c.clip_qkv or 0.0,
+            c.projections.clip or 0.0,
         )
         mixture = torch.empty_like(q)
         vectors.rope_store(q, k, v, form, positions.position, KeyValues(state.keys, state.values))
         if self._after is not None:
             q *= self._after
-        if c.sharpening is not None:
-            q *= sharpened(c.sharpening, positions, 0, len(q))
-        scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        together = c.sees == "picture" and len(q) > 1  # a picture of one token sees itself
+        if c.scores.sharpening is not None:
+            q *= sharpened(c.scores.sharpening, positions, 0, len(q))
+        together = c.sight.sees == "picture" and len(q) > 1  # a picture of one token sees itself
         ends = ends_seen(cache.pictures, positions.start, len(q)) if together else None
-        attention = AttentionForm(scale, c.window or 0, self._sinks, chunked=c.chunked, ends=ends)
+        attention = AttentionForm(c.scale, c.window, self._sinks, chunked=c.sight.chunked, ends=ends)
         self.attend(q, cache, positions, attention, mixture)
-        if c.value_dim is not None:
-            mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., : c.value_dim].reshape(len(x), -1)
-        if gate is not None:
-            gate = torch.nn.functional.softplus(gate) if c.softplus_gates else torch.sigmoid(gate)
-            mixture *= gate.repeat_interleave(c.head_dim, 1) if c.gate_of_heads else gate
+        if value_dim is not None:
+            mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., :value_dim].reshape(len(x), -1)
+        if gate is not None and c.gate is not None:
+            gate = torch.nn.functional.softplus(gate) if c.gate.function == "softplus" else torch.sigmoid(gate)
+            mixture *= gate.repeat_interleave(c.head_dim, 1) if c.gate.per_head else gate
         if self._output_norm is not None or self._replaces:
             out = weights.product(mixture, self._output, self._plain_output_bias)
             added = (out if self._output_norm is None else self._output_norm(out)) * self._residual

@@ -91,7 +91,7 @@ class DeviceBlockSparse(DeviceChosenBlocks):
         index: BlockIndex,
     ) -> None:
         super().__init__(weights, dtype, config, site)
-        assert site.norm is None and not config.window and config.sharpening is None
+        assert site.norm is None and not config.window and config.scores.sharpening is None
         self._index, self._project = index, weights.linear(index_names(site)[0])
         self._index_norms = [weights.norm(norm) for norm in index_norms(site, index)]
 

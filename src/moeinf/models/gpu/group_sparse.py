@@ -30,7 +30,7 @@ class DeviceGroupSparse(DeviceChosenBlocks):
         index: GroupIndex,
     ) -> None:
         super().__init__(weights, dtype, config, site)
-        assert not config.window and config.sharpening is None
+        assert not config.window and config.scores.sharpening is None
         self._index = index
         self._index_queries, self._index_keys = (weights.linear(name) for name in group_index_matrices(site))
         self._input, self._query_norm, self._key_norm = (weights.norm(n) for n in group_index_norms(site, config))

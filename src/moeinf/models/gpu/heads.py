@@ -23,7 +23,7 @@ class DeviceHeadsCore:
         self._config, self._dtype, self._layer = config, dtype, layer
         self._vectors, self._kind = weights.ops.vectors, weights.device.kind
         self._profiles = None if profiles is None else weights.table(profiles)  # [width, extent]
-        self._scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        self._scale = config.scale
 
     def new_state(self, capacity: int) -> DeviceKVState:
         c = self._config
@@ -42,8 +42,8 @@ class DeviceHeadsCore:
     ) -> Tensor:
         c, tokens = self._config, len(q)
         state: DeviceKVState = cache.states[self._layer]
-        if c.sharpening is not None:
-            factors = sharpened(c.sharpening, positions, 0, tokens)
+        if c.scores.sharpening is not None:
+            factors = sharpened(c.scores.sharpening, positions, 0, tokens)
             q = q * factors
             relative = None if relative is None else relative * factors
         turned, rope = slice(0, None if c.rope is not None else 0), c.rope
@@ -55,7 +55,7 @@ class DeviceHeadsCore:
             self._attend_many(q, kept, positions.start, states, sinks, out)
             return out
         bias = None if states is None or self._profiles is None else states @ self._profiles
-        scores = AttentionForm(self._scale, c.window or 0, None if sinks is None else sinks.contiguous(), bias)
+        scores = AttentionForm(self._scale, c.window, None if sinks is None else sinks.contiguous(), bias)
         self._vectors.attend(q, kept, positions.position, positions.start, scores, out)
         return out
 
@@ -63,7 +63,7 @@ class DeviceHeadsCore:
         self, q: Tensor, kept: KeyValues, start: int, states: Tensor | None, sinks: Tensor | None, out: Tensor
     ) -> None:
         """Of a prompt, in blocks of tokens with at most SCORES_AT_ONCE scores."""
-        heads, window, end = self._config.num_heads, self._config.window or 0, start + len(q)
+        heads, window, end = self._config.num_heads, self._config.window, start + len(q)
         size = max(1, SCORES_AT_ONCE // (heads * (min(end, 2 * window) if window else end)))
         size = min(size, window) if window else size
         for first in range(0, len(q), size):

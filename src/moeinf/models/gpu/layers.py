@@ -73,8 +73,8 @@ class DeviceLayers:
     def upload(self, rows: Float32Array) -> Tensor:
         return self.staging.upload(rows)
 
-    def rotary(self, rope: Rope | None, context_length: int, learned: str | None = None) -> DeviceRotary:
-        factors = None if learned is None or rope is None or not rope.rotary_dim else self.weights.vector(learned)
+    def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
+        factors = None if rope is None or rope.learned is None else self.weights.vector(rope.learned)
         return DeviceRotary(self.weights.device.kind, rope, min(context_length, self._context), factors)
 
     def angles(self, cos: Float32Array, sin: Float32Array) -> DevicePositions:
@@ -82,7 +82,7 @@ class DeviceLayers:
         return DevicePositions(self.weights.math.of_host(cos), self.weights.math.of_host(sin), position, 0)
 
     def attention(self, config: AttentionConfig, site: AttentionSite) -> DeviceAttention:
-        assert config.sees != "all", "towers run on the CPU"
+        assert config.sight.sees != "all", "towers run on the CPU"
         return DeviceAttention(self.weights, self._dtype, config, site)
 
     def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> DeviceLatentCore:

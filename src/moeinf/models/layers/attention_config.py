@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,58 @@ class Sharpening:
 
 
 @dataclass(frozen=True, slots=True)
+class Projections:
+    """The matrices that make queries, keys and values of a hidden state, and the output of what all heads give."""
+
+    bias: bool = False  # of queries, keys and values
+    output_bias: bool = False
+    fused: str | None = None  # the name of one matrix with the rows of queries, then of keys, then of values
+    output: str = "o_proj"  # the name of the projection of all heads' outputs
+    values_of_keys: bool = False  # values are what k_proj makes, too
+    clip: float | None = None  # queries, keys and values lie between this and its negative
+    value_dim: int | None = None  # of a head's values, where they are narrower than its keys; the cache does not know
+    key_dim: int | None = None  # of a head's queries and keys, where they are narrower than its values: zeros fill them
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of queries and keys: of each head, of all heads together ("full"), or of each head behind its positions."""
+
+    over: Literal["head", "full", "turned"] = "head"
+    names: tuple[str, str] | None = ("q_norm", "k_norm")  # None: they have no weights
+    of_values: bool = False  # an RMS norm without weights, over each head of the values
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How the products of queries and keys become scores."""
+
+    scale: float | None = None  # None: head_dim^-0.5
+    sharpening: Sharpening | None = None  # of the queries
+    sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What multiplies the outputs of heads, made of the same hidden state as queries are."""
+
+    name: str | None = None  # of the matrix that makes it; None: q_proj gives each head its query and then a gate
+    per_head: bool = False  # one number for each head, not for each number of its output
+    function: Literal["sigmoid", "softplus"] = "sigmoid"
+    bias: str | None = None  # tensor with a number for each head, added to what a gate with a matrix is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which tokens a token attends to."""
+
+    window: int | None = None  # itself and the window-1 tokens before it
+    chunked: bool = False  # instead, up to itself, its own one of the chunks of `window` tokens
+    sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
+    most_chosen: int = 0  # positions that a token attends to where they are chosen for it
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     hidden_size: int
     num_heads: int
@@ -68,32 +120,12 @@ class AttentionConfig:
     head_dim: int
     norm_eps: float
     rope: Rope | None  # None: no positions
-    bias: bool = False  # of queries, keys and values
-    output_bias: bool = False
-    qk_norm: Literal["none", "head", "full", "turned"] = "none"  # over each head, all together, each behind positions
-    head_norms: tuple[str, str] | None = ("q_norm", "k_norm")  # what these norms are called; None: they have no weights
-    fused_name: str | None = None  # of one matrix with the rows of queries, then of keys, then of values
-    output_name: str = "o_proj"  # what the projection of all heads' outputs is called
-    value_norm: bool = False  # an RMS norm without weights, over each head of the values
-    values_of_keys: bool = False  # values are what k_proj makes, too
-    clip_qkv: float | None = None
-    window: int | None = None  # a token sees itself and the window-1 tokens before it
-    chunked: bool = False  # instead it sees, up to itself, its own one of the chunks of `window` tokens
-    sharpening: Sharpening | None = None  # of the queries
-    scale: float | None = None  # of the scores; None: head_dim^-0.5
-    sinks: bool = False  # each head has a further score, tensor `sinks_name`, whose weight goes nowhere
-    sinks_name: str = "sinks"
-    gate: bool = False  # q_proj gives each head its query and then a gate, whose sigmoid multiplies the head's output
-    gate_apart: bool = False  # tensor `gate_name` makes such gates
-    gate_name: str = "gate_proj"
-    gate_of_heads: bool = False  # one number for each head
-    softplus_gates: bool = False  # softplus, not sigmoid, of gates apart
-    gate_bias: str | None = None  # tensor with a number for each head, added to what gates apart are made of
+    projections: Projections = Projections()
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
-    sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
-    most_chosen: int = 0  # positions that a token attends to where they are chosen for it
-    value_dim: int | None = None  # of a head's values, where they are narrower than its keys; the cache does not know
-    key_dim: int | None = None  # of a head's queries and keys, where they are narrower than its values: zeros fill them
+    head_norms: HeadNorms | None = None
+    scores: Scores = Scores()
+    gate: Gate | None = None
+    sight: Sight = Sight()
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -103,14 +135,33 @@ class AttentionConfig:
             )
         if self.head_dim % 2 and self.rope is not None:
             raise CheckpointError(f"config.json: head_dim is {self.head_dim}; positions rotate pairs of an even size")
-        assert self.value_dim is None or 0 < self.value_dim < self.head_dim
-        assert self.key_dim is None or (0 < self.key_dim < self.head_dim and self.scale is not None)
+        values, keys = self.projections.value_dim, self.projections.key_dim
+        assert values is None or 0 < values < self.head_dim
+        assert keys is None or (0 < keys < self.head_dim and self.scores.scale is not None)
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(
                 f"config.json: head_dim is {self.head_dim}, beyond the {MAX_HEAD_DIM} that moeinf computes"
             )
         if self.rope is not None and self.rope.rotary_dim > self.head_dim:
             raise CheckpointError(f"config.json: {self.rope.rotary_dim} rotary dimensions in heads of {self.head_dim}")
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.head_dim**-0.5 if self.scores.scale is None else self.scores.scale
+
+    @property
+    def window(self) -> int:
+        """Tokens that a token attends to at most; 0: all before it."""
+        return self.sight.window or 0
+
+    def seeing(self, window: int | None) -> AttentionConfig:
+        """The same with another window."""
+        return replace(self, sight=replace(self.sight, window=window))
+
+    def scored(self, **changes: Any) -> AttentionConfig:
+        """The same with changed fields of Scores."""
+        return replace(self, scores=replace(self.scores, **changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,62 +310,58 @@ class Heads:
 
 def narrow_heads(config: AttentionConfig, prefix: str) -> dict[str, int]:
     """The tensors whose heads have to be filled up to head_dim, and how many heads they have."""
-    if config.key_dim is None:
+    if config.projections.key_dim is None:
         return {}
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
-    kinds = ("weight", "bias") if config.bias else ("weight",)
+    kinds = ("weight", "bias") if config.projections.bias else ("weight",)
     return {f"{prefix}{name}.{kind}": count for name, count in heads.items() for kind in kinds}
 
 
 def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors that Layers.attention takes."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    if config.fused_name is None:
-        values = keys if config.value_dim is None else config.num_kv_heads * config.value_dim
-        counts = {"q_proj": queries * (2 if config.gate else 1), "k_proj": keys, "v_proj": values}
-        if config.key_dim is not None:
-            counts |= {"q_proj": config.num_heads * config.key_dim, "k_proj": config.num_kv_heads * config.key_dim}
+    heads, p, gate, norms = (config.num_heads, config.num_kv_heads), config.projections, config.gate, config.head_norms
+    queries, keys = (count * config.head_dim for count in heads)
+    if p.fused is None:
+        rows = [count * (p.key_dim or config.head_dim) for count in heads]
+        in_query = gate is not None and gate.name is None
+        counts = {"q_proj": rows[0] * (2 if in_query else 1), "k_proj": rows[1]}
+        if not p.values_of_keys:
+            counts["v_proj"] = heads[1] * (p.value_dim or config.head_dim)
     else:
-        counts = {config.fused_name: queries + 2 * keys}
-    if config.values_of_keys:
-        del counts["v_proj"]
+        counts = {p.fused: queries + 2 * keys}
     shapes: Shapes = {f"{prefix}{name}.weight": (count, config.hidden_size) for name, count in counts.items()}
-    biased = list(counts) if config.bias else []
-    mixed = queries if config.value_dim is None else config.num_heads * config.value_dim
-    shapes[f"{prefix}{config.output_name}.weight"] = (config.hidden_size, mixed)
-    biased += [config.output_name] * config.output_bias
+    shapes[f"{prefix}{p.output}.weight"] = (config.hidden_size, heads[0] * (p.value_dim or config.head_dim))
+    biased = [*(list(counts) if p.bias else []), *([p.output] if p.output_bias else [])]
     shapes |= {f"{prefix}{name}.bias": (shapes[f"{prefix}{name}.weight"][0],) for name in biased}
-    if config.gate_apart:
-        gates = config.num_heads if config.gate_of_heads else queries
-        shapes[f"{prefix}{config.gate_name}.weight"] = (gates, config.hidden_size)
-    if config.gate_bias is not None:
-        shapes[prefix + config.gate_bias] = (config.num_heads,)
-    if config.sinks:
-        shapes[prefix + config.sinks_name] = (config.num_heads,)
-    if config.qk_norm != "none" and config.head_norms is not None:
-        whole = config.qk_norm == "full"
-        for name, rows in zip(config.head_norms, (queries, keys), strict=True):
-            shapes[f"{prefix}{name}.weight"] = (rows if whole else config.head_dim,)
+    if gate is not None and gate.name is not None:
+        shapes[f"{prefix}{gate.name}.weight"] = (heads[0] if gate.per_head else queries, config.hidden_size)
+    if gate is not None and gate.bias is not None:
+        shapes[prefix + gate.bias] = (heads[0],)
+    if config.scores.sinks is not None:
+        shapes[prefix + config.scores.sinks] = (heads[0],)
+    if norms is not None and norms.names is not None:
+        for name, count in zip(norms.names, (queries, keys), strict=True):
+            shapes[f"{prefix}{name}.weight"] = (count if norms.over == "full" else config.head_dim,)
     return shapes
 
 
 def attention_workspace(config: AttentionConfig) -> Workspace:
     """What Layers.attention declares: on a GPU input, output, queries and their mixture, gates, keys and values."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    gate, value_dim = config.gate, config.projections.value_dim
     sizes = AttentionSizes(
         config.hidden_size,
         config.num_heads,
         config.num_kv_heads,
         config.head_dim,
-        config.window or 0,
-        config.gate,
-        config.gate_apart,
-        most_chosen=config.most_chosen,
-        value_dim=config.value_dim or 0,
+        config.window,
+        gate is not None and gate.name is None,
+        gate is not None and gate.name is not None,
+        most_chosen=config.sight.most_chosen,
+        value_dim=value_dim or 0,
     )
-    gated = config.gate or config.gate_apart
-    attention = 2 * config.hidden_size + queries * (4 if gated else 2) + 2 * keys
-    attention += 0 if config.value_dim is None else queries + keys
+    attention = 2 * config.hidden_size + queries * (2 if gate is None else 4) + 2 * keys
+    attention += 0 if value_dim is None else queries + keys
     return Workspace(attention=attention, layers=frozenset([sizes]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,14 @@ from moeinf.errors import CheckpointError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    AttentionSite,
+    NormConfig,
+    Projections,
+    Shapes,
+    attention_shapes,
+)
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
@@ -35,47 +42,79 @@ class LayerNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """What a family calls its modules."""
+
+    prefix: str = "model."  # of every tensor name but the head's
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    last_norm: str | None = "norm"
+    head_prefix: str = ""
+    head: str = HEAD
+    norms: LayerNorms = LayerNorms()
+
+    def module(self, layer: int, name: str) -> str:
+        """What the tensors of a module of a layer begin with, but for the dot."""
+        return f"{self.prefix}{self.layers}.{layer}.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What is made of the products with the head."""
+
+    scale: float = 1.0
+    cap: float | None = None  # they become cap * tanh(logits / cap)
+    bias: bool = False
+    count: int | None = None  # where the head has further rows, which mean nothing
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    attention: AttentionConfig
+    attention: AttentionConfig  # of most layers
     num_layers: int
     vocab_size: int
     context_length: int
     tied_embeddings: bool
     activation: Activation = "silu"  # of experts, shared ones and dense MLPs
-    windows: tuple[int | None, ...] | None = None  # of each layer, where they differ; else attention.window
     special: Mapping[int, AttentionConfig] = field(default_factory=dict)  # of layers whose attention is another
-    without_positions: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
-    frequencies: str | None = None  # a tensor, whose exponentials multiply the frequencies of positions
+    names: ModuleNames = ModuleNames()
     embedding_scale: float = 1.0
     residual: float = 1.0  # multiplies what attention and blocks add
-    logits_scale: float = 1.0
-    logits_cap: float | None = None  # they become cap * tanh(logits / cap)
-    head_bias: bool = False
-    norms: LayerNorms = LayerNorms()
-    prefix: str = "model."  # of every tensor name but the head's
-    layers_name: str = "layers"
-    embedding_name: str = "embed_tokens"
-    last_norm: str | None = "norm"
-    head_prefix: str = ""
-    head_name: str = HEAD
-    num_logits: int | None = None  # where the head has further rows, which mean nothing
-    halves: bool = False  # layers 2 i and 2 i + 1 are stored as halves of layer i, whose modules are lists of two
     replaces: bool = False  # what layers would add takes the place of their input, as hyper-connections want it
-    weighs_depth: bool = False  # the model's n-th sum, of which the embedding is the first, is 1 / sqrt(n) of ours
+    logits: Logits = Logits()
+
+    @property
+    def prefix(self) -> str:
+        return self.names.prefix
 
     @property
     def head(self) -> str:
         """The matrix that makes logits, where it is not the embedding."""
-        return self.head_prefix + self.head_name
+        return self.names.head_prefix + self.names.head
 
     @property
     def embedding(self) -> str:
-        return f"{self.prefix}{self.embedding_name}.weight"
+        return f"{self.prefix}{self.names.embedding}.weight"
+
+    def named(self, **names: Any) -> DecoderConfig:
+        """The same with changed fields of ModuleNames."""
+        return replace(self, names=replace(self.names, **names))
+
+    def with_attention(self, of_layer: Callable[[int, AttentionConfig], AttentionConfig]) -> DecoderConfig:
+        """The same with another attention in each layer, which is made of its number and of what it has."""
+        made = ((i, of_layer(i, self.attention_of(i))) for i in range(self.num_layers))
+        return replace(self, special={i: each for i, each in made if each != self.attention})
+
+    def with_windows(self, windows: Sequence[int | None]) -> DecoderConfig:
+        """windows: of each layer."""
+        return self.with_attention(lambda layer, attention: attention.seeing(windows[layer]))
+
+    def without_positions(self, layers: Container[int]) -> DecoderConfig:
+        """layers: whose queries and keys are not rotated."""
+        return self.with_attention(lambda i, attention: replace(attention, rope=None) if i in layers else attention)
 
     def attention_of(self, layer: int) -> AttentionConfig:
-        attention = self.special.get(layer, self.attention)
-        attention = attention if self.windows is None else replace(attention, window=self.windows[layer])
-        return replace(attention, rope=None) if layer in self.without_positions else attention
+        return self.special.get(layer, self.attention)
 
     @property
     def ropes(self) -> list[Rope]:
@@ -90,26 +129,31 @@ class DecoderConfig:
         return sum(2 * each.num_kv_heads * each.head_dim for each in kinds)
 
     def module(self, layer: int, name: str) -> str:
-        """What the tensors of a module of a layer begin with, but for the dot."""
-        layers = f"{self.prefix}{self.layers_name}"
-        return f"{layers}.{layer // 2}.{name}.{layer % 2}" if self.halves else f"{layers}.{layer}.{name}"
+        """As ModuleNames.module."""
+        return self.names.module(layer, name)
 
     def attention_site(self, layer: int, module: str = "self_attn") -> AttentionSite:
         front, behind = (
             None if name is None else f"{self.module(layer, name)}.weight"
-            for name in (self.norms.attention, self.norms.behind_attention)
+            for name in (self.names.norms.attention, self.names.norms.behind_attention)
         )
         prefix, eps = f"{self.module(layer, module)}.", self.norm_eps(2 * layer + 1)
         return AttentionSite(layer, prefix, front, self.residual, behind, self.replaces, eps)
 
     def block_norm(self, layer: int) -> NormConfig:
         """The norm in front of a layer's block."""
-        name = self.module(layer, f"{self.norms.block}")
+        name = self.module(layer, f"{self.names.norms.block}")
         return NormConfig(f"{name}.weight", self.norm_eps(2 * layer + 2), self.attention.norm)
 
+    @property
+    def last_norm(self) -> NormConfig | None:
+        """The norm behind the last layer."""
+        name, eps = self.names.last_norm, self.norm_eps(2 * self.num_layers + 1)
+        return None if name is None else NormConfig(f"{self.prefix}{name}.weight", eps, self.attention.norm)
+
     def norm_eps(self, summed: int) -> float:
-        """Of a norm of the sum of so many terms: one of x / sqrt(n) is that of x whose epsilon is n times as large."""
-        return self.attention.norm_eps * (summed if self.weighs_depth else 1)
+        """Of a norm of what the embedding, attention and blocks have given so far, `summed` terms."""
+        return self.attention.norm_eps
 
 
 def parse_decoder(
@@ -121,7 +165,8 @@ def parse_decoder(
     quant_methods: Sequence[str] = QUANT_METHODS,
     **features: Any,
 ) -> DecoderConfig:
-    """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
+    """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own,
+    and `bias` and `output_bias` of its projections, where the config does not say them.
 
     norm_eps, theta, partial (of a head, that is rotated; None: it is all of it): the family's defaults. quant_methods:
     those of which `pull` reads its checkpoints. Refuses what the shared code does not compute.
@@ -133,7 +178,11 @@ def parse_decoder(
     head_dim = features.pop("head_dim", None) or f.count("head_dim", hidden // heads, minimum=2)
     context_length, biased = f.count("max_position_embeddings"), f.flag("attention_bias", False)
     out_biased = f.flag("attention_out_bias", biased)  # which a GGUF file may have without the others, and the reverse
-    features = {"bias": biased, "output_bias": out_biased} | features
+    projections = replace(
+        features.pop("projections", Projections()),
+        bias=features.pop("bias", biased),
+        output_bias=features.pop("output_bias", out_biased),
+    )
     if "num_kv_heads" not in features:
         f.present("num_key_value_heads")
         features["num_kv_heads"] = f.count("num_key_value_heads", heads)
@@ -150,6 +199,7 @@ def parse_decoder(
         num_heads=heads,
         head_dim=head_dim,
         norm_eps=f.number("rms_norm_eps", norm_eps, zero=True),
+        projections=projections,
         **features,
     )
     return DecoderConfig(
@@ -177,22 +227,17 @@ class Decoder:
     ) -> None:
         """attention: of a family that has its own; else what config says, under the common names. stem: of a family
         in which more than an embedding is between tokens and layers."""
-        a = config.attention
         self.config = config
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
         self._head = layers.head(
             next((name for name in (HEAD, config.head) if name in layers.weights), config.embedding),
-            None
-            if config.last_norm is None
-            else NormConfig(
-                f"{config.prefix}{config.last_norm}.weight", config.norm_eps(2 * config.num_layers + 1), a.norm
-            ),
-            config.logits_scale,
-            "lm_head.bias" if config.head_bias else None,
+            config.last_norm,
+            config.logits.scale,
+            "lm_head.bias" if config.logits.bias else None,
         )
         kinds: list[Rope | None] = [*config.ropes] or [None]
-        self._rotaries = [layers.rotary(rope, config.context_length, config.frequencies) for rope in kinds]
+        self._rotaries = [layers.rotary(rope, config.context_length) for rope in kinds]
         self._rotary_of = [  # layers without positions take whichever
             kinds.index(rope) if (rope := config.attention_of(i).rope) in kinds else 0 for i in range(config.num_layers)
         ]
@@ -225,7 +270,7 @@ class Decoder:
     @property
     def sees_whole_pictures(self) -> bool:
         """Whether a pass must have all of a picture's tokens or none."""
-        return any(self.config.attention_of(i).sees == "picture" for i in range(self.config.num_layers))
+        return any(self.config.attention_of(i).sight.sees == "picture" for i in range(self.config.num_layers))
 
     def room_that_rotates(self, capacity: int) -> int:
         """The capacity of a cache where that decides how positions are rotated in it; else 0."""
@@ -258,9 +303,9 @@ class Decoder:
                 decoder._run(layers, x, kinds, cache, between_layers)
             if len(self._stages) > 1:
                 x = self._layers.carried(x)
-            logits = self._head(self._stem.end(x[-1:] if last_only else x))[:, : self.config.num_logits]
+            logits = self._head(self._stem.end(x[-1:] if last_only else x))[:, : self.config.logits.count]
             cache.commit(len(ids))
-            cap, math = self.config.logits_cap, self._layers.weights.math
+            cap, math = self.config.logits.cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap
 
         reach = max(of_tokens, cache.length + len(ids))
@@ -322,9 +367,10 @@ def attention_of_all_layers(config: DecoderConfig) -> Shapes:
 def outer_shapes(config: DecoderConfig) -> Shapes:
     """Embedding, norms and head."""
     hidden = config.attention.hidden_size
-    of_layer = [n for n in (config.norms.attention, config.norms.behind_attention, config.norms.block) if n is not None]
+    own = config.names.norms
+    of_layer = [name for name in (own.attention, own.behind_attention, own.block) if name is not None]
     norms = [
-        *(f"{config.prefix}{name}" for name in (config.last_norm,) if name is not None),
+        *(f"{config.prefix}{name}" for name in (config.names.last_norm,) if name is not None),
         *(config.module(i, n) for i in range(config.num_layers) for n in of_layer),
     ]
     shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}
@@ -333,9 +379,8 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
         shapes |= {f"{norm}.bias": (hidden,) for norm in norms}
     if not config.tied_embeddings:
         shapes[config.head] = (config.vocab_size, hidden)
-    if config.frequencies is not None and config.attention.rope is not None:
-        shapes[config.frequencies] = (config.attention.rope.rotary_dim // 2,)
-    if config.head_bias:
+    shapes |= {rope.learned: (rope.rotary_dim // 2,) for rope in config.ropes if rope.learned is not None}
+    if config.logits.bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
     return shapes
 
@@ -355,7 +400,7 @@ def frequencies(config: DecoderConfig) -> dict[str, Callable[[str], list[Expecte
         tables = [table for rope in config.ropes for table in (rope.frequencies, rope.unstretched)]
         return [Expected(table.astype(np.float64)) for table in tables if table is not None]
 
-    prefix, layers = re.escape(config.prefix), re.escape(config.layers_name)
+    prefix, layers = re.escape(config.prefix), re.escape(config.names.layers)
     return {rf"{prefix}({layers}\.\d+\.self_attn\.)?rotary_emb\.(original_)?inv_freq": known}
 
 

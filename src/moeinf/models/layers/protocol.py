@@ -275,11 +275,8 @@ class LayersOf(Protocol[A, P, R_co]):
         """What was looked up, where it is computed with."""
         ...
 
-    def rotary(
-        self, rope: Rope | None, context_length: int, learned: str | None = None
-    ) -> Callable[[int, int, Cache], P]:
-        """(first token, tokens, the sequence's cache) to what `attention` takes. learned: a tensor, whose exponentials
-        multiply the frequencies of positions, where there are any and these are the same for every length."""
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], P]:
+        """(first token, tokens, the sequence's cache) to what `attention` takes."""
         ...
 
     def angles(self, cos: Float32Array, sin: Float32Array) -> P:

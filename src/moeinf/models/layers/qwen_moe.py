@@ -71,7 +71,7 @@ class QwenMoe:
         blocks = list[Block]()
         for i in range(decoder.num_layers):
             prefix = f"{decoder.prefix}layers.{i}.mlp."
-            norm = None if decoder.norms.block is None else decoder.block_norm(i)
+            norm = None if decoder.names.norms.block is None else decoder.block_norm(i)
             if i not in self.moe_layers:
                 assert norm is not None and not decoder.replaces, "no such family has dense layers"
                 blocks.append(layers.gated_mlp(prefix, norm, activation=decoder.activation))

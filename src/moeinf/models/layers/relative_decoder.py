@@ -12,8 +12,8 @@ from typing import Any
 
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes, Sharpening, heads_workspace
-from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.attention_config import Scores, Shapes, Sharpening, Sight, heads_workspace
+from moeinf.models.layers.decoder import DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.recurrent.beside import convolutions_bytes
 from moeinf.models.text_part import text_part
 from moeinf.types import Workspace
@@ -99,23 +99,20 @@ def _decoder(f: Fields, num_layers: int, scale: Callable[[int], float]) -> Decod
     else:
         sliding = [i for i, kind in enumerate(kinds) if kind == "hybrid_sliding"]
     head_dim, swa_dim = f.count("head_dim", minimum=2), f.count("swa_head_dim", minimum=2)
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=None, scale=scale(head_dim), sharpening=sharpening)
+    decoder = parse_decoder(
+        f, norm_eps=1e-6, theta=1e4, rope=None, scores=Scores(scale(head_dim), sharpening=sharpening)
+    )
     special = replace(
         decoder.attention,
         num_heads=f.count("swa_num_attention_heads"),
         num_kv_heads=f.count("swa_num_key_value_heads"),
         head_dim=swa_dim,
-        scale=scale(swa_dim),
-        window=f.count_of("sliding_window_size", "sliding_window"),
-        sharpening=None,
+        scores=Scores(scale(swa_dim)),
+        sight=Sight(f.count_of("sliding_window_size", "sliding_window")),
     )
     unpadded = f.count("unpadded_vocab_size", decoder.vocab_size, maximum=decoder.vocab_size)
     return replace(
-        decoder,
-        prefix=_PREFIX,
-        head_prefix=_PREFIX,
+        decoder.named(prefix=_PREFIX, head_prefix=_PREFIX, embedding="embed", head="unembed.weight"),
         special={i: special for i in sliding if i < num_layers},
-        num_logits=unpadded,
-        embedding_name="embed",
-        head_name="unembed.weight",
+        logits=Logits(count=unpadded),
     )

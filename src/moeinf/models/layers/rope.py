@@ -39,6 +39,7 @@ class Rope:
     beyond: Callable[[int], Rope] | None = None
     axes: IntArray | None = None  # of each frequency: whether it turns by time, row or column; None: all are alike
     unstretched: Float32Array | None = None  # the frequencies that the config stretched, where it did
+    learned: str | None = None  # a tensor, whose exponentials multiply the frequencies; with no `beyond`
 
     @property
     def rotary_dim(self) -> int:

@@ -28,7 +28,7 @@ def _parse(f: Fields) -> Config:
     choosing = (True,) * f.count("num_hidden_layers", maximum=MOST_LAYERS)
     f.present("q_lora_rank")
     c = parse_indexed(f, choosing, norm_eps=1e-6, interleaved=False, first_dense=1)
-    decoder = replace(c.decoder, norms=LayerNorms(attention=f"{_ATTENTION}.norm"))
+    decoder = c.decoder.named(norms=LayerNorms(attention=f"{_ATTENTION}.norm"))
     latent = replace(c.latent, query_gates=True)
     return Config(decoder, latent, c.blocks, c.index, f.count("gated_norm_rank", 16))
 

@@ -29,7 +29,7 @@ def _parse(f: Fields) -> Config:
     f.only("num_nextn_predict_layers", f.get("num_mtp_layers"), 0, 1, None)
     theta = {} if f.get("rope_theta") is not None else {"rope_theta": 6e6}
     decoder, latent = parse_latent(f.replaced(q_lora_rank=None, head_dim=None, **theta), interleaved=True)
-    decoder = replace(decoder, embedding_name="word_embeddings")
+    decoder = decoder.named(embedding="word_embeddings")
     layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 2, minimum=0))
     blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers)
     a = decoder.attention

@@ -78,11 +78,8 @@ class Config:
         attention = _attention(f, decoder, main, compressed)
         of_entries = replace(decoder.attention, rope=compressed)
         decoder = replace(
-            decoder,
+            decoder.named(norms=LayerNorms(attention="attn_norm", block="ffn_norm"), prefix="", embedding="embed"),
             special=dict.fromkeys(attention.with_entries, of_entries),
-            norms=LayerNorms(attention="attn_norm", block="ffn_norm"),
-            prefix="",
-            embedding_name="embed",
             replaces=True,
         )
         blocks = DeepseekMoe.parse(

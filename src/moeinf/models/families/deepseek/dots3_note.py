@@ -101,7 +101,7 @@ def _attention(f: Fields, kinds: tuple[str, ...], kind: str) -> tuple[DecoderCon
         key_norm="k_rope_only_layernorm",
         latent_scale=(hidden / latent.rank) ** 0.5,
     )
-    return replace(decoder, attention=replace(decoder.attention, scale=scale, window=window)), latent
+    return replace(decoder, attention=decoder.attention.scored(scale=scale).seeing(window)), latent
 
 
 def _with_sizes(f: Fields, kinds: tuple[str, ...], kind: str) -> Fields:

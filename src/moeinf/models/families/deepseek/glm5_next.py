@@ -123,7 +123,7 @@ class Family(kimi_linear.Family):
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
         c = _parse(text.fields)
-        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix)))
+        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix)))
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, attention = self._config, list[Attention]()

@@ -13,7 +13,7 @@ from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, ModuleNames
 from moeinf.models.layers.deepseek_moe import DeepseekMoe
 from moeinf.models.layers.latent.mla import LatentAttention, latent_matrices, parse_latent
 from moeinf.models.layers.moe_block import SharedExpert
@@ -41,8 +41,7 @@ def _parse(f: Fields) -> Config:
     inner = f.replaced(num_hidden_layers=2 * num_layers)
     decoder, latent = parse_latent(inner, interleaved=True, norm_eps=1e-5, theta=1e7)
     a = decoder.attention
-    assert a.scale is not None
-    attention = replace(a, scale=a.scale * (a.hidden_size / f.count("q_lora_rank")) ** 0.5)
+    attention = a.scored(scale=a.scale * (a.hidden_size / f.count("q_lora_rank")) ** 0.5)
     blocks = DeepseekMoe(
         routed_shape(
             f, ("n_routed_experts", "num_local_experts"), f.count_of("moe_topk", "num_experts_per_tok"), num_layers
@@ -55,11 +54,18 @@ def _parse(f: Fields) -> Config:
         normalise=False,
     )
     return Config(
-        replace(decoder, attention=attention, halves=True),
+        replace(decoder, attention=attention, names=Halves()),
         replace(latent, latent_scale=(a.hidden_size / latent.rank) ** 0.5),
         blocks,
         f.count("zero_expert_num", 0, minimum=0),
     )
+
+
+class Halves(ModuleNames):
+    """Layers 2 i and 2 i + 1 are stored as the halves of layer i, whose modules are lists of two."""
+
+    def module(self, layer: int, name: str) -> str:
+        return f"{self.prefix}{self.layers}.{layer // 2}.{name}.{layer % 2}"
 
 
 class FirstHalf:

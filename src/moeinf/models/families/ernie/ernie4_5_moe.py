@@ -11,7 +11,7 @@ from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.decoder import Logits, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter
 from moeinf.models.layers.rope import rope_of, whole_heads
 from moeinf.types import TensorPlan
@@ -22,7 +22,7 @@ _MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: kept, and not
 
 def _parse(f: Fields) -> Config:
     c = parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
-    return replace(c, decoder=replace(c.decoder, head_bias=f.flag("use_bias", False)))
+    return replace(c, decoder=replace(c.decoder, logits=Logits(bias=f.flag("use_bias", False))))
 
 
 def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:

@@ -16,8 +16,16 @@ from moeinf.models.activations import activation_of
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, Shapes, mlp_shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    HeadNorms,
+    NormConfig,
+    Scores,
+    Shapes,
+    Sight,
+    mlp_shapes,
+)
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, Logits, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
@@ -80,9 +88,8 @@ class Config:
             norm_eps=1e-6,
             theta=1e4,
             rope=_rope(own, "sliding_attention", sizes.head_dim),
-            scale=1.0,
-            qk_norm="head",
-            value_norm=True,
+            scores=Scores(1.0),
+            head_norms=HeadNorms(of_values=True),
             head_dim=sizes.head_dim,
             num_kv_heads=sizes.num_kv_heads,
         )
@@ -97,18 +104,17 @@ class Config:
             head_dim=global_sizes.head_dim,
             num_kv_heads=global_sizes.num_kv_heads,
             rope=_rope(own, "full_attention", global_sizes.head_dim),
-            values_of_keys=f.flag("attention_k_eq_v", False),
+            projections=replace(decoder.attention.projections, values_of_keys=f.flag("attention_k_eq_v", False)),
         )
         decoder = replace(
-            decoder,
-            attention=replace(decoder.attention, sees="picture") if together else decoder.attention,
+            decoder.named(prefix=prefix, norms=_NORMS),
+            attention=replace(decoder.attention, sight=Sight(window, sees="picture" if together else "past")),
             activation=activation_of(f, "hidden_activation", "gelu_tanh"),
-            prefix=prefix,
-            norms=_NORMS,
-            windows=tuple(window if each else None for each in slides),
             special={i: whole for i, each in enumerate(slides) if not each},
             embedding_scale=decoder.attention.hidden_size**0.5,
-            logits_cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping"),
+            logits=Logits(
+                cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")
+            ),
         )
         moe = routed_shape(f, ("num_experts",), f.count("top_k_experts"), decoder.num_layers)
         return Config(

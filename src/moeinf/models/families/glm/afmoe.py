@@ -10,6 +10,7 @@ from dataclasses import replace
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.attention_config import Gate, HeadNorms
 from moeinf.models.layers.decoder import LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 
@@ -30,17 +31,15 @@ def _parse(f: Fields) -> Config:
     ):
         f.only(name, allowed, None)
     f.present("head_dim", "num_dense_layers", "num_shared_experts", "sliding_window")
-    decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="head", gate_apart=True)
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, head_norms=HeadNorms(), gate=Gate("gate_proj"))
     layers, window = range(decoder.num_layers), f.count("sliding_window")
     kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
     if kinds is None:
         every = f.count("global_attn_every_n_layers", 4)
         kinds = tuple("sliding_attention" if (i + 1) % every else "full_attention" for i in layers)
+    decoder = decoder.with_windows([window if kind == "sliding_attention" else None for kind in kinds])
     decoder = replace(
-        decoder,
-        norms=_NORMS,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
-        without_positions=frozenset(i for i in layers if kinds[i] == "full_attention"),
+        decoder.without_positions({i for i in layers if kinds[i] == "full_attention"}).named(norms=_NORMS),
         embedding_scale=decoder.attention.hidden_size**0.5 if f.flag("mup_enabled", False) else 1.0,
     )
     moe_layers = tuple(layers[f.count("num_dense_layers", minimum=0, maximum=len(layers) - 1) :])

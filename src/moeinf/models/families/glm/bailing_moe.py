@@ -11,7 +11,7 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import NormConfig, Shapes, attention_shapes
+from moeinf.models.layers.attention_config import HeadNorms, NormConfig, Projections, Shapes, attention_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.protocol import Attention, Experts, Layers, Router, Weights
@@ -37,10 +37,10 @@ class Config:
             partial=1.0,
             bias=False,
             output_bias=False,
-            fused_name=_FUSED if f.flag("fused_projections", True) else None,
-            output_name="dense",
-            qk_norm="head" if second and f.flag("use_qk_norm", True) else "none",
-            head_norms=("query_layernorm", "key_layernorm"),
+            projections=Projections(fused=_FUSED if f.flag("fused_projections", True) else None, output="dense"),
+            head_norms=HeadNorms(names=("query_layernorm", "key_layernorm"))
+            if second and f.flag("use_qk_norm", True)
+            else None,
         )
         blocks = DeepseekMoe.parse(
             f,
@@ -50,7 +50,7 @@ class Config:
             shared="num_shared_experts",
         )
         blocks = replace(blocks, names=BlockNames(bias="gate.expert_bias"))
-        return Config(replace(decoder, embedding_name="word_embeddings"), blocks, second)
+        return Config(decoder.named(embedding="word_embeddings"), blocks, second)
 
 
 def _is_second(f: Fields) -> bool:

@@ -7,14 +7,14 @@ sum before: so that h sqrt(n) is a plain sum, which is what is kept here.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.attention_config import AttentionConfig, Sharpening
-from moeinf.models.layers.decoder import LayerNorms, parse_decoder
+from moeinf.models.layers.attention_config import AttentionConfig, Gate, HeadNorms, Sharpening
+from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
 from moeinf.models.layers.rope import of_kind, rope_of, whole_heads
 
@@ -38,9 +38,8 @@ def _parse(f: Fields) -> Config:
         norm_eps=1e-6,
         theta=1e4,
         rope=None,
-        qk_norm="head",
-        gate_apart=True,
-        gate_bias="gate_bias",
+        head_norms=HeadNorms(),
+        gate=Gate("gate_proj", bias="gate_bias"),
     )
     of_kinds = {kind: _attention(f, decoder.attention, kind) for kind in set(kinds)}
     blocks = DeepseekMoe.parse(
@@ -51,13 +50,22 @@ def _parse(f: Fields) -> Config:
         moe_layers=sparse_layers(f, num_layers, first_dense=min(3, num_layers)),
     )
     decoder = replace(
-        decoder,
-        norms=_NORMS,
+        decoder.named(norms=_NORMS),
         special={i: of_kinds[kind] for i, kind in enumerate(kinds)},
-        weighs_depth=True,
-        logits_cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping"),
+        logits=Logits(cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")),
     )
-    return Config(decoder, replace(blocks, names=_NAMES))
+    return Config(
+        DepthScaled(**{each.name: getattr(decoder, each.name) for each in fields(decoder)}),
+        replace(blocks, names=_NAMES),
+    )
+
+
+class DepthScaled(DecoderConfig):
+    """The published n-th sum, of which the embedding is the first, is 1 / sqrt(n) of the one kept here."""
+
+    def norm_eps(self, summed: int) -> float:
+        """A norm of x / sqrt(n) is that of x whose epsilon is n times as large."""
+        return self.attention.norm_eps * summed
 
 
 def _attention(f: Fields, a: AttentionConfig, kind: str) -> AttentionConfig:
@@ -68,9 +76,9 @@ def _attention(f: Fields, a: AttentionConfig, kind: str) -> AttentionConfig:
     positions.refuse_others(*_KINDS)
     positions.present(kind)
     if kind == "sliding_attention":
-        a = replace(a, window=f.count("sliding_window"))
+        a = a.seeing(f.count("sliding_window"))
     if positions.get(kind) is None:
-        return replace(a, sharpening=_SHARPENING)
+        return a.scored(sharpening=_SHARPENING)
     own = of_kind(f, kind)
     whole_heads(own)
     return replace(a, rope=rope_of(own, a.head_dim, 1e4, f.count("max_position_embeddings")))

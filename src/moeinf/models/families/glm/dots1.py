@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe
 
@@ -15,12 +14,12 @@ def _parse(f: Fields) -> Config:
     f.only("scoring_func", "sigmoid", "noaux_tc", None)  # the second is what the published config says
     f.only("topk_method", "noaux_tc", None)
     f.only("moe_layer_freq", 1, None)
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head")
-    decoder = replace(decoder, windows=_windows(f, decoder.num_layers))
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms())
+    decoder = decoder.with_windows(_windows(f, decoder.num_layers))
     return Config(decoder, DeepseekMoe.parse(f, decoder.num_layers, normalise=False, corrected=True))
 
 
-def _windows(f: Fields, num_layers: int) -> tuple[int | None, ...] | None:
+def _windows(f: Fields, num_layers: int) -> list[int | None]:
     """Of each layer: where layer_types is not said, those from max_window_layers on have a window."""
     window = f.count("sliding_window", 0 if "sliding_window" in f else 4096) or None
     first = f.count("max_window_layers", 62, minimum=0)
@@ -28,7 +27,7 @@ def _windows(f: Fields, num_layers: int) -> tuple[int | None, ...] | None:
     slides = [i >= first for i in range(num_layers)]
     if kinds is not None:
         slides = [kind == "sliding_attention" for kind in kinds]
-    return tuple(window if each else None for each in slides) if window and any(slides) else None
+    return [window if each else None for each in slides]
 
 
 class Family(glm4_moe.Family):

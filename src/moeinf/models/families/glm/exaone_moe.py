@@ -8,6 +8,7 @@ from functools import cached_property
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
 from moeinf.types import TensorPlan
@@ -20,7 +21,7 @@ def _parse(f: Fields) -> Config:
     f.only("topk_method", "noaux_tc", None)
     f.only("attention_bias", False, None)
     f.present("num_experts", "sliding_window", "num_shared_experts", "routed_scaling_factor")
-    decoder = windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="head"))
+    decoder = windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, head_norms=HeadNorms()))
     first = f.count("first_k_dense_replace", 1, minimum=0, maximum=decoder.num_layers - 1)
     blocks = DeepseekMoe.parse(
         f,
@@ -41,11 +42,8 @@ def windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
         every = f.count("sliding_window_pattern", 0, minimum=0) if window else 1
         kinds = tuple("sliding_attention" if every == 0 or (i + 1) % every else "full_attention" for i in layers)
     slides = [kind == "sliding_attention" for kind in kinds]
-    return replace(
-        decoder,
-        windows=tuple(window if slides[i] else None for i in layers),
-        without_positions=frozenset(i for i in layers if window and not slides[i]),
-    )
+    decoder = decoder.with_windows([window if slides[i] else None for i in layers])
+    return decoder.without_positions({i for i in layers if window and not slides[i]})
 
 
 class Family(glm4_moe.Family):

@@ -9,6 +9,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.attention_config import HeadNorms, Scores
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 from moeinf.types import TensorPlan
@@ -16,17 +17,14 @@ from moeinf.types import TensorPlan
 
 def _parse(f: Fields) -> Config:
     f.present("sliding_window", "mlp_only_layers", "head_dim", "norm_topk_prob")
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head", sinks=True, sinks_name="softmax_offset")
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms(), scores=Scores(sinks="softmax_offset"))
     layers, window = range(decoder.num_layers), f.count("sliding_window")
     kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
     whole = [i < 2 or i % 4 == 1 or i == len(layers) - 1 for i in layers]
     if kinds is not None:
         whole = [kind == "full_attention" for kind in kinds]
-    decoder = replace(
-        decoder,
-        windows=tuple(None if whole[i] else window for i in layers),
-        without_positions=frozenset(i for i in layers if whole[i]),
-    )
+    decoder = decoder.with_windows([None if whole[i] else window for i in layers])
+    decoder = decoder.without_positions({i for i in layers if whole[i]})
     dense, step = f.layers("mlp_only_layers"), f.count("decoder_sparse_step", 1)
     moe_layers = tuple(i for i in layers if i not in dense and (i + 1) % step == 0)
     if not moe_layers:

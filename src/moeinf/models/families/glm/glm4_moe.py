@@ -8,7 +8,7 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import HeadNorms, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
 from moeinf.models.layers.protocol import Experts, Layers
@@ -30,7 +30,7 @@ class Config:
             theta=1e4,
             partial=0.5,
             output_bias=False,
-            qk_norm="head" if f.flag("use_qk_norm", False) else "none",
+            head_norms=HeadNorms() if f.flag("use_qk_norm", False) else None,
         )
         blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=True, num_future_layers=1)
         return Config(decoder, blocks)

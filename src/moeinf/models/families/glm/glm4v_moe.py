@@ -22,7 +22,7 @@ class Family(glm4_moe.Family):
         text.fields.only("use_qk_norm", False, None)
         text.fields.present("attention_bias")
         c = self.parse(text.fields)
-        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix)))
+        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix)))
 
     @cached_property
     def tensors(self) -> TensorPlan:

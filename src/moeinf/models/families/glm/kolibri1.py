@@ -13,6 +13,7 @@ from moeinf.models.families.glm.exaone_moe import windowed
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter
 from moeinf.models.layers.rope import whole_heads
@@ -31,8 +32,8 @@ def _parse(f: Fields) -> Config:
     f.only("attention_bias", False, None)
     whole_heads(f)
     f.present("head_dim", "num_experts_per_tok", "sliding_window", "shared_expert_intermediate_size")
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head")
-    decoder = replace(windowed(f.replaced(sliding_window_pattern=5), decoder), norms=_NORMS)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms())
+    decoder = windowed(f.replaced(sliding_window_pattern=5), decoder).named(norms=_NORMS)
     layers = tuple(range(decoder.num_layers))
     blocks = DeepseekMoe(
         routed_shape(f, ("num_experts", "num_local_experts"), f.count("num_experts_per_tok"), len(layers)),

@@ -13,7 +13,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.attention_config import AttentionConfig
+from moeinf.models.layers.attention_config import AttentionConfig, Gate, HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter, sparse_layers
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
@@ -51,11 +51,8 @@ def _parse(f: Fields) -> Config:
         norm_eps=1e-6,
         theta=1e4,
         partial=1.0,
-        qk_norm="head",
-        gate_apart=True,
-        gate_name="g_proj",
-        gate_of_heads=of_heads,
-        softplus_gates=True,
+        head_norms=HeadNorms(),
+        gate=Gate("g_proj", per_head=of_heads, function="softplus"),
     )
     layers = _attention_of_layers(f, decoder.attention, decoder.num_layers)
     special = {i: each for i, each in enumerate(layers) if each != decoder.attention}
@@ -92,7 +89,7 @@ def _attention_of_layers(f: Fields, a: AttentionConfig, num_layers: int) -> list
     if "sliding_attention" in kinds:
         own = of_kind(f, "sliding_attention")
         rope = rope_of(own, partial_rotary(own, a.head_dim), 1e4, f.count("max_position_embeddings"))
-        sliding = replace(a, rope=rope, window=f.count("sliding_window", 512))
+        sliding = replace(a, rope=rope).seeing(f.count("sliding_window", 512))
     of_kinds = [sliding if kind == "sliding_attention" else a for kind in kinds]
     return [replace(each, num_heads=count) for each, count in zip(of_kinds, heads, strict=True)]
 

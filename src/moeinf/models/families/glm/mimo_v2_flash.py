@@ -11,6 +11,7 @@ from typing import Any
 
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import Scores, Sight
 from moeinf.models.layers.decoder import Decoder, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
 from moeinf.models.layers.protocol import Experts, Layers
@@ -49,22 +50,18 @@ def _parse(f: Fields) -> Config:
     a, num_layers = decoder.attention, decoder.num_layers
     values = f.count("v_head_dim")
     if values < a.head_dim:
-        a = replace(a, value_dim=values)
+        a = replace(a, projections=replace(a.projections, value_dim=values))
     elif values > a.head_dim:
-        a = replace(a, head_dim=values, key_dim=a.head_dim, scale=a.head_dim**-0.5)
+        narrow = replace(a.projections, key_dim=a.head_dim)
+        a = replace(a, head_dim=values, projections=narrow, scores=Scores(a.head_dim**-0.5))
     kinds = f.kinds("layer_types", num_layers, *_ROPES) or tuple(
         "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(num_layers)
     )
     before = f.get("sliding_window_size")  # the tokens before a token's own
     window = f.count("sliding_window", 129) if before is None else f.count("sliding_window_size") + 1
     sliding = replace(
-        a,
-        num_kv_heads=2 * a.num_kv_heads,
-        rope=_rope(f, "sliding_attention"),
-        window=window,
-        sinks=True,
-        sinks_name="attention_sink_bias",
-    )
+        a, num_kv_heads=2 * a.num_kv_heads, rope=_rope(f, "sliding_attention"), sight=Sight(window)
+    ).scored(sinks="attention_sink_bias")
     slides = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
     _only_said_again(f, slides, num_layers)
     if f.get("routed_scaling_factor") is None:

@@ -15,6 +15,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.activations import SILU
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.attention_config import Gate, HeadNorms, Scores
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -82,18 +83,16 @@ def _parse(f: Fields) -> Config:
         theta=1e4,
         partial=1.0,
         output_bias=f.flag("attention_out_bias", f.flag("attention_bias", False)),
-        qk_norm="head",
+        head_norms=HeadNorms(),
+        gate=Gate("g_proj", per_head=True),
+        scores=Scores(scale),
         norm="rms+1",
-        gate_apart=True,
-        gate_name="g_proj",
-        gate_of_heads=True,
-        scale=scale,
     )
     a = decoder.attention
     if "sliding_attention" in kinds:
         own = of_kind(f, "sliding_attention")
         rope = rope_of(own, partial_rotary(own, a.head_dim), 1e4, f.count("max_position_embeddings"))
-        sliding = replace(a, num_heads=heads, rope=rope, window=f.count("sliding_window"))
+        sliding = replace(a, num_heads=heads, rope=rope).seeing(f.count("sliding_window"))
         decoder = replace(decoder, special={i: sliding for i in range(num_layers) if kinds[i] == "sliding_attention"})
     sparse = _sparse(f, num_layers, future)
     shared = _limits(f, "swiglu_limits_shared", num_layers, future)

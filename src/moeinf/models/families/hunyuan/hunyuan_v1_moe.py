@@ -9,7 +9,7 @@ from typing import Any
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
+from moeinf.models.layers.attention_config import MLP_NAMES, HeadNorms, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -52,8 +52,7 @@ class Config:
             norm_eps=1e-5,
             theta=1e4,
             rope=_rope(f, head_dim),
-            qk_norm="turned",
-            head_norms=("query_layernorm", "key_layernorm"),
+            head_norms=HeadNorms("turned", names=("query_layernorm", "key_layernorm")),
         )
         top_k = f.count_of("moe_topk", "num_experts_per_tok")
         return Config(decoder, routed_shape(f, ("num_experts", "num_local_experts"), top_k, decoder.num_layers), size)

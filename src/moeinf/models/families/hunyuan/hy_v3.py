@@ -8,6 +8,7 @@ from functools import cached_property
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
 from moeinf.types import TensorPlan
@@ -18,7 +19,7 @@ _NAMES = BlockNames(gate="router.gate.weight", bias="expert_bias", shared="share
 def _parse(f: Fields) -> Config:
     f.only("first_k_dense_replace", 1, None)  # what a missing list of layers means
     f.present("head_dim", "num_shared_experts", "router_scaling_factor")
-    decoder = parse_decoder(f, norm_eps=1e-5, theta=11_158_840.0, qk_norm="head")
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=11_158_840.0, head_norms=HeadNorms())
     layers = sparse_layers(f, decoder.num_layers, first_dense=1)
     top_k = f.count("num_experts_per_tok")
     blocks = DeepseekMoe(

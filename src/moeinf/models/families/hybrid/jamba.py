@@ -3,7 +3,7 @@ layer (JambaForCausalLM)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -37,7 +37,7 @@ class Config:
         f.only("mamba_proj_bias", False, None)
         f.only("sliding_window", None)
         decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=None)
-        decoder = replace(decoder, norms=LayerNorms(block="pre_ff_layernorm"), last_norm="final_layernorm")
+        decoder = decoder.named(norms=LayerNorms(block="pre_ff_layernorm"), last_norm="final_layernorm")
         moe_layers = _every(f, "expert_layer", decoder.num_layers, 2, 1)
         if not moe_layers:
             raise CheckpointError(f"{f.where}: expert_layer_offset leaves no layer with experts")

@@ -9,7 +9,7 @@ from typing import Any
 from moeinf.errors import CheckpointError
 from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import HeadNorms, Projections, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.protocol import Experts, Layers
@@ -47,12 +47,11 @@ class Config:
             f.with_values(tie_word_embeddings=tied),
             norm_eps=eps,
             theta=1e6,
-            qk_norm="head",
-            head_norms=("q_layernorm", "k_layernorm"),
-            output_name="out_proj",
+            head_norms=HeadNorms(names=("q_layernorm", "k_layernorm")),
+            projections=Projections(output="out_proj"),
         )
-        decoder = replace(
-            decoder, norms=LayerNorms(attention="operator_norm", block="ffn_norm"), last_norm="embedding_norm"
+        decoder = decoder.named(
+            norms=LayerNorms(attention="operator_norm", block="ffn_norm"), last_norm="embedding_norm"
         )
         kinds = f.kinds("layer_types", decoder.num_layers, "conv", "full_attention")
         if kinds is None:

@@ -71,12 +71,13 @@ class Config:
             output_bias=False,
         )
         decoder = replace(
-            decoder,
-            norms=LayerNorms(attention="norm", block=None),
+            decoder.named(
+                norms=LayerNorms(attention="norm", block=None),
+                prefix="backbone.",
+                embedding="embeddings",
+                last_norm="norm_f",
+            ),
             activation=activation_of(f, "mlp_hidden_act", "relu2"),
-            prefix="backbone.",
-            embedding_name="embeddings",
-            last_norm="norm_f",
         )
         moe_layers = tuple(i for i, kind in enumerate(kinds) if kind == "moe")
         if not moe_layers:

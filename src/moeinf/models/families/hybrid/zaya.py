@@ -15,7 +15,7 @@ from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes, heads_workspace
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Experts, Layers, Positions, Weights
@@ -48,7 +48,7 @@ class Config:
         f.present("head_dim", "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1")
         decoder = _decoder(f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True)))
         return Config(
-            replace(decoder, head_bias=f.flag("lm_head_bias", False)),
+            replace(decoder, logits=Logits(bias=f.flag("lm_head_bias", False))),
             routed_shape(f, ("num_experts", "num_local_experts"), 1, decoder.num_layers),
             f.count("moe_intermediate_size"),
             f.count("router_hidden_size"),
@@ -67,12 +67,12 @@ def _decoder(f: Fields) -> DecoderConfig:
     kinds = f.kinds("layer_types", f.count("num_hidden_layers"), *_ROPES) or ("hybrid",) * f.count("num_hidden_layers")
     first, *others = dict.fromkeys(kinds)
     decoder = parse_decoder(of_kind(f, first), norm_eps=1e-5, theta=1e4, partial=1.0)
-    a = replace(decoder.attention, window=_window(f, first))
+    a = decoder.attention.seeing(_window(f, first))
     special = {}
     for other in others:
         own = of_kind(f, other)
         rope = rope_of(own, partial_rotary(own, a.head_dim), 1e4, f.count("max_position_embeddings"))
-        of_other = replace(a, rope=rope, window=_window(f, other))
+        of_other = replace(a, rope=rope).seeing(_window(f, other))
         special = {i: of_other for i, kind in enumerate(kinds) if kind == other}
     return replace(decoder, attention=a, special=special)
 
@@ -105,7 +105,9 @@ class ZayaAttention:
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
         self.heads = CompressedHeads[Array](weights, convolutions, site.prefix)
         self._core = layers.heads_core(a, site.layer)
-        self._output = weights.linear(f"{site.prefix}o_proj.weight", f"{site.prefix}o_proj.bias" if a.bias else None)
+        self._output = weights.linear(
+            f"{site.prefix}o_proj.weight", f"{site.prefix}o_proj.bias" if a.projections.bias else None
+        )
         self._sum = ScaledSum(weights, f"{c.decoder.module(site.layer, _SCALINGS[0])}.")
 
     def new_state(self, capacity: int) -> LayerState:
@@ -233,7 +235,7 @@ class Family(DecoderFamily):
             prefix, convolutions = f"{d.module(i, 'self_attn')}.", c.convolutions(i)
             shapes |= convolutions.shapes(prefix)
             shapes[f"{prefix}o_proj.weight"] = (hidden, convolutions.queries)
-            if d.attention.bias:
+            if d.attention.projections.bias:
                 shapes[f"{prefix}o_proj.bias"] = (hidden,)
             for part in _SCALINGS:
                 shapes |= {f"{d.module(i, part)}.{name}": (hidden,) for name in _of_sum()}

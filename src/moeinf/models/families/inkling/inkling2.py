@@ -74,7 +74,13 @@ class Config:
         )
         cap = f.number("final_logit_softcapping", 30.0)
         return Config(
-            replace(common, decoder=replace(common.decoder, norms=LayerNorms(None, None, "mlp_norm"), logits_cap=cap)),
+            replace(
+                common,
+                decoder=replace(
+                    common.decoder.named(norms=LayerNorms(None, None, "mlp_norm")),
+                    logits=replace(common.decoder.logits, cap=cap),
+                ),
+            ),
             blocks,
             f.count("n_layers_per_attn_res_block", 6),
             f.number("qk_l2_clip_threshold", 512**0.5),
@@ -88,7 +94,7 @@ class Config:
         return self.common.decoder
 
     def sees_all(self, layer: int) -> bool:
-        return self.decoder.attention_of(layer).window is None
+        return self.decoder.attention_of(layer).sight.window is None
 
     def norms_of(self, layer: int) -> list[str]:
         """Of what queries are made of; in layers that see all tokens also of keys and of values."""
@@ -327,5 +333,5 @@ class Family(DecoderFamily):
     def info(self, dtype: DType) -> ModelInfo:
         """The further rows of the head, which checkpoints are filled up with, are no parameters."""
         d, found = self.decoder, super().info(dtype)
-        filling = (d.vocab_size - (d.num_logits or d.vocab_size)) * d.attention.hidden_size
+        filling = (d.vocab_size - (d.logits.count or d.vocab_size)) * d.attention.hidden_size
         return replace(found, num_params=found.num_params - filling, active_params=found.active_params - filling)

@@ -65,7 +65,12 @@ class Config:
         width = f.number("logits_mup_width_multiplier", f.number("embedding_multiplier", 24.0))
         f.only("embedding_multiplier", width, None)
         return Config(
-            replace(common, decoder=replace(common.decoder, logits_scale=1 / width, norms=_NORMS)),
+            replace(
+                common,
+                decoder=replace(
+                    common.decoder.named(norms=_NORMS), logits=replace(common.decoder.logits, scale=1 / width)
+                ),
+            ),
             routed_shape(
                 f, ("n_routed_experts", "num_local_experts"), f.count("num_experts_per_tok"), num_layers, layers
             ),

@@ -23,7 +23,7 @@ class Family(deepseek_v3.Family):
         # Readers differ in what a config without the flag means: what is stored decides.
         text = text_part({"tie_word_embeddings": True} | config, prefix="language_model.model.")
         c = self.parse(text.fields)
-        decoder = replace(c.decoder, prefix=text.prefix, head_prefix="language_model.")
+        decoder = c.decoder.named(prefix=text.prefix, head_prefix="language_model.")
         self._take(replace(c, decoder=decoder))
 
     @cached_property

@@ -17,7 +17,16 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, Shapes, Sharpening, mlp_shapes
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    HeadNorms,
+    NormConfig,
+    Scores,
+    Shapes,
+    Sharpening,
+    Sight,
+    mlp_shapes,
+)
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -43,7 +52,10 @@ class Config:
         f.only("partial_rotary_factor", 1.0, None)
         rope_fields(f).only("partial_rotary_factor", 1.0, None)
         decoder = parse_decoder(
-            f, norm_eps=1e-5, theta=5e5, qk_norm="turned" if f.flag("use_qk_norm", True) else "none", head_norms=None
+            f,
+            norm_eps=1e-5,
+            theta=5e5,
+            head_norms=HeadNorms("turned", names=None) if f.flag("use_qk_norm", True) else None,
         )
         base, layers = decoder.attention, range(decoder.num_layers)
         assert base.rope is not None
@@ -81,9 +93,9 @@ def _attention_of_layers(f: Fields, base: AttentionConfig, num_layers: int) -> l
     sharpening = None
     if f.flag("attn_temperature_tuning", True):
         sharpening = Sharpening(f.number("attn_scale", 0.1), f.count("floor_scale", 8192), offset=1)
-    without = replace(base, rope=None, qk_norm="none", sharpening=sharpening)
+    without = replace(base, rope=None, head_norms=None, scores=Scores(sharpening=sharpening))
     return [
-        replace(base if each else without, window=chunk, chunked=True)
+        replace(base if each else without, sight=Sight(chunk, chunked=True))
         if kind == "chunked_attention"
         else (base if each else without)
         for each, kind in zip(turned, kinds, strict=True)

@@ -15,6 +15,7 @@ from moeinf.models.families.mixtral import mixtral
 from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.attention_config import Sight
 from moeinf.models.layers.decoder import Decoder, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions, Router, Weights
@@ -52,7 +53,7 @@ def _parse(f: Fields) -> Config:
     head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
     whole_heads(f)  # rotary_dim says what is rotated
     window, partial_rotary = f.count("sliding_window", 0) or None, f.count("rotary_dim", head_dim) / head_dim
-    d = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=window, partial=partial_rotary)
+    d = parse_decoder(f, norm_eps=1e-5, theta=1e6, sight=Sight(window), partial=partial_rotary)
     kinds = f.kinds("layer_types", d.num_layers, "full_attention", "linear_attention") or tuple(
         "linear_attention" if i % 2 else "full_attention" for i in range(d.num_layers)
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 from moeinf.types import TensorPlan
@@ -27,7 +28,9 @@ def _parse(f: Fields) -> Config:
         f.only(name, allowed, None)
     head_dim = f.count("head_dim", 128, minimum=2)
     partial = f.count("rotary_dim", head_dim) / head_dim
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=5e6, partial=partial, qk_norm="full", head_dim=head_dim)
+    decoder = parse_decoder(
+        f, norm_eps=1e-6, theta=5e6, partial=partial, head_norms=HeadNorms("full"), head_dim=head_dim
+    )
     num_layers = decoder.num_layers
     moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), num_layers)
     return Config(decoder, DeepseekMoe(moe, tuple(range(num_layers)), 0, f.count("intermediate_size"), 0, names=_NAMES))

@@ -12,7 +12,7 @@ from typing import Any
 from moeinf.errors import CheckpointError
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
-from moeinf.models.layers.attention_config import GroupIndex, Shapes
+from moeinf.models.layers.attention_config import GroupIndex, HeadNorms, Shapes, Sight
 from moeinf.models.layers.decoder import Decoder, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -64,10 +64,10 @@ def _parse(f: Fields) -> Config:
         )
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     decoder = parse_decoder(
-        f.replaced(hidden_act=None), norm_eps=1e-6, theta=5e6, partial=1.0, qk_norm="head", norm="rms+1"
+        f.replaced(hidden_act=None), norm_eps=1e-6, theta=5e6, partial=1.0, head_norms=HeadNorms(), norm="rms+1"
     )
     index, choosing = parse_groups(f, decoder.attention), _choosing(f, num_layers)
-    special = replace(decoder.attention, most_chosen=index.most)
+    special = replace(decoder.attention, sight=Sight(most_chosen=index.most))
     layers = _sparse(f, num_layers)
     limit = f.number("swiglu_limit")
     blocks = DeepseekMoe(
@@ -112,7 +112,7 @@ class Family(glm4_moe.Family):
         text = text_part(config, prefix="language_model.model.")
         c = self.parse(text.fields)
         head_prefix = text.prefix.removesuffix("model.")
-        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix, head_prefix=head_prefix)))
+        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, d = self._config, self.decoder

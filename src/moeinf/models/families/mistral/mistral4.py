@@ -33,7 +33,7 @@ def _parse(f: Fields) -> Config:
     if r.get("llama_4_scaling_beta") != 0:
         r.present("llama_4_scaling_beta", "original_max_position_embeddings")
         sharpening = Sharpening(r.number("llama_4_scaling_beta"), r.count("original_max_position_embeddings"))
-        decoder = replace(decoder, attention=replace(decoder.attention, sharpening=sharpening))
+        decoder = replace(decoder, attention=decoder.attention.scored(sharpening=sharpening))
     blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=False)
     return Config(decoder, latent, blocks)
 

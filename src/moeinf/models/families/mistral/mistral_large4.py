@@ -17,6 +17,7 @@ from moeinf.models.families.deepseek import deepseek_v32
 from moeinf.models.families.glm.glm_moe_dsa import choosing_layers
 from moeinf.models.families.mistral import mistral4
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.decoder import Logits
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_layers
 from moeinf.models.layers.latent.indexed import IndexConfig
 from moeinf.models.layers.latent.mla import LatentConfig, parse_latent
@@ -67,7 +68,8 @@ class Config(deepseek_v32.Config):
     latents: tuple[LatentConfig, ...]  # of each layer
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields, learned: str) -> Config:
+    """learned: the tensor that the frequencies of positions are made of."""
     for name, *allowed in (
         ("q_lora_rank",),
         ("mlp_bias", False),
@@ -98,8 +100,9 @@ def _parse(f: Fields) -> Config:
     blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=False, moe_layers=layers)
     decoder = replace(
         decoder,
+        attention=replace(a, rope=replace(a.rope, learned=learned)),
         special={i: still for i in range(num_layers) if not rotated[i]},
-        logits_cap=f.number("final_logit_softcapping", 30.0),
+        logits=Logits(cap=f.number("final_logit_softcapping", 30.0)),
     )
     latents = tuple(replace(latent if rotated[i] else without, source=sources[i]) for i in range(num_layers))
     return Config(decoder, latent, blocks, index, latents)
@@ -138,9 +141,8 @@ class Family(deepseek_v32.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        c = _parse(text.fields)
-        learned = f"{text.prefix}rotary_emb.alpha"
-        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix, frequencies=learned)))
+        c = _parse(text.fields, f"{text.prefix}rotary_emb.alpha")
+        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix)))
 
     @property
     def router(self) -> MakeRouter:

@@ -17,7 +17,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.attention_config import NormConfig, Shapes, Sight, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -40,7 +40,9 @@ class Config:
         f = Fields(config)
         f.only("attention_bias", False, None)
         f.only("quantization", None)
-        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=f.count("sliding_window", 0, minimum=0) or None)
+        decoder = parse_decoder(
+            f, norm_eps=1e-5, theta=1e6, sight=Sight(f.count("sliding_window", 0, minimum=0) or None)
+        )
         parallel, every = f.flag("parallel_attn_mlp_res", False), f.count("moe_layer_frequency", 2)
         f.only("use_residual", parallel, None)
         moe_layers = tuple(i for i in range(decoder.num_layers) if (i + 1) % every == 0)

@@ -52,7 +52,7 @@ class Family(glm4_moe.Family):
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="language_model.model.")
         c = _parse(text.fields)
-        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix, head_prefix="language_model.")))
+        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix, head_prefix="language_model.")))
 
     @property
     def router(self) -> MakeRouter:

@@ -11,7 +11,7 @@ from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig
-from moeinf.models.layers.decoder import Decoder, LayerNorms, parse_decoder
+from moeinf.models.layers.decoder import Decoder, LayerNorms, Logits, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe
 from moeinf.models.layers.moe_block import Beside, Looked, Routed, SharedExpert, SideBySide
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
@@ -53,14 +53,10 @@ def _parse(f: Fields) -> Config:
     )
     turned = f.count("prefix_dense_sliding_window_pattern", 1) == 1  # dense layers, whatever they see
     sparse, window = tuple(i for i in range(num_layers) if mlps[i] == "sparse"), f.count("sliding_window")
+    whole = {i for i in range(num_layers) if kinds[i] == "full_attention" and not (turned and i not in sparse)}
+    decoder = decoder.with_windows([window if kind == "sliding_attention" else None for kind in kinds])
     decoder = replace(
-        decoder,
-        norms=_NORMS,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
-        without_positions=frozenset(
-            i for i in range(num_layers) if kinds[i] == "full_attention" and not (turned and i not in sparse)
-        ),
-        logits_scale=f.number("logit_scale", 0.0625),
+        decoder.without_positions(whole).named(norms=_NORMS), logits=Logits(scale=f.number("logit_scale", 0.0625))
     )
     width = f.count("intermediate_size")
     blocks = DeepseekMoe(

@@ -13,7 +13,7 @@ from moeinf.models.activations import activation_of
 from moeinf.models.families.mixtral import olmoe
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Shapes, attention_shapes
+from moeinf.models.layers.attention_config import NormConfig, Projections, Shapes, attention_shapes
 from moeinf.models.layers.decoder import Decoder, LayerNorms, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
@@ -54,20 +54,13 @@ def _parse(f: Fields) -> Config:
         bias=False,
         output_bias=False,
         norm="centred",
-        fused_name="Wqkv",
-        output_name="out_proj",
-        clip_qkv=attention.number("clip_qkv", 0.0) or None,
+        projections=Projections(fused="Wqkv", output="out_proj", clip=attention.number("clip_qkv", 0.0) or None),
     )
     order = 1.0 if "moe_normalize_expert_weights" not in ffn else ffn.number("moe_normalize_expert_weights", 0.0)
     return Config(
         replace(
-            decoder,
+            decoder.named(norms=_NORMS, prefix="transformer.", layers="blocks", embedding="wte", last_norm="norm_f"),
             activation=activation_of(act, "name"),
-            norms=_NORMS,
-            prefix="transformer.",
-            layers_name="blocks",
-            embedding_name="wte",
-            last_norm="norm_f",
         ),
         routed_shape(ffn, ("moe_num_experts",), ffn.count("moe_top_k"), decoder.num_layers),
         ffn.count("ffn_hidden_size"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from moeinf.models.families.mixtral import olmoe
 from moeinf.models.families.mixtral.olmoe import Config
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.attention_config import HeadNorms, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, LayerNorms, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
@@ -20,7 +19,7 @@ _NORMS = LayerNorms(attention=None, behind_attention="post_attention_layernorm",
 
 def _parse(config: dict[str, Any]) -> Config:
     f = Fields(config)
-    decoder = replace(parse_decoder(f, norm_eps=1e-6, theta=5e5, qk_norm="full"), norms=_NORMS)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=5e5, head_norms=HeadNorms("full")).named(norms=_NORMS)
     top_k = f.count("num_experts_per_tok")
     moe = routed_shape(f, ("num_experts", "num_local_experts"), top_k, decoder.num_layers)
     return Config(decoder, moe, f.count("intermediate_size"), f.flag("norm_topk_prob", False))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, copies, frequencies, head, linear_names, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
@@ -45,18 +45,22 @@ class Config:
         biased = f.flag("attention_bias", True)
         out_biased = f.flag("attention_out_bias", biased)
         decoder = parse_decoder(
-            f, norm_eps=1e-5, theta=1.5e5, quant_methods=("mxfp4",), sinks=True, bias=biased, output_bias=out_biased
+            f,
+            norm_eps=1e-5,
+            theta=1.5e5,
+            quant_methods=("mxfp4",),
+            scores=Scores(sinks="sinks"),
+            bias=biased,
+            output_bias=out_biased,
         )
         kinds = f.kinds("layer_types", decoder.num_layers, "sliding_attention", "full_attention")
         if kinds is None:
             kinds = ("sliding_attention", "full_attention") * decoder.num_layers
         window = f.count("sliding_window", 128)
-        windows = tuple(window if kind == "sliding_attention" else None for kind in kinds[: decoder.num_layers])
+        windows = [window if kind == "sliding_attention" else None for kind in kinds[: decoder.num_layers]]
         top_k = f.count_of("num_experts_per_tok", "experts_per_token")
         moe = routed_shape(f, ("num_local_experts", "num_experts"), top_k, decoder.num_layers)
-        return Config(
-            replace(decoder, windows=windows), moe, f.count("intermediate_size"), f.number("swiglu_limit", 7.0)
-        )
+        return Config(decoder.with_windows(windows), moe, f.count("intermediate_size"), f.number("swiglu_limit", 7.0))
 
 
 class BiasedRouter:

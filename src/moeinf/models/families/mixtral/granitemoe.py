@@ -10,8 +10,8 @@ from typing import Any
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.attention_config import Scores, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
@@ -32,12 +32,12 @@ class Config:
         f.only("activation_function", "silu", None)  # another name of hidden_act, in PowerMoE
         usual = "attention_multiplier" in f and f.get("attention_multiplier") is None  # null: as attention has it
         scale = None if usual else f.number("attention_multiplier", 1.0)
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=scale, **features)
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scores=Scores(scale), **features)
         decoder = replace(
             decoder,
             embedding_scale=f.number("embedding_multiplier", 1.0),
             residual=f.number("residual_multiplier", 1.0),
-            logits_scale=1 / f.number("logits_scaling", 1.0),
+            logits=Logits(scale=1 / f.number("logits_scaling", 1.0)),
         )
         moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
         return Config(decoder, moe, f.count("intermediate_size"))

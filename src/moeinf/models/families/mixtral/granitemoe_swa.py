@@ -18,12 +18,9 @@ def _parse(f: Fields) -> Config:
     layers, window = range(c.decoder.num_layers), f.count("sliding_window", 0 if "sliding_window" in f else 128) or None
     kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
     slides = [i % 4 != 0 for i in layers] if kinds is None else [kind == "sliding_attention" for kind in kinds]
-    decoder = replace(
-        c.decoder,
-        attention=replace(c.decoder.attention, sinks=True),
-        windows=tuple(window if slides[i] else None for i in layers),
-        without_positions=_without_positions(f, len(layers)),
-    )
+    decoder = replace(c.decoder, attention=c.decoder.attention.scored(sinks="sinks"))
+    decoder = decoder.with_windows([window if slides[i] else None for i in layers])
+    decoder = decoder.without_positions(_without_positions(f, len(layers)))
     return replace(c, decoder=decoder, shared_intermediate_size=f.count("shared_intermediate_size", 0, minimum=0))
 
 

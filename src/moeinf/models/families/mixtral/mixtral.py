@@ -8,7 +8,7 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import Shapes, Sight
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -26,7 +26,7 @@ class Config:
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
         f.only("attention_bias", False, None)
-        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=f.count("sliding_window", 0) or None)
+        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, sight=Sight(f.count("sliding_window", 0) or None))
         moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
         return Config(decoder, moe, f.count("intermediate_size"))
 

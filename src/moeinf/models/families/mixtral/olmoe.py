@@ -8,7 +8,7 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import MLP_NAMES, Shapes
+from moeinf.models.layers.attention_config import MLP_NAMES, HeadNorms, Projections, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -26,7 +26,13 @@ class Config:
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
-        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="full", clip_qkv=f.number("clip_qkv", 0.0) or None)
+        decoder = parse_decoder(
+            f,
+            norm_eps=1e-5,
+            theta=1e4,
+            head_norms=HeadNorms("full"),
+            projections=Projections(clip=f.number("clip_qkv", 0.0) or None),
+        )
         moe = routed_shape(f, ("num_experts", "num_local_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
         return Config(decoder, moe, f.count("intermediate_size"), f.flag("norm_topk_prob", False))
 

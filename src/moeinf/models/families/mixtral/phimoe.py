@@ -11,8 +11,8 @@ import numpy as np
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.attention_config import NormConfig, Shapes, Sight
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
@@ -30,8 +30,10 @@ class Config:
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
         f.only("num_experts_per_tok", 2, None)  # the two rounds of sparsemixer
-        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, norm="layer", window=f.count("sliding_window", 0) or None)
-        decoder = replace(decoder, head_bias=f.flag("lm_head_bias", False))
+        decoder = parse_decoder(
+            f, norm_eps=1e-5, theta=1e6, norm="layer", sight=Sight(f.count("sliding_window", 0) or None)
+        )
+        decoder = replace(decoder, logits=Logits(bias=f.flag("lm_head_bias", False)))
         moe = routed_shape(f, ("num_local_experts", "num_experts"), 2, decoder.num_layers)
         jitter = 0.0 if f.get("router_jitter_noise") == 0 else f.number("router_jitter_noise", 0.01)
         return Config(decoder, moe, f.count("intermediate_size"), jitter)

@@ -12,7 +12,7 @@ from typing import Any
 from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter
 from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import HeadNorms, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 from moeinf.models.layers.protocol import Experts, Layers
@@ -36,15 +36,12 @@ class Config:
     def parse(f: Fields) -> Config:
         f.present("head_dim", "tie_word_embeddings", "linear_num_key_heads", "linear_num_value_heads")
         whole_heads(f)
-        d = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head")
+        d = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms())
         layers, window = range(d.num_layers), f.count("sliding_window", 512)
         kinds = f.kinds("layer_types", len(layers), _LINEAR, _WINDOW, _ALL)
         kinds = kinds or tuple(_PATTERN[i % len(_PATTERN)] for i in layers)
-        d = replace(
-            d,
-            windows=tuple(window if kind == _WINDOW else None for kind in kinds),
-            without_positions=frozenset(i for i in layers if kinds[i] == _ALL),
-        )
+        d = d.with_windows([window if kind == _WINDOW else None for kind in kinds])
+        d = d.without_positions({i for i in layers if kinds[i] == _ALL})
         size, shared = f.count("moe_intermediate_size"), f.count("shared_expert_intermediate_size")
         blocks = DeepseekMoe(
             routed_shape(f, ("num_experts",), f.count("num_experts_per_tok"), len(layers)),

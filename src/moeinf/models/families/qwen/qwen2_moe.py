@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,23 +23,22 @@ class Config:
     @staticmethod
     def parse(f: Fields) -> Config:
         f.only("attention_bias", False, None)  # its name here is qkv_bias
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)
-        attention = replace(decoder.attention, bias=f.flag("qkv_bias", True))
-        decoder = replace(decoder, attention=attention, windows=_windows(f, decoder.num_layers))
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, bias=f.flag("qkv_bias", True))
+        decoder = decoder.with_windows(_windows(f, decoder.num_layers))
         return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=False))
 
 
-def _windows(f: Fields, num_layers: int) -> tuple[int | None, ...] | None:
+def _windows(f: Fields, num_layers: int) -> list[int | None]:
     """Of each layer: where layer_types is not said, every other one has a window, of the first max_window_layers."""
     if not f.flag("use_sliding_window", False):
         f.kinds("layer_types", num_layers, "full_attention")
-        return None
+        return [None] * num_layers
     window, first = f.count("sliding_window", 4096), f.count("max_window_layers", 28, minimum=0)
     kinds = f.kinds("layer_types", num_layers, "full_attention", "sliding_attention")
     slides = [i % 2 == 0 and i < first for i in range(num_layers)]
     if kinds is not None:
         slides = [kind == "sliding_attention" for kind in kinds]
-    return tuple(window if each else None for each in slides)
+    return [window if each else None for each in slides]
 
 
 class Family(DecoderFamily):

@@ -30,7 +30,7 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
         text.fields.only(name, *allowed, None)
     c = qwen3_next.Config.parse(text.fields, stacked=False)
     attention = replace(c.decoder.attention, rope=turned_by_pictures(config, c.decoder.attention.rope, [11, 11, 10]))
-    return replace(c, decoder=replace(c.decoder, prefix=text.prefix, attention=attention))
+    return replace(c, decoder=replace(c.decoder.named(prefix=text.prefix), attention=attention))
 
 
 def turned_by_pictures(config: dict[str, Any], rope: Rope | None, default: list[int]) -> Rope | None:

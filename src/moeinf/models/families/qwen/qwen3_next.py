@@ -12,7 +12,7 @@ from typing import Any
 
 from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import Gate, HeadNorms, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
@@ -35,7 +35,9 @@ class Config:
         """stacked: how DeltaNet's projections are stored."""
         f.only("use_sliding_window", False, None)
         f.present("head_dim")
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=0.25, qk_norm="head", gate=True, norm="rms+1")
+        decoder = parse_decoder(
+            f, norm_eps=1e-6, theta=1e4, partial=0.25, head_norms=HeadNorms(), gate=Gate(), norm="rms+1"
+        )
         a, every = decoder.attention, f.count("full_attention_interval", 4)
         kinds = f.kinds("layer_types", decoder.num_layers, "linear_attention", "full_attention") or tuple(
             "linear_attention" if (i + 1) % every else "full_attention" for i in range(decoder.num_layers)

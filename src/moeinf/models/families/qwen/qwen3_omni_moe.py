@@ -13,6 +13,7 @@ from typing import Any
 from moeinf.models.families.qwen import qwen2_moe
 from moeinf.models.families.qwen.qwen2_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.text_part import text_part
@@ -29,8 +30,8 @@ def _parse(config: dict[str, Any]) -> Config:
     text = text_part(whole, prefix="thinker.model.")
     f = text.fields
     f.only("use_sliding_window", False, None)
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e6, qk_norm="head")
-    decoder = replace(decoder, prefix=text.prefix, head_prefix="thinker.")
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e6, head_norms=HeadNorms())
+    decoder = decoder.named(prefix=text.prefix, head_prefix="thinker.")
     return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))
 
 

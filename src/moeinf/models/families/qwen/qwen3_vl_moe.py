@@ -12,6 +12,7 @@ from typing import Any
 from moeinf.models.families.qwen import qwen2_moe
 from moeinf.models.families.qwen.qwen2_moe import Config
 from moeinf.models.families.qwen.qwen3_5_moe import merging_vision, turned_by_pictures
+from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.vision.vision import seeing
@@ -24,7 +25,7 @@ def _parse(config: dict[str, Any]) -> Config:
     f = text.fields
     f.only("norm_topk_prob", True, None)
     f.only("use_sliding_window", False, None)
-    decoder = replace(parse_decoder(f, norm_eps=1e-6, theta=5e5, qk_norm="head"), prefix=text.prefix)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=5e5, head_norms=HeadNorms()).named(prefix=text.prefix)
     rope = turned_by_pictures(config, decoder.attention.rope, [24, 20, 20])
     decoder = replace(decoder, attention=replace(decoder.attention, rope=rope))
     return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))

@@ -17,7 +17,15 @@ import numpy as np
 from moeinf.models.families.qwen.qwen3_next import MTP
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import BlockIndex, Shapes, attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import (
+    BlockIndex,
+    Gate,
+    HeadNorms,
+    Shapes,
+    Sight,
+    attention_shapes,
+    attention_workspace,
+)
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.protocol import Attention, Experts, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
@@ -69,15 +77,14 @@ class Config:
         f.only("decoder_sparse_step", 1, None)
         f.only("mlp_only_layers", [], None)
         f.present("head_dim")
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=1.0, qk_norm="head", gate=True, norm="rms+1")
+        decoder = parse_decoder(
+            f, norm_eps=1e-6, theta=1e4, partial=1.0, head_norms=HeadNorms(), gate=Gate(), norm="rms+1"
+        )
         index = parse_index(f, decoder.attention)
-        attention = replace(decoder.attention, most_chosen=index.most)
+        attention = replace(decoder.attention, sight=Sight(most_chosen=index.most))
         decoder = replace(
-            decoder,
+            decoder.named(norms=LayerNorms(attention=None, block=None), last_norm=None, prefix=prefix),
             attention=attention,
-            norms=LayerNorms(attention=None, block=None),
-            last_norm=None,
-            prefix=prefix,
             replaces=True,
         )
         num_layers, hidden = decoder.num_layers, attention.hidden_size

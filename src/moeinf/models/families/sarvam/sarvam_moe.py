@@ -8,6 +8,7 @@ from typing import Any
 from moeinf.models.families.glm import bailing_moe
 from moeinf.models.families.glm.bailing_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import HeadNorms, Projections
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
 
@@ -33,17 +34,15 @@ def _parse(f: Fields) -> Config:
         theta=8e6,
         bias=False,
         output_bias=False,
-        fused_name="query_key_value",
-        output_name="dense",
-        qk_norm="head" if f.flag("use_qk_norm", True) else "none",
-        head_norms=("query_layernorm", "key_layernorm"),
+        projections=Projections(fused="query_key_value", output="dense"),
+        head_norms=HeadNorms(names=("query_layernorm", "key_layernorm")) if f.flag("use_qk_norm", True) else None,
     )
     shared = f.replaced(n_shared_experts=f.count_of(*_SHARED)).renamed(
         {_SHARED[0]: next((name for name in _SHARED if f.get(name) is not None), _SHARED[0])}
     )
     blocks = DeepseekMoe.parse(shared, decoder.num_layers, normalise=True, corrected=True, shared=_SHARED[0])
     names = BlockNames(bias="gate.expert_bias")
-    return Config(replace(decoder, embedding_name="word_embeddings"), replace(blocks, names=names), second=True)
+    return Config(decoder.named(embedding="word_embeddings"), replace(blocks, names=names), second=True)
 
 
 class Family(bailing_moe.Family):

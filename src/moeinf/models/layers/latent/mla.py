@@ -20,7 +20,7 @@ import numpy as np
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import Growth, LatentHeads, NormConfig, Shapes
+from moeinf.models.layers.attention_config import Growth, LatentHeads, NormConfig, Scores, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import LatentCore, Layers, Positions
@@ -91,7 +91,9 @@ def parse_latent(
     if r.get("mscale_all_dim"):
         sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
     width = rotary_dim if windowed else rank + rotary_dim
-    decoder = parse_decoder(f, norm_eps=norm_eps, theta=1e4, rope=rope, num_kv_heads=1, head_dim=width, scale=sharpened)
+    decoder = parse_decoder(
+        f, norm_eps=norm_eps, theta=1e4, rope=rope, num_kv_heads=1, head_dim=width, scores=Scores(sharpened)
+    )
     f.present("q_lora_rank")
     query_rank = None if f.get("q_lora_rank") is None else f.count("q_lora_rank")
     return decoder, LatentConfig(
@@ -171,7 +173,7 @@ class LatentAttention:
 
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:
         a, prefix = decoder.attention_of(layer), _prefix(decoder, c, layer)
-        assert a.rope is not None and a.scale is not None
+        assert a.rope is not None
         weights = layers.weights
         self._config, self._math = c, weights.math
 
@@ -200,11 +202,11 @@ class LatentAttention:
             c.qk_nope_head_dim,
             a.rope,
             a.scale,
-            a.sharpening,
+            a.scores.sharpening,
             sinks,
             growth,
             source=c.source,
-            window=a.window or 0,
+            window=a.window,
         )
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
         self._output = linear(c.output)

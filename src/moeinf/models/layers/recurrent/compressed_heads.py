@@ -53,7 +53,7 @@ class CompressedConvolutions:
         hidden, channels = self.attention.hidden_size, self.queries + self.keys
         rows = {"q_proj": self.queries, "k_proj": self.keys, _CURRENT: self.keys // 2, _DELAYED: self.keys // 2}
         shapes: Shapes = {f"{prefix}qkv_proj.{name}.weight": (count, hidden) for name, count in rows.items()}
-        if self.attention.bias:
+        if self.attention.projections.bias:
             shapes |= {f"{prefix}qkv_proj.{name}.bias": (count,) for name, count in rows.items()}
         return shapes | {
             f"{prefix}qkv_proj.conv_qk_depthwise.weight": (channels, 1, self.by_channel),
@@ -71,11 +71,11 @@ class CompressedHeads(Generic[A]):
         c, a, own = config, config.attention, f"{prefix}qkv_proj."
         self._config, self._math = c, weights.math
         self._q, self._k, self._current = (
-            weights.linear(f"{own}{name}.weight", f"{own}{name}.bias" if a.bias else None)
+            weights.linear(f"{own}{name}.weight", f"{own}{name}.bias" if a.projections.bias else None)
             for name in ("q_proj", "k_proj", _CURRENT)
         )
         self._delayed = weights.linear(f"{own}{_DELAYED}.weight")  # without its bias: the first token has that alone
-        self._delayed_bias = weights.vector(f"{own}{_DELAYED}.bias") if a.bias else None
+        self._delayed_bias = weights.vector(f"{own}{_DELAYED}.bias") if a.projections.bias else None
         taps = weights.vector(f"{own}conv_qk_depthwise.weight").reshape(-1, c.by_channel)
         self._taps = [taps[:, i] * 1.0 for i in range(c.by_channel)]
         self._tap_bias = weights.vector(f"{own}conv_qk_depthwise.bias")

@@ -15,7 +15,15 @@ import numpy as np
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    AttentionSite,
+    NormConfig,
+    Projections,
+    Shapes,
+    Sight,
+    attention_shapes,
+)
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import plain_rope
@@ -87,12 +95,9 @@ class MergingTower(Tower):
             head_dim,
             _EPS,
             plain_rope(head_dim, 1e4),
-            bias=True,
-            output_bias=True,
-            fused_name="qkv",
-            output_name="proj",
+            projections=Projections(bias=True, output_bias=True, fused="qkv", output="proj"),
+            sight=Sight(sees="all"),
             norm="layer",
-            sees="all",
         )
         self.shapes = self._shapes()
 

@@ -17,8 +17,11 @@ from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
     AttentionSite,
+    HeadNorms,
     NormConfig,
+    Scores,
     Shapes,
+    Sight,
     attention_shapes,
     mlp_shapes,
 )
@@ -65,10 +68,9 @@ class PoolingConfig:
             head_dim,
             f.number("rms_norm_eps", 1e-6),
             plain_rope(head_dim, 1e4),
-            qk_norm="head",
-            value_norm=True,
-            scale=1.0,
-            sees="all",
+            head_norms=HeadNorms(of_values=True),
+            scores=Scores(1.0),
+            sight=Sight(sees="all"),
         )
         return PoolingConfig(
             attention,
