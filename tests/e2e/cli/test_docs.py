@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+
+from moeinf.cli import app
 
 DOCS = Path(__file__).parents[3] / "docs"
 ROOT = DOCS.parent
@@ -109,3 +114,18 @@ def test_each_page_can_be_found() -> None:
         name = page.relative_to(ROOT).as_posix()
         found = of_users if page.parent.name in ("docs", "reference") else of_developers
         assert f"({name})" in found, f"nothing leads to {name}"
+
+
+def test_commands_on_the_pages_for_users_exist() -> None:
+    """Each verb and each option of the blocks of code; what follows them is not looked at."""
+    verbs: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    verbs |= {f"trace {name}": verb for name, verb in verbs["trace"].commands.items()}
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        blocks = "".join(re.findall(r"^```.*?^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+        for line in re.findall(r"(?<!\")\bmoeinf ([a-z][^#\n]*)", blocks):
+            first, *words = shlex.split(line)
+            name = f"trace {words[0]}" if first == "trace" else first
+            assert name in verbs, f"{page.name}: there is no command moeinf {name}"
+            known = {text for param in verbs[name].params for text in (*param.opts, *param.secondary_opts)}
+            given = {word.partition("=")[0] for word in words if re.match("-[^0-9]", word)}
+            assert given <= known, f"{page.name}: moeinf {line} has options that do not exist"
