@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 
 namespace moeinf {
@@ -14,11 +15,33 @@ using Vector = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_con
 using Rows = nanobind::ndarray<float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 using ConstRows =
     nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+using Heads = nanobind::ndarray<float, nanobind::ndim<3>, nanobind::c_contig, nanobind::device::cpu>;
+using ConstHeads =
+    nanobind::ndarray<const float, nanobind::ndim<3>, nanobind::c_contig, nanobind::device::cpu>;
+using OptionalVector = std::optional<Vector>;  // None where the model has no such tensor
+using OptionalRows = std::optional<ConstRows>;
 using Bytes = nanobind::ndarray<std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
 // ValueError in Python.
 inline void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
+}
+
+template <typename Array>
+std::int64_t size(const Array& array, std::size_t dimension) {
+  return static_cast<std::int64_t>(array.shape(dimension));
+}
+
+// Whether the array has these sizes, one for each of its dimensions.
+template <typename Array, typename... Sizes>
+bool has_shape(const Array& array, Sizes... sizes) {
+  std::size_t dimension = 0;
+  return array.ndim() == sizeof...(sizes) && ((size(array, dimension++) == sizes) && ...);
+}
+
+template <typename Array>
+auto* data_of(const std::optional<Array>& found) {
+  return found ? found->data() : nullptr;
 }
 
 // The product of sizes that Python gave: whatever is counted with it is a number. ValueError for a size below

@@ -18,6 +18,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "gil.h"
+#include "kept.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -29,13 +30,13 @@ using moeinf::AttentionShape;
 using moeinf::BoundMatrix;
 using moeinf::Bytes;
 using moeinf::ConstRows;
+using moeinf::has_shape;
 using moeinf::HeadNorm;
 using moeinf::Kernels;
 using moeinf::Matrix;
+using moeinf::OptionalVector;
 using moeinf::require;
 using moeinf::Rows;
-using moeinf::Vector;
-using OptionalVector = std::optional<Vector>;
 using Ends = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ChosenRows = nb::ndarray<const std::int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
@@ -53,7 +54,7 @@ Matrix view(const nb::object& matrix) { return nb::cast<const BoundMatrix&>(matr
 // None where the model has no such tensor.
 const float* data_of(const OptionalVector& found, std::int64_t length) {
   if (!found) return nullptr;
-  require(static_cast<std::int64_t>(found->shape(0)) == length, "a norm or bias has the wrong length");
+  require(has_shape(*found, length), "a norm or bias has the wrong length");
   return found->data();
 }
 
@@ -147,23 +148,11 @@ class AttentionLayer {
            std::int64_t length, ConstRows cos, ConstRows sin, std::optional<Ends> ends,
            std::optional<ChosenRows> chosen) {
     const auto tokens = static_cast<std::int64_t>(x.shape(0));
-    const moeinf::Format kind = moeinf::format_named(format);
-    require(moeinf::block_weights(kind) == 1 || kind == moeinf::Format::kQ8_0,
-            "keys and values are f32, f16, bf16 or q8_0");
-    require(shape_.head_dim % moeinf::block_weights(kind) == 0, "heads are no whole number of blocks");
-    const std::size_t needed =
-        moeinf::row_bytes(kind, moeinf::times({shape_.num_kv_heads, capacity, shape_.head_dim}));
     require(tokens >= 1, "there are no tokens");
-    require(static_cast<std::int64_t>(x.shape(1)) == shape_.hidden,
-            "x is of another width than the matrices");
-    require(
-        length >= 0 && length <= capacity - tokens && keys.shape(0) >= needed && values.shape(0) >= needed,
-        "the cache is too small");
-    const auto pairs = static_cast<std::size_t>(shape_.rotary_pairs);
-    require(pairs == 0 || (cos.shape(0) == x.shape(0) && sin.shape(0) == x.shape(0) &&
-                           cos.shape(1) == pairs && sin.shape(1) == pairs),
-            "cos and sin are [tokens, rotary_dim / 2]");
-    require(!ends || ends->shape(0) == x.shape(0), "ends are not those of the tokens");
+    require(has_shape(x, tokens, shape_.hidden), "x is of another width than the matrices");
+    const moeinf::KVView kv = moeinf::kept_view(shape_, keys, values, format, capacity, length, tokens);
+    moeinf::require_turns(cos, sin, tokens, shape_.rotary_pairs);
+    require(!ends || has_shape(*ends, tokens), "ends are not those of the tokens");
     require(!ends || !chosen, "a token that sees others behind it has no choice");
     // Copies, as what is written may lie in the same memory.
     if (ends) ends_.assign(ends->data(), ends->data() + tokens);
@@ -174,8 +163,8 @@ class AttentionLayer {
     const moeinf::ChosenPositions positions =
         chosen ? checked(*chosen, tokens, length) : moeinf::ChosenPositions{};
     const moeinf::GilRelease released;
-    moeinf::attend(*kernels_, shape_, weights_, {keys.data(), values.data(), kind, capacity}, length,
-                   cos.data(), sin.data(), x.data(), tokens, ends ? ends_.data() : nullptr, positions);
+    moeinf::attend(*kernels_, shape_, weights_, kv, length, cos.data(), sin.data(), x.data(), tokens,
+                   ends ? ends_.data() : nullptr, positions);
   }
 
   // sizes: an object with the attributes of moeinf.types.AttentionSizes.

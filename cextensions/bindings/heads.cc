@@ -12,6 +12,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "gil.h"
+#include "kept.h"
 #include "moeinf/compute/layers/attention.h"
 
 namespace nb = nanobind;
@@ -20,16 +21,11 @@ namespace {
 
 using moeinf::Bytes;
 using moeinf::ConstRows;
+using moeinf::has_shape;
 using moeinf::Kernels;
+using moeinf::OptionalRows;
 using moeinf::require;
 using moeinf::Rows;
-using OptionalRows = std::optional<ConstRows>;
-
-template <class Array>
-bool has_shape(const Array& array, std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::int64_t>(array.shape(0)) == rows &&
-         static_cast<std::int64_t>(array.shape(1)) == cols;
-}
 
 class HeadsLayer {
  public:
@@ -63,8 +59,7 @@ class HeadsLayer {
     require(tokens > 0 && has_shape(queries, tokens, of_queries) && has_shape(out, tokens, of_queries) &&
                 has_shape(keys, tokens, of_keys) && has_shape(values, tokens, of_keys),
             "queries, keys, values or results are of another width than the layer's");
-    require(has_shape(cos, tokens, shape_.rotary_pairs) && has_shape(sin, tokens, shape_.rotary_pairs),
-            "cos and sin are [tokens, rotary_dim / 2]");
+    moeinf::require_turns(cos, sin, tokens, shape_.rotary_pairs);
     require(relative.has_value() == profiles_.has_value(), "states and profiles of distances go together");
     require(!sinks || has_shape(*sinks, tokens, shape_.num_heads), "each head of each token has one sink");
     moeinf::GivenHeads heads{queries.data(), keys.data(), values.data(), {}};
@@ -76,25 +71,12 @@ class HeadsLayer {
     }
     if (sinks) heads.own.sinks = sinks->data();
     const moeinf::KVView kv =
-        checked(kept_keys, kept_values, format, capacity, moeinf::times({length}) + tokens);
+        moeinf::kept_view(shape_, kept_keys, kept_values, format, capacity, length, tokens);
     const moeinf::GilRelease released;
     moeinf::attend_given(*kernels_, shape_, heads, kv, length, cos.data(), sin.data(), out.data(), tokens);
   }
 
  private:
-  moeinf::KVView checked(const Bytes& keys, const Bytes& values, const std::string& format,
-                         std::int64_t capacity, std::int64_t end) const {
-    const moeinf::Format kind = moeinf::format_named(format);
-    const int block = moeinf::block_weights(kind);
-    require(block == 1 || kind == moeinf::Format::kQ8_0, "keys and values are f32, f16, bf16 or q8_0");
-    require(shape_.head_dim % block == 0, "heads are no whole number of blocks");
-    const std::size_t needed =
-        moeinf::row_bytes(kind, moeinf::times({shape_.num_kv_heads, capacity, shape_.head_dim}));
-    require(end <= capacity && keys.shape(0) >= needed && values.shape(0) >= needed,
-            "the cache is too small");
-    return {keys.data(), values.data(), kind, capacity};
-  }
-
   nb::object kernels_object_;
   Kernels* kernels_;
   OptionalRows profiles_;

@@ -15,6 +15,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "gil.h"
+#include "kept.h"
 #include "matrix.h"
 #include "pass.h"
 
@@ -25,15 +26,11 @@ namespace {
 using moeinf::BoundMatrix;
 using moeinf::Bytes;
 using moeinf::ConstRows;
+using moeinf::has_shape;
 using moeinf::Kernels;
+using moeinf::OptionalVector;
 using moeinf::require;
 using moeinf::Rows;
-using OptionalVector = std::optional<moeinf::Vector>;
-
-bool has_shape(const ConstRows& array, std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::int64_t>(array.shape(0)) == rows &&
-         static_cast<std::int64_t>(array.shape(1)) == cols;
-}
 
 // Holds every array it was given, so the addresses stay good.
 class LatentLayer {
@@ -57,8 +54,8 @@ class LatentLayer {
                     moeinf::times({num_heads, qk_nope_head_dim}) + moeinf::times({num_heads, value_dim}),
             "the rows of the matrix are not those of so many heads");
     require(rotary_dim >= 0 && rotary_dim % 2 == 0, "rotary_dim is odd or negative");
-    require(!sinks_ || static_cast<std::int64_t>(sinks_->shape(0)) == num_heads, "each head has one sink");
-    if (sinks_) shape_.sinks = sinks_->data();
+    require(!sinks_ || has_shape(*sinks_, num_heads), "each head has one sink");
+    shape_.sinks = moeinf::data_of(sinks_);
     require(window >= 0, "the window is negative");
     shape_.window = window;
   }
@@ -76,7 +73,7 @@ class LatentLayer {
               ConstRows sin, Rows out) {
     const auto tokens = static_cast<std::int64_t>(queries.shape(0));
     require(has_shape(queries, tokens, shape_.num_heads * shape_.query_dim()) &&
-                has_shape(ConstRows(out), tokens, shape_.num_heads * shape_.value_dim),
+                has_shape(out, tokens, shape_.num_heads * shape_.value_dim),
             "queries or results are of another width than the layer's");
     const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
     const moeinf::GilRelease released;
@@ -102,16 +99,11 @@ class LatentLayer {
  private:
   moeinf::LatentRows checked(const Bytes& cache, const std::string& format, std::int64_t length,
                              const ConstRows& cos, const ConstRows& sin, std::int64_t tokens) const {
-    const moeinf::Format kind = moeinf::format_named(format);
-    const int block = moeinf::block_weights(kind);
-    require(block == 1 || kind == moeinf::Format::kQ8_0, "latents are kept as f32, f16, bf16 or q8_0");
-    require(shape_.rank % block == 0 && 2 * shape_.rotary_pairs % block == 0,
-            "latents are no whole number of blocks");
+    const moeinf::Format kind = moeinf::kept_format(format, {shape_.rank, 2 * shape_.rotary_pairs});
     require(moeinf::times({length}) == length && cache.shape(0) / moeinf::row_bytes(kind, shape_.width()) >=
                                                      static_cast<std::size_t>(length + tokens),
             "the cache is too small");
-    require(has_shape(cos, tokens, shape_.rotary_pairs) && has_shape(sin, tokens, shape_.rotary_pairs),
-            "cos and sin are [tokens, rotary_dim / 2]");
+    moeinf::require_turns(cos, sin, tokens, shape_.rotary_pairs);
     return {cache.data(), kind};
   }
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -21,33 +20,32 @@ namespace {
 
 using moeinf::BoundMatrix;
 using moeinf::ConstRows;
+using moeinf::has_shape;
 using moeinf::Kernels;
 using moeinf::require;
 using moeinf::Rows;
+using moeinf::size;
 using moeinf::Vector;
 using Ids = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 class RouterLayer {
  public:
-  RouterLayer(nb::object kernels, nb::object gate, std::optional<Vector> norm, double norm_eps,
+  RouterLayer(nb::object kernels, nb::object gate, moeinf::OptionalVector norm, double norm_eps,
               std::int64_t top_k, bool normalise)
       : kernels_object_(kernels), gate_(gate), norm_(norm), kernels_(nb::cast<Kernels*>(kernels)) {
     const moeinf::Matrix matrix = nb::cast<const BoundMatrix&>(gate).view();
-    require(!norm || static_cast<std::int64_t>(norm->shape(0)) == matrix.cols,
-            "the norm is of another width than the router");
+    require(!norm || has_shape(*norm, matrix.cols), "the norm is of another width than the router");
     require(top_k >= 1 && top_k <= matrix.rows, "top_k is beyond the number of experts");
-    router_ = {norm ? norm->data() : nullptr, static_cast<float>(norm_eps), matrix, top_k, normalise};
+    router_ = {moeinf::data_of(norm_), static_cast<float>(norm_eps), matrix, top_k, normalise};
   }
 
   void run(ConstRows x, Rows hidden, Ids ids, Rows weights) {
-    const std::size_t tokens = x.shape(0), k = static_cast<std::size_t>(router_.top_k);
-    require(static_cast<std::int64_t>(x.shape(1)) == router_.gate.cols && hidden.shape(0) == tokens &&
-                hidden.shape(1) == x.shape(1) && ids.shape(0) == tokens && ids.shape(1) == k &&
-                weights.shape(0) == tokens && weights.shape(1) == k,
+    const std::int64_t tokens = size(x, 0), k = router_.top_k, width = router_.gate.cols;
+    require(has_shape(x, tokens, width) && has_shape(hidden, tokens, width) && has_shape(ids, tokens, k) &&
+                has_shape(weights, tokens, k),
             "the router's arrays are [tokens, hidden] and [tokens, top_k]");
     const moeinf::GilRelease released;
-    moeinf::route(*kernels_, router_, x.data(), static_cast<std::int64_t>(tokens), hidden.data(), ids.data(),
-                  weights.data());
+    moeinf::route(*kernels_, router_, x.data(), tokens, hidden.data(), ids.data(), weights.data());
   }
 
   static std::size_t workspace_bytes(std::int64_t hidden, std::int64_t num_experts, nb::handle pass) {
@@ -58,18 +56,17 @@ class RouterLayer {
 
  private:
   nb::object kernels_object_, gate_;
-  std::optional<Vector> norm_;
+  moeinf::OptionalVector norm_;
   Kernels* kernels_;
   moeinf::RouterWeights router_{};
 };
 
 void norm_rows(Kernels& kernels, ConstRows x, Vector weight, double eps, Rows out) {
-  require(x.shape(1) > 0 && weight.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) &&
-              out.shape(1) == x.shape(1),
+  const std::int64_t tokens = size(x, 0), width = size(x, 1);
+  require(width > 0 && has_shape(weight, width) && has_shape(out, tokens, width),
           "rms_norm's arrays are of different widths");
   const moeinf::GilRelease released;
-  moeinf::rms_norm(kernels, x.data(), weight.data(), static_cast<float>(eps),
-                   static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)), out.data());
+  moeinf::rms_norm(kernels, x.data(), weight.data(), static_cast<float>(eps), tokens, width, out.data());
 }
 
 bool all_finite(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& numbers) {
@@ -78,12 +75,11 @@ bool all_finite(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& n
 }
 
 void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, double eps, Rows out) {
-  require(x.shape(1) > 0 && weight.shape(0) == x.shape(1) && bias.shape(0) == x.shape(1) &&
-              out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
+  const std::int64_t tokens = size(x, 0), width = size(x, 1);
+  require(width > 0 && has_shape(weight, width) && has_shape(bias, width) && has_shape(out, tokens, width),
           "layer_norm's arrays are of different widths");
   const moeinf::GilRelease released;
-  moeinf::layer_norm(kernels, x.data(), weight.data(), bias.data(), static_cast<float>(eps),
-                     static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)),
+  moeinf::layer_norm(kernels, x.data(), weight.data(), bias.data(), static_cast<float>(eps), tokens, width,
                      out.data());
 }
 
@@ -91,7 +87,7 @@ void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, 
 
 void moeinf::bind_router(nb::module_& m) {
   nb::class_<RouterLayer>(m, "RouterLayer", "Norm and softmax router of one MoE layer.")
-      .def(nb::init<nb::object, nb::object, std::optional<Vector>, double, std::int64_t, bool>(),
+      .def(nb::init<nb::object, nb::object, moeinf::OptionalVector, double, std::int64_t, bool>(),
            nb::arg("kernels"), nb::arg("gate"), nb::arg("norm").noconvert().none(), nb::arg("norm_eps"),
            nb::arg("top_k"), nb::arg("normalise"))
       .def("run", &RouterLayer::run, nb::arg("x").noconvert(), nb::arg("hidden").noconvert(),

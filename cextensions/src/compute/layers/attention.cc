@@ -8,6 +8,7 @@
 #include "attend_few.h"
 #include "attend_many.h"
 #include "recurrent.h"
+#include "tokens.h"
 
 namespace moeinf {
 namespace {
@@ -120,24 +121,8 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   const Vectors v = take_vectors(memory, s, tokens);
   const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim,
                      pairs = s.rotary_pairs;
-  const auto each_token = [&](const auto& task) {
-    if (tokens <= kMaxDotRows) {
-      for (std::int64_t t = 0; t < tokens; ++t) task(t);
-    } else {
-      kernels.pool().run(tokens, [&](std::int64_t t, int) { task(t); });
-    }
-  };
-  each_token([&](std::int64_t t) {
-    const float* const from = x + t * s.hidden;
-    float* const to = v.normed + t * s.hidden;
-    if (w.norm == nullptr) {
-      std::copy(from, from + s.hidden, to);
-    } else if (w.norm_bias != nullptr) {
-      ops.layer_norm(from, w.norm, w.norm_bias, s.front_eps, s.hidden, to);
-    } else {
-      ops.rms_norm(from, w.norm, s.front_eps, s.hidden, to);
-    }
-  });
+  const auto each = [&](const auto& task) { each_token(kernels, tokens, task); };
+  norm_tokens(kernels, {w.norm, w.norm_bias, s.front_eps}, x, tokens, s.hidden, v.normed);
   const auto finish_query = [&](std::int64_t t) {
     float* const query = v.query + t * queries;
     add_bias(v.projected + t * w.q.rows, w.q_bias, w.q.rows);
@@ -172,7 +157,7 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     kernels.linear(w.q, v.normed, tokens, v.projected);
   }
   if (s.gate_apart && steps != Steps::kKeys) kernels.linear(w.gate, v.normed, tokens, v.gates);
-  each_token([&](std::int64_t t) {
+  each([&](std::int64_t t) {
     if (steps != Steps::kKeys) finish_query(t);
     if (steps != Steps::kQueries) finish_key(t);
   });
@@ -186,22 +171,21 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   attend_chosen(kernels, s, w.sinks, kv, chosen, v.query + seeing_all * queries,
                 v.mixed + seeing_all * queries);
   if (s.gated) {
-    each_token(
-        [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
+    each([&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
   }
   if (s.gate_apart) {
-    each_token([&](std::int64_t t) {
+    each([&](std::int64_t t) {
       apply_gates_apart(ops, s, w.gate.rows < queries, w.gate_bias, v.gates + t * w.gate.rows,
                         v.mixed + t * queries);
     });
   }
   if (v.narrow != nullptr) {
-    each_token([&](std::int64_t t) {
+    each([&](std::int64_t t) {
       resize_heads(v.mixed + t * queries, s.head_dim, s.num_heads, s.value_dim, v.narrow + t * w.o.cols);
     });
   }
   kernels.linear(w.o, v.narrow == nullptr ? v.mixed : v.narrow, tokens, v.out);
-  each_token([&](std::int64_t t) {
+  each([&](std::int64_t t) {
     float* const out = v.out + t * s.hidden;
     add_bias(out, w.o_bias, s.hidden);
     if (w.output_norm != nullptr) ops.rms_norm(out, w.output_norm, s.norm_eps, s.hidden, out);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tokens.h"
+
 namespace moeinf {
 namespace {
 
@@ -34,45 +36,26 @@ void top_softmax(float* logits, std::int64_t count, std::int64_t k, bool normali
   for (std::int64_t j = 0; normalise && j < k; ++j) weights[j] /= chosen;
 }
 
-// Calls task(t) for each token: at once for a few, with all threads for many.
-template <typename Task>
-void for_tokens(Kernels& kernels, std::int64_t tokens, const Task& task) {
-  if (tokens <= kMaxDotRows) {
-    for (std::int64_t t = 0; t < tokens; ++t) task(t);
-  } else {
-    kernels.pool().run(tokens, [&](std::int64_t t, int) { task(t); });
-  }
-}
-
 }  // namespace
 
 void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t tokens,
               std::int64_t count, float* out) {
-  const Ops& ops = kernels.ops();
-  for_tokens(kernels, tokens,
-             [&](std::int64_t t) { ops.rms_norm(x + t * count, weight, eps, count, out + t * count); });
+  norm_tokens(kernels, {weight, nullptr, eps}, x, tokens, count, out);
 }
 
 void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
                 std::int64_t tokens, std::int64_t count, float* out) {
-  const Ops& ops = kernels.ops();
-  for_tokens(kernels, tokens, [&](std::int64_t t) {
-    ops.layer_norm(x + t * count, weight, bias, eps, count, out + t * count);
-  });
+  norm_tokens(kernels, {weight, bias, eps}, x, tokens, count, out);
 }
 
 void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t tokens, float* hidden,
            std::int64_t* ids, float* weights) {
   const std::int64_t experts = router.gate.rows, k = router.top_k;
-  if (router.norm == nullptr) {
-    std::copy(x, x + tokens * router.gate.cols, hidden);
-  } else {
-    rms_norm(kernels, x, router.norm, router.norm_eps, tokens, router.gate.cols, hidden);
-  }
+  norm_tokens(kernels, {router.norm, nullptr, router.norm_eps}, x, tokens, router.gate.cols, hidden);
   Workspace::Frame memory(kernels.workspace());
   auto* const logits = memory.take<float>(tokens * experts);
   kernels.linear(router.gate, hidden, tokens, logits);
-  for_tokens(kernels, tokens, [&](std::int64_t t) {
+  each_token(kernels, tokens, [&](std::int64_t t) {
     top_softmax(logits + t * experts, experts, k, router.normalise, ids + t * k, weights + t * k);
   });
 }
