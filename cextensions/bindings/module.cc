@@ -124,8 +124,7 @@ NB_MODULE(_native, m) {
   moeinf::bind_heads(m);
   moeinf::bind_router(m);
   moeinf::bind_latent(m);
-  moeinf::bind_delta(m);
-  moeinf::bind_mamba(m);
+  moeinf::bind_recurrent(m);
   moeinf::bind_policy(m);
   moeinf::bind_sampling(m);
   moeinf::bind_cuda(m);

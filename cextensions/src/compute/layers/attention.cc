@@ -7,7 +7,7 @@
 #include "attend_chosen.h"
 #include "attend_few.h"
 #include "attend_many.h"
-#include "recurrent.h"
+#include "softplus.h"
 #include "tokens.h"
 
 namespace moeinf {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "moeinf/compute/kernels.h"
+#include "moeinf/compute/layers/recurrent.h"
 
 namespace moeinf {
 
@@ -23,6 +24,7 @@ struct DeltaShape {
   std::int64_t shared_by() const { return num_value_heads / num_key_heads; }
   std::int64_t keys() const { return num_key_heads * key_dim; }
   std::int64_t values() const { return num_value_heads * value_dim; }
+  StateShape state() const { return {num_value_heads, key_dim, value_dim}; }
   std::int64_t channels() const { return 2 * keys() + values(); }  // queries, keys and values, in this order
 };
 
@@ -38,12 +40,7 @@ struct DeltaWeights {
   const float* head_norm;        // [value_dim], RMS
 };
 
-// What the tokens before left, and room for what these leave; the two may be the same memory.
-struct DeltaStates {
-  const float* conv;   // [kernel - 1, channels]: inputs of the convolution
-  const float* heads;  // [value heads, key_dim, value_dim]
-  float *new_conv, *new_heads;
-};
+using DeltaStates = RecurrentStates;
 
 // x [num_tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads.
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moeinf/compute/kernels.h"
+#include "moeinf/compute/layers/recurrent.h"
 
 namespace moeinf {
 
@@ -18,6 +19,7 @@ struct MambaShape {
 
   std::int64_t inner() const { return num_heads * head_dim; }
   std::int64_t keys() const { return num_groups * state_size; }
+  StateShape state() const { return {num_heads, state_size, head_dim}; }
   std::int64_t channels() const { return inner() + 2 * keys(); }  // values, keys and queries, in this order
   std::int64_t projected() const { return inner() + channels() + num_heads; }  // gates, channels, steps
 };
@@ -33,12 +35,7 @@ struct MambaWeights {
   const float* gate_norm;     // [inner], RMS of each group
 };
 
-// What the tokens before left, and room for what these leave; the two may be the same memory.
-struct MambaStates {
-  const float* conv;   // [kernel - 1, channels]: inputs of the convolution
-  const float* heads;  // [heads, state_size, head_dim]
-  float *new_conv, *new_heads;
-};
+using MambaStates = RecurrentStates;
 
 // x [num_tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
 void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
