@@ -65,6 +65,7 @@ lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples
 	$(BIN)/ruff format --check src tests benchmarks docs examples
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
+	cextensions/tests/alone.sh
 	$(BIN)/mypy
 
 native-test: native-address native-thread

@@ -8,10 +8,10 @@ namespace isa {
 
 extern const Ops generic, avx2, avxvnni, avx512, avx512bf16, amx, neon, neon_dotprod, neon_i8mm;
 
-// What the operations do with weights of formats whose blocks are taken 256 weights at a time.
+// What the operations do with quantised weights.
 struct GroupOps {
   decltype(Ops::dot_rows) dot_rows;
-  decltype(Ops::matmul_rows) matmul_rows;  // null where there are no tiles for int8 activations
+  decltype(Ops::matmul_rows) matmul_rows;
 };
 extern const GroupOps groups_generic, groups_avx2, groups_avxvnni, groups_avx512, groups_neon,
     groups_neon_dotprod, groups_neon_i8mm;
