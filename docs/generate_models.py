@@ -1,4 +1,4 @@
-"""Writes docs/models.md and docs/reference/families.md from the table of families and true configs.
+"""Writes docs/models.md, and the tables of docs/reference/families.md.
 
     python docs/generate_models.py [CONFIGS]
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,42 +59,21 @@ with its reference, and what the types of transformers that do not run would nee
 | family | for example | GGUF | pictures |
 |---|---|---|---|
 """
-FAMILY_HEAD = """\
-# Families in detail
-
-This page is for those who want to know how exactly moeinf computes a family, or why it refuses one. After it you know
-which checkpoints belong to it, what is special in its mathematics, and how it was compared with its reference.
-[models.md](../models.md) says how much memory models take. [adding-a-model.md](../contributing/adding-a-model.md) tells
-how a family is added. `python docs/generate_models.py` writes this page from the table of families
-(`src/moeinf/models/registry.py`), from the config.json of each checkpoint as published (`tests/support/published`), and
-from what `python -m tests.support.pairs.record` has recorded (`docs/parity.json`); do not edit it.
-
-## How each was compared
-
-Each family is compared with its reference on tiny random checkpoints that switch on every feature it has. In float32,
-the largest difference of the logits of a prompt stands beside the standard deviation of the reference's. All of the
-greedy tokens that were compared, 64 of each checkpoint, are the same. "MTP" says that layers that predict further
-tokens are kept in the store, and not run.
-
+COMPARED = """\
 | family | checkpoints | logits differ by | deviation | equal tokens | MTP |
 |---|---|---|---|---|---|
 """
 SIZES = """\
-## Sizes of experts
-
-An expert as published, and at `--quant q4_k`.
-
 | checkpoint | family | MoE layers, experts, used | an expert | at 4 bits |
 |---|---|---|---|---|
 """
-NOT_RUN = """\
-## Types that do not run
-
-Every other type of transformers that names experts in its configuration is refused, with the line of this table.
-
+REFUSALS = """\
 | model_type | what it would need |
 |---|---|
 """
+MARKED = re.compile(r"(<!-- (compared|refused|sizes) -->\n).*?(<!-- end -->)", re.DOTALL)
+SECTION = re.compile(r"^## (\S+)\n\n([^,\n]+?)\.?(?:,|\n)", re.MULTILINE)  # a family, and its first checkpoint
+DETAILS = Path(__file__).parent / "reference" / "families.md"
 PARITY = Path(__file__).parent / "parity.json"
 PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
 DENSE_FORMAT: Format = "q4_k"
@@ -109,13 +88,18 @@ def models(configs: Path) -> str:
 
 
 def families(configs: Path) -> str:
-    """The page that says what is special in each family."""
-    lines = [FAMILY_HEAD + "".join(_compared(family, _parity()[family.model_type]) for family in FAMILIES)]
-    for family in FAMILIES:
-        lines.append(_section(family))
-    lines.append(NOT_RUN + "".join(f"| {name} | {needs} |\n" for name, needs in sorted(REFUSED.items())))
-    lines.append(SIZES + "".join(_sizes(path) for path in sorted(configs.glob("*/config.json"))))
-    return "\n".join(lines)
+    """The page that says what is special in each family: its text as it is, with tables as they are to be."""
+    tables = {
+        "compared": COMPARED + "".join(_compared(family, _parity()[family.model_type]) for family in FAMILIES),
+        "refused": REFUSALS + "".join(f"| {name} | {needs} |\n" for name, needs in sorted(REFUSED.items())),
+        "sizes": SIZES + "".join(_sizes(path) for path in sorted(configs.glob("*/config.json"))),
+    }
+    return MARKED.sub(lambda found: f"{found[1]}{tables[found[2]]}{found[3]}", DETAILS.read_text(encoding="utf-8"))
+
+
+def examples() -> dict[str, str]:
+    """The first checkpoint of each family that has a section on that page, in their order."""
+    return dict(SECTION.findall(DETAILS.read_text(encoding="utf-8")))
 
 
 PAGES = {"models.md": models, "reference/families.md": families}
@@ -130,7 +114,7 @@ def _parity() -> dict[str, Any]:
 def _runs(family: FamilyEntry, parity: dict[str, Any]) -> str:
     link = f"[{family.model_type}](reference/families.md#{family.model_type.lower()})"
     seen = ("yes" if parity[name] else "" for name in ("gguf", "pictures"))
-    return f"| {' | '.join((link, family.checkpoints[0], *seen))} |\n"
+    return f"| {' | '.join((link, examples()[family.model_type], *seen))} |\n"
 
 
 def _compared(family: FamilyEntry, parity: dict[str, Any]) -> str:
@@ -143,20 +127,6 @@ def _compared(family: FamilyEntry, parity: dict[str, Any]) -> str:
         "yes" if parity["ahead"] else "",
     ]
     return f"| {' | '.join(cells)} |\n"
-
-
-def _section(family: FamilyEntry) -> str:
-    special = f"{family.special[0].upper()}{family.special[1:]}."
-    notes = "".join(_wrapped(f"- {note}", "  ") for note in family.notes)
-    return (
-        f"## {family.model_type}\n\n{_wrapped(', '.join(family.checkpoints) + '.')}\n"
-        f"{_wrapped(special)}{_wrapped(f'Verified against {family.verified}.')}" + (f"\n{notes}" if notes else "")
-    )
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    lines = textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines) + "\n"
 
 
 def _memory(path: Path, num_bytes: int) -> str:

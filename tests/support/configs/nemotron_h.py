@@ -12,7 +12,7 @@ NEMOTRON = {name: value for name, value in COMMON.items() if name != "num_hidden
     "ssm_state_size": 16,
     "conv_kernel": 4,
     "chunk_size": 8,
-    "time_step_min": 1e-9,  # see models/registry.py
+    "time_step_min": 1e-9,  # see docs/reference/families.md
     "intermediate_size": 48,
     "n_routed_experts": 8,
     "n_shared_experts": 1,

@@ -123,6 +123,10 @@ def test_the_pages_are_what_their_script_writes() -> None:
         assert written == page(PUBLISHED), "run: python docs/generate_models.py"
 
 
+def test_each_family_has_a_section_on_its_page() -> None:
+    assert list(generator()["examples"]()) == [family.model_type for family in FAMILIES]
+
+
 def test_each_family_has_a_module_of_its_own() -> None:
     families = ROOT / "src" / "moeinf" / "models" / "families"
     assert all((families / f"{family.module.replace('.', '/')}.py").is_file() for family in FAMILIES)
