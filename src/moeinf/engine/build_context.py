@@ -24,7 +24,6 @@ from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
-from moeinf.runtime.prefetch_trial import PrefetchTrial
 from moeinf.store.manifest import Manifest
 from moeinf.traces.replayed import RecordedRouting
 from moeinf.types import MoeShape, Profiler
@@ -141,5 +140,5 @@ def prefetcher_of(
     if fits or not config.prefetch or predictor is None:
         return None
     observers.append(predictor)
-    trial = PrefetchTrial(tier.num_slots) if on_cpu and context.observation.witness is None else None
-    return Prefetcher(tier, predictor, link, context.moe, context.encoder_layers, trial, slices)
+    tries = on_cpu and context.observation.witness is None
+    return Prefetcher(tier, predictor, link, context.moe, context.encoder_layers, slices, tries=tries)

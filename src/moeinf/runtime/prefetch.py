@@ -8,13 +8,12 @@ from typing import Final, Protocol
 import numpy as np
 
 from moeinf._native import IdleWindow
-from moeinf.runtime.admission import LEAST, Admission
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import AnyVisit, Visit
 from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
-from moeinf.runtime.prefetch_trial import PrefetchTrial
+from moeinf.runtime.prefetch_gate import LEAST, PrefetchGate
 from moeinf.runtime.recent_rate import RecentRate
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
@@ -22,7 +21,7 @@ AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more 
 
 
 class Link(Protocol):
-    """What the admission needs to know of the reader."""
+    """What of the reader tells the rate of reads."""
 
     def bytes_read(self) -> int: ...
 
@@ -32,8 +31,8 @@ class Link(Protocol):
 class Prefetcher:
     """After each routing: re-score the layers ahead, re-order what is queued, admit what fits the idle window.
 
-    Source: arXiv 2401.14361 v1, Algorithm 1. Admission is ours: prefetches that outlast the link's idle window delay
-    the demand reads behind them.
+    Source: arXiv 2401.14361 v1, Algorithm 1. The gate is ours: prefetches that outlast the link's idle window delay the
+    demand reads behind them.
     """
 
     def __init__(
@@ -43,17 +42,19 @@ class Prefetcher:
         link: Link,
         shape: MoeShape,
         encoder_layers: int = 0,
-        trial: PrefetchTrial | None = None,
         slices: int = 1,
+        *,
+        tries: bool = False,
     ) -> None:
         """encoder_layers: how many of the layers, the first ones, belong to the encoder.
 
         slices: of an expert; where there are several, each counts as an expert for all but the predictor.
 
-        trial: decides which single tokens go with prefetch; None: all of them. Prompts always do.
+        tries: the clock decides which single tokens go with prefetch; else all do. Prompts always do.
         """
         self._prefetches, self._idle, self._stats = tier.prefetches, tier.idle, tier.stats
         self._clock = tier.profiler.clock
+        self._gate = PrefetchGate(shape.num_experts * slices, tries=tries, clock=self._clock)
         self._encoder_layers = encoder_layers
         self._predictor = predictor
         self._link = link
@@ -61,30 +62,21 @@ class Prefetcher:
         self._slices = slices
         self._proximity = layer_proximity(shape.num_layers)
         self._expert_bytes = tier.sizes.mean_bytes
-        self._admission, self._rate = Admission(self._num_experts), RecentRate()
+        self._rate = RecentRate()
         self._look_ahead = look_ahead_of(predictor)
         self._maps = maps_of(predictor)
         self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
-        self._trial, self._last_layer = trial, shape.num_layers - 1
-        self._host_s = 0.0  # that single tokens' guesses, choice and submission have taken of the host
-        self._guess_began_s: float | None = None
-
-    @property
-    def _on(self) -> bool:
-        """Whether the running token goes with prefetch."""
-        return self._trial is None or self._trial.on
+        self._last_layer = shape.num_layers - 1
 
     @property
     def wants_expectations(self) -> bool:
-        """Whether the model is to guess at the routing of the next layer, for the running token; it does so then."""
-        wanted = self._look_ahead is not None and self._on
-        self._guess_began_s = self._clock() if wanted else None
-        return wanted
+        """Whether the model is to guess at the routing of the next layer, for the running token."""
+        return self._look_ahead is not None and self._gate.open
 
     @property
     def wants_states(self) -> bool:
         """Whether the model is to tell its states before attention, for the running token."""
-        return self._maps is not None and self._on
+        return self._maps is not None and self._gate.open
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> bool:
         """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell.
@@ -95,18 +87,14 @@ class Prefetcher:
         if not math.isfinite(weights.sum()):
             return False
         self._look_ahead.expect(layer, ids, weights)
-        if self._guess_began_s is not None:
-            self._host_s += self._clock() - self._guess_began_s
         return True
 
     def before_attention(self, layer: int, state: Float32Array) -> None:
         """Takes the state [tokens, hidden] in front of a layer's attention, as unit_state makes it; between visits."""
         assert self._maps is not None
-        began_s = self._clock()
         self._maps.see(layer, state)
         if len(state) == 1:
             self.before_routing(layer)
-            self._host_s += self._clock() - began_s
 
     def before_routing(self, layer: int) -> None:
         """Re-scores `layer` and those behind it by what a state has told, and reads while its attention runs."""
@@ -119,12 +107,11 @@ class Prefetcher:
     def after_routing(self, visit: AnyVisit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         if visit.num_tokens == 1:
-            self._admission.learn(visit.layer, visit.keys, visit.num_absent)
-            if self._trial is not None and not self._goes_with(self._trial, visit.layer):
+            self._gate.learn(visit.layer, visit.keys, visit.num_absent)
+            if not self._goes_with(visit.layer):
                 return
             if self._attention is not None:
                 self._attention.visit_begins()
-        began_s = self._clock()
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
@@ -132,19 +119,18 @@ class Prefetcher:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, likelihood, self._idle.seconds)
-            self._host_s += self._clock() - began_s
 
     def _predict(self, layer: int) -> FloatArray | None:
         likelihood = self._predictor.predict(layer)
         return likelihood if likelihood is None or self._slices == 1 else np.repeat(likelihood, self._slices, axis=1)
 
-    def _goes_with(self, trial: PrefetchTrial, layer: int) -> bool:
+    def _goes_with(self, layer: int) -> bool:
         """Whether the running token, which has come to `layer`, goes with prefetch."""
         if layer == self._encoder_layers:
-            trial.first_layer(self._stats, self._host_s)
-        going = trial.on
+            self._gate.first_layer(self._stats)
+        going = self._gate.open
         if layer == self._last_layer:
-            trial.last_layer(self._stats, self._host_s, self._admission.regret, full=self._prefetches.slots_are_full)
+            self._gate.last_layer(self._stats, full=self._prefetches.slots_are_full)
         return going
 
     def experts_within(self, seconds: float) -> float:
@@ -163,7 +149,7 @@ class Prefetcher:
         if len(queued):
             self._reprioritise(layer, likelihood, queued)
         keys, surest_first = prefetches.likeliest(layer, likelihood, LEAST, budget)
-        if keys and (worth := self._admission.choose(keys, surest_first, len(queued), window)):
+        if keys and (worth := self._gate.choose(keys, surest_first, len(queued), window)):
             self._submit([keys[at] for at in worth], [surest_first[at] for at in worth])
 
     def _reprioritise(self, layer: int, likelihood: FloatArray, queued: IntArray) -> None:
@@ -176,7 +162,7 @@ class Prefetcher:
         clock = self._clock
         began_s = clock()
         self._prefetches.submit(np.array(keys), np.array(priorities))
-        self._admission.submitted(self.experts_within(clock() - began_s), len(keys))
+        self._gate.submitted(self.experts_within(clock() - began_s), len(keys))
 
     def _read_ahead(self, visit: Visit, likelihood: FloatArray) -> None:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""

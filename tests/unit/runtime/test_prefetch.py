@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from moeinf._native import IdleWindow
-from moeinf.runtime.admission import HOST_SMOOTHING
 from moeinf.runtime.cache.visit import AnyVisit
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.state_maps import MapPredictor
 from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.prefetch_gate import HOST_SMOOTHING
 from moeinf.types import FloatArray
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, Tier, make_tier, visit
 from tests.support.random_maps import random_maps
@@ -139,7 +139,7 @@ def test_the_time_in_which_the_host_asks_for_reads_counts_as_a_share_of_them() -
     prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7})), Link(), SHAPE)
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8]
-    assert prefetcher._admission._host == pytest.approx(HOST_SMOOTHING * 0.5)
+    assert prefetcher._gate._host == pytest.approx(HOST_SMOOTHING * 0.5)
 
 
 def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
