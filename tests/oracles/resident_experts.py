@@ -14,7 +14,6 @@ class ResidentExperts:
     """moeinf.models.layers.protocol.Experts, all of them in memory and computed one after the other."""
 
     wants_expectations = False
-    wants_states = False
 
     def __init__(self, kernel: ExpertKernel, offset: Callable[[int, int], int]) -> None:
         """offset(layer, expert): where the expert's block begins in the kernel's memory."""
@@ -28,7 +27,4 @@ class ResidentExperts:
         self._kernel.finish(out)
 
     def expect(self, layer: int, guess: Routing) -> None:
-        pass
-
-    def before_attention(self, layer: int, x: Float32Array) -> None:
         pass

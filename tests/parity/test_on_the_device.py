@@ -55,7 +55,6 @@ class Kernels:
 
 class Experts:
     wants_expectations = True
-    wants_states = False
 
     def run(self, layer: int, hidden: Tensor, routing: Any, out: Tensor) -> None:
         assert (hidden.dtype, routing.ids.dtype, routing.weights.dtype) == (torch.float32, torch.int32, torch.float32)

@@ -107,19 +107,17 @@ def tune(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Where what is drawn begins.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Learn from traces what to evict, and what to read ahead.
+    """Learn from traces what to evict.
 
-    The earlier requests train and the later ones measure. What is better than the default is used from then on. A
-    network decides what is evicted; of traces with states (--trace-states), maps predict what is read ahead.
+    The earlier requests train a network that decides what is evicted, and the later ones measure it. Where it is better
+    than the default, it is used from then on.
     """
-    from moeinf.bench.tuning.live_maps import timed_live
-    from moeinf.bench.tuning.maps import learn_maps, missing
     from moeinf.bench.tuning.tune import Course, requests_of, require_torch
     from moeinf.bench.tuning.tune import tune as trained
-    from moeinf.engine.stored.tuned_file import check_writable, save_maps, save_tuned
+    from moeinf.engine.stored.tuned_file import check_writable, save_tuned
     from moeinf.terminal.progress import StatusLine
     from moeinf.terminal.stored.find import find_stored
-    from moeinf.terminal.tuning import map_lines, progress_of, tuned_lines
+    from moeinf.terminal.tuning import progress_of, tuned_lines
 
     require_torch()
     stored = find_stored(model)
@@ -130,16 +128,6 @@ def tune(
     save_tuned(stored, network)
     line.clear()
     print("\n".join(tuned_lines(stored.name, network)))
-    if lacks := missing(requests):
-        print(f"\n{lacks}")
-        return
-    maps, recalls = learn_maps(requests, stored.id, seed, progress_of(line))
-    save_maps(stored, maps)  # not in use before it has run
-    if maps.gain.simulated_better:
-        maps = timed_live(stored, maps, progress_of(line))
-        save_maps(stored, maps)
-    line.clear()
-    print("\n".join(["", *map_lines(stored.name, maps, recalls)]))
 
 
 @with_flags()

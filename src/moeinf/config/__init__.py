@@ -133,12 +133,6 @@ class RuntimeConfig:
         "[default: 1GB]",
         metavar="SIZE",
     )
-    trace_states: bool = option(
-        False,
-        "Record the hidden states before attention, too, which `moeinf tune` learns to predict routing from: 2 bytes a "
-        "number, 100 times the routing. On the CPU alone. [default: {default}]",
-        flags=("--trace-states/--no-trace-states",),
-    )
     src_lang: str = option(
         "", "Language of the text to translate, by the model's name for it, such as eng_Latn.", metavar="CODE"
     )
@@ -236,8 +230,6 @@ def _check(config: RuntimeConfig) -> None:
         raise UsageError("--prefix-disk is filled through memory, and --prefix-memory 0 leaves none; give some")
     if config.trace_limit is not None and not config.trace:
         raise UsageError("--trace-limit bounds the folder of --trace DIR; give one, or leave it out")
-    if config.trace_states and not config.trace:
-        raise UsageError("--trace-states adds to what --trace DIR records; give a folder, or leave it out")
     if config.workers and config.device not in ("auto", "cpu"):
         raise UsageError(f"--workers share the work of the CPU, and --device {config.device} is a GPU; leave one out")
     if config.device == "cpu" and (said := gpu_option(config)):

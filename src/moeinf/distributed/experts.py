@@ -14,7 +14,6 @@ class SharedExperts:
         """guesses: whether workers are told guesses at the routing of the next layer, to read ahead by."""
         self._streamed, self._joining, self._guesses = streamed, joining, guesses
         self.run = streamed.run  # the kernel splits the layer
-        self.before_attention = streamed.before_attention
 
     @property
     def wants_expectations(self) -> bool:
@@ -25,7 +24,3 @@ class SharedExperts:
             self._streamed.expect(layer, guess)
         if self._guesses:
             self._joining.expect(layer, guess)
-
-    @property
-    def wants_states(self) -> bool:
-        return self._streamed.wants_states

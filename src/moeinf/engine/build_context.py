@@ -21,7 +21,6 @@ from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.policy.protocol import DevicePolicy
-from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.manifest import Manifest
@@ -69,7 +68,6 @@ class BuildContext:
     recorded: RecordedRouting | None = None  # a trace's, in place of the routers' choice; on the CPU alone
     tuned: TunedNetwork | None = None  # what the policy "tuned" goes by, the default where there is one
     predictor: str = DEFAULT_PREDICTOR
-    maps: StateMaps | None = None  # what the predictor goes by, if it is "tuned"
     should_stop: Callable[[], bool] = lambda: False  # whether the answer that is being made is to end; any thread
     top_k: int | None = None  # experts of a token, where rank 0 says it to a worker
 
@@ -91,8 +89,7 @@ class BuildContext:
     def footprint(self) -> Footprint:
         """The sizes that memory is planned by."""
         weights = self.weights
-        trained = sum(each.num_bytes for each in (self.tuned, self.maps) if each is not None)
-        held = weights.dense.memory_bytes + trained
+        held = weights.dense.memory_bytes + (0 if self.tuned is None else self.tuned.num_bytes)
         found = footprint_of(
             weights.manifest, held, weights.family.workspace, self.num_beams, weights.family.cache_bytes
         )
@@ -128,16 +125,11 @@ def prefetcher_of(
 
     slices: of an expert, with a slot each.
 
-    on_cpu: experts are told the states that maps go by, else look-ahead takes their place, which is told; and the times
-    of single tokens decide whether they go with prefetch, unless a recording wants every guess. None where every expert
-    fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
+    on_cpu: the times of single tokens decide whether they go with prefetch, unless a recording wants every guess. None
+    where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
     """
-    config, name, maps = context.host.config, context.predictor, context.maps
-    if maps is not None and not on_cpu and not fits:
-        context.reporting.notify(f"the predictor {name} works on the CPU alone: {DEFAULT_PREDICTOR} predicts here")
-        name, maps = DEFAULT_PREDICTOR, None
-    predictor = make_predictor(name, context.moe, context.observation.collection, maps)
-    if fits or not config.prefetch or predictor is None:
+    predictor = make_predictor(context.predictor, context.moe, context.observation.collection)
+    if fits or not context.host.config.prefetch or predictor is None:
         return None
     observers.append(predictor)
     tries = on_cpu and context.observation.witness is None

@@ -25,7 +25,7 @@ from moeinf.engine.opening import put_together
 from moeinf.engine.reporting import Reporting, no_progress
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.stored.hit_record import record_hits
-from moeinf.engine.stored.tuned_file import chosen_policy, chosen_predictor
+from moeinf.engine.stored.tuned_file import chosen_policy
 from moeinf.engine.stored_weights import Weights, read_weights
 from moeinf.engine.vision.encoder import open_vision
 from moeinf.errors import StoreError, UsageError
@@ -38,8 +38,7 @@ from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
-from moeinf.runtime.policy.predictors import NO_PREDICTOR, uses_maps
-from moeinf.runtime.policy.state_maps import StateMaps
+from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.runtime.turns import Turns
 from moeinf.runtime.warm_start import WarmStart
@@ -107,7 +106,7 @@ class Model:
         self.activity = Activity(stored.manifest.moe) if config.many_conversations else None
         asked = config.policy or (DEFAULT if recorded is not None else "")  # a trace's routing is not the model's
         self.policy, tuned = chosen_policy(stored, asked, self._notify)
-        self.predictor, maps = self._chosen_predictor(stored, replayed=recorded is not None)
+        self.predictor = (config.predictor or DEFAULT_PREDICTOR) if config.prefetch else NO_PREDICTOR
         self._activations = ActivationFile(stored, self._notify, learns=self._learns)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         form, moe = weights.family.encoder_input, stored.manifest.moe
@@ -134,7 +133,6 @@ class Model:
                 recorded,
                 tuned,
                 self.predictor,
-                maps,
                 lambda: disk_wait.should_stop(),
             )
             runner = put_together(context, gpu, look)
@@ -150,16 +148,6 @@ class Model:
                 runner, kind, self.tokenizer, info, attendants, turns, load_s, prefixes, vision, self.kernels.isa
             )
             opened.pop_all()
-
-    def _chosen_predictor(self, stored: StoredModel, *, replayed: bool) -> tuple[str, StateMaps | None]:
-        """replayed: the routing is a trace's, of which states tell nothing."""
-        config = self.config
-        if not config.prefetch:
-            return NO_PREDICTOR, None
-        if replayed and uses_maps(config.predictor):
-            raise UsageError(f"--predictor {config.predictor} goes by the model's own routing; leave --routing out")
-        asked = config.predictor or (DEFAULT_PREDICTOR if replayed else "")
-        return chosen_predictor(stored, asked, self._notify)
 
     def _observers(self, attendants: Attendants) -> list[Observer]:
         """A server's models are watched, too: by its page."""

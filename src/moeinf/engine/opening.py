@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moeinf.config import RuntimeConfig, gpu_option
+from moeinf.config import gpu_option
 from moeinf.engine.build_context import BuildContext
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
@@ -27,7 +27,6 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
     if gpu is not None:
         from moeinf.engine.gpu import GpuRunner
 
-        _refuse_states(config)
         return GpuRunner(context, gpu, _other_cards(context))
     found = find_cuda(config.devices[0], context.reporting.notify)
     if found is not None:
@@ -48,10 +47,6 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
 
     config = context.host.config
     auto, gpu = config.device == "auto" and not gpu_option(config), None
-    if auto and config.trace_states:
-        context.reporting.notify("running on the CPU: --trace-states records there alone")
-        return None
-    _refuse_states(config)
     try:
         gpu = open_gpu(found)
         context = context.on(look())  # torch and the driver's context have taken their part by now
@@ -83,8 +78,3 @@ def _other_cards(context: BuildContext) -> list[OpenGpu]:
             card.close()
         raise
     return opened
-
-
-def _refuse_states(config: RuntimeConfig) -> None:
-    if config.trace_states:
-        raise UsageError("--trace-states records on the CPU alone; give --device cpu, or leave it out")

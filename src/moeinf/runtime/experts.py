@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.policy.state_maps import unit_state
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, Phase, Routing
@@ -39,15 +38,6 @@ class Witness(Protocol):
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         """Takes the model's guess at the routing of a later layer, as the predictor is told it."""
-        ...
-
-    @property
-    def wants_states(self) -> bool:
-        """Whether it has a use for `before_attention`."""
-        ...
-
-    def before_attention(self, layer: int, state: Float32Array) -> None:
-        """Takes the state in front of a layer's attention, as unit_state makes it; the array is its to keep."""
         ...
 
 
@@ -156,25 +146,3 @@ class StreamedExperts:
         assert self._prefetcher is not None
         if self._prefetcher.expect(layer, guess.ids, guess.weights) and self._witness is not None:
             self._witness.expect(layer, guess.ids, guess.weights)
-
-    @property
-    def wants_states(self) -> bool:
-        return self._records_states or self._predicts_from_states
-
-    @property
-    def _records_states(self) -> bool:
-        return self._witness is not None and self._witness.wants_states
-
-    @property
-    def _predicts_from_states(self) -> bool:
-        prefetcher = self._prefetcher
-        return prefetcher is not None and prefetcher.wants_states and not self._tier.all_resident
-
-    def before_attention(self, layer: int, x: Float32Array) -> None:
-        state = unit_state(x)
-        if self._witness is not None and self._records_states:
-            self._witness.before_attention(layer, state)
-        if self._prefetcher is not None and self._predicts_from_states:
-            with self._tier.lock:
-                self._prefetcher.before_attention(layer, state)
-        self._profiler.lap("policy")

@@ -7,10 +7,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from moeinf._native import IdleWindow
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import AnyVisit, Visit
-from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
+from moeinf.runtime.policy.predictors import look_ahead_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch_gate import LEAST, PrefetchGate
@@ -64,19 +63,12 @@ class Prefetcher:
         self._expert_bytes = tier.sizes.mean_bytes
         self._rate = RecentRate()
         self._look_ahead = look_ahead_of(predictor)
-        self._maps = maps_of(predictor)
-        self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
         self._last_layer = shape.num_layers - 1
 
     @property
     def wants_expectations(self) -> bool:
         """Whether the model is to guess at the routing of the next layer, for the running token."""
         return self._look_ahead is not None and self._gate.open
-
-    @property
-    def wants_states(self) -> bool:
-        """Whether the model is to tell its states before attention, for the running token."""
-        return self._maps is not None and self._gate.open
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> bool:
         """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell.
@@ -89,36 +81,19 @@ class Prefetcher:
         self._look_ahead.expect(layer, ids, weights)
         return True
 
-    def before_attention(self, layer: int, state: Float32Array) -> None:
-        """Takes the state [tokens, hidden] in front of a layer's attention, as unit_state makes it; between visits."""
-        assert self._maps is not None
-        self._maps.see(layer, state)
-        if len(state) == 1:
-            self.before_routing(layer)
-
-    def before_routing(self, layer: int) -> None:
-        """Re-scores `layer` and those behind it by what a state has told, and reads while its attention runs."""
-        self._attention = attention = self._attention or IdleWindow(self._idle.clock)
-        attention.demand_ends()
-        likelihood = self._predict(layer - 1)
-        if likelihood is not None:
-            self._fetch_likely(layer - 1, likelihood[: len(self._proximity)], attention.seconds)
-
     def after_routing(self, visit: AnyVisit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         if visit.num_tokens == 1:
             self._gate.learn(visit.layer, visit.keys, visit.num_absent)
             if not self._goes_with(visit.layer):
                 return
-            if self._attention is not None:
-                self._attention.visit_begins()
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
         if isinstance(visit, Visit) and visit.num_tokens > 1:
             self._read_ahead(visit, likelihood)
         else:
-            self._fetch_likely(visit.layer, likelihood, self._idle.seconds)
+            self._fetch_likely(visit.layer, likelihood)
 
     def _predict(self, layer: int) -> FloatArray | None:
         likelihood = self._predictor.predict(layer)
@@ -138,11 +113,10 @@ class Prefetcher:
         bytes_per_s = self._rate.per_second(self._link.bytes_read(), self._link.busy_seconds())
         return 1.0 if bytes_per_s is None else seconds * bytes_per_s / self._expert_bytes
 
-    def _fetch_likely(self, layer: int, likelihood: FloatArray, idle_s: float) -> None:
-        """idle_s: for how long the link idles until the next visit's demand."""
+    def _fetch_likely(self, layer: int, likelihood: FloatArray) -> None:
         prefetches = self._prefetches
         queued = prefetches.queued()
-        window = self.experts_within(idle_s)
+        window = self.experts_within(self._idle.seconds)
         budget = min(math.ceil(window) - len(queued), prefetches.room)
         if not len(queued) and budget <= 0:
             return

@@ -10,11 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf.config import RuntimeConfig
-from moeinf.errors import UsageError
 from moeinf.text.quantities import size_text
 from moeinf.traces.folder import TraceFacts, add_request, open_folder, size_of_folder
 from moeinf.traces.notes import Notes, notes_of_passes
-from moeinf.traces.states import StateNotes
 from moeinf.traces.trace import ABSENT, Trace, dumps
 from moeinf.types import Float32Array, IntArray, MoeShape, Phase
 
@@ -32,9 +30,7 @@ def open_recorder(
     folder, asked = Path(config.trace), config.trace_limit
     open_folder(folder, facts)
     limit = LIMIT_BYTES if asked is None else asked.of(shutil.disk_usage(folder).free)
-    if config.trace_states and encoder_layers:
-        raise UsageError(f"--trace-states records decoders alone, and {facts.model} has an encoder; leave it out")
-    return TraceRecorder(folder, facts, limit, notify, encoder_layers, states=config.trace_states)
+    return TraceRecorder(folder, facts, limit, notify, encoder_layers)
 
 
 class TraceRecorder:
@@ -52,12 +48,10 @@ class TraceRecorder:
         notify: Callable[[str], None] = lambda line: None,
         encoder_layers: int = 0,
         notes_at_once: int = _NOTES_AT_ONCE,
-        states: bool = False,
     ) -> None:
         """limit_bytes: of the folder; before it is exceeded, recording ends, which is told.
 
         encoder_layers: how many of the layers, the first ones, an encoder's passes visit, and no others do.
-        states: whether to keep the states before attention, too.
         Raises UsageError for a folder that holds anything but a trace of this model.
         """
         open_folder(folder, facts)
@@ -67,7 +61,6 @@ class TraceRecorder:
             self._say_full()
         self._last_layers = (encoder_layers - 1, facts.shape.num_layers - 1)
         self._notes_at_once = notes_at_once
-        self._with_states = states
         self._start()
 
     def _start(self) -> None:
@@ -82,7 +75,6 @@ class TraceRecorder:
         self._routed, self._guessed, self._any_guess = Notes(), Notes(), False
         self._add_ids, self._add_weights = self._routed.ids.append, self._routed.weights.append
         self._arrays = _Arrays(self._shape, 0)
-        self._states = StateNotes(self._shape.num_layers)
 
     def begin(self, phase: Phase) -> None:
         """A phase of a request begins."""
@@ -104,13 +96,6 @@ class TraceRecorder:
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         self._expected[layer] = ids.tobytes(), weights.tobytes()
-
-    @property
-    def wants_states(self) -> bool:
-        return self._with_states and self._bytes_left > 0
-
-    def before_attention(self, layer: int, state: Float32Array) -> None:
-        self._states.add(layer, state)
 
     def finish(self) -> None:
         """Writes the request, if any of its passes is whole; a second call does nothing."""
@@ -143,20 +128,10 @@ class TraceRecorder:
     def _end_pass(self, layer: int, num_tokens: int) -> None:
         self._ran.append(range(self._first_layer, layer + 1))
         self._passes.append(self._passes[-1] + num_tokens)
-        if self.wants_states:
-            self._end_states()
         self._next_layer = -1
         self._noted, self._guesses_noted = len(self._routed.ids), len(self._guessed.ids)
         if self._noted >= self._notes_at_once:
             self._put_together()
-
-    def _end_states(self) -> None:
-        """Memory holds no more of a request than the folder has room for: then recording ends."""
-        self._states.end_pass()
-        if self._states.num_bytes > self._bytes_left:
-            self._bytes_left = 0
-            self._say_full()
-            self._start()
 
     def _drop_pass(self) -> None:
         """Forgets a pass that has not been through its last layer."""
@@ -194,7 +169,6 @@ class TraceRecorder:
             arrays.weights[:tokens],
             arrays.guesses[:tokens] if guessed else None,
             arrays.guess_weights[:tokens] if guessed else None,
-            states=self._states.together() if self.wants_states else None,
         )
 
 

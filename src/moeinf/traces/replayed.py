@@ -21,11 +21,6 @@ class RunsExperts(Protocol):
 
     def expect(self, layer: int, guess: Routing) -> None: ...
 
-    @property
-    def wants_states(self) -> bool: ...
-
-    def before_attention(self, layer: int, x: Float32Array) -> None: ...
-
 
 class RecordedRouting:
     """The routing and the guesses of a trace, from a token on, for the passes that a model runs one after the other."""
@@ -105,10 +100,3 @@ class ReplayedExperts:
         recorded = self._recorded.guess(layer, len(guess.ids))
         if recorded is not None:
             self._experts.expect(layer, recorded)
-
-    @property
-    def wants_states(self) -> bool:
-        return self._experts.wants_states
-
-    def before_attention(self, layer: int, x: Float32Array) -> None:
-        self._experts.before_attention(layer, x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,10 +16,8 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.store.files import errors_named, open_regular
 from moeinf.traces.folder import WHOLE_FILE, read_facts, request_files, shape_of
-from moeinf.traces.stored_states import HalfArray, JoinedStates, joined_states, states_in
 from moeinf.types import Float32Array, IntArray, MoeShape, Phase
 
-_BLOCK_TOKENS: Final = 256  # whose states are looked at together
 ABSENT: Final = -1  # in place of an expert, or of a guess, of a layer that a token did not visit
 
 
@@ -41,7 +38,6 @@ class Trace:
     guesses: IntArray | None = None  # [tokens, layers, top_k]: look-ahead's, as told before the layer ran; -1: none
     guess_weights: Float32Array | None = None
     model: str = ""  # its name; "" where the files do not say it
-    states: HalfArray | JoinedStates | None = None  # [tokens, layers, hidden], before attention; None: not asked for
     expert_bytes: tuple[int, ...] = ()  # of an expert of each layer, where they are known to differ
 
     @property
@@ -52,14 +48,9 @@ class Trace:
     def num_requests(self) -> int:
         return len(self.offsets) - 1
 
-    @property
-    def hidden_size(self) -> int:
-        """Of the states; 0 without any."""
-        return 0 if self.states is None else self.states.shape[2]
 
-
-def load_trace(folder: Path, max_tokens: int | None = None, *, states: bool = False) -> Trace:
-    """Reads the first `max_tokens` tokens of a recorded trace, or of one in routing.npz; with states if asked to.
+def load_trace(folder: Path, max_tokens: int | None = None) -> Trace:
+    """Reads the first `max_tokens` tokens of a recorded trace, or of one in routing.npz.
 
     Raises UsageError when that is no trace, or a part of it is damaged or of another model.
     """
@@ -68,9 +59,9 @@ def load_trace(folder: Path, max_tokens: int | None = None, *, states: bool = Fa
     if facts is None or whole.exists():
         if not whole.exists():
             raise UsageError(f"no trace in {folder}: it has no {WHOLE_FILE}, and no trace.json of a recording")
-        trace = read_trace(whole, max_tokens, states=states)
+        trace = read_trace(whole, max_tokens)
     else:
-        trace = _load_requests(folder, max_tokens, states=states)
+        trace = _load_requests(folder, max_tokens)
     if facts is not None and trace.shape != facts.shape:
         raise UsageError(f"{folder} has a trace of another model than its trace.json says ({facts.model})")
     return replace(
@@ -81,15 +72,14 @@ def load_trace(folder: Path, max_tokens: int | None = None, *, states: bool = Fa
     )
 
 
-def _load_requests(folder: Path, max_tokens: int | None, *, states: bool) -> Trace:
+def _load_requests(folder: Path, max_tokens: int | None) -> Trace:
     parts: list[Trace] = []
     left = max_tokens
     for path in request_files(folder):
         if left == 0:
             break
-        part = read_trace(path, left, states=states)
-        sizes = {each.hidden_size for each in (*parts[:1], part)} - {0}
-        if (parts and part.shape != parts[0].shape) or len(sizes) > 1:
+        part = read_trace(path, left)
+        if parts and part.shape != parts[0].shape:
             raise UsageError(f"{path} is of another model than the requests before it; move it elsewhere")
         parts.append(part)
         left = None if left is None else left - part.num_tokens
@@ -127,7 +117,6 @@ def joined(parts: Sequence[Trace]) -> Trace:
         guesses,
         guess_weights,
         parts[0].model,
-        None if any(part.states is None for part in parts) else joined_states([part.states for part in parts]),
     )
 
 
@@ -149,7 +138,6 @@ def cut(trace: Trace, num_tokens: int) -> Trace:
         weights=None if trace.weights is None else trace.weights[kept],
         guesses=None if trace.guesses is None else trace.guesses[kept],
         guess_weights=None if trace.guess_weights is None else trace.guess_weights[kept],
-        states=None if trace.states is None else trace.states[kept],
     )
 
 
@@ -166,7 +154,6 @@ def without_first(trace: Trace, num_requests: int) -> Trace:
         weights=None if trace.weights is None else trace.weights[start:],
         guesses=None if trace.guesses is None else trace.guesses[start:],
         guess_weights=None if trace.guess_weights is None else trace.guess_weights[start:],
-        states=None if trace.states is None else trace.states[start:],
     )
 
 
@@ -186,13 +173,10 @@ def dumps(trace: Trace) -> bytes:
     }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **{name: array for name, array in arrays.items() if array is not None})
-    if trace.states is not None:  # as they are: compressing them takes long and saves little
-        with zipfile.ZipFile(buffer, "a") as archive, archive.open("states.npy", "w") as file:
-            np.lib.format.write_array(file, np.ascontiguousarray(np.asarray(trace.states)))
     return buffer.getvalue()
 
 
-def read_trace(path: Path, max_tokens: int | None = None, *, states: bool = False) -> Trace:
+def read_trace(path: Path, max_tokens: int | None = None) -> Trace:
     """Reads the first `max_tokens` tokens of an npz file. Raises UsageError for one that is no trace, or damaged."""
     try:
         with (
@@ -201,10 +185,6 @@ def read_trace(path: Path, max_tokens: int | None = None, *, states: bool = Fals
             np.load(file, allow_pickle=False) as archive,
         ):
             arrays = {name: archive[name] for name in archive.files if name in _ARRAYS}
-            if states and "states" in archive.files:
-                member = archive.zip.getinfo("states.npy")
-                stored = member.compress_type == zipfile.ZIP_STORED
-                arrays["states"] = states_in(path, member) if stored else archive["states"]
             trace = _of_arrays(path.stem, arrays)
     except (*DAMAGE, IndexError, TypeError, AttributeError, OverflowError, NotImplementedError) as error:
         raise UsageError(f"{path} is not a routing trace ({' '.join(str(error).split())})") from error
@@ -234,7 +214,6 @@ def _of_arrays(name: str, arrays: Mapping[str, Any]) -> Trace:
         optional("weights", _numbers),
         optional("guesses", _whole_numbers),
         optional("guess_weights", _numbers),
-        states=optional("states", _halves),
     )
     check(trace)
     return trace
@@ -254,16 +233,6 @@ def _numbers(array: Any) -> Float32Array:
         raise TypeError(f"numbers of type {array.dtype} where floating-point ones belong")
     numbers: Float32Array = array.astype(np.float32)
     return numbers
-
-
-def _halves(array: Any) -> HalfArray | JoinedStates:
-    """Raises TypeError for an array of anything but float16."""
-    if isinstance(array, JoinedStates):
-        return array
-    if array.dtype != np.float16:
-        raise TypeError(f"states of type {array.dtype} where float16 belongs")
-    halves: HalfArray = array
-    return halves
 
 
 def check(trace: Trace) -> None:
@@ -301,10 +270,6 @@ def check(trace: Trace) -> None:
         require(trace.guesses is not None and ids_fit(trace.guesses), "guesses do not fit n_experts and top_k")
         given = trace.guess_weights is not None and trace.guess_weights.shape == experts.shape
         require(given, "guess_weights do not fit guesses")
-    if (states := trace.states) is not None:
-        require(states.ndim == 3 and states.shape[:2] == (tokens, shape.num_layers), "states do not fit experts")
-        blocks = (np.asarray(states[first : first + _BLOCK_TOKENS]) for first in range(0, tokens, _BLOCK_TOKENS))
-        require(states.shape[2] > 0 and all(np.isfinite(block).all() for block in blocks), "states are no numbers")
 
 
 def _check_borders(borders: IntArray, tokens: int, name: str) -> None:

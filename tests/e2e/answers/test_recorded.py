@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,6 @@ from moeinf.engine.completion import Hooks
 from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, UsageError
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.protocol import Attention
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.trace import RequestRecorder
@@ -249,37 +247,3 @@ def test_of_an_encoder_decoder_each_token_has_the_layers_that_it_visits(
     lengths = np.diff(trace.passes).tolist()
     assert lengths[:2] == [7, 1] and set(lengths[2:]) <= {beams} and trace.prompt_tokens.tolist() == [8]
     assert [begins for begins, _, _ in recorded_visits(trace) if begins] == ["encode", "prefill", "decode"]
-
-
-@pytest.mark.parametrize("options", [{"expert_cache": "100%"}, {"expert_cache": "12%", "prefill_chunk": 5}], ids=str)
-def test_states_are_those_in_front_of_attention(
-    demo: StoredModel, wanted: list[int], tmp_path: Path, options: dict[str, Any]
-) -> None:
-    with Model(demo, RuntimeConfig.of(device="cpu", trace=str(tmp_path), trace_states=True, **options)) as model:
-        network, seen = model.runner.network, list[Any]()
-        assert isinstance(network, Decoder)
-        network._attention = [cast("Attention", Watched(each, seen)) for each in network._attention]
-        assert answer(model) == wanted
-    states = load_trace(tmp_path, states=True).states
-    rows = [np.concatenate(seen[layer::6]) for layer in range(6)]
-    assert states is not None and states.shape == (len(rows[0]), 6, demo.manifest.info.hidden_size)
-    for layer, layer_rows in enumerate(rows):
-        unit = layer_rows / np.sqrt((layer_rows.astype(float) ** 2).mean(axis=1, keepdims=True))
-        np.testing.assert_allclose(states[:, layer], unit, rtol=1e-3, atol=1e-6)
-
-
-class Watched:
-    """An attention, and a copy of what it is given."""
-
-    def __init__(self, attention: Any, seen: list[Any]) -> None:
-        self._attention, self._seen = attention, seen
-
-    def add_to(self, x: Any, cache: Any, positions: Any) -> None:
-        self._seen.append(x.copy())
-        self._attention.add_to(x, cache, positions)
-
-
-def test_states_are_not_recorded_on_a_gpu(demo: StoredModel, tmp_path: Path) -> None:
-    config = RuntimeConfig.of(trace=str(tmp_path), trace_states=True)
-    with pytest.raises(UsageError, match="--trace-states records on the CPU alone"):
-        Model(demo, config, gpu=in_fours(demo))

@@ -10,15 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeinf.engine.stored.tuned_file import MAPS_FILE, load_maps, load_tuned, path_of, save_maps, save_tuned
+from moeinf.engine.stored.tuned_file import load_tuned, path_of, save_tuned
 from moeinf.pull.pull import ensure
-from moeinf.runtime.policy.state_maps import StateMaps, TimeGain
 from moeinf.runtime.policy.tuned import Gain, TunedNetwork, weight_shapes
 from moeinf.store.library import StoredModel
 from moeinf.traces.trace import load_trace
 from tests.support.cli.commands import Done
-from tests.support.random_maps import BETTER as BETTER_TIME
-from tests.support.random_maps import random_maps
 
 RUN = ("run", "demo", "The king said", "-n", "24", "--seed", "3", "-q", "--expert-cache", "20%")
 # Hardly more than the least that tune takes.
@@ -31,7 +28,6 @@ def stored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store
     """The demo model in a store that only this test has. What `tune` learns in it is learned from few steps."""
     monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("moeinf.bench.tuning.training.LEAST_STEPS", 20)
-    monkeypatch.setattr("moeinf.bench.tuning.map_training.LEAST_STEPS", 20)
     return ensure("demo", home=tmp_path / "home")
 
 
@@ -130,82 +126,3 @@ def test_an_interrupt_leaves_what_was_there(
     assert command("tune", "demo", "--trace", str(tmp_path / "t")).code == 130
     assert path_of(stored).read_bytes() == before
     assert not list(stored.path.glob(".*tmp"))
-
-
-def maps_of(stored: StoredModel, gain: TimeGain = BETTER_TIME) -> StateMaps:
-    return random_maps(stored.manifest.moe, stored.manifest.info.hidden_size, gain, stored.id)
-
-
-def test_recorded_states_teach_maps_that_change_no_token(
-    stored: StoredModel, command: Callable[..., Done], tmp_path: Path
-) -> None:
-    trace = str(tmp_path / "trace")
-    plain = command(*RUN)
-    assert command(*RECORD, trace, "--trace-states", "--expert-cache", "33%").code == 0
-    done = command("tune", "demo", "--trace", trace, "--rounds", "1")
-    assert done.code == 0 and done.err == "", done
-    maps = load_maps(stored)
-    assert maps is not None and f"{maps.num_parameters:,} parameters" in done.out and maps.gain.text in done.out
-    assert maps.gain.simulated_better == bool(maps.gain.live_ms), "what does not win there is not run"
-    assert maps.gain.tokens < load_trace(Path(trace)).num_tokens / 2
-    shown = command("show", "demo").out
-    assert ("in use (" if maps.gain.better else "not in use") in shown and maps.gain.text in shown
-    for predictor in ((), *(("--predictor", name) for name in ("tuned", "look-ahead+tuned", "tuned+eamc"))):
-        assert command(*RUN, *predictor) == plain
-
-
-def test_without_states_or_guesses_a_line_says_what_to_record(
-    stored: StoredModel, command: Callable[..., Done], tmp_path: Path
-) -> None:
-    assert command(*RECORD, str(tmp_path / "a")).code == 0
-    done = command("tune", "demo", "--trace", str(tmp_path / "a"), "--rounds", "1")
-    assert done.code == 0 and "the requests have no states; record some with --trace-states" in done.out
-    assert command(*RECORD, str(tmp_path / "b"), "--trace-states", "--no-prefetch").code == 0
-    done = command("tune", "demo", "--trace", str(tmp_path / "b"), "--rounds", "1")
-    assert done.code == 0 and "no guesses of look-ahead to compare with" in done.out
-    assert load_maps(stored) is None
-
-
-def test_maps_predict_by_default_only_where_they_were_better(
-    stored: StoredModel, command: Callable[..., Done], tmp_path: Path
-) -> None:
-    bench = ("bench", "demo", "-p", "8", "-n", "4", "-r", "1", "-q", "-o", "json", "--expert-cache", "33%")
-    save_maps(stored, maps_of(stored, replace(BETTER_TIME, predictor="look-ahead+tuned")))
-    assert '"predictor": "look-ahead+tuned"' in command(*bench).out
-    assert '"predictor": "look-ahead"' in command(*bench, "--predictor", "look-ahead").out
-    assert '"predictor": "off"' in command(*bench, "--no-prefetch").out
-    save_maps(stored, maps_of(stored, replace(BETTER_TIME, live_ms=(1.4, 1.5))))
-    assert '"predictor": "look-ahead"' in command(*bench).out
-    assert '"predictor": "tuned"' in command(*bench, "--predictor", "tuned").out
-    save_maps(stored, maps_of(stored))
-    assert command("run", "demo", "Once", "-n", "8", "-q", "--trace", str(tmp_path / "t")).code == 0
-    routed = (*bench, "--routing", str(tmp_path / "t"), "--lookahead-recall", "0.8", "-n", "2", "-p", "2")
-    assert '"predictor": "look-ahead"' in command(*routed).out, "what a trace routes to does not follow from states"
-    refused = command(*routed, "--predictor", "tuned")
-    assert refused.code != 0 and "leave --routing out" in refused.err and refused.err.count("\n") == 1
-
-
-def test_maps_that_cannot_be_used_are_told_in_one_line(stored: StoredModel, command: Callable[..., Done]) -> None:
-    plain = command(*RUN)
-    asked = command(*RUN, "--predictor", "tuned")
-    assert asked.code != 0 and "has no maps yet; `moeinf tune demo:latest` learns" in asked.err
-    assert asked.err.count("\n") == 1
-    whole, path = maps_of(stored).dumps(), path_of(stored, MAPS_FILE)
-    another = replace(maps_of(stored), model_id="other").dumps()
-    for data, said in ((whole[: len(whole) // 2], "damaged"), (another, "another model")):
-        path.write_bytes(data)
-        done = command(*RUN)
-        assert (done.code, done.out) == (plain.code, plain.out)
-        assert said in done.err and "look-ahead predicts" in done.err
-        assert done.err.count("\n") == plain.err.count("\n") + 1
-        asked = command(*RUN, "--predictor", "look-ahead+tuned")
-        assert asked.code != 0 and said in asked.err and asked.err.count("\n") == 1
-        assert said in command("show", "demo").out
-        assert path.read_bytes() == data
-
-
-def test_a_simulation_has_no_states(command: Callable[..., Done], tmp_path: Path) -> None:
-    done = command(
-        "simulate", str(tmp_path), "--predictor", "tuned", "--link", "1", "--expert-bytes", "1MB", "--compute", "9"
-    )
-    assert done.code != 0 and "`moeinf tune` measures it" in done.err and done.err.count("\n") == 1

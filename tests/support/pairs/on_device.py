@@ -24,7 +24,6 @@ class ExpertsOnTheDevice:
     """Every expert as plain tensors; what a router chose is computed outside of captured stretches."""
 
     wants_expectations = False
-    wants_states = False
 
     def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
         self._program, self._form, self._forms = program, plan.form, plan.forms

@@ -163,11 +163,9 @@ def their_options(pair: SeeingPair) -> dict[str, Any]:
 class Experts:
     """None: a tower is dense."""
 
-    wants_expectations = wants_states = False
+    wants_expectations = False
 
     def run(self, layer: int, hidden: object, routing: object, out: object) -> None:
         raise AssertionError("a tower has no experts")
 
     def expect(self, layer: int, guess: object) -> None: ...
-
-    def before_attention(self, layer: int, x: object) -> None: ...

@@ -35,7 +35,6 @@ class Watched:
     """Experts, and which layers asked for them."""
 
     wants_expectations = False
-    wants_states = False
 
     def __init__(self, experts: ExpertsOf[Float32Array, Routing]) -> None:
         self._experts = experts
@@ -46,9 +45,6 @@ class Watched:
         self._experts.run(layer, hidden, routing, out)
 
     def expect(self, layer: int, guess: Routing) -> None:
-        pass
-
-    def before_attention(self, layer: int, x: Float32Array) -> None:
         pass
 
 

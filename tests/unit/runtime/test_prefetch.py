@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf._native import IdleWindow
 from moeinf.runtime.cache.visit import AnyVisit
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.state_maps import MapPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.prefetch_gate import HOST_SMOOTHING
 from moeinf.types import FloatArray
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, Tier, make_tier, visit
-from tests.support.random_maps import random_maps
 
 
 class Oracle:
@@ -195,37 +192,3 @@ def test_a_guess_that_is_no_number_queues_nothing(bad: float) -> None:
     prefetcher.expect(1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == []
-
-
-class Seer(MapPredictor):
-    """Says of the layers from that of the state on what it was told."""
-
-    def __init__(self, ahead: FloatArray) -> None:
-        super().__init__(random_maps(SHAPE, 4))
-        self._ahead = ahead
-
-    def predict(self, layer: int) -> FloatArray | None:
-        return self._ahead[layer + 1 :]
-
-
-def test_a_state_tells_what_to_read_while_attention_runs() -> None:
-    tier, reader, _ = make_tier(num_slots=12, idle_s=5.0)
-    prefetcher = Prefetcher(tier, Seer(likelihood(layer0={1: 0.9, 2: 0.4}, layer1={3: 0.9})), Link(), SHAPE)
-    assert prefetcher.wants_states and not prefetcher.wants_expectations
-    now = [0.0]
-    prefetcher._attention = IdleWindow(lambda: now[0], seconds=0.2)  # two experts of the link's ten a second
-    prefetcher.before_attention(0, np.ones((1, 4), np.float32))
-    assert queued(reader) == [1, 9], "of its own layer and of the next, the surest first"
-    now[0] += 0.7
-    prefetcher.after_routing(begun(tier, 0, tokens=1))
-    assert prefetcher._attention.seconds == pytest.approx(0.2 + 0.2 * (0.7 - 0.2))
-
-
-def test_states_of_many_tokens_read_nothing_before_their_routing() -> None:
-    tier, reader, _ = make_tier(num_slots=12, idle_s=5.0)
-    prefetcher = Prefetcher(tier, Seer(likelihood(layer0={1: 0.9})), Link(), SHAPE)
-    prefetcher.before_attention(0, np.ones((3, 4), np.float32))
-    assert queued(reader) == []
-
-
-BYTES = LAYOUT.stride_bytes

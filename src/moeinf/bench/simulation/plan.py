@@ -15,7 +15,7 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.config.size import Bytes, parse_size
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor, uses_maps
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor
 from moeinf.traces.guesses import LookAheadQuality, quality_of
 
 COMBINED: Final = ("look-ahead+eamc", "look-ahead+frequency")  # what `all` tries beside PREDICTORS
@@ -142,8 +142,6 @@ def _predictors(text: str) -> tuple[str, ...]:
     names = _names(text)
     for name in names:
         check_predictor(name)
-        if uses_maps(name):
-            raise UsageError(f"{name} goes by a model's hidden states, and `moeinf tune` measures it; leave it out")
     return names
 
 

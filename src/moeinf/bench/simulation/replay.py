@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Final, Protocol
 
@@ -13,7 +13,7 @@ from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
+from moeinf.runtime.policy.predictors import look_ahead_of
 from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.traces.guesses import Guesses
@@ -41,10 +41,6 @@ class SharedPrediction:
 
     def restart(self) -> None:
         self._predictor.restart()
-        self._layer = _NONE
-
-    def forget(self) -> None:
-        """The predictor was told something else than a routing."""
         self._layer = _NONE
 
     def predict(self, layer: int) -> FloatArray | None:
@@ -81,8 +77,8 @@ def replay(
     """What tiers of so many slots do, each under its policy, all in one pass. No tier changes what a policy sees.
 
     One policy may serve several tiers. sizes: of each tier's slots; None: all have one. prefill_tokens: see
-    passes_of. guesses: what look-ahead is told, where the predictor has it. A trace whose states maps are to see has
-    them. Where nothing is known of prefill, all is decode.
+    passes_of. guesses: what look-ahead is told, where the predictor has it. Where nothing is known of prefill, all is
+    decode.
     """
     shared = None if predictor is None else SharedPrediction(predictor)
     runs = [
@@ -91,17 +87,8 @@ def replay(
     ]
     observers = [observer for observer in (recorder, *dict.fromkeys(policies), shared) if observer is not None]
     look_ahead = None if predictor is None else look_ahead_of(predictor)
-    maps, states = None if predictor is None else maps_of(predictor), trace.states
 
-    def before(first: int, last: int, layer: int) -> None:
-        assert maps is not None and states is not None and shared is not None
-        maps.see(layer, states[first:last, layer].astype(np.float32))
-        shared.forget()
-        if last == first + 1:
-            for run in runs:
-                run.before_routing(layer)
-
-    return drive(trace, runs, observers, look_ahead, guesses, prefill_tokens, before=None if maps is None else before)
+    return drive(trace, runs, observers, look_ahead, guesses, prefill_tokens)
 
 
 def drive(
@@ -112,12 +99,8 @@ def drive(
     guesses: Guesses | None,
     prefill_tokens: int,
     meter: Meter | None = None,
-    before: Callable[[int, int, int], None] | None = None,
 ) -> list[dict[Phase, PhaseResult]]:
-    """Tells the observers every routing, look_ahead every guess at it, and lets the runs visit every layer.
-
-    before(first, last, layer) is called in front of the layer's attention for the tokens first .. last.
-    """
+    """Tells the observers every routing, look_ahead every guess at it, and lets the runs visit every layer."""
     prefill_known = prefill_tokens > 0 or trace.passes is not None
     ascending = np.sort(trace.experts, axis=2)
     once = np.ones(trace.shape.top_k, np.int64)
@@ -129,8 +112,6 @@ def drive(
             for run in runs:
                 run.results.begin(begins if prefill_known else "decode")
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            if before is not None:
-                before(first, last, layer)
             if look_ahead is not None and guesses is not None and following is not None:
                 guess = guesses.at(first, last, following)
                 if guess is not None:

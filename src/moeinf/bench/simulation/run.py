@@ -93,7 +93,6 @@ class SimulatedRun:
             raise UsageError(f"{num_slots} slots cannot hold the {shape.top_k} experts of one token")
         self._clock = Clock()
         self._layer_s = timing.layer_s
-        self._attention_s = 0.0  # what of it has passed before the visit
         self._num_experts = shape.num_experts
         sizes = sizes or one_size(shape)
         mean_bytes = sum(sizes.layer_bytes) / shape.num_layers
@@ -129,13 +128,6 @@ class SimulatedRun:
         """Lets time pass while nothing runs here; what is read ahead goes on."""
         self._clock.now = max(self._clock.now, seconds)
 
-    def before_routing(self, layer: int) -> None:
-        """A predictor has seen the state of a single token: reads begin while attention runs, for half of a layer."""
-        if self._prefetcher is not None:
-            self._prefetcher.before_routing(layer)
-        self._attention_s = self._layer_s / 2
-        self._clock.now += self._attention_s
-
     def visit(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
         """What runtime/experts.py does after policy and predictor were told, but for the products."""
         if self._at_once and num_tokens == 1:
@@ -147,8 +139,7 @@ class SimulatedRun:
             self._link.waits_for_all = num_tokens == 1 and visit.all_have_slots
             for _ in visit.arrivals():
                 pass
-        self._clock.now += self._layer_s - self._attention_s
-        self._attention_s = 0.0
+        self._clock.now += self._layer_s
 
     def _visit_at_once(self, layer: int, keys: Sequence[int], counts: IntArray) -> None:
         """The same where reads take no time and nothing is read ahead: what is absent lands as it is asked for."""

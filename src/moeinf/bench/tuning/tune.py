@@ -48,7 +48,7 @@ def requests_of(folders: Sequence[Path], name: str, model_id: str, shape: MoeSha
     """
     parts = []
     for folder in folders:
-        facts, trace = read_facts(folder), load_trace(folder, states=True)
+        facts, trace = read_facts(folder), load_trace(folder)
         if trace.shape != shape or (facts is not None and facts.model_id not in ("", model_id)):
             raise UsageError(f"{folder} is a trace of another model than {name}; record one with `moeinf run --trace`")
         parts.append(trace)

@@ -336,8 +336,6 @@ class Decoder:
             attention, block = self._attention[layer], self._blocks[layer]
             if between_layers is not None:
                 between_layers()
-            if self._experts.wants_states and (routed := self._routed[layer]) is not None:
-                self._experts.before_attention(routed.moe_layer, self._stem.state(x))
             attention.add_to(x, cache, kinds[self._rotary_of[layer]])
             self._profiler.lap("attention")
             if layer + 1 < layers.stop:

@@ -53,15 +53,6 @@ class ExpertsOf(Protocol[A_contra, R_contra]):
         """Takes a guess at the routing of a later layer, made before the input of that layer is known."""
         ...
 
-    @property
-    def wants_states(self) -> bool:
-        """Whether `before_attention` is worth calling, as states are recorded or predicted from."""
-        ...
-
-    def before_attention(self, layer: int, x: A_contra) -> None:
-        """Takes the hidden state [tokens, hidden] in front of the attention of a layer, which changes it afterwards."""
-        ...
-
 
 Experts = ExpertsOf[Array, object]  # of whatever device: a family passes routings on without looking into them
 

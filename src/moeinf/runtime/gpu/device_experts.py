@@ -89,13 +89,6 @@ class DeviceExperts:
     def expect(self, layer: int, guess: DeviceRouting) -> None:
         self._guess = Guess(layer, guess)
 
-    @property
-    def wants_states(self) -> bool:
-        return False  # the host would have to wait for each of them
-
-    def before_attention(self, layer: int, x: Tensor) -> None:
-        raise AssertionError("not called, as states are not wanted")
-
     def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         """out += the experts' weighted sum; hidden, out f32 [tokens, H]; routing.ids int32.
 

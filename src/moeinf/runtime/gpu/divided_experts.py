@@ -65,13 +65,6 @@ class DividedExperts:
     def expect(self, layer: int, guess: DeviceRouting) -> None:
         self._guess = Guess(layer, guess)
 
-    @property
-    def wants_states(self) -> bool:
-        return False  # the host would have to wait for each of them
-
-    def before_attention(self, layer: int, x: Tensor) -> None:
-        raise AssertionError("not called, as states are not wanted")
-
     def step(self) -> AbstractContextManager[None]:
         """Around a step of the model, as DeviceExperts.step: here no visit outlives `run`."""
         return nullcontext()
@@ -136,15 +129,10 @@ class ExpertsOfCard:
     def __init__(self, experts: DividedExperts, number: int) -> None:
         self._experts, self._number = experts, number
         self.expect = experts.expect
-        self.before_attention = experts.before_attention
 
     @property
     def wants_expectations(self) -> bool:
         return self._experts.wants_expectations
-
-    @property
-    def wants_states(self) -> bool:
-        return self._experts.wants_states
 
     def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         self._experts.run(layer, hidden, routing, out, self._number)

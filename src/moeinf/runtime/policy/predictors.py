@@ -12,13 +12,11 @@ from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match,
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
 from moeinf.runtime.policy.protocol import Predictor
-from moeinf.runtime.policy.state_maps import MapPredictor, StateMaps
 from moeinf.runtime.policy.trace import count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape, Phase
 
 NO_PREDICTOR: Final = "none"
-DEFAULT: Final = LookAheadPredictor.name  # where nothing else is asked for, and no other was measured to be better
-TUNED: Final = MapPredictor.name  # trained on the model; not every model has one
+DEFAULT: Final = LookAheadPredictor.name  # where nothing else is asked for
 PREDICTORS: Final = (NO_PREDICTOR, "popularity", "previous-token", "eamc", "frequency", "cross-layer", "look-ahead")
 
 
@@ -219,35 +217,21 @@ def look_ahead_of(predictor: Predictor) -> LookAheadPredictor | None:
     return next((part for part in parts if isinstance(part, LookAheadPredictor)), None)
 
 
-def maps_of(predictor: Predictor) -> MapPredictor | None:
-    """What wants to see the model's states; None where nothing does."""
-    parts = predictor.parts if isinstance(predictor, CombinedPredictor) else (predictor,)
-    return next((part for part in parts if isinstance(part, MapPredictor)), None)
-
-
-def uses_maps(name: str) -> bool:
-    """Whether a predictor, of this name, goes by the model's states."""
-    return TUNED in name.split("+")
-
-
 def check_predictor(name: str) -> None:
-    """Raises UsageError for what neither is one of PREDICTORS or TUNED nor two of them, joined by "+"."""
+    """Raises UsageError for what neither is one of PREDICTORS nor two of them, joined by "+"."""
     parts = name.split("+")
-    known = set(parts) <= {*PREDICTORS, TUNED} and len(set(parts)) == len(parts) <= 2
+    known = set(parts) <= {*PREDICTORS} and len(set(parts)) == len(parts) <= 2
     if not known or (len(parts) > 1 and NO_PREDICTOR in parts):
-        every = ", ".join((*PREDICTORS, TUNED))
+        every = ", ".join(PREDICTORS)
         raise UsageError(
             f"unknown --predictor {name!r}; known: {every}, and two of them with a + between, the second for the "
             "layers that the first does not see: look-ahead+eamc"
         )
 
 
-def make_predictor(
-    name: str, shape: MoeShape, collection: ActivationCollection, maps: StateMaps | None = None
-) -> Predictor | None:
-    """Returns None for NO_PREDICTOR. maps: what TUNED goes by. Raises UsageError as check_predictor does."""
+def make_predictor(name: str, shape: MoeShape, collection: ActivationCollection) -> Predictor | None:
+    """Returns None for NO_PREDICTOR. Raises UsageError as check_predictor does."""
     check_predictor(name)
-    assert maps is not None or not uses_maps(name), "whoever lets the user name it looks for them first"
     made: dict[str, Callable[[], Predictor]] = {
         "popularity": lambda: PopularityPredictor(shape),
         "previous-token": lambda: PreviousTokenPredictor(shape),
@@ -256,8 +240,6 @@ def make_predictor(
         "cross-layer": lambda: CrossLayerPredictor(shape),
         "look-ahead": lambda: LookAheadPredictor(shape),
     }
-    if maps is not None:
-        made[TUNED] = lambda: MapPredictor(maps)
     if name == NO_PREDICTOR:
         return None
     near, *far = (made[part]() for part in name.split("+"))

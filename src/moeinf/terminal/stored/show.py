@@ -10,7 +10,7 @@ from moeinf.engine.stored.facts import capabilities, config, formats_text, gener
 from moeinf.engine.stored.outline import outline_of
 from moeinf.engine.stored.parameters import parameter_rows
 from moeinf.engine.stored.preset import preset_of
-from moeinf.engine.stored.tuned_file import load_maps, load_tuned
+from moeinf.engine.stored.tuned_file import load_tuned
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.store.formats import mixed
@@ -99,17 +99,14 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
 
 def _tuned_rows(model: StoredModel) -> list[tuple[str, str]]:
     """What `moeinf tune` has trained, if it has."""
-    rows = []
-    for what, load, default in (("network", load_tuned, "next-use"), ("predictor", load_maps, "look-ahead")):
-        try:
-            trained = load(model)
-        except StoreError as error:
-            rows.append((f"tuned {what}", str(error)))
-            continue
-        if trained is not None:
-            state = "in use" if trained.gain.better else f"not in use: no better than {default}"
-            rows.append((f"tuned {what}", f"{state} ({trained.gain.text})"))
-    return rows
+    try:
+        network = load_tuned(model)
+    except StoreError as error:
+        return [("tuned network", str(error))]
+    if network is None:
+        return []
+    state = "in use" if network.gain.better else "not in use: no better than next-use"
+    return [("tuned network", f"{state} ({network.gain.text})")]
 
 
 def _gpu_text(needed: tuple[int, int]) -> str:

@@ -65,7 +65,7 @@ def mixed_decoder(
     last = None if names.head is None else MixedResidual(weights, c, d.prefix + names.head, writes=False)
 
     def mixed(x: Hidden) -> Hidden:
-        return stem.state(x) if last is None else last.read(x)[0]
+        return stem.mean(x) if last is None else last.read(x)[0]
 
     stem = StreamsStem(layers, d, c.count, mixed, beside.columns, beside.given, beside.states)
     return Decoder(d, layers, parts, experts, profiler, connected, stem)

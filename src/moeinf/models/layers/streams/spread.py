@@ -89,7 +89,7 @@ class StreamsStem:
         self._given.rows[:] = [x[:, self._hidden :]]
         return self._layers.weights.math.concatenate([x[:, : self._hidden]] * self._count, 1)
 
-    def state(self, x: Hidden) -> Hidden:
+    def mean(self, x: Hidden) -> Hidden:
         math = self._layers.weights.math
         return math.sum(x.reshape(len(x), self._count, self._hidden), 1, False) * (1 / self._count)
 

@@ -22,10 +22,6 @@ class Stem(Protocol):
         """These inputs -> what the first layer is given. Like the layers, it may be captured on a GPU."""
         ...
 
-    def state(self, x: Hidden) -> Hidden:
-        """What layers are given -> [tokens, hidden_size], by which experts are predicted."""
-        ...
-
     def end(self, x: Hidden) -> Hidden:
         """What the last layer leaves -> [tokens, hidden_size]."""
         ...
@@ -48,9 +44,6 @@ class PlainStem:
         return self._embedding(ids)
 
     def begin(self, x: Array) -> Hidden:
-        return x
-
-    def state(self, x: Hidden) -> Hidden:
         return x
 
     def end(self, x: Hidden) -> Hidden:
