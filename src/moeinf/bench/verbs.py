@@ -18,7 +18,7 @@ from moeinf.terminal.launched import with_launched
 from moeinf.terminal.screen import can_draw, print_harmless
 
 if TYPE_CHECKING:
-    from moeinf.bench.simulation.plan import Plan
+    pass
 
 
 @with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
@@ -139,8 +139,8 @@ def simulate(
 ) -> None:
     """Replay recorded routing through policies and predictors.
 
-    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine, and with --ranks those
-    of several. docs/lab/policies.md has the formulas, docs/lab/scale-out.md those of ranks.
+    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine. docs/lab/policies.md
+    has the formulas.
     """
     from moeinf.bench.simulation.plan import plan_of
     from moeinf.bench.simulation.plot import write_plot
@@ -150,8 +150,6 @@ def simulate(
     from moeinf.terminal.traces.picture import check_picture
 
     plan = plan_of(options)
-    if plan.ranks is not None:
-        return _simulate_ranks(traces, plan, as_json=json)
     if plan.plot is not None:
         check_picture(plan.plot)
     status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
@@ -160,13 +158,3 @@ def simulate(
     if plan.plot is not None:
         write_plot(simulated, plan, plan.plot)
     print_harmless(as_json(simulated, plan) if json else "\n".join(tables(simulated, plan)))
-
-
-def _simulate_ranks(traces: list[Path], plan: Plan, *, as_json: bool) -> None:
-    from moeinf.bench.simulation.star import ranks_json, ranks_tables, simulate_ranks
-    from moeinf.terminal.progress import StatusLine
-
-    status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
-    cells = simulate_ranks(traces, plan, status.show)
-    status.clear()
-    print_harmless(ranks_json(cells, plan) if as_json else "\n".join(ranks_tables(cells, plan)))

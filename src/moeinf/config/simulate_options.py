@@ -34,20 +34,4 @@ class SimulateOptions(GuessOptions):
         0, "Let so many tokens of each request go through together, where a trace does not say it.", metavar="N"
     )
     max_tokens: int | None = option(None, "Only the first N tokens of each trace.", metavar="N")
-    ranks: str | None = option(
-        None, "Time a star of so many machines of this kind, each with a cache of --cache: 2,4,8.", metavar="COUNTS"
-    )
-    network: str = option("10GbE", "What joins --ranks. [default: {default}]", metavar="NAMES")
-    gather: str = option(
-        "rows",
-        "What ranks send back: rows, one an expert, as `moeinf worker` does; sums; or sums through a tree. "
-        "[default: {default}]",
-        metavar="FORMS",
-    )
-    copies: float = option(
-        0.0, "Keep a second copy of so many percent of the experts, the hottest, on another rank.", metavar="PERCENT"
-    )
-    row_bytes: str = option(
-        "8KiB", "Bytes of a token's hidden state between ranks. [default: {default}]", metavar="SIZE"
-    )
     plot: str | None = option(None, "Draw the table, too, into a new file: .svg or .png.", metavar="FILE")

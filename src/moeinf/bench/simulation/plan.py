@@ -9,7 +9,6 @@ from typing import Final
 
 from moeinf.bench.simulation.baselines import BASELINES
 from moeinf.bench.simulation.belady import BOUND
-from moeinf.bench.simulation.network import GATHERS, Gather, Network, networks_of
 from moeinf.bench.simulation.run import UNTIMED, Timing
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.config.size import Bytes, parse_size
@@ -20,18 +19,6 @@ from moeinf.traces.guesses import LookAheadQuality, quality_of
 
 COMBINED: Final = ("look-ahead+eamc", "look-ahead+frequency")  # what `all` tries beside PREDICTORS
 ALL: Final = "all"
-MOST_RANKS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RanksPlan:
-    """Several machines of one kind, in place of one."""
-
-    counts: tuple[int, ...]
-    networks: tuple[Network, ...]
-    gathers: tuple[Gather, ...]
-    copies: float  # percent of the experts that two ranks have
-    row_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +35,6 @@ class Plan:
     seed: int
     max_tokens: int | None
     plot: Path | None
-    ranks: RanksPlan | None = None
     expert_bytes: tuple[int, ...] = ()  # one for all experts, or one for those of each layer; none: the trace tells
 
     @property
@@ -75,28 +61,8 @@ def plan_of(options: SimulateOptions) -> Plan:
         options.seed,
         options.max_tokens,
         None if options.plot is None else _plot(Path(options.plot)),
-        None if options.ranks is None else _ranks(options, timed=timing != UNTIMED),
         expert_bytes,
     )
-
-
-def _ranks(options: SimulateOptions, *, timed: bool) -> RanksPlan:
-    if not timed:
-        raise UsageError("--ranks compares times: give --link, --compute and --expert-bytes, too")
-    if options.plot is not None:
-        raise UsageError("--plot draws one machine; with --ranks, --json has the figures for docs/lab/plot_ranks.py")
-    counts = tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in str(options.ranks).split(","))
-    if not all(1 <= count <= MOST_RANKS for count in counts):
-        raise UsageError(f"--ranks {options.ranks!r} is not a list of numbers from 1 to {MOST_RANKS}")
-    gathers = tuple(each for each in GATHERS if each in _names(options.gather))
-    if len(gathers) < len(_names(options.gather)):
-        raise UsageError(f"--gather {options.gather!r}: known are {', '.join(GATHERS)}")
-    if not 0 <= options.copies <= 100:
-        raise UsageError(f"--copies is a percentage, not {options.copies:g}")
-    size = parse_size("--row-bytes", options.row_bytes)
-    if not isinstance(size, Bytes) or size.num_bytes <= 0:
-        raise UsageError(f"--row-bytes {options.row_bytes!r} is no number of bytes; write for example 8KiB")
-    return RanksPlan(counts, networks_of(options.network), gathers, options.copies, size.num_bytes)
 
 
 def _expert_bytes(options: SimulateOptions) -> tuple[int, ...]:
