@@ -50,16 +50,14 @@ class RuntimeConfig:
     )
     policy: str = option(  # see runtime/policy/eviction.py; "": as engine/stored/tuned_file.py chooses
         "",
-        "What decides which expert is evicted: lru, lfu, decayed-lfu, slru, lru-2, arc, paper-v1, "
-        "paper, next-use, or tuned: by what `moeinf tune` has trained. "
+        "What decides which expert is evicted: lru, paper, next-use, or tuned: by what `moeinf tune` has trained. "
         "[default: next-use, or tuned where that was better]",
         metavar="NAME",
     )
-    predictor: str = option(  # see runtime/policy/predictors.py; "": as engine/stored/tuned_file.py chooses
+    predictor: str = option(  # see runtime/policy/predictors.py
         "",
-        "What predicts the experts to prefetch: look-ahead, cross-layer, frequency, eamc, previous-token, popularity, "
-        "none, or tuned: what `moeinf tune` has learned; two with a + between: the second for layers that the first "
-        "does not see. [default: look-ahead, or what has tuned where that was better]",
+        "What predicts the experts to prefetch: look-ahead, eamc, none, or look-ahead+eamc: the second for layers that "
+        "the first does not see. [default: look-ahead]",
         metavar="NAME",
     )
     prefetch: bool = option(

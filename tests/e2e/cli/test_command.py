@@ -112,7 +112,10 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     ("words", "said"),
     [
         (("run", "demo"), "no prompt given"),
-        (("run", "demo", "x", "--policy", "best"), "known: lru, lfu, decayed-lfu, slru, lru-2, arc, paper-v1, paper"),
+        (("run", "demo", "x", "--policy", "best"), "known: lru, paper, next-use, tuned"),
+        (("run", "demo", "x", "--policy", "lfu"), "--policy lfu is there to compare with, in `moeinf bench` and"),
+        (("serve", "--predictor", "look-ahead+frequency"), "+frequency is there to compare with, in `moeinf bench`"),
+        (("start", "--policy", "arc"), "known here: lru, paper, next-use, tuned"),
         (("run", "demo", "x", "--predictor", "oracle"), "known: "),
         (("run", "demo", "x", "--reader", "mmap"), "known: native, pure"),
         (("run", "demo", "x", "--expert-cache", "much"), "auto, bytes (6GiB, 500MB) or percent (40%)"),

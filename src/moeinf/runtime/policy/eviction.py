@@ -22,6 +22,7 @@ from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape, Phase
 DEFAULT: Final = "next-use"  # where nothing else is asked for, and no network is better
 TUNED: Final = "tuned"  # next-use by a network that was trained on the model; not every model has one
 POLICIES: Final = ("lru", "lfu", "decayed-lfu", "slru", "lru-2", "arc", "paper-v1", "paper", "next-use")
+BASELINES: Final = POLICIES[1:7]  # to compare with: only verbs that compare offer them
 
 
 def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:

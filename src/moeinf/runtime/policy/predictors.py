@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from moeinf.types import FloatArray, IntArray, MoeShape, Phase
 NO_PREDICTOR: Final = "none"
 DEFAULT: Final = LookAheadPredictor.name  # where nothing else is asked for
 PREDICTORS: Final = (NO_PREDICTOR, "popularity", "previous-token", "eamc", "frequency", "cross-layer", "look-ahead")
+BASELINES: Final = ("popularity", "previous-token", "frequency", "cross-layer")  # as those of eviction.py
 
 
 class ReuseModel:
@@ -217,15 +218,14 @@ def look_ahead_of(predictor: Predictor) -> LookAheadPredictor | None:
     return next((part for part in parts if isinstance(part, LookAheadPredictor)), None)
 
 
-def check_predictor(name: str) -> None:
-    """Raises UsageError for what neither is one of PREDICTORS nor two of them, joined by "+"."""
+def check_predictor(name: str, offered: Sequence[str] = PREDICTORS) -> None:
+    """Raises UsageError for what neither is one of those that are offered nor two of them, joined by "+"."""
     parts = name.split("+")
-    known = set(parts) <= {*PREDICTORS} and len(set(parts)) == len(parts) <= 2
+    known = set(parts) <= {*offered} and len(set(parts)) == len(parts) <= 2
     if not known or (len(parts) > 1 and NO_PREDICTOR in parts):
-        every = ", ".join(PREDICTORS)
         raise UsageError(
-            f"unknown --predictor {name!r}; known: {every}, and two of them with a + between, the second for the "
-            "layers that the first does not see: look-ahead+eamc"
+            f"unknown --predictor {name!r}; known: {', '.join(offered)}, and two of them with a + between, the second "
+            "for the layers that the first does not see: look-ahead+eamc"
         )
 
 

@@ -59,17 +59,40 @@ def option_pairs(pairs: Sequence[str]) -> dict[str, object]:
 def runtime_config(given: Mapping[str, object]) -> RuntimeConfig:
     """How the model is run. Raises as values_of does."""
     from moeinf.gpu.cuda import check_cuda
-    from moeinf.runtime.policy.eviction import POLICIES, TUNED
-    from moeinf.runtime.policy.predictors import check_predictor
 
     config = with_environment(**given)
-    if config.policy not in ("", *POLICIES, TUNED):
-        raise UsageError(f"unknown --policy {config.policy!r}; known: {', '.join((*POLICIES, TUNED))}")
+    _check_policy(config.policy)
     if config.predictor:
-        check_predictor(config.predictor)
+        _check_predictor(config.predictor)
     for name in config.devices:
         check_cuda(name)
     return config
+
+
+def _check_policy(name: str) -> None:
+    from moeinf.runtime.policy.eviction import BASELINES, POLICIES, TUNED
+
+    offered = [each for each in (*POLICIES, TUNED) if each not in BASELINES]
+    if name in BASELINES:
+        raise _to_compare_with("--policy", name, offered)
+    if name not in ("", *offered):
+        raise UsageError(f"unknown --policy {name!r}; known: {', '.join(offered)}")
+
+
+def _check_predictor(name: str) -> None:
+    from moeinf.runtime.policy.predictors import BASELINES, PREDICTORS, check_predictor
+
+    offered = [each for each in PREDICTORS if each not in BASELINES]
+    if not set(BASELINES).isdisjoint(name.split("+")):
+        raise _to_compare_with("--predictor", name, offered)
+    check_predictor(name, offered)
+
+
+def _to_compare_with(flag: str, name: str, offered: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"{flag} {name} is there to compare with, in `moeinf bench` and `moeinf simulate`; known here: "
+        f"{', '.join(offered)}"
+    )
 
 
 def sampling_options(given: Mapping[str, object]) -> dict[str, object]:
