@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from moeinf.terminal.traces.picture import save_picture
+
 Row = dict[str, Any]
 Results = Mapping[str, list[Row]]  # rows by trace
 
@@ -181,7 +183,7 @@ def draw_all(lab: Path) -> None:
     """The pictures, beside the results; the same results make the same bytes."""
     import matplotlib
 
-    matplotlib.rcParams.update({"svg.hashsalt": "moeinf", "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3})
+    matplotlib.rcParams.update({"axes.grid": True, "grid.alpha": 0.3})
     _draw(lab, "hit-rates", "hits, %", lambda rows: _by_share(rows, "policy", "hits", 100))
     _draw(
         lab,
@@ -260,7 +262,7 @@ def _draw(
         if log_y:
             panel.set_yscale("log")
         panel.legend(fontsize="x-small")
-    figure.savefig(lab / f"{name}.svg", format="svg", metadata={"Date": None})
+    save_picture(figure, lab / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from moeinf.terminal.traces.picture import save_picture
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,6 @@ def draw(panel: Any, cells: list[dict[str, Any]], name: str) -> None:
 
 
 def main() -> None:
-    matplotlib.rcParams["svg.hashsalt"] = "moeinf"  # the same figures make the same file
     from matplotlib.figure import Figure
 
     cells: list[dict[str, Any]] = json.loads((HERE / "ranks.json").read_text())
@@ -43,7 +42,7 @@ def main() -> None:
             draw(panel, [cell for cell in cells if cell["share"] == share], name)
             panel.set_title(f"each rank holds {share:g} % of the experts", fontsize="medium")
             panel.set_ylabel(f"{label}, simulated")
-    figure.savefig(HERE / "ranks.svg", metadata={"Date": None})
+    save_picture(figure, HERE / "ranks.svg")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moeinf.bench.rows import Row
-from moeinf.errors import UsageError
-from moeinf.store.files import errors_named
-from moeinf.terminal.traces.picture import check_picture, save_picture
+from moeinf.terminal.traces.picture import save_picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +20,6 @@ class MeasuredRun:
     tokens_per_s: float
     hit_rate: float | None  # 0 to 1
     resident: float | None  # share of all experts
-
-
-def check_new_picture(path: Path) -> None:
-    """Raises UsageError before anything is measured for a picture that could not be written, or would overwrite."""
-    check_picture(path)
-    if path.exists():
-        raise UsageError(f"--plot {path} is there already; name a new file")
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
 
 
 def runs_of(rows: Sequence[Row]) -> list[MeasuredRun]:
@@ -55,33 +43,25 @@ def draw(runs: Sequence[MeasuredRun], title: str, path: Path, *, log: bool = Fal
 
     log: speeds on a scale of powers of ten. Raises UsageError where the file cannot be written.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": "moeinf", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 5), layout="constrained")
-        figure.suptitle(title, fontsize="medium")
-        speed, hits = figure.subplots(1, 2)
-        for line in dict.fromkeys(run.line for run in runs):
-            own = [run for run in runs if run.line == line]
-            _line(speed, line, [(run.memory_bytes, 1e-9, run.tokens_per_s) for run in own])
-            _line(hits, line, [(run.resident, 100, run.hit_rate and 100 * run.hit_rate) for run in own])
-        _label(speed, "memory, GB", "decode, tokens/s")
-        _label(hits, "experts resident, %", "hits, %")
-        hits.set_ylim(0, 102)
-        if log:
-            speed.set_yscale("log")
-        else:
-            speed.set_ylim(bottom=0)
-        if speed.lines:
-            figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
-        if path.suffix.lower() == ".svg":
-            buffer = io.StringIO()
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
-            with errors_named(path, UsageError):
-                path.write_text(buffer.getvalue(), encoding="utf-8")
-        else:
-            save_picture(figure, path)
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    speed, hits = figure.subplots(1, 2)
+    for line in dict.fromkeys(run.line for run in runs):
+        own = [run for run in runs if run.line == line]
+        _line(speed, line, [(run.memory_bytes, 1e-9, run.tokens_per_s) for run in own])
+        _line(hits, line, [(run.resident, 100, run.hit_rate and 100 * run.hit_rate) for run in own])
+    _label(speed, "memory, GB", "decode, tokens/s")
+    _label(hits, "experts resident, %", "hits, %")
+    hits.set_ylim(0, 102)
+    if log:
+        speed.set_yscale("log")
+    else:
+        speed.set_ylim(bottom=0)
+    if speed.lines:
+        figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    save_picture(figure, path)
 
 
 def _line(panel: Any, name: str, points: Sequence[tuple[float | None, float, float | None]]) -> None:

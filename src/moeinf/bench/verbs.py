@@ -63,7 +63,8 @@ def bench(
     from moeinf.bench.report import check_form, format_rows, profile_text
 
     check_form(output)
-    from moeinf.bench.plot import check_new_picture, draw, runs_of
+    from moeinf.bench.plot import draw, runs_of
+    from moeinf.terminal.traces.picture import check_new_picture
 
     if plot is not None:
         check_new_picture(plot)
@@ -147,11 +148,8 @@ def simulate(
     from moeinf.bench.simulation.report import as_json, tables
     from moeinf.bench.simulation.simulate import simulate as simulated_of
     from moeinf.terminal.progress import StatusLine
-    from moeinf.terminal.traces.picture import check_picture
 
     plan = plan_of(options)
-    if plan.plot is not None:
-        check_picture(plan.plot)
     status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
     simulated = simulated_of(traces, plan, status.show)
     status.clear()

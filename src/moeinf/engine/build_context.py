@@ -14,13 +14,13 @@ from moeinf.engine.vision.sizes import seeing_footprint
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Adviser, Observer, Witness
+from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import make_predictor
-from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.runtime.policy.protocol import Adviser, DevicePolicy
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.manifest import Manifest

@@ -32,11 +32,11 @@ from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Adviser, StreamedExperts
+from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.places import PlacedReads
 from moeinf.runtime.io.protocol import ReadFacts
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.runtime.policy.protocol import Adviser, DevicePolicy
 from moeinf.text.quantities import size_text
 from moeinf.traces.replayed import ReplayedExperts
 from moeinf.types import ByteArray, Float32Array

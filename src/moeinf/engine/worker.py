@@ -26,9 +26,10 @@ from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import BoolArray, SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Adviser, StreamedExperts
+from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.protocol import Adviser
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.verify import check_files

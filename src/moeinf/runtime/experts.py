@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.policy.protocol import Adviser
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, Phase, Routing
@@ -18,14 +19,6 @@ class Observer(Protocol):
 
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k]; the array is the caller's again afterwards."""
-        ...
-
-
-class Adviser(Observer, Protocol):
-    """The eviction policy and the predictor: what they are told leaves out layers in which nothing can be missing."""
-
-    def restart(self) -> None:
-        """Says that routings were left out: the next is of another pass, and follows none that was told."""
         ...
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from moeinf.bench.plot import MeasuredRun, check_new_picture, draw, runs_of
+from moeinf.bench.plot import MeasuredRun, draw, runs_of
 from moeinf.bench.rows import Row
 from moeinf.errors import UsageError
+from moeinf.terminal.traces.picture import check_new_picture
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'moeinf[plots]'")
 

@@ -15,6 +15,7 @@ from moeinf.config.size import Bytes, parse_size
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor
+from moeinf.terminal.traces.picture import check_new_picture
 from moeinf.traces.guesses import LookAheadQuality, quality_of
 
 COMBINED: Final = ("look-ahead+eamc", "look-ahead+frequency")  # what `all` tries beside PREDICTORS
@@ -46,6 +47,8 @@ def plan_of(options: SimulateOptions) -> Plan:
     """Raises UsageError for options that cannot be, and for a plot that would overwrite a file."""
     expert_bytes = _expert_bytes(options)
     timing = _timing(options, expert_bytes)
+    if options.plot is not None:
+        check_new_picture(Path(options.plot))
     predictors = _predictors(options.predictor)
     for name, value, least in (("--prefill", options.prefill, 0), ("--max-tokens", options.max_tokens, 1)):
         if value is not None and value < least:
@@ -60,7 +63,7 @@ def plan_of(options: SimulateOptions) -> Plan:
         quality_of(options),
         options.seed,
         options.max_tokens,
-        None if options.plot is None else _plot(Path(options.plot)),
+        None if options.plot is None else Path(options.plot),
         expert_bytes,
     )
 
@@ -123,14 +126,6 @@ def _shares(text: str) -> tuple[float, ...]:
     if not shares or not all(0 < share <= 100 for share in shares):
         raise UsageError(f"--cache {text!r} is not a list of percents; write for example 10,20,35,50")
     return shares
-
-
-def _plot(path: Path) -> Path:
-    if path.exists():
-        raise UsageError(f"--plot {path} is there already; name a new file")
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
-    return path
 
 
 def predicts(names: Sequence[str]) -> bool:

@@ -78,3 +78,6 @@ class Predictor(Protocol):
         Read-only for the caller, and valid until the next observe. None without evidence.
         """
         ...
+
+
+Adviser = DevicePolicy | Predictor  # told of layers in which an expert can be missing, and that others were left out

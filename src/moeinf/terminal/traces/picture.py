@@ -22,9 +22,24 @@ def check_picture(path: Path) -> None:
         raise UsageError("--plot needs matplotlib: pip install 'moeinf[plots]'") from error
 
 
+def check_new_picture(path: Path) -> None:
+    """Raises UsageError as check_picture does, and for a file that is there or has no folder."""
+    if path.exists():
+        raise UsageError(f"--plot {path} is there already; name a new file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
+    check_picture(path)
+
+
 def save_picture(figure: Any, path: Path) -> None:
-    """Writes a figure in the form that the path's name says; raises UsageError where the file cannot be written."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower()[1:], dpi=120)
+    """Writes a figure in the form that the path's name says; the same figure makes the same bytes.
+
+    Raises UsageError where the file cannot be written.
+    """
+    import matplotlib
+
+    buffer, form = io.BytesIO(), path.suffix.lower()[1:]
+    with matplotlib.rc_context({"svg.hashsalt": "moeinf", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format=form, dpi=120, metadata={"Date": None} if form == "svg" else None)
     with errors_named(path, UsageError):
         publish(path, buffer.getvalue())

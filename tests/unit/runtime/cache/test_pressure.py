@@ -199,7 +199,9 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
     tier, _, policy = make_tier(SHAPE.total_experts)
     told: list[int | str] = []
 
-    class Adviser:
+    class Watched:
+        name = "watched"
+
         def begin(self, phase: str) -> None:
             pass
 
@@ -210,8 +212,11 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
         def restart(self) -> None:
             told.append("restart")
 
+        def predict(self, layer: int) -> None:
+            return None
+
     tier.load_all(lambda done, total: None)
-    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None)
+    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Watched()], None)
     arguments = np.ones((3, 4), np.float32), Routing(PROMPT, np.full((3, 2), 0.5, np.float32))
     experts.run(0, *arguments, np.zeros((3, 4), np.float32))
     assert not told
