@@ -25,10 +25,9 @@ from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.predictors import look_ahead_of, make_predictor
-from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
+from moeinf.runtime.policy.predictors import make_predictor
+from moeinf.runtime.policy.protocol import EvictionPolicy, Listener, Predictor
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.terminal.screen import table
 from moeinf.traces.guesses import Guesses, guesses_of
@@ -300,10 +299,9 @@ def _cells(
         uses = uses_of(trace.experts, shape, range(trace.num_tokens // 2))
         second = seconds_of(owner, uses, ranks.copies, star.num_ranks)
         runs.append(SimulatedRanks(shape, slots, star, owner, second, decides, predicts, plan.timing, sizes))
-    observers: list[Observer] = [RequestRecorder(shape, collection.add), decides]
+    observers: list[Listener] = [RequestRecorder(shape, collection.add), decides]
     observers += [] if predicts is None else [predicts]
-    look_ahead = None if made is None else look_ahead_of(made)
-    results = drive(trace, runs, observers, look_ahead, guesses, plan.prefill_tokens)
+    results = drive(trace, runs, observers, guesses, plan.prefill_tokens)
     for star, run, phases in zip(stars, runs, results, strict=True):
         main: PhaseResult = phases.get("decode") or next(iter(phases.values()))
         prompt = phases["prefill"].token_s if "prefill" in phases and "decode" in phases else None

@@ -19,12 +19,11 @@ from moeinf.bench.simulation.replay import drive
 from moeinf.bench.simulation.run import SimulatedRun
 from moeinf.bench.simulation.simulate import Simulated, policies_of, simulate, slots_of
 from moeinf.config.simulate_options import SimulateOptions
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import CAPACITY, NUM_MATCHES, ActivationCollection
 from moeinf.runtime.policy.eviction import ActivationAware, make_policy
 from moeinf.runtime.policy.predictors import EamcPredictor, make_predictor
 from moeinf.runtime.policy.priority import EPS
-from moeinf.runtime.policy.protocol import Predictor
+from moeinf.runtime.policy.protocol import Listener, Predictor
 from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.traces.clusters import cluster_requests
 from moeinf.traces.statistics import request_matrices
@@ -108,7 +107,7 @@ def predictions_of_many(subject: Subject) -> list[Row]:
         run, predictor = SimulatedRun(shape, slots, policy), make_predictor(name, shape, collection)
         assert predictor is not None
         meter = QualityMeter(shape, run, predictor)
-        drive(trace, [run], [RequestRecorder(shape, collection.add), policy, predictor], None, None, 0, meter)
+        drive(trace, [run], [RequestRecorder(shape, collection.add), policy, predictor], None, 0, meter)
         found = meter.result()[0]
         rows.append({"predictor": name, "recall": found.recall, "precision": _number(found.precision)})
     return rows
@@ -145,7 +144,7 @@ def _paper_row(
     runs = [SimulatedRun(shape, slots_of(shape, share), policy) for share in shares]
     meter = QualityMeter(shape, runs[0], predictor)
     recorder = RequestRecorder(shape, collection.add)
-    drive(trace, runs, [recorder, policy, predictor], None, None, 0, meter)
+    drive(trace, runs, [recorder, policy, predictor], None, 0, meter)
     found = meter.result()
     return {
         **varied,
@@ -204,13 +203,13 @@ def _request_hits(trace: Trace, requests: Sequence[int], policy_name: str) -> li
     slots = slots_of(shape, 20)
     (policy,) = policies_of(policy_name, trace, [slots], collection)
     run = SimulatedRun(shape, slots, policy)
-    observers: list[Observer] = [RequestRecorder(shape, collection.add), policy]
+    observers: list[Listener] = [RequestRecorder(shape, collection.add), policy]
     return [_hits_of(trace, request, run, observers) for request in requests]
 
 
-def _hits_of(trace: Trace, request: int, run: SimulatedRun, observers: Sequence[Observer]) -> float:
+def _hits_of(trace: Trace, request: int, run: SimulatedRun, observers: Sequence[Listener]) -> float:
     before = run.tier.stats.snapshot()
-    drive(_request(trace, request), [run], observers, None, None, 0)
+    drive(_request(trace, request), [run], observers, None, 0)
     return run.tier.stats.since(before).hit_rate
 
 
@@ -244,7 +243,7 @@ def warm_start(subject: Subject) -> list[Row]:
                     run = SimulatedRun(trace.shape, slots, policy)
                     if loaded:
                         run.load(_most_used(earlier, slots))
-                    observers: list[Observer] = [RequestRecorder(trace.shape, collection.add), policy]
+                    observers: list[Listener] = [RequestRecorder(trace.shape, collection.add), policy]
                     hits = [_hits_of(trace, request, run, observers) for request in requests]
                     rows.append(
                         {"policy": name, "share": share, "known": known, "loaded": loaded}
@@ -284,7 +283,7 @@ def prefill_guess(subject: Subject) -> list[Row]:
         named = right = touched = 0
         for request in range(trace.num_requests):
             experts = _request(trace, request).experts
-            observers: list[Observer] = [recorder] if predictor is None else [recorder, predictor]
+            observers: list[Listener] = [recorder] if predictor is None else [recorder, predictor]
             for observer in observers:
                 observer.begin("prefill")
             for layer in range(trace.shape.num_layers):

@@ -14,13 +14,12 @@ from moeinf.engine.vision.sizes import seeing_footprint
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import make_predictor
-from moeinf.runtime.policy.protocol import Adviser, DevicePolicy
+from moeinf.runtime.policy.protocol import DevicePolicy, Listener
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.manifest import Manifest
@@ -52,8 +51,7 @@ class Observation:
 
     collection: ActivationCollection
     profiler: Profiler
-    observers: Sequence[Observer] = ()  # told every routing, wherever experts lie
-    witness: Witness | None = None  # a recording
+    observers: Sequence[Listener] = ()  # told every routing, wherever experts lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ def prefetcher_of(
     context: BuildContext,
     tier: ExpertTier,
     link: Link,
-    observers: list[Observer] | list[Adviser],
+    observers: list[Listener],
     *,
     fits: bool,
     on_cpu: bool = False,
@@ -132,5 +130,5 @@ def prefetcher_of(
     if fits or not context.host.config.prefetch or predictor is None:
         return None
     observers.append(predictor)
-    tries = on_cpu and context.observation.witness is None
+    tries = on_cpu and not any(each.wants_guesses for each in context.observation.observers)
     return Prefetcher(tier, predictor, link, context.moe, context.encoder_layers, slices, tries=tries)

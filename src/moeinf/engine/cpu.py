@@ -36,7 +36,7 @@ from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.places import PlacedReads
 from moeinf.runtime.io.protocol import ReadFacts
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.protocol import Adviser, DevicePolicy
+from moeinf.runtime.policy.protocol import DevicePolicy, Listener
 from moeinf.text.quantities import size_text
 from moeinf.traces.replayed import ReplayedExperts
 from moeinf.types import ByteArray, Float32Array
@@ -107,7 +107,7 @@ class CpuRunner:
         if self.plan.slices is not None:
             least_slots = shape.top_k * manifest.layout.stride_bytes // self.plan.slices.slot_bytes
         self._watch = MemoryWatch(self.tier, least_slots, reserve, context.reporting.notify)
-        advisers: list[Adviser] = [policy]
+        advisers: list[Listener] = [policy]
         prefetcher = prefetcher_of(
             context,
             self.tier,
@@ -122,9 +122,7 @@ class CpuRunner:
         if host.config.workers:
             self._joining = join(context, self.tier, self._reader, kernel)
         computes = self._joining or kernel
-        streamed = StreamedExperts(
-            self.tier, computes, watch.observers, advisers, prefetcher, stored.name, watch.witness
-        )
+        streamed = StreamedExperts(self.tier, computes, watch.observers, advisers, prefetcher, stored.name)
         whole = streamed if self._joining is None else shared(streamed, self._joining, host.config)
         experts = whole if context.recorded is None else ReplayedExperts(whole, context.recorded)
         tensors = with_scales(narrowed(tensors), weights.manifest.scales.dense)

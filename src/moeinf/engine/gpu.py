@@ -22,13 +22,13 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import TensorBytes
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.cpu_share import CpuShare
 from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.gpu.device_table import DeviceTable
 from moeinf.runtime.gpu.divided_experts import Card, DividedExperts
 from moeinf.runtime.io.protocol import ReadFacts
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.text.quantities import size_text
 from moeinf.types import ExpertLayout, Float32Array
 
@@ -75,7 +75,7 @@ class GpuRunner:
     def _assemble(self, context: BuildContext, layouts: Sequence[ExpertLayout]) -> None:
         weights, plan, info = context.weights, self.plan, context.manifest.info
         first, config = self._cards[0], context.host.config
-        self.observers: list[Observer] = [*context.observation.observers]
+        self.observers: list[Listener] = [*context.observation.observers]
         for card in self._cards[1:]:
             card.assemble(self.observers)
         first.assemble(self.observers, [card.tier for card in self._cards[1:]])
@@ -87,7 +87,6 @@ class GpuRunner:
             self.observers,
             allowed=not config.cpu_experts and len(self._cards) == 1,
             encoder_layers=context.encoder_layers,
-            witness=context.observation.witness,
         )
         self._experts = experts = self._open_experts(context, layouts)
         with weights.dense.streamed(config, self._progress(0), context.on_wait) as tensors:
@@ -131,10 +130,10 @@ class GpuRunner:
         network.divide(others)
 
     def _open_experts(self, context: BuildContext, layouts: Sequence[ExpertLayout]) -> DeviceExperts | DividedExperts:
-        first, observation, name = self._cards[0], context.observation, context.weights.stored.name
+        first, name = self._cards[0], context.weights.stored.name
         if len(self._cards) > 1:
             cards = [Card(each.compute, each.slots, each.prefetcher, each.mine) for each in self._cards]
-            return DividedExperts(cards, self.observers, name, observation.witness)
+            return DividedExperts(cards, self.observers, name)
         cpu = None
         if context.host.config.cpu_experts and not first.fits:
             on_cpu = [expert_parts(layout) for layout in layouts]
@@ -143,9 +142,7 @@ class GpuRunner:
             _, _, width, _ = on_cpu[0]["up"]  # what experts are given: of the model's width, or narrower
             share = CpuShare(self._notify)
             cpu = CpuExperts(first.gpu.device, first.slots.host, first.gpu.copier, kernel, share, width)
-        return DeviceExperts(
-            first.compute, first.slots, self.observers, first.prefetcher, self._table, cpu, name, observation.witness
-        )
+        return DeviceExperts(first.compute, first.slots, self.observers, first.prefetcher, self._table, cpu, name)
 
     @property
     def reader(self) -> ReadFacts:

@@ -35,10 +35,10 @@ from moeinf.prefixes.opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.activity import Activity
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.runtime.turns import Turns
 from moeinf.runtime.warm_start import WarmStart
@@ -125,7 +125,7 @@ class Model:
             context = BuildContext(
                 weights,
                 Host(here, config, self.kernels, preload),
-                Observation(collection, attendants.profiler, self._observers(attendants), trace),
+                Observation(collection, attendants.profiler, self._observers(attendants)),
                 reporting,
                 disk_wait,
                 kind.num_beams,
@@ -149,9 +149,9 @@ class Model:
             )
             opened.pop_all()
 
-    def _observers(self, attendants: Attendants) -> list[Observer]:
+    def _observers(self, attendants: Attendants) -> list[Listener]:
         """A server's models are watched, too: by its page."""
-        watching: tuple[Observer | None, ...] = (attendants.recorder, self.activity)
+        watching: tuple[Listener | None, ...] = (attendants.recorder, self.activity, attendants.trace)
         return [each for each in watching if each is not None]
 
     def _kind(self, weights: Weights) -> ModelKind:

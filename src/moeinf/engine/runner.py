@@ -10,8 +10,8 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.io.protocol import ReadFacts
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.sampling.beam_search import EncoderDecoderModel
 
 
@@ -22,7 +22,7 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     """
 
     tier: ExpertTier  # of the device that computes
-    observers: list[Observer]
+    observers: list[Listener]
     network: Decoder | EncoderDecoder
     cache: Cache
 

@@ -29,7 +29,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.protocol import Adviser
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.verify import check_files
@@ -75,7 +75,7 @@ class WorkerExperts:
         errors = ReadErrors(shards, self._shape.num_experts, stored.name, stored.remedy)
         loader = Loader(cache, self._reader, memory, placed=placed_reads(manifest, self._reader))
         self.tier = ExpertTier(cache, loader, errors, context.observation.profiler)
-        advisers: list[Adviser] = [policy]
+        advisers: list[Listener] = [policy]
         self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, fits=False, on_cpu=True)
         native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.forms)
         self._kernel = PartKernel(native, self.tier)

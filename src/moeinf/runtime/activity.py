@@ -6,11 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.types import IntArray, MoeShape, Phase
 
 
-class Activity:
-    """moeinf.runtime.experts.Observer: notes when each expert was used last, and counts the tokens that were decoded.
+class Activity(Listener):
+    """Notes when each expert was used last, and counts the tokens that were decoded.
 
     Numbers only rise, so that several watchers can each compare with what they saw before. The thread that runs the
     model writes, and any thread may read, without a lock: an item of an array, or a number, is read whole. A reader

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.policy.protocol import Adviser
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import Float32Array, IntArray, Phase, Routing
-
-
-class Observer(Protocol):
-    """What is told every routing, in order: the recorder, for instance."""
-
-    def begin(self, phase: Phase) -> None: ...
-
-    def observe(self, layer: int, ids: IntArray) -> None:
-        """Takes the routing `ids` [tokens, top_k]; the array is the caller's again afterwards."""
-        ...
-
-
-class Witness(Protocol):
-    """Is told what observers have no use for: what a recording needs. One call a layer, as it is on the hot path."""
-
-    def routed(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
-        """Takes a routing, as Observer.observe does, with its weights [tokens, top_k]."""
-        ...
-
-    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
-        """Takes the model's guess at the routing of a later layer, as the predictor is told it."""
-        ...
+from moeinf.types import Float32Array, IntArray, Routing
 
 
 class ExpertKernel(Protocol):
@@ -70,23 +49,22 @@ class StreamedExperts:
         self,
         tier: ExpertTier,
         kernel: ExpertKernel,
-        observers: Sequence[Observer],
-        advisers: Sequence[Adviser],
+        listeners: Sequence[Listener],
+        advisers: Sequence[Listener],
         prefetcher: Prefetcher | None,
         model: str = "MODEL",
-        witness: Witness | None = None,
     ) -> None:
-        """observers are told every routing, advisers (policy, predictor) those with which something can be missing.
+        """listeners are told every routing, advisers (policy, predictor) those with which something can be missing.
 
         model: its name, for errors.
         """
         self._check = RoutingCheck(model)
         self._tier = tier
         self._kernel = kernel
-        self._observers = observers
+        self._listeners = listeners
         self._advisers = advisers
         self._prefetcher = prefetcher
-        self._witness = witness
+        self._expecting = [each for each in (*listeners, *advisers) if each.wants_guesses]
         self._profiler = tier.profiler
         self._advisers_missed = False  # a routing, since they were told one
 
@@ -103,10 +81,8 @@ class StreamedExperts:
         kernel, profiler, ids = self._kernel, self._profiler, routing.ids
         self._check(layer, ids, routing.weights)
         experts, counts = kernel.begin(hidden, ids, routing.weights, layer)
-        for observer in self._observers:
-            observer.observe(layer, ids)
-        if self._witness is not None:
-            self._witness.routed(layer, ids, routing.weights)
+        for listener in self._listeners:
+            listener.routed(layer, ids, routing.weights)
         with self._tier.lock:
             if self._tier.all_resident:
                 self._advisers_missed = True
@@ -136,6 +112,11 @@ class StreamedExperts:
                 profiler.lap("experts")
 
     def expect(self, layer: int, guess: Routing) -> None:
-        assert self._prefetcher is not None
-        if self._prefetcher.expect(layer, guess.ids, guess.weights) and self._witness is not None:
-            self._witness.expect(layer, guess.ids, guess.weights)
+        tell_guess(self._expecting, layer, guess.ids, guess.weights)
+
+
+def tell_guess(listeners: Sequence[Listener], layer: int, ids: IntArray, weights: Float32Array) -> None:
+    """Tells the model's guess at the routing of a later layer, unless it is no number: that layer will say so."""
+    if math.isfinite(weights.sum()):
+        for listener in listeners:
+            listener.expect(layer, ids, weights)

@@ -9,12 +9,11 @@ import numpy as np
 
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import AnyVisit, Visit
-from moeinf.runtime.policy.predictors import look_ahead_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch_gate import LEAST, PrefetchGate
 from moeinf.runtime.recent_rate import RecentRate
-from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
+from moeinf.types import FloatArray, IntArray, MoeShape
 
 AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more often wasted than used
 
@@ -62,24 +61,13 @@ class Prefetcher:
         self._proximity = layer_proximity(shape.num_layers)
         self._expert_bytes = tier.sizes.mean_bytes
         self._rate = RecentRate()
-        self._look_ahead = look_ahead_of(predictor)
+        self._wants_guesses = predictor.wants_guesses
         self._last_layer = shape.num_layers - 1
 
     @property
     def wants_expectations(self) -> bool:
         """Whether the model is to guess at the routing of the next layer, for the running token."""
-        return self._look_ahead is not None and self._gate.open
-
-    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> bool:
-        """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell.
-
-        Returns whether it was passed on.
-        """
-        assert self._look_ahead is not None
-        if not math.isfinite(weights.sum()):
-            return False
-        self._look_ahead.expect(layer, ids, weights)
-        return True
+        return self._wants_guesses and self._gate.open
 
     def after_routing(self, visit: AnyVisit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""

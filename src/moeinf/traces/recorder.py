@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf.config import RuntimeConfig
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.text.quantities import size_text
 from moeinf.traces.folder import TraceFacts, add_request, open_folder, size_of_folder
 from moeinf.traces.notes import Notes, notes_of_passes
@@ -33,12 +34,14 @@ def open_recorder(
     return TraceRecorder(folder, facts, limit, notify, encoder_layers)
 
 
-class TraceRecorder:
-    """moeinf.runtime.experts.Witness: keeps the running request in memory, and writes it at its end.
+class TraceRecorder(Listener):
+    """Keeps the running request in memory, and writes it at its end.
 
     A pass counts only once it has been through its last layer, so that what was stopped or failed in the middle is
     left out. What cannot be written is told, and does not end the answer.
     """
+
+    wants_weights = wants_guesses = True
 
     def __init__(
         self,

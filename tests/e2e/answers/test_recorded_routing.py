@@ -15,6 +15,7 @@ from moeinf.config.guess_options import GuessOptions
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.runtime.experts import StreamedExperts
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.traces.guesses import DrawnGuesses, LookAheadQuality, guesses_of
@@ -98,7 +99,7 @@ def test_guesses_are_those_of_the_trace(demo: StoredModel, monkeypatch: pytest.M
     trace = drawn_trace(shape, len(PROMPT) + len(DECODED), guesses=True)
     told: dict[int, list[IntArray]] = {layer: [] for layer in range(1, shape.num_layers)}
     monkeypatch.setattr(Prefetcher, "wants_expectations", True)  # of tokens, too, that go without prefetch
-    monkeypatch.setattr(Prefetcher, "expect", lambda self, layer, ids, weights: told[layer].append(ids.copy()))
+    monkeypatch.setattr(LookAheadPredictor, "expect", lambda self, layer, ids, weights: told[layer].append(ids.copy()))
     recorded = RecordedRouting(trace, guesses_of(trace, None))
     with Model(demo, RuntimeConfig.of(**CONFIG, predictor="look-ahead"), recorded=recorded) as model:
         logits_of(model)

@@ -6,27 +6,23 @@ import numpy as np
 import pytest
 
 from moeinf.runtime.cache.visit import AnyVisit
+from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.prefetch_gate import HOST_SMOOTHING
 from moeinf.types import FloatArray
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, Tier, make_tier, visit
 
 
-class Oracle:
+class Oracle(Listener):
     """Says of the layers ahead what it was told."""
 
     name = "oracle"
 
     def __init__(self, likelihood: FloatArray | None) -> None:
         self.likelihood = likelihood
-
-    def begin(self, phase: object) -> None: ...
-
-    def observe(self, layer: int, ids: object) -> None: ...
-
-    def restart(self) -> None: ...
 
     def predict(self, layer: int) -> FloatArray | None:
         return None if self.likelihood is None else self.likelihood[layer + 1 :]
@@ -189,6 +185,6 @@ def test_a_guess_that_is_no_number_queues_nothing(bad: float) -> None:
     tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
     predictor = LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, Link(), SHAPE)
-    prefetcher.expect(1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
+    tell_guess([predictor], 1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.prefetch_gate import (
     FIRST_PAIRS,
@@ -274,7 +275,7 @@ def test_a_token_without_it_asks_for_no_guess_and_reads_nothing_ahead() -> None:
     tier.profiler.clock = lambda: clock.now
     certain = np.full((SHAPE.num_layers, SHAPE.num_experts), 0.9)
 
-    class Certain:
+    class Certain(Listener):
         name = "certain"
 
         def predict(self, layer: int) -> FloatArray:
@@ -288,7 +289,7 @@ def test_a_token_without_it_asks_for_no_guess_and_reads_nothing_ahead() -> None:
             return 1.0
 
     tier.idle.seconds = 10.0
-    prefetcher = Prefetcher(tier, Certain(), Link(), SHAPE, tries=True)  # type: ignore[arg-type]
+    prefetcher = Prefetcher(tier, Certain(), Link(), SHAPE, tries=True)
     ahead = dict[bool, int]()
     for _ in range(2 + 2 * LEAST_PAIRS):
         kind, before = prefetcher._gate.open, tier.stats.prefetches

@@ -6,13 +6,14 @@ from typing import Final
 
 import numpy as np
 
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.traces.trace import Trace
-from moeinf.types import FloatArray, IntArray, Phase
+from moeinf.types import FloatArray, IntArray
 
 BOUND: Final = "belady"  # knows the future: no policy hits more often
 
 
-class Belady:
+class Belady(Listener):
     """The bound: out goes the expert whose next use really is last. Needs the trace that will be observed."""
 
     name = BOUND
@@ -31,9 +32,6 @@ class Belady:
         self._scores: FloatArray = -upcoming
         self._next_use = [next_use[visited[:, layer], layer] for layer in range(layers)]  # [visits, top_k] of each
         self._visits = np.zeros(layers, np.int64)
-
-    def begin(self, phase: Phase) -> None:
-        pass
 
     def observe(self, layer: int, ids: IntArray) -> None:
         first = self._visits[layer]

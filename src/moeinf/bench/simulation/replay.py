@@ -11,23 +11,20 @@ import numpy as np
 from moeinf.bench.simulation.run import UNTIMED, PhaseResult, Results, SimulatedRun, Timing
 from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.experts import Observer
-from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.predictors import look_ahead_of
-from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
+from moeinf.runtime.policy.protocol import EvictionPolicy, Listener, Predictor
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.traces.guesses import Guesses
 from moeinf.traces.trace import Trace, passes_of
-from moeinf.types import FloatArray, IntArray, Phase
+from moeinf.types import Float32Array, FloatArray, IntArray, Phase
 
 _NONE: Final = -2  # no layer; -1 stands for what is in front of the first
 
 
-class SharedPrediction:
+class SharedPrediction(Listener):
     """A predictor that several prefetchers ask, and that answers once."""
 
     def __init__(self, predictor: Predictor) -> None:
-        self.name = predictor.name
+        self.name, self.wants_guesses = predictor.name, predictor.wants_guesses
         self._predictor = predictor
         self._layer = _NONE
         self._likelihood: FloatArray | None = None
@@ -42,6 +39,9 @@ class SharedPrediction:
     def restart(self) -> None:
         self._predictor.restart()
         self._layer = _NONE
+
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        self._predictor.expect(layer, ids, weights)
 
     def predict(self, layer: int) -> FloatArray | None:
         if layer != self._layer:
@@ -86,21 +86,20 @@ def replay(
         for slots, policy, of_slots in zip(num_slots, policies, sizes or repeat(None), strict=sizes is not None)
     ]
     observers = [observer for observer in (recorder, *dict.fromkeys(policies), shared) if observer is not None]
-    look_ahead = None if predictor is None else look_ahead_of(predictor)
 
-    return drive(trace, runs, observers, look_ahead, guesses, prefill_tokens)
+    return drive(trace, runs, observers, guesses, prefill_tokens)
 
 
 def drive(
     trace: Trace,
     runs: Sequence[Run],
-    observers: Sequence[Observer],
-    look_ahead: LookAheadPredictor | None,
+    observers: Sequence[Listener],
     guesses: Guesses | None,
     prefill_tokens: int,
     meter: Meter | None = None,
 ) -> list[dict[Phase, PhaseResult]]:
-    """Tells the observers every routing, look_ahead every guess at it, and lets the runs visit every layer."""
+    """Tells the observers every routing, and every guess to those that want it, and lets the runs visit every layer."""
+    expecting = [each for each in observers if each.wants_guesses]
     prefill_known = prefill_tokens > 0 or trace.passes is not None
     ascending = np.sort(trace.experts, axis=2)
     once = np.ones(trace.shape.top_k, np.int64)
@@ -112,10 +111,11 @@ def drive(
             for run in runs:
                 run.results.begin(begins if prefill_known else "decode")
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            if look_ahead is not None and guesses is not None and following is not None:
+            if expecting and guesses is not None and following is not None:
                 guess = guesses.at(first, last, following)
                 if guess is not None:
-                    look_ahead.expect(following, *guess)
+                    for observer in expecting:
+                        observer.expect(following, *guess)
             ids = trace.experts[first:last, layer]
             for observer in observers:
                 observer.observe(layer, ids)

@@ -14,12 +14,11 @@ from moeinf.bench.simulation.replay import drive, replay
 from moeinf.bench.simulation.run import PhaseResult, SimulatedRun, one_size
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.predictors import NO_PREDICTOR, look_ahead_of, make_predictor
-from moeinf.runtime.policy.protocol import EvictionPolicy
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, make_predictor
+from moeinf.runtime.policy.protocol import EvictionPolicy, Listener
 from moeinf.runtime.policy.segments import ScoredLists
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.traces.guesses import Guesses, guesses_of
@@ -143,7 +142,7 @@ def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predi
     recorder = RequestRecorder(shape, collection.add)
     if policy in BASELINES:
         runs = [baseline(policy, shape, plan.timing)]
-        results = drive(trace, runs, [], None, None, plan.prefill_tokens) * len(slots)
+        results = drive(trace, runs, [], None, plan.prefill_tokens) * len(slots)
     else:
         results = replay(
             trace,
@@ -184,6 +183,6 @@ def _quality(trace: Trace, guesses: Guesses | None, plan: Plan, name: str) -> li
     predictor = make_predictor(name, shape, collection)
     assert predictor is not None
     meter = QualityMeter(shape, run, predictor)
-    observers: list[Observer] = [RequestRecorder(shape, collection.add), policy, predictor]
-    drive(trace, [run], observers, look_ahead_of(predictor), guesses, plan.prefill_tokens, meter)
+    observers: list[Listener] = [RequestRecorder(shape, collection.add), policy, predictor]
+    drive(trace, [run], observers, guesses, plan.prefill_tokens, meter)
     return meter.result()

@@ -243,7 +243,7 @@ class Generator:
     ) -> abc.Generator[int, None, None]:
         attendants, profiler = self.attendants, self.attendants.profiler
         self._end_warm_start()
-        monitor = RequestMonitor(self.runner, profiler, hooks, attendants.trace)
+        monitor = RequestMonitor(self.runner, profiler, hooks)
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
         attendants.disk_wait.should_stop = hooks.should_stop

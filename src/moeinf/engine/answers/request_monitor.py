@@ -9,18 +9,15 @@ from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.loop import Interrupted, Timing
-from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Phase, Profiler
 
 
 class RequestMonitor:
     """moeinf.sampling.loop.Monitor of a request on an open model. It starts counting when it is made."""
 
-    def __init__(
-        self, runner: ModelRunner, profiler: Profiler, hooks: Hooks, trace: TraceRecorder | None = None
-    ) -> None:
+    def __init__(self, runner: ModelRunner, profiler: Profiler, hooks: Hooks) -> None:
         self.timing = Timing()
-        self._runner, self._profiler, self._hooks, self._trace = runner, profiler, hooks, trace
+        self._runner, self._profiler, self._hooks = runner, profiler, hooks
         self._prompt_is_read = False
         self._started_s = time.perf_counter()
         self._cache_before = runner.stats
@@ -34,8 +31,6 @@ class RequestMonitor:
     def begin(self, phase: Phase) -> None:
         for observer in self._runner.observers:
             observer.begin(phase)
-        if self._trace is not None:
-            self._trace.begin(phase)
         self._profiler.restart()
         if phase == "decode" and self._prefill is None:
             counted = self._runner.stats

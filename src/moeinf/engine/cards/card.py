@@ -37,7 +37,6 @@ from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import BoolArray, SlotRegion, exists_by_key
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.converted_reads import ConvertedReads
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
@@ -46,7 +45,7 @@ from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.runtime.io.protocol import Reader, ReadFacts
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.runtime.policy.protocol import DevicePolicy, Listener
 from moeinf.text.quantities import size_text
 from moeinf.types import ExpertLayout, MoeShape
 
@@ -167,7 +166,7 @@ class ExpertCard:
         """Whether the plan has a slot for every expert that the card owns."""
         return self.plan.num_slots == len(self.plan.sizes.order)
 
-    def assemble(self, observers: list[Observer], others: Sequence[ExpertTier] = ()) -> None:
+    def assemble(self, observers: list[Listener], others: Sequence[ExpertTier] = ()) -> None:
         """Opens the slots, whose policy and predictor join the observers. others: what `tier` tells of as well."""
         context, gpu, plan = self._context, self.gpu, self.plan
         self.arena = DeviceArena(gpu.device, plan.sizes.begins, gpu.segment_bytes)

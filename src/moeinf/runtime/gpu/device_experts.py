@@ -14,10 +14,11 @@ from torch import Tensor
 from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.runtime.cache.visit import AnyVisit
-from moeinf.runtime.experts import Observer, Witness
+from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.device_table import DeviceTable
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, MoeShape
@@ -47,12 +48,11 @@ class DeviceExperts:
         self,
         compute: DeviceCompute,
         slots: DeviceSlots,
-        observers: Sequence[Observer],
+        observers: Sequence[Listener],
         prefetcher: Prefetcher | None,
         table: DeviceTable,
         cpu: CpuExperts | None,
         model: str = "MODEL",
-        witness: Witness | None = None,
     ) -> None:
         """model: its name, for errors."""
         device, shape = compute.device, slots.tier.shape
@@ -62,7 +62,7 @@ class DeviceExperts:
         self._shape = shape
         self._observers = observers
         self._prefetcher = prefetcher
-        self._witness = witness
+        self._expecting = [each for each in observers if each.wants_guesses]
         self._table = table
         self._cpu = cpu
         self._profiler = slots.tier.profiler
@@ -165,7 +165,8 @@ class DeviceExperts:
         assert self._visit is not None
         if self._prefetcher is not None:
             if guessed_layer is not None:
-                self._expect(guessed_layer, self._guessed_ids_host.astype(np.int64), self._guessed_weights.numpy())
+                ids = self._guessed_ids_host.astype(np.int64)
+                tell_guess(self._expecting, guessed_layer, ids, self._guessed_weights.numpy())
             self._prefetcher.after_routing(self._visit)
             self._profiler.lap("policy")
         if self._cpu is not None:
@@ -190,7 +191,7 @@ class DeviceExperts:
         self._profiler.lap("device")
         if guess is not None and self._prefetcher is not None:
             guessed_ids, weights = (values.cpu().numpy() for values in guess.routing)
-            self._expect(guess.layer, guessed_ids.astype(np.int64), weights)
+            tell_guess(self._expecting, guess.layer, guessed_ids.astype(np.int64), weights)
         experts, counts = np.unique(ids, return_counts=True)
         order = np.argsort(last_uses(ids, experts), kind="stable")  # what the last tokens use is there at the end
         with self._tier.visit(layer, experts[order], counts[order], len(ids)) as visit:
@@ -213,14 +214,7 @@ class DeviceExperts:
         """Tells who watches the routing, once it is sound. Raises NotFiniteError."""
         self._check(layer, ids, weights)
         for observer in self._observers:
-            observer.observe(layer, ids)
-        if self._witness is not None:
-            self._witness.routed(layer, ids, weights)
-
-    def _expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
-        assert self._prefetcher is not None
-        if self._prefetcher.expect(layer, ids, weights) and self._witness is not None:
-            self._witness.expect(layer, ids, weights)
+            observer.routed(layer, ids, weights)
 
     def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
         """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each token-expert pair."""

@@ -11,9 +11,8 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import SlotTensors
 from moeinf.runtime.cache.tier import Lease
-from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
-from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.runtime.policy.protocol import DevicePolicy, Listener
 from moeinf.types import IntArray
 
 
@@ -31,11 +30,10 @@ class DeviceTable:
         compute: DeviceCompute,
         slots: DeviceSlots,
         policy: DevicePolicy,
-        observers: Sequence[Observer],
+        observers: Sequence[Listener],
         *,
         allowed: bool,
         encoder_layers: int = 0,
-        witness: Witness | None = None,
     ) -> None:
         """allowed: False where the CPU is to compute experts, for which the host has to know the routing.
 
@@ -49,7 +47,7 @@ class DeviceTable:
         self._shape = shape
         self._policy = policy
         self._observers = observers
-        self._witness = witness
+        self._wants_weights = any(each.wants_weights for each in observers)
         self._sizes = slots.tier.sizes
         self._encoder_layers = encoder_layers
         self._lease: Lease | None = None
@@ -60,7 +58,7 @@ class DeviceTable:
         self._to_fetch = torch.zeros((k, 2), dtype=torch.int64, device=kind)
         self._routings = torch.zeros((layers, k), dtype=torch.int32, device=kind)
         self._routings_host = device.pinned((layers, k), torch.int32)
-        self._weights = torch.zeros((layers, k), dtype=torch.float32, device=kind)  # only where there is a witness
+        self._weights = torch.zeros((layers, k), dtype=torch.float32, device=kind)  # only where somebody wants them
         self._weights_host = device.pinned((layers, k), torch.float32)
         self._scores_host = device.pinned((shape.num_keys + 1,), torch.float32)
         self._misses_host = device.pinned((len(self._sizes.class_bytes),), torch.int64)
@@ -131,7 +129,7 @@ class DeviceTable:
         assert table is not None
         vectors, chosen = self._ops.vectors, routing.ids.view(-1)
         self._routings[layer].copy_(chosen)
-        if self._witness is not None:
+        if self._wants_weights:
             self._weights[layer].copy_(routing.weights.view(-1))
         vectors.claim(chosen, layer, table, self._addresses, self._to_fetch)
         if not self._tier.all_resident:
@@ -146,15 +144,13 @@ class DeviceTable:
         self._routings_host.copy_(self._routings, non_blocking=True)
         self._misses_host.copy_(self._table.misses, non_blocking=True)
         self._table.misses.zero_()
-        if self._witness is not None:
+        if self._wants_weights:
             self._weights_host.copy_(self._weights, non_blocking=True)
         self._device.synchronise()
         routings = self._routings_host.numpy()[self._encoder_layers :].astype(np.int64)
         for layer, ids in enumerate(routings, self._encoder_layers):
             for observer in self._observers:
-                observer.observe(layer, ids[None])
-            if self._witness is not None:
-                self._witness.routed(layer, ids[None], self._weights_host[layer].numpy()[None])
+                observer.routed(layer, ids[None], self._weights_host[layer].numpy()[None])
         self._lease.count(routings.size, self._misses_host.tolist())
         self._send_scores()
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.runtime.cache.table import NO_EXPERT, BoolArray
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer, Witness
+from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.device_experts import Guess, last_uses
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import IntArray
@@ -49,12 +50,11 @@ class DividedExperts:
     one card. `of_card` is for the layers of a further card.
     """
 
-    def __init__(
-        self, cards: Sequence[Card], observers: Sequence[Observer], model: str = "MODEL", witness: Witness | None = None
-    ) -> None:
+    def __init__(self, cards: Sequence[Card], observers: Sequence[Listener], model: str = "MODEL") -> None:
         """model: its name, for errors."""
         self._check = RoutingCheck(model)
-        self._cards, self._observers, self._witness = cards, observers, witness
+        self._cards, self._observers = cards, observers
+        self._expecting = [each for each in observers if each.wants_guesses]
         self._first, self._profiler = cards[0], cards[0].tier.profiler
         self._guess: Guess | None = None
 
@@ -111,16 +111,11 @@ class DividedExperts:
         weights = routing.weights.cpu().numpy()
         self._check(layer, ids, weights)
         for observer in self._observers:
-            observer.observe(layer, ids)
-        if self._witness is not None:
-            self._witness.routed(layer, ids, weights)
+            observer.routed(layer, ids, weights)
 
     def _expect(self, guess: Guess) -> None:
         ids, weights = (values.cpu().numpy() for values in guess.routing)
-        ids = ids.astype(np.int64)
-        told = [card.prefetcher.expect(guess.layer, ids, weights) for card in self._cards if card.prefetcher]
-        if any(told) and self._witness is not None:
-            self._witness.expect(guess.layer, ids, weights)
+        tell_guess(self._expecting, guess.layer, ids.astype(np.int64), weights)
 
 
 class ExpertsOfCard:

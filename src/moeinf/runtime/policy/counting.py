@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.policy.protocol import TokenScores
+from moeinf.runtime.policy.protocol import Listener, TokenScores
 from moeinf.runtime.policy.trace import count_ids
-from moeinf.types import FloatArray, IntArray, MoeShape, Phase
+from moeinf.types import FloatArray, IntArray, MoeShape
 
 
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(Listener):
     """Out goes the expert whose last use is longest ago, measured in layer visits."""
 
     name = "lru"
@@ -21,15 +21,9 @@ class LeastRecentlyUsed:
         self._last_use: FloatArray = np.full((shape.num_layers, shape.num_experts), -1.0)
         self._clock = 0
 
-    def begin(self, phase: Phase) -> None:
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         self._last_use[layer, ids] = self._clock
         self._clock += 1
-
-    def restart(self) -> None:
-        pass
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self._last_use
@@ -38,7 +32,7 @@ class LeastRecentlyUsed:
         return TokenScores(self._last_use, self._clock)
 
 
-class LeastFrequentlyUsed:
+class LeastFrequentlyUsed(Listener):
     """Out goes the expert that the fewest tokens have used since the start."""
 
     name = "lfu"
@@ -47,14 +41,8 @@ class LeastFrequentlyUsed:
     def __init__(self, shape: MoeShape) -> None:
         self._uses: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
 
-    def begin(self, phase: Phase) -> None:
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         self._uses[layer] += count_ids(ids, self._uses.shape[1])
-
-    def restart(self) -> None:
-        pass
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self._uses
@@ -63,7 +51,7 @@ class LeastFrequentlyUsed:
         return TokenScores(self._uses, -np.inf)
 
 
-class DecayedFrequency:
+class DecayedFrequency(Listener):
     """Out goes the expert of the smallest sum of 2^(-age / half-life) over its uses; ages in tokens of its layer.
 
     Source: LRFU (Lee, Choi and others, IEEE Transactions on Computers 50(12), 2001), whose weight is (1/2)^(lambda x):
@@ -79,9 +67,6 @@ class DecayedFrequency:
         self._frequency: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
         self._decay = float(np.exp2(-1 / self.HALF_LIFE_TOKENS))
 
-    def begin(self, phase: Phase) -> None:
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         frequency, tokens = self._frequency[layer], len(ids)
         frequency *= self._decay**tokens
@@ -91,9 +76,6 @@ class DecayedFrequency:
             weights = np.repeat(self._decay ** np.arange(tokens - 1, -1, -1), ids.shape[1])
             frequency += np.bincount(ids.ravel(), weights, len(frequency))
 
-    def restart(self) -> None:
-        pass
-
     def keep_scores(self, layer: int) -> FloatArray:
         return self._frequency
 
@@ -101,7 +83,7 @@ class DecayedFrequency:
         return TokenScores(self._frequency, -np.inf)
 
 
-class LastButOne:
+class LastButOne(Listener):
     """LRU-K with K = 2: out goes the expert whose last use but one is longest ago; of those with one use, the LRU one.
 
     Source: O'Neil, O'Neil and Weikum, SIGMOD 1993. Uses are remembered of experts that left as well, without end (their
@@ -119,17 +101,11 @@ class LastButOne:
         self._scores: FloatArray = np.full((layers, experts), -2.0)  # last but one + LAST * last
         self._clock = 0
 
-    def begin(self, phase: Phase) -> None:
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         last, used = self._last[layer], ids[0] if len(ids) == 1 else np.unique(ids)
         self._scores[layer, used] = last[used] + self.LAST * self._clock
         last[used] = self._clock
         self._clock += 1
-
-    def restart(self) -> None:
-        pass
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self._scores

@@ -13,7 +13,7 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.counting import DecayedFrequency, LastButOne, LeastFrequentlyUsed, LeastRecentlyUsed
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.priority import EPS
-from moeinf.runtime.policy.protocol import DevicePolicy, TokenScores
+from moeinf.runtime.policy.protocol import DevicePolicy, Listener, TokenScores
 from moeinf.runtime.policy.segments import AdaptiveReplacement, SegmentedLru
 from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.runtime.policy.tuned import TunedNetwork
@@ -32,7 +32,7 @@ def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: 
     return [ExpertId(*divmod(victim, scores.shape[1])) for victim in victims]
 
 
-class RequestAware:
+class RequestAware(Listener):
     """arXiv 2401.14361 v1, Algorithm 2: out goes what the running request used least, late layers before early ones.
 
     keep = (EAM[i,j] / sum_j EAM[i,j] + eps) * (1 - i/L), with the matrix of the request, its prompt included.
@@ -57,9 +57,6 @@ class RequestAware:
     def observe(self, layer: int, ids: IntArray) -> None:
         self._request.record(layer, ids)
         self._scores = None
-
-    def restart(self) -> None:
-        pass
 
     def keep_scores(self, layer: int) -> FloatArray:
         if self._scores is None:
@@ -115,7 +112,7 @@ class ActivationAware(RequestAware):
         return likely
 
 
-class NextUse:
+class NextUse(Listener):
     """Out goes the expert whose next use is expected last.
 
     keep = -(layers until the expert's layer is visited again + (1 - P) / rate * L). P is the probability that such a
@@ -138,9 +135,6 @@ class NextUse:
         )  # of the same scores: a cache asks it alone
         until_source = np.where(np.arange(shape.num_layers) < encoder_layers, self.NEXT_SOURCE * self.step, 0.0)
         self._until_source: FloatArray = until_source[:, None]
-
-    def begin(self, phase: Phase) -> None:
-        pass
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)

@@ -6,13 +6,15 @@ from typing import Final
 
 import numpy as np
 
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 
-class LookAheadPredictor:
+class LookAheadPredictor(Listener):
     """Takes the model's own guess at the next MoE layer (see Experts.expect) as the likelihood of that layer."""
 
     name: Final = "look-ahead"
+    wants_guesses = True
 
     def __init__(self, shape: MoeShape) -> None:
         self._shape = shape

@@ -6,11 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.runtime.policy.trace import count_ids
-from moeinf.types import FloatArray, IntArray, MoeShape, Phase
+from moeinf.types import FloatArray, IntArray, MoeShape
 
 
-class PopularityPredictor:
+class PopularityPredictor(Listener):
     """The next layer needs what most tokens needed there: the share of all tokens so far that used each expert.
 
     Source: Brainstorm (Cui and others, OSDI 2023), which loads ahead by a profile of each layer's popularity. Here the
@@ -23,22 +24,16 @@ class PopularityPredictor:
         self._uses: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
         self._tokens = np.zeros(shape.num_layers)
 
-    def begin(self, phase: Phase) -> None:
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         self._uses[layer] += count_ids(ids, self._uses.shape[1])
         self._tokens[layer] += len(ids)
-
-    def restart(self) -> None:
-        pass
 
     def predict(self, layer: int) -> FloatArray | None:
         tokens = self._tokens[layer + 1 : layer + 2]
         return self._uses[layer + 1 : layer + 2] / tokens if tokens.any() else None
 
 
-class PreviousTokenPredictor:
+class PreviousTokenPredictor(Listener):
     """A layer needs what the last token used there, as likely as that was true of all tokens before."""
 
     name = "previous-token"
@@ -49,9 +44,6 @@ class PreviousTokenPredictor:
         self._last: FloatArray = np.zeros((shape.num_layers, shape.num_experts))  # 1 for what the last token used
         self._seen = False
         self._again, self._used = self.FIRST_SHARE
-
-    def begin(self, phase: Phase) -> None:
-        pass
 
     def observe(self, layer: int, ids: IntArray) -> None:
         last = self._last[layer]

@@ -11,9 +11,9 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
-from moeinf.runtime.policy.protocol import Predictor
+from moeinf.runtime.policy.protocol import Listener, Predictor
 from moeinf.runtime.policy.trace import count_ids
-from moeinf.types import FloatArray, IntArray, MoeShape, Phase
+from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 NO_PREDICTOR: Final = "none"
 DEFAULT: Final = LookAheadPredictor.name  # where nothing else is asked for
@@ -75,7 +75,7 @@ def probability(logits: FloatArray) -> FloatArray:
     return likelihood
 
 
-class EamcPredictor:
+class EamcPredictor(Listener):
     """The past requests most like this one tell what it needs (arXiv 2401.14361 v3, 4.5).
 
     The iEAM of the running pass is matched on its rows so far; a likelihood is top_k times the matches' share.
@@ -106,7 +106,7 @@ class EamcPredictor:
         return normalise_rows(matched) * self._collection.shape.top_k
 
 
-class FrequencyPredictor:
+class FrequencyPredictor(Listener):
     """What a layer used lately it uses again, in this request or in the last: ReuseModel as a prediction."""
 
     name = "frequency"
@@ -115,21 +115,15 @@ class FrequencyPredictor:
         self._use = ReuseModel(shape)
         self._seen = False
 
-    def begin(self, phase: Phase) -> None:
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
         self._seen = True
-
-    def restart(self) -> None:
-        pass
 
     def predict(self, layer: int) -> FloatArray | None:
         return probability(self._use.logits[layer + 1 :]) if self._seen else None
 
 
-class CrossLayerPredictor:
+class CrossLayerPredictor(Listener):
     """ReuseModel, and for the next layer what this token's experts in this layer were followed by before.
 
     logit = logit(use) + DAMPING * sum_i log(P(j at l+1 | i at l) / P(j at l+1)) over the token's experts i at l:
@@ -186,12 +180,13 @@ class CrossLayerPredictor:
         return evidence
 
 
-class CombinedPredictor:
+class CombinedPredictor(Listener):
     """One predictor as far as it sees, and another for the layers beyond: look-ahead+eamc, for instance."""
 
     def __init__(self, near: Predictor, far: Predictor) -> None:
         self.parts = near, far
         self.name = f"{near.name}+{far.name}"
+        self.wants_guesses = near.wants_guesses or far.wants_guesses
 
     def begin(self, phase: Phase) -> None:
         for part in self.parts:
@@ -205,17 +200,15 @@ class CombinedPredictor:
         for part in self.parts:
             part.restart()
 
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        for part in self.parts:
+            part.expect(layer, ids, weights)
+
     def predict(self, layer: int) -> FloatArray | None:
         near, far = (part.predict(layer) for part in self.parts)
         if near is None or far is None:
             return far if near is None else near
         return np.concatenate([near, far[len(near) :]])
-
-
-def look_ahead_of(predictor: Predictor) -> LookAheadPredictor | None:
-    """What wants to hear the model's guesses; None where nothing does."""
-    parts = predictor.parts if isinstance(predictor, CombinedPredictor) else (predictor,)
-    return next((part for part in parts if isinstance(part, LookAheadPredictor)), None)
 
 
 def check_predictor(name: str, offered: Sequence[str] = PREDICTORS) -> None:

@@ -4,22 +4,47 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from moeinf.types import FloatArray, IntArray, Phase
+from moeinf.types import Float32Array, FloatArray, IntArray, Phase
 
 
-class EvictionPolicy(Protocol):
-    """Told every routing in order; scores every expert. The cache keeps what scores high.
+class Listener(Protocol):
+    """Is told what a model routes to, layer by layer, in order: a policy, a predictor, a recorder, whoever watches.
 
-    begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
+    A class that names it as a base takes from here what it has no use for; what it wants, it says once for all.
+    begin("prefill") starts a request, begin("decode") its second phase, and where there is an encoder begin("encode")
+    comes before both; a further begin of the same phase of a request changes nothing.
     """
 
-    name: str
+    wants_weights: bool = False
+    wants_guesses: bool = False
 
-    def begin(self, phase: Phase) -> None: ...
+    def begin(self, phase: Phase) -> None:
+        return
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        """Takes the routing `ids` [tokens, top_k] of `layer`; the ids of one token are distinct."""
-        ...
+        """Takes the routing `ids` [tokens, top_k] of `layer`; the ids of one token are distinct.
+
+        The array is the caller's again afterwards.
+        """
+        return
+
+    def routed(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        """Takes a routing with its weights [tokens, top_k], which mean nothing unless it wants them."""
+        self.observe(layer, ids)
+
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        """Takes the model's guess at the routing of a later layer, [tokens, top_k] both, if it wants guesses."""
+        return
+
+    def restart(self) -> None:
+        """Says that routings were left out: the next is of another pass, and follows none that was told."""
+        return
+
+
+class EvictionPolicy(Listener, Protocol):
+    """Told every routing in order; scores every expert. The cache keeps what scores high."""
+
+    name: str
 
     def keep_scores(self, layer: int) -> FloatArray:
         """Scores [L, E] right after observe(layer, ..): the smallest leaves first; see choose_victims.
@@ -44,33 +69,16 @@ class DevicePolicy(EvictionPolicy, Protocol):
         """From a score a device takes the number of layers until the expert's own, of a step of so many; 0: nothing."""
         ...
 
-    def restart(self) -> None:
-        """Says that routings were left out: the next is of another pass, and follows none that was told."""
-        ...
-
     def token_scores(self) -> TokenScores:
         """The scores for the next token; called after the observation of a token's last layer."""
         ...
 
 
-class Predictor(Protocol):
-    """Told every routing in order, or where some were left out; asked after that of `layer` what those behind it use.
-
-    begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
-    """
+class Predictor(Listener, Protocol):
+    """Told every routing in order, or that some were left out; asked after that of `layer` what those behind it use."""
 
     @property
     def name(self) -> str: ...
-
-    def begin(self, phase: Phase) -> None: ...
-
-    def observe(self, layer: int, ids: IntArray) -> None:
-        """Takes the routing `ids` [tokens, top_k] of `layer`."""
-        ...
-
-    def restart(self) -> None:
-        """Does as DevicePolicy.restart."""
-        ...
 
     def predict(self, layer: int) -> FloatArray | None:
         """Likelihood [n, E] that a token uses each expert of the n layers behind `layer`, as far as the predictor sees.
@@ -78,6 +86,3 @@ class Predictor(Protocol):
         Read-only for the caller, and valid until the next observe. None without evidence.
         """
         ...
-
-
-Adviser = DevicePolicy | Predictor  # told of layers in which an expert can be missing, and that others were left out

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from moeinf.runtime.policy.counting import ranks
-from moeinf.runtime.policy.protocol import TokenScores
-from moeinf.types import FloatArray, IntArray, MoeShape, Phase
+from moeinf.runtime.policy.protocol import Listener, TokenScores
+from moeinf.types import FloatArray, IntArray, MoeShape
 
 Queue = OrderedDict[int, None]  # keys (layer * num_experts + expert), the least recently used first
 
@@ -28,7 +28,7 @@ SECOND: Final = 2
 SEGMENT: Final = 2.0**44
 
 
-class ScoredLists(ABC):
+class ScoredLists(Listener, ABC):
     """moeinf.runtime.policy.protocol.DevicePolicy which scores an expert by the list that it is in."""
 
     step = 0
@@ -39,15 +39,9 @@ class ScoredLists(ABC):
         self._num_experts = shape.num_experts
         self._time = 0
 
-    def begin(self, phase: Phase) -> None:  # noqa: B027  # requests mean nothing to it
-        pass
-
     def observe(self, layer: int, ids: IntArray) -> None:
         for expert in ids[0].tolist() if len(ids) == 1 else np.unique(ids).tolist():
             self.access(layer * self._num_experts + expert)
-
-    def restart(self) -> None:  # noqa: B027  # nor does what was left out
-        pass
 
     @abstractmethod
     def access(self, key: int) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.types import IntArray, MoeShape, Phase
 
 ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
@@ -48,7 +49,7 @@ class ActivationMatrix:
         self.counts[:] = 0
 
 
-class RequestRecorder:
+class RequestRecorder(Listener):
     """Keeps the matrices of the running request, its phases apart (v3, 4.3), and hands them on when it ends.
 
     `begin("prefill")` starts a request, `begin("decode")` its second phase; where there is an encoder,

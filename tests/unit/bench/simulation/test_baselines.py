@@ -25,7 +25,7 @@ def trace(tokens: int = 50) -> Trace:
 
 
 def test_without_a_cache_every_expert_is_read_and_waited_for() -> None:
-    (result,) = drive(trace(), [NoCache(SHAPE, Timing(read_s=2.0, layer_s=3.0))], [], None, None, 0)
+    (result,) = drive(trace(), [NoCache(SHAPE, Timing(read_s=2.0, layer_s=3.0))], [], None, 0)
     stats, visits = whole(result), 50 * 4
     assert (stats.hits, stats.misses, stats.demand_reads) == (0, 2 * visits, 2 * visits)
     assert stats.stall_s == 4.0 * visits and result["decode"].seconds == 7.0 * visits
@@ -33,7 +33,7 @@ def test_without_a_cache_every_expert_is_read_and_waited_for() -> None:
 
 @pytest.mark.parametrize(("layer_s", "step_s"), [(1.0, 6.0), (6.0, 6.0), (9.0, 9.0)])
 def test_whole_layers_take_the_longer_of_reading_and_computing(layer_s: float, step_s: float) -> None:
-    (result,) = drive(trace(), [WholeLayers(SHAPE, Timing(read_s=1.0, layer_s=layer_s))], [], None, None, 0)
+    (result,) = drive(trace(), [WholeLayers(SHAPE, Timing(read_s=1.0, layer_s=layer_s))], [], None, 0)
     stats, visits = whole(result), 50 * 4
     assert result["decode"].seconds == pytest.approx(6.0 + (visits - 1) * step_s + layer_s)
     assert stats.late_hits == stats.misses == (2 if layer_s >= 6 else 2 * visits)
@@ -47,7 +47,7 @@ def test_predictions_are_compared_as_counting_one_by_one_does(
     recorded, policy, made = trace(), LeastRecentlyUsed(SHAPE), predictor(SHAPE)
     run = SimulatedRun(SHAPE, 9, policy)
     meter = QualityMeter(SHAPE, run, made)
-    drive(recorded, [run], [policy, made], None, None, 0, meter)
+    drive(recorded, [run], [policy, made], None, 0, meter)
 
     policy, made = LeastRecentlyUsed(SHAPE), predictor(SHAPE)
     run = SimulatedRun(SHAPE, 9, policy)

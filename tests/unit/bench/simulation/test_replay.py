@@ -214,7 +214,7 @@ def test_a_visit_whose_reads_take_no_time_counts_as_one_that_goes_through_the_re
             run = SimulatedRun(SHAPE, slots, policy)
             assert run._at_once
             run._at_once = at_once
-            drive(trace, [run], [recorder, policy], None, None, prefill)
+            drive(trace, [run], [recorder, policy], None, prefill)
             run.tier.check_integrity()
             runs.append(run)
         fast, slow = runs

@@ -17,6 +17,7 @@ from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.policy.protocol import Listener
 from moeinf.types import IntArray, Routing
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 from tests.support.resident import NotedTaker, resident_bytes
@@ -199,11 +200,8 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
     tier, _, policy = make_tier(SHAPE.total_experts)
     told: list[int | str] = []
 
-    class Watched:
+    class Watched(Listener):
         name = "watched"
-
-        def begin(self, phase: str) -> None:
-            pass
 
         def observe(self, layer: int, ids: np.ndarray) -> None:
             told.append(layer)

@@ -16,7 +16,6 @@ from moeinf.runtime.policy.predictors import (
     CrossLayerPredictor,
     EamcPredictor,
     ReuseModel,
-    look_ahead_of,
     make_predictor,
 )
 from moeinf.runtime.policy.protocol import Predictor
@@ -199,7 +198,7 @@ def test_a_prompt_tells_the_experts_of_its_last_token_and_no_share() -> None:
 def test_a_second_predictor_tells_of_the_layers_that_the_first_does_not_see() -> None:
     near, far = LookAheadPredictor(SHAPE), EamcPredictor(collection_of_two(), num_matches=1)
     both = CombinedPredictor(near, far)
-    assert both.name == "look-ahead+eamc" and look_ahead_of(both) is near and look_ahead_of(far) is None
+    assert both.name == "look-ahead+eamc" and both.wants_guesses and not far.wants_guesses
     both.begin("prefill")
     both.observe(0, np.array([[2, 4]]))
     alone = far.predict(0)
