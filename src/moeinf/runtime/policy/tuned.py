@@ -9,13 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf._native import TunedUse
-from moeinf.runtime.policy.tuned_archive import TunedArchive, checked_weights
+from moeinf.runtime.policy.tuned_archive import checked_weights, dumps, opened
 from moeinf.types import Float32Array, MoeShape
 
 MOST_PARAMETERS: Final = 2_000_000
 MOST_BYTES: Final = 4 * MOST_PARAMETERS + (1 << 20)  # of the file
 MOST_WIDTH: Final = 128
-_ARCHIVE: Final = TunedArchive("moeinf tuned", 1, "tuned network", MOST_BYTES)
 _CONTEXTS: Final = 4  # as TunedUse has them: this token, the one before, two decayed means
 _EVIDENCE: Final = 4  # rows of UseEvidence
 LEAST_GAIN: Final = 0.2  # points, the mean over all sizes; random routing stays below
@@ -81,12 +80,12 @@ class TunedNetwork:
             "requests": gain.requests,
             "tokens": gain.tokens,
         }
-        return _ARCHIVE.dumps(self.model_id, self.shape, facts, self.weights)
+        return dumps(self.model_id, self.shape, facts, self.weights)
 
     @classmethod
     def loads(cls, data: bytes, model_id: str, shape: MoeShape) -> TunedNetwork:
         """Raises StoreError for what is damaged, of another version, or of another model."""
-        with _ARCHIVE.opened(data, model_id, shape) as (facts, arrays):
+        with opened(data, model_id, shape, MOST_BYTES) as (facts, arrays):
             return cls(model_id, shape, checked_weights(arrays, weight_shapes(shape)), _gain_of(facts))
 
 
