@@ -14,7 +14,7 @@
 #include "allocations.h"
 #include "moeinf/cache/expert_cache.h"
 #include "moeinf/cache/loader.h"
-#include "moeinf/cache/token_visit.h"
+#include "moeinf/cache/visit.h"
 #include "moeinf/compute/formats/quantise.h"
 #include "moeinf/compute/layers/experts.h"
 #include "moeinf/io/crc32c.h"
@@ -145,9 +145,9 @@ struct Tier {
         loader(cache, reads, 2) {}
 
   bool visit(std::int64_t layer, const Keys& experts) {
-    moeinf::TokenVisit visit(cache, loader, layer, experts.data(), experts.size());
-    const std::unique_ptr<moeinf::TokenVisit, void (*)(moeinf::TokenVisit*)> closed(
-        &visit, [](moeinf::TokenVisit* each) { each->close(); });
+    moeinf::Visit visit(cache, loader, {layer, 1, experts, moeinf::Keys(experts.size(), 1)});
+    const std::unique_ptr<moeinf::Visit, void (*)(moeinf::Visit*)> closed(
+        &visit, [](moeinf::Visit* each) { each->close(); });
     std::size_t num_seen = 0;
     while (true) {
       const Keys& batch = visit.next_batch();
@@ -156,7 +156,7 @@ struct Tier {
         ++num_seen;
       }
       if (!batch.empty()) continue;
-      if (visit.has_ended()) return num_seen == experts.size();
+      if (visit.has_ended()) return num_seen == experts.size() * static_cast<std::size_t>(loader.slices());
       if (const std::exception_ptr failed = visit.wait()) std::rethrow_exception(failed);
     }
   }
@@ -218,7 +218,7 @@ TEST(visits_go_on_after_any_request_for_memory_was_refused) {
       bool right = true;
       for (int step = 0; step < 2 * kLayers; ++step) {
         const std::int64_t layer = step % kLayers, next = (layer + 1) % kLayers * kExperts;
-        right &= tier.visit(layer, {step % 2, 3, 5});
+        right &= tier.visit(layer, {step % 2, 2});
         if (tier.table.state(next + 3) == moeinf::kAbsent) tier.loader.prefetch({next + 3}, {0.5});
         tier.loader.poll();
       }

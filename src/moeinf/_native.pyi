@@ -454,7 +454,7 @@ class IdleWindow:
     def demand_ends(self) -> None:
         """The last expert that the visit was waiting for has landed."""
 
-class TokenVisits:
+class Visits:
     """What the visits of one tier work with; explain makes the error that a user sees of a failure."""
 
     def __init__(
@@ -466,30 +466,63 @@ class TokenVisits:
         explain: Callable[[ReadFailure], ExpertReadError],
     ) -> None: ...
 
-class TokenVisit:
-    """moeinf.runtime.cache.visit.Visit of a single token and whole experts.
+class Visit:
+    """One run of a layer, from the experts that it needs to the end of their computing.
 
-    ValueError for a layer or an expert that there is not.
+    Pins the experts of a layer that are there, reads the others, and hands out each while it cannot leave. A visit may
+    need more experts than there are slots: it then goes through in waves. Slices of experts are handed out in their
+    order, those of one expert before those of the next, so that each is computed as soon as it lands, and its memory
+    serves those that follow. `arrivals` is taken to its end, then `close` (or the end of `with`) comes; after an error
+    or an interrupt `close` alone, and nothing is held any more for this visit or for layers to come. An iterator that
+    is left over does nothing afterwards.
     """
 
-    def __init__(self, visits: TokenVisits, layer: int, experts: IntArray) -> None: ...
+    def __init__(self, visits: Visits, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
+        """`num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
+
+        Counts the demand, pins what is there, and queues reads of the rest. ValueError for a layer or an expert that
+        there is not, without a token, and unless there is a count for each expert.
+        """
+
     @property
     def layer(self) -> int: ...
     @property
-    def num_tokens(self) -> int:
-        """One."""
+    def num_tokens(self) -> int: ...
+    @property
+    def keys(self) -> list[int]:
+        """Of what the visit needs."""
 
     @property
-    def keys(self) -> list[int]: ...
+    def num_absent(self) -> int:
+        """How many of these were neither resident nor on their way at the beginning."""
+
     @property
-    def num_absent(self) -> int: ...
+    def all_have_slots(self) -> bool:
+        """Whether nothing of the visit waits for a slot that another expert of it has to leave first."""
+
     @property
-    def all_have_slots(self) -> bool: ...
-    @property
-    def any_ready(self) -> bool: ...
-    def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> TokenVisit: ...
+    def any_ready(self) -> bool:
+        """Whether `arrivals` has something to yield at once."""
+
+    def read_ahead(self, keys: IntArray) -> None:
+        """Tells a visit of many tokens that the next layer will need `keys`, of which the surest come first.
+
+        What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
+        demand leaves, now and after each batch.
+        """
+
+    def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yields (experts, offsets of their blocks), batch by batch: residents first, then what has landed.
+
+        Slices are numbered as keys are: slice s of expert e is e * slices + s.
+
+        A batch lies still until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
+        """
+
+    def close(self) -> None:
+        """Ends the visit; a second call does nothing. Reads of a visit that is given up land as usual."""
+
+    def __enter__(self) -> Visit: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...

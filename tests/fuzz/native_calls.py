@@ -148,7 +148,7 @@ def _run(row: Row, on: Any, given: dict[str, Any]) -> Any:
         return getattr(_native, row.name)(**given)
     found = getattr(on, row.name.partition(".")[2])
     result = found(**given) if callable(found) and "clock" not in row.name else found
-    if row.name == "TokenVisit.arrivals":
+    if row.name == "Visit.arrivals":
         return next(result, None)
     return result
 

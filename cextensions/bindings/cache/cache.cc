@@ -35,13 +35,15 @@ nb::tuple begin_layer(BoundExpertCache& cache, std::int64_t layer, const Keys& k
     throw std::invalid_argument("counts are one for each expert");
   const std::vector<std::int64_t> of_each(counts.data(), counts.data() + counts.size());
   for (const std::int64_t count : of_each) moeinf::times({count});
-  ExpertCache::Groups groups = cache.core().begin_layer(layer, keys, of_each, many);
+  ExpertCache::Groups groups =
+      cache.core().begin_layer(layer, keys, of_each, many ? moeinf::Tokens::kMany : moeinf::Tokens::kOne);
   cache.flush();
   return as_tuple(std::move(groups));
 }
 
 Keys make_room(BoundExpertCache& cache, const Keys& keys, const Keys& also_held, bool at_any_cost) {
-  Keys chosen = cache.core().make_room(keys, also_held, at_any_cost);
+  const auto leaving = at_any_cost ? moeinf::Leaving::kReservedToo : moeinf::Leaving::kUnreserved;
+  Keys chosen = cache.core().make_room(keys, leaving, also_held);
   cache.flush();
   return chosen;
 }
@@ -120,7 +122,9 @@ void bind_expert_cache(nb::module_& m) {
           "unpin", [](Cache& cache, const Keys& keys) { cache.core().unpin(keys); }, nb::arg("keys"))
       .def(
           "reserve",
-          [](Cache& cache, const Keys& keys, bool prefetched) { cache.core().reserve(keys, prefetched); },
+          [](Cache& cache, const Keys& keys, bool prefetched) {
+            prefetched ? cache.core().reserve_prefetched(keys) : cache.core().reserve(keys);
+          },
           nb::arg("keys"), nb::kw_only(), nb::arg("prefetched"))
       .def("let_go", [](Cache& cache) { cache.core().let_go(); })
       .def("make_room", &make_room, nb::arg("keys"), nb::kw_only(), nb::arg("also_held") = Keys(),

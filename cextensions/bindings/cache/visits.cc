@@ -1,4 +1,4 @@
-// The visit of a layer by a single token, and the window between two visits, for Python.
+// The visit of a layer, and the window between two visits, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -7,16 +7,18 @@
 #include <exception>
 #include <utility>
 
+#include "../arrays.h"
 #include "../bindings.h"
 #include "../vectors.h"
 #include "loader.h"
 #include "moeinf/cache/idle_window.h"
-#include "moeinf/cache/token_visit.h"
+#include "moeinf/cache/visit.h"
 #include "moeinf/errors.h"
 
 namespace nb = nanobind;
 using moeinf::BoundExpertCache;
 using moeinf::BoundLoader;
+using moeinf::copied;
 using moeinf::KeyArray;
 using moeinf::Keys;
 using moeinf::to_numpy;
@@ -56,15 +58,20 @@ struct VisitParts {
   nb::object explain;   // makes the error that a user sees of a ReadFailure
 };
 
-// A visit as moeinf.runtime.cache.visit.Visit.
-class BoundTokenVisit {
+class BoundVisit {
  public:
-  BoundTokenVisit(VisitParts& parts, std::int64_t layer, const KeyArray& experts)
-      : parts_(parts), visit_(begun(parts), parts.loader.core(), layer, experts.data(), experts.shape(0)) {
+  BoundVisit(VisitParts& parts, std::int64_t layer, const KeyArray& experts, const KeyArray& counts,
+             std::int64_t num_tokens)
+      : parts_(parts), visit_(begun(parts), parts.loader.core(), needed(layer, experts, counts, num_tokens)) {
     parts_.cache.flush();
   }
 
-  moeinf::TokenVisit& core() { return visit_; }
+  moeinf::Visit& core() { return visit_; }
+
+  void read_ahead(const KeyArray& keys) {
+    visit_.read_ahead(copied(keys));
+    parts_.cache.flush();
+  }
 
   // The next arrival, or None behind the last.
   nb::object arrive() {
@@ -81,6 +88,14 @@ class BoundTokenVisit {
   static moeinf::ExpertCache& begun(VisitParts& parts) {
     parts.idle.core().visit_begins();
     return parts.cache.core();
+  }
+
+  static moeinf::Needed needed(std::int64_t layer, const KeyArray& experts, const KeyArray& counts,
+                               std::int64_t num_tokens) {
+    moeinf::require(num_tokens >= 1, "there are no tokens");
+    moeinf::Needed needed = {layer, num_tokens, copied(experts), copied(counts)};
+    for (const std::int64_t count : needed.counts) moeinf::times({count});
+    return needed;
   }
 
   nb::tuple arrived(const Keys& batch) const {
@@ -129,7 +144,7 @@ class BoundTokenVisit {
   }
 
   VisitParts& parts_;
-  moeinf::TokenVisit visit_;
+  moeinf::Visit visit_;
 };
 
 void bind_idle_window(nb::module_& m) {
@@ -145,7 +160,7 @@ void bind_idle_window(nb::module_& m) {
 }
 
 void bind_visit(nb::module_& m) {
-  nb::class_<VisitParts>(m, "TokenVisits")
+  nb::class_<VisitParts>(m, "Visits")
       .def(
           "__init__",
           [](VisitParts* made, BoundExpertCache& cache, BoundLoader& loader, BoundIdleWindow& idle,
@@ -154,24 +169,26 @@ void bind_visit(nb::module_& m) {
           },
           nb::arg("cache"), nb::arg("loader"), nb::arg("idle"), nb::arg("profiler"), nb::arg("explain"),
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
-  nb::class_<BoundTokenVisit>(m, "TokenVisit")
-      .def(nb::init<VisitParts&, std::int64_t, const KeyArray&>(), nb::arg("visits"), nb::arg("layer"),
-           nb::arg("experts"), nb::keep_alive<1, 2>())
-      .def_prop_ro("layer", [](BoundTokenVisit& visit) { return visit.core().layer(); })
-      .def_prop_ro("num_tokens", [](BoundTokenVisit&) { return 1; })
-      .def_prop_ro("keys", [](BoundTokenVisit& visit) { return visit.core().keys(); })
-      .def_prop_ro("num_absent", [](BoundTokenVisit& visit) { return visit.core().num_absent(); })
-      .def_prop_ro("all_have_slots", [](BoundTokenVisit& visit) { return visit.core().all_have_slots(); })
-      .def_prop_ro("any_ready", [](BoundTokenVisit& visit) { return visit.core().any_ready(); })
-      .def("_arrive", &BoundTokenVisit::arrive)
+  nb::class_<BoundVisit>(m, "Visit")
+      .def(nb::init<VisitParts&, std::int64_t, const KeyArray&, const KeyArray&, std::int64_t>(),
+           nb::arg("visits"), nb::arg("layer"), nb::arg("experts"), nb::arg("counts"), nb::arg("num_tokens"),
+           nb::keep_alive<1, 2>())
+      .def_prop_ro("layer", [](BoundVisit& visit) { return visit.core().layer(); })
+      .def_prop_ro("num_tokens", [](BoundVisit& visit) { return visit.core().num_tokens(); })
+      .def_prop_ro("keys", [](BoundVisit& visit) { return visit.core().keys(); })
+      .def_prop_ro("num_absent", [](BoundVisit& visit) { return visit.core().num_absent(); })
+      .def_prop_ro("all_have_slots", [](BoundVisit& visit) { return visit.core().all_have_slots(); })
+      .def_prop_ro("any_ready", [](BoundVisit& visit) { return visit.core().any_ready(); })
+      .def("read_ahead", &BoundVisit::read_ahead, nb::arg("keys").noconvert())
+      .def("_arrive", &BoundVisit::arrive)
       // Its end costs no exception of C++, which takes 10 us where the caches hold other things.
       .def("arrivals",
            [](nb::handle self) {
              return nb::steal<nb::iterator>(PyCallIter_New(self.attr("_arrive").ptr(), Py_None));
            })
-      .def("close", [](BoundTokenVisit& visit) { visit.core().close(); })
+      .def("close", [](BoundVisit& visit) { visit.core().close(); })
       .def("__enter__", [](nb::handle self) { return self; })
-      .def("__exit__", [](BoundTokenVisit& visit, const nb::args&) { visit.core().close(); });
+      .def("__exit__", [](BoundVisit& visit, const nb::args&) { visit.core().close(); });
 }
 
 }  // namespace

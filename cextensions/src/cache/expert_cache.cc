@@ -43,7 +43,7 @@ ExpertCache::Groups ExpertCache::by_state(const Keys& keys) const {
 }
 
 ExpertCache::Groups ExpertCache::begin_layer(std::int64_t layer, const Keys& keys,
-                                             const std::vector<std::int64_t>& counts, bool many) {
+                                             const std::vector<std::int64_t>& counts, Tokens tokens) {
   const std::size_t slices = counts.empty() ? 1 : keys.size() / counts.size();
   if (slices == 0 || (!counts.empty() && keys.size() != slices * counts.size()))
     throw std::invalid_argument("counts are one for each expert");
@@ -58,7 +58,7 @@ ExpertCache::Groups ExpertCache::begin_layer(std::int64_t layer, const Keys& key
     (whole ? counts_.hits : counts_.misses) += counts[i];
     if (coming && !whole) counts_.late_hits += counts[i];
   }
-  begin(layer, groups, keys, many);
+  begin(layer, groups, keys, tokens);
   return groups;
 }
 
@@ -68,7 +68,7 @@ ExpertCache::Groups ExpertCache::begin_token(std::int64_t layer, const Keys& key
   counts_.hits += static_cast<std::int64_t>(groups.resident.size());
   counts_.misses += static_cast<std::int64_t>(groups.loading.size() + groups.absent.size());
   counts_.late_hits += static_cast<std::int64_t>(groups.loading.size());
-  begin(layer, groups, keys, false);
+  begin(layer, groups, keys, Tokens::kOne);
   return groups;
 }
 
@@ -76,14 +76,14 @@ void ExpertCache::require_layer(std::int64_t layer) const {
   if (layer < 0 || layer >= num_layers_) throw std::invalid_argument("there is no such layer");
 }
 
-void ExpertCache::begin(std::int64_t layer, const Groups& groups, const Keys& keys, bool many) {
+void ExpertCache::begin(std::int64_t layer, const Groups& groups, const Keys& keys, Tokens tokens) {
   if (!pinned_.empty()) {  // by a visit that was not closed
     pinned_.clear();
     strays_ = true;
   }
   before_ = std::exchange(ran_, layer);
   layer_ = layer;
-  many_ = many;
+  tokens_ = tokens;
   if (!unused_.empty())
     for (const std::int64_t key : keys) counts_.prefetches_used += unused_.erase(key);
   pin(groups.loading);
@@ -117,11 +117,23 @@ void ExpertCache::unpin(const Keys& keys) {
   for (const std::int64_t key : keys) pinned_.erase(key);
 }
 
-void ExpertCache::reserve(const Keys& keys, bool prefetched) {
+void ExpertCache::reserve(const Keys& keys) {
+  for (const std::int64_t key : keys) reserved_.insert(key);
+}
+
+void ExpertCache::reserve_prefetched(const Keys& keys) {
   for (const std::int64_t key : keys) {
     reserved_.insert(key);
-    if (prefetched) unused_.insert(key);
+    unused_.insert(key);
   }
+}
+
+void ExpertCache::keep(const Keys& resident) {
+  if (resident.empty()) return;
+  const std::size_t size_class = table_.class_of(resident[0]);
+  std::int64_t room = table_.slots_of(size_class) / 2;
+  for (const std::int64_t key : reserved_.members()) room -= table_.class_of(key) == size_class;
+  for (std::size_t i = 0; i < resident.size() && room > 0; ++i, --room) reserved_.insert(resident[i]);
 }
 
 void ExpertCache::let_go() {
@@ -130,11 +142,11 @@ void ExpertCache::let_go() {
   strays_ = true;
 }
 
-Keys ExpertCache::make_room(const Keys& keys, const Keys& also_held, bool at_any_cost) {
+Keys ExpertCache::make_room(const Keys& keys, Leaving leaving, const Keys& also_held) {
   std::vector<std::int64_t> room(table_.num_classes(), 0);
   for (const std::int64_t key : keys) ++room[table_.class_of(key)];
   for (std::size_t each = 0; each < room.size(); ++each)
-    if (room[each] > 0) room[each] = room_of(each, room[each], also_held, at_any_cost);
+    if (room[each] > 0) room[each] = room_of(each, room[each], leaving, also_held);
   Keys chosen;
   chosen.reserve(keys.size());
   for (const std::int64_t key : keys)
@@ -142,12 +154,13 @@ Keys ExpertCache::make_room(const Keys& keys, const Keys& also_held, bool at_any
   return chosen;
 }
 
-std::int64_t ExpertCache::room_of(std::size_t size_class, std::int64_t wanted, const Keys& also_held,
-                                  bool at_any_cost) {
+std::int64_t ExpertCache::room_of(std::size_t size_class, std::int64_t wanted, Leaving leaving,
+                                  const Keys& also_held) {
   std::int64_t missing = wanted - table_.free_of(size_class);
   if (missing > 0) {
     missing -= evict(size_class, missing, also_held);
-    if (missing > 0 && at_any_cost && table_.free_of(size_class) == 0) evict_reserved(size_class, missing);
+    if (missing > 0 && leaving == Leaving::kReservedToo && table_.free_of(size_class) == 0)
+      evict_reserved(size_class, missing);
   }
   return std::min(wanted, table_.free_of(size_class));
 }
@@ -180,7 +193,7 @@ std::int64_t ExpertCache::evict(std::size_t size_class, std::int64_t wanted, con
     return pinned_.has(key) || reserved_.has(key) || table_.class_of(key) != size_class ||
            std::find(also_held.begin(), also_held.end(), key) != also_held.end();
   };
-  if (many_) {
+  if (tokens_ == Tokens::kMany) {
     const std::int64_t slots = table_.slots_of(size_class);
     std::int64_t evictable = 0;
     for (std::size_t key = 0; key < table_.num_keys(); ++key)

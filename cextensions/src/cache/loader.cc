@@ -72,7 +72,7 @@ std::int64_t Loader::prefetch(const Keys& keys, const std::vector<double>& prior
   for (std::size_t i = 0; i < keys.size() && theirs.size() < chosen.size(); ++i)
     if (keys[i] == chosen[theirs.size()]) theirs.push_back(priorities[i]);
   submit(chosen, theirs);
-  cache_.reserve(chosen, true);
+  cache_.reserve_prefetched(chosen);
   cache_.counts().prefetches += static_cast<std::int64_t>(chosen.size());
   cache_.counts().prefetch_bytes += slot_bytes(chosen);
   return static_cast<std::int64_t>(chosen.size());

@@ -143,7 +143,7 @@ class RingBackend final : public Backend {
     while (!free_.empty() && scheduler_.try_next(&segment)) {
       const std::size_t slot = free_.back();
       free_.pop_back();
-      reads_[slot] = SegmentRead(segment, false);
+      reads_[slot] = SegmentRead(segment, Asking::kOther);
       queue(slot);
     }
   }

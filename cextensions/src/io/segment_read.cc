@@ -13,9 +13,9 @@ constexpr int kMaxInterruptions = 1000;  // in a row, without one byte: the kern
 
 }  // namespace
 
-SegmentRead::SegmentRead(const Segment& segment, bool ordinary)
+SegmentRead::SegmentRead(const Segment& segment, Asking asking)
     : segment_(segment),
-      ordinary_(ordinary),
+      ordinary_(asking == Asking::kOrdinary),
       asked_bytes_((segment.num_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes) {}
 
 bool SegmentRead::advance(std::int64_t result) {

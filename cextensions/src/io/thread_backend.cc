@@ -66,7 +66,7 @@ void read_to_end(SegmentRead& read, FileSet& files, PreadFunction pread) {
 void read_until_closed(Scheduler& scheduler, FileSet& files, PreadFunction pread) {
   Segment segment;
   while (scheduler.wait_next(&segment)) {
-    SegmentRead read(segment, !files.is_direct(segment.file));
+    SegmentRead read(segment, files.is_direct(segment.file) ? Asking::kOther : Asking::kOrdinary);
     read_to_end(read, files, pread);
     scheduler.finished(segment, read.take_outcome());
   }

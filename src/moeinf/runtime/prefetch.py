@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from moeinf._native import Visit
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.cache.visit import AnyVisit, Visit
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch_gate import LEAST, PrefetchGate
@@ -69,7 +69,7 @@ class Prefetcher:
         """Whether the model is to guess at the routing of the next layer, for the running token."""
         return self._wants_guesses and self._gate.open
 
-    def after_routing(self, visit: AnyVisit) -> None:
+    def after_routing(self, visit: Visit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         if visit.num_tokens == 1:
             self._gate.learn(visit.layer, visit.keys, visit.num_absent)
@@ -78,7 +78,7 @@ class Prefetcher:
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
-        if isinstance(visit, Visit) and visit.num_tokens > 1:
+        if visit.num_tokens > 1:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, likelihood)

@@ -345,23 +345,29 @@ plain("IdleWindow", "seconds", "clock")
 plain("IdleWindow", "visit_begins", "demand_ends", refuses="what the clock raises")
 
 
-@call("TokenVisits")
+@call("Visits")
 def _visits(world: World) -> Arguments:
     profiler = SimpleNamespace(lap=world.rng.choice((lambda name: 0.0, lambda name: 0.0, _raises)))
     return {"cache": world.get("ExpertCache"), "loader": world.get("Loader"), "idle": world.get("IdleWindow"),
             "profiler": profiler, "explain": lambda failure: ValueError("a read failed")}  # fmt: skip
 
 
-@call("TokenVisit", _closed("a layer or an expert that there is not, one that is named twice"), IndexError)
+@call("Visit", _closed("no token, other counts, a layer or an expert that there is not, one named twice"), IndexError)
 def _visit(world: World) -> Arguments:
     experts = world.distinct(EXPERTS, world.rng.randrange(1, EXPERTS))
-    return {"visits": world.get("TokenVisits"), "layer": world.rng.randrange(LAYERS), "experts": experts}
+    return {"visits": world.get("Visits"), "layer": world.rng.randrange(LAYERS), "experts": experts,
+            "counts": np.ones(len(experts), np.int64), "num_tokens": world.rng.randrange(1, 4)}  # fmt: skip
 
 
-plain("TokenVisit", "layer", "num_tokens", "keys", "num_absent", "all_have_slots", "any_ready", "close")
-plain("TokenVisit", "__enter__", "__exit__")
+@call("Visit.read_ahead", NO_KEY, IndexError)
+def _read_ahead(world: World) -> Arguments:
+    return {"keys": np.array(_keys(world), np.int64)}
+
+
+plain("Visit", "layer", "num_tokens", "keys", "num_absent", "all_have_slots", "any_ready", "close")
+plain("Visit", "__enter__", "__exit__")
 plain(
-    "TokenVisit",
+    "Visit",
     "_arrive",
     "arrivals",
     refuses="what explain makes of a failure, a visit whose reads are not there; RuntimeError where others took them",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from moeinf import _native
+from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, MambaSizes, PassShape
 
@@ -35,6 +36,13 @@ def cache() -> _native.ExpertCache:
 def loader() -> _native.Loader:
     reads = _native.PythonReads(SimpleNamespace(), lambda *given: None, None, 4096)
     return _native.Loader(cache(), reads, 1)
+
+
+def visit(experts: list[int], counts: list[int], num_tokens: int) -> None:
+    """It is refused before it asks for anything: cache and loader need not belong together."""
+    lap: Any = SimpleNamespace(lap=lambda name: 0.0)
+    visits = _native.Visits(cache(), loader(), _native.IdleWindow(), lap, lambda failure: ExpertReadError("no read"))
+    _native.Visit(visits, 0, np.array(experts), np.array(counts), num_tokens)
 
 
 def kernels() -> _native.Kernels:
@@ -104,6 +112,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a model of 2^62 experts": lambda: _native.UseModel.num_bytes(1, HUGE),
     "more counts than keys": lambda: cache().begin_layer(0, [0], np.ones(600, np.int64), many=False),
     "fewer priorities than keys": lambda: loader().submit([0, 1], [1.0]),
+    "fewer counts than experts": lambda: visit([0, 1], [1], 1),
+    "a visit of no tokens": lambda: visit([0], [1], 0),
+    "a visit of an expert that there is not": lambda: visit([4], [1], 2),
 }
 
 

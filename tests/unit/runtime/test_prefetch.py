@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf.runtime.cache.visit import AnyVisit
+from moeinf._native import Visit
 from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
@@ -46,7 +46,7 @@ def likelihood(**rows: dict[int, float]) -> FloatArray:
     return matrix
 
 
-def begun(tier: Tier, layer: int, tokens: int) -> AnyVisit:
+def begun(tier: Tier, layer: int, tokens: int) -> Visit:
     """A visit of a layer that misses nothing."""
     return tier.visit(layer, np.empty(0, np.int64), np.empty(0, np.int64), tokens)
 

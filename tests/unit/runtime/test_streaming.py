@@ -10,13 +10,13 @@ from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.cache.visit import BATCH_EXPERTS
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import IntArray, MoeShape, Profiler, Routing
+from tests.oracles.visit import BATCH_EXPERTS
 from tests.support.fake_reader import LAYOUT, Clock, Disk, FakeKernel, errors_of
 
 SHAPE = MoeShape(num_layers=4, num_experts=24, top_k=2)

@@ -44,6 +44,8 @@ class Loader {
   // Throws std::invalid_argument for slices that do not make up the experts of a layer.
   Loader(ExpertCache& cache, ExpertReads& reads, std::int64_t slices);
 
+  std::int64_t slices() const { return slices_; }  // of an expert
+
   // Queues reads of absent experts. Throws std::invalid_argument where there are fewer free slots, or not as
   // many priorities.
   void submit(const Keys& keys, const std::vector<double>& priorities);

@@ -28,12 +28,14 @@ struct Outcome {
   bool damaged = false;   // all bytes came, and are not those that were written
 };
 
+// An ordinary read, that is, a pread through the page cache, fails with its first error. Any other is then
+// asked for once more as an ordinary one.
+enum class Asking { kOrdinary, kOther };
+
 class SegmentRead {
  public:
   SegmentRead() = default;
-  // A read that is ordinary, that is, a pread through the page cache, fails with its first error. Any other
-  // is then asked for once more as an ordinary one.
-  SegmentRead(const Segment& segment, bool ordinary);
+  SegmentRead(const Segment& segment, Asking asking);
 
   const Segment& segment() const { return segment_; }
   bool is_ordinary() const { return ordinary_; }  // how it is to be asked for now

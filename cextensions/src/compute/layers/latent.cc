@@ -64,10 +64,14 @@ std::int64_t attending_floats(const LatentShape& s, Format kept) {
   return round_up(fits_shared(s, kept) ? std::max(apart, shared) : apart, 16);
 }
 
+// Whether the sums of all runs exist side by side, or each is folded into those before it.
+enum class RunSums { kSideBySide, kFolded };
+
 // What a thread holds: first a head's queries in the latents' space, later what it attends in, and behind
 // that a run's sums where runs are folded one by one.
-std::int64_t floats_of_thread(const LatentShape& s, Format kept, std::int64_t tokens, bool folds) {
-  const std::int64_t attending = attending_floats(s, kept) + (folds ? kBlockQueries * s.rank : 0);
+std::int64_t floats_of_thread(const LatentShape& s, Format kept, std::int64_t tokens, RunSums sums) {
+  const std::int64_t attending =
+      attending_floats(s, kept) + (sums == RunSums::kFolded ? kBlockQueries * s.rank : 0);
   return round_up(std::max(tokens * s.width(), attending), 16);
 }
 
@@ -100,7 +104,8 @@ class HeadsOfTokens {
         mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)),
         memory_(kernels.workspace()) {
     sizes_ = {num_queries_, num_queries_ * kept_runs_, query_bytes_, mixture_bytes_,
-              floats_of_thread(shape, cache.format, tokens, kept_runs_ < num_runs_)};
+              floats_of_thread(shape, cache.format, tokens,
+                               kept_runs_ < num_runs_ ? RunSums::kFolded : RunSums::kSideBySide)};
     v_ = take_vectors(memory_, shape, sizes_, kernels.pool().num_threads());
     kernels.reserve_thread_scratch(std::max(s_.width(), s_.rank));
   }
@@ -312,10 +317,10 @@ std::size_t latent_workspace_bytes(const LatentShape& s, const PassShape& pass) 
   const std::int64_t tokens = std::min(pass.tokens, kTokensAtOnce);
   const std::int64_t queries = std::min(kQueriesAtOnce, s.num_heads * tokens);
   const std::int64_t runs = (pass.positions + kRunPositions - 1) / kRunPositions;
-  const Sizes sizes = {queries,
-                       std::min(kQueriesAtOnce, queries * std::clamp<std::int64_t>(runs, 1, kMostRuns)),
-                       activation_bytes(activation_of(multiplied_format(pass.kept)), s.width()),
-                       prepared_bytes(pass, 1, s.rank), floats_of_thread(s, pass.kept, tokens, true)};
+  const Sizes sizes = {
+      queries, std::min(kQueriesAtOnce, queries * std::clamp<std::int64_t>(runs, 1, kMostRuns)),
+      activation_bytes(activation_of(multiplied_format(pass.kept)), s.width()),
+      prepared_bytes(pass, 1, s.rank), floats_of_thread(s, pass.kept, tokens, RunSums::kFolded)};
   Workspace::Frame memory;
   take_vectors(memory, s, sizes, pass.num_threads);
   return memory.num_bytes();

@@ -75,13 +75,6 @@ class Prefetches:
         """Gives new priorities to prefetches that are still queued."""
         self._loader.reprioritise(keys, priorities)
 
-    def keep(self, resident: list[int]) -> None:
-        """Keeps residents of a layer to come, as far as no more than half of the slots of their size is kept."""
-        if resident:
-            [which] = self._cache.table.classes_of(resident[:1])
-            room = self._cache.table.slots_by_class()[which] // 2 - self._reserved_by_class()[which]
-            self._cache.reserve(resident[: max(0, room)], prefetched=False)
-
     def _reserved_by_class(self) -> list[int]:
         table = self._cache.table
         if self._one_size:

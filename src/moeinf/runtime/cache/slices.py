@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -32,42 +31,6 @@ def keys_of_slices(keys: IntArray, slices: int) -> IntArray:
         return keys
     every: IntArray = (keys[:, None] * slices + np.arange(slices)).ravel()
     return every
-
-
-class SliceOrder:
-    """In which order a layer's slices are computed: each expert's one after the other, and what is all there first."""
-
-    def __init__(self, keys: Sequence[int], num_experts: int, absent: Sequence[int]) -> None:
-        """keys: of the slices of so many experts, the same number of each, an expert's in their order."""
-        of_each = len(keys) // max(1, num_experts)
-        experts = [keys[first : first + of_each] for first in range(0, len(keys), max(1, of_each))]
-        missing = set(absent)
-        experts.sort(key=lambda slices: len(missing.intersection(slices)))
-        self._order = [key for slices in experts for key in slices]
-        self._places = {key: place for place, key in enumerate(self._order)}
-        self._here: set[int] = set()  # resident, and not handed out
-        self._next = 0  # place of the first slice that was not handed out
-
-    def place_of(self, key: int) -> int:
-        return self._places[key]
-
-    def arrive(self, keys: Iterable[int]) -> list[int]:
-        """Takes slices that are resident now; returns those that may be computed, with what waited for them."""
-        self._here.update(keys)
-        first = self._next
-        while self._next < len(self._order) and self._order[self._next] in self._here:
-            self._next += 1
-        ready = self._order[first : self._next]
-        self._here.difference_update(ready)
-        return ready
-
-    def give_up(self) -> int | None:
-        """Returns the last of the slices that are here and wait for others, and counts it as absent."""
-        if not self._here:
-            return None
-        last = max(self._here, key=self.place_of)
-        self._here.remove(last)
-        return last
 
 
 class SliceScores:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from moeinf._native import IdleWindow, ReadFailure, TokenVisit, TokenVisits
+from moeinf._native import IdleWindow, ReadFailure, Visit, Visits
 from moeinf.runtime.cache.cache import CacheSnapshot, ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.prefetches import Prefetches
@@ -20,7 +20,6 @@ from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.slices import keys_of_slices
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT, BoolArray
-from moeinf.runtime.cache.visit import AnyVisit, Visit, VisitParts
 from moeinf.types import IntArray, Profiler
 
 DRAIN_S: Final = 0.5  # for reads into slots that are to go; a visit may wait for so long
@@ -77,8 +76,7 @@ class ExpertTier:
         self._table = cache.table
         self._loader = loader
         self._errors = errors
-        self._parts = VisitParts(cache, loader, self.prefetches, self.idle, profiler, errors.explain)
-        self._of_tokens = TokenVisits(cache, loader, self.idle, profiler, errors.explain)
+        self._visits = Visits(cache, loader, self.idle, profiler, errors.explain)
         self._offset_rows = list(cache.table.offset_of.reshape(cache.shape.num_layers, cache.shape.num_experts))
         self._drain_s = drain_s
         self._leased = False
@@ -95,15 +93,10 @@ class ExpertTier:
         self.stats.hits += num_activations
         return self._offset_rows[layer].take(experts)
 
-    def visit(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> AnyVisit:
-        """Begins a visit: `num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
-
-        That of a single token, which comes at every layer of decode, is native.
-        """
+    def visit(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> Visit:
+        """Begins a visit: `num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says."""
         assert not self._leased, "somebody else decides what lies in the slots"
-        if num_tokens == 1 and self._cache.slices == 1:
-            return TokenVisit(self._of_tokens, layer, experts)
-        return Visit(self._parts, layer, experts, counts, num_tokens)
+        return Visit(self._visits, layer, experts, counts, num_tokens)
 
     def end_request(self) -> None:
         """Holds nothing for layers to come any more; the next visit drops what is still read for them."""

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeinf._native import Visit
 from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceRouting
-from moeinf.runtime.cache.visit import AnyVisit
 from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
@@ -67,7 +67,7 @@ class DeviceExperts:
         self._cpu = cpu
         self._profiler = slots.tier.profiler
         self._guess: Guess | None = None
-        self._visit: AnyVisit | None = None  # of one token, between the device's stretches of work
+        self._visit: Visit | None = None  # of one token, between the device's stretches of work
         self._arrivals: Iterator[tuple[IntArray, IntArray]] = iter(())
         k = shape.top_k
         self._ids, self._guessed_ids = (device.pinned((1, k), torch.int32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The native cache against its plain twin, and the native visit of a token against the one of any number of them."""
+"""The native cache and the native visit of a layer against their plain twins."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf._native import TokenVisit
+from moeinf._native import Visit
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.table import SlotRegion
-from moeinf.runtime.cache.visit import AnyVisit, Visit
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.types import FloatArray, MoeShape
+from moeinf.types import FloatArray, IntArray, MoeShape
 from tests.oracles.expert_cache import PlainCache
+from tests.oracles.visit import PlainVisit, VisitParts
 from tests.support.fake_reader import SHAPE, Tier, make_tier, sizes_of
 
 STRIDE, START = 4096, 8192
@@ -141,19 +141,24 @@ def test_what_no_table_can_hold_is_refused() -> None:
         cache.release([5])
 
 
-def run_visits(
-    tier: Tier, reader: Any, policy: Any, seed: int, begin: Callable[[int, np.ndarray], AnyVisit]
-) -> list[Any]:
-    """Visits of single tokens with prefetches between them, some of them given up; returns all that can be seen."""
-    rng, seen = np.random.default_rng(seed), list[Any]()
+Begin = Callable[[int, IntArray, IntArray, int], Visit | PlainVisit]
+
+
+def run_visits(tier: Tier, reader: Any, policy: Any, seed: int, most_tokens: int, begin: Begin) -> list[Any]:
+    """Visits with prefetches between them, some of them given up; returns all that can be seen."""
+    rng, seen, num_keys = np.random.default_rng(seed), list[Any](), tier.shape.num_experts
     for _ in range(6):
         for layer in range(SHAPE.num_layers):
-            experts = np.sort(rng.permutation(SHAPE.num_experts)[: SHAPE.top_k])
-            policy.observe(layer, experts[None])
+            tokens, following = int(rng.integers(1, most_tokens + 1)), (layer + 1) % SHAPE.num_layers * num_keys
+            ids = np.array([rng.permutation(SHAPE.num_experts)[: SHAPE.top_k] for _ in range(tokens)])
+            policy.observe(layer, ids)
+            experts, counts = np.unique(ids, return_counts=True)
             given_up = rng.random() < 0.1
             try:
-                with begin(layer, experts) as opened:
+                with begin(layer, experts, counts, tokens) as opened:
                     seen.append((opened.layer, opened.keys, opened.num_absent, opened.all_have_slots, opened.any_ready))
+                    if tokens > 1 and rng.random() < 0.5:
+                        opened.read_ahead(following + rng.permutation(num_keys)[: int(rng.integers(num_keys))])
                     for batch, offsets in opened.arrivals():
                         seen.append((batch.tolist(), offsets.tolist(), opened.all_have_slots))
                         if given_up:
@@ -161,7 +166,7 @@ def run_visits(
             except ExpertReadError as error:
                 seen.append((str(error), repr(error.__cause__)))
             absent = np.flatnonzero(~tier.prefetches.known((layer + 1) % SHAPE.num_layers)[0])
-            keys = (absent + (layer + 1) % SHAPE.num_layers * SHAPE.num_experts)[: max(0, tier.prefetches.room)]
+            keys = (absent + following)[: max(0, tier.prefetches.room)]
             tier.prefetches.submit(keys, rng.random(len(keys)))
             counted = asdict(tier.stats)
             counted.pop("stall_s")  # of the clock on the wall
@@ -170,30 +175,40 @@ def run_visits(
     return seen
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     num_slots=st.integers(1, 18),
     policy=st.sampled_from(POLICIES),
     seed=st.integers(0, 999),
     failing=st.frozensets(st.integers(0, SHAPE.total_experts - 1), max_size=2),
     large=st.frozensets(st.integers(0, SHAPE.num_layers - 1)),
+    most_tokens=st.integers(1, 4),
+    slices=st.none() | st.sampled_from([(2, 2, 2), (4, 3, 4)]),
 )
-def test_the_native_visit_goes_as_the_one_of_any_number_of_tokens(
-    num_slots: int, policy: str, seed: int, failing: frozenset[int], large: frozenset[int]
+def test_the_native_visit_goes_as_its_plain_twin(
+    num_slots: int,
+    policy: str,
+    seed: int,
+    failing: frozenset[int],
+    large: frozenset[int],
+    most_tokens: int,
+    slices: tuple[int, ...] | None,
 ) -> None:
-    once = np.ones(SHAPE.top_k, np.int64)
-    sizes = sizes_of(large)
-    num_slots = num_slots if len(sizes.class_bytes) == 1 else max(num_slots, sizes.least_slots)
-    fast, slow = (make_tier(num_slots, policy, seed, failing, idle_s=0.01, sizes=sizes) for _ in range(2))
-
-    def native(layer: int, experts: np.ndarray) -> AnyVisit:
-        opened = fast[0].visit(layer, experts, once, 1)
-        assert isinstance(opened, TokenVisit) and opened.num_tokens == 1
-        return opened
-
-    assert run_visits(*fast, seed, native) == run_visits(
-        *slow, seed, lambda layer, experts: Visit(slow[0]._parts, layer, experts, once, 1)
+    sizes = None if slices else sizes_of(large)
+    if sizes is not None and len(sizes.class_bytes) > 1:
+        num_slots = max(num_slots, sizes.least_slots)
+    fast, slow = (
+        make_tier(num_slots, policy, seed, failing, idle_s=0.01, sizes=sizes, slices=slices or ()) for _ in range(2)
     )
+    slow_tier = slow[0]
+    parts = VisitParts(
+        slow_tier._cache, slow_tier._loader, slow_tier.idle, slow_tier.profiler, slow_tier._errors.explain
+    )
+
+    def plain(layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> PlainVisit:
+        return PlainVisit(parts, layer, experts, counts, num_tokens)
+
+    assert run_visits(*fast, seed, most_tokens, fast[0].visit) == run_visits(*slow, seed, most_tokens, plain)
 
 
 def test_a_visit_of_what_there_is_not_is_refused() -> None:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import ExpertReadError
-from moeinf.runtime.cache.slices import SliceOrder, SliceScores
+from moeinf.runtime.cache.slices import SliceScores
 from moeinf.runtime.cache.table import ABSENT, LOADING, NO_EXPERT, RESIDENT
-from moeinf.runtime.cache.visit import SLICES_AHEAD
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.runtime.policy.protocol import EvictionPolicy
 from moeinf.types import FloatArray, IntArray
+from tests.oracles.visit import SLICES_AHEAD
 from tests.support.fake_reader import LAYOUT, SHAPE, Tier, make_tier
 
 SLICES = (4, 3, 4)  # of the experts of each layer
@@ -110,22 +110,6 @@ def test_what_is_left_of_an_expert_is_not_read_again_and_comes_first() -> None:
     assert run(tier, policy, layer, np.array([[expert]])) == [expert]
     assert reader.submitted - submitted == MOST - held
     assert (tier.stats.hits, tier.stats.misses) == (0, 3), "part of an expert is no hit"
-
-
-def test_an_expert_of_which_more_is_there_comes_before_one_that_is_absent() -> None:
-    order = SliceOrder([0, 1, 2, 8, 9, 10, 16, 17, 18], 3, absent=[0, 1, 2, 9])
-    assert order.arrive([8, 10, 16, 17, 18]) == [16, 17, 18, 8]
-    assert order.arrive([0]) == []
-    assert order.arrive([9, 1]) == [9, 10, 0, 1]
-    assert order.give_up() is None
-    assert order.arrive([2]) == [2]
-
-
-def test_slices_that_wait_for_others_give_up_their_slots_the_last_first() -> None:
-    order = SliceOrder([0, 1, 2, 3], 1, absent=[0])
-    assert order.arrive([2, 1, 3]) == []
-    assert (order.give_up(), order.give_up()) == (3, 2)
-    assert order.arrive([0]) == [0, 1]
 
 
 def test_the_last_slices_of_an_expert_leave_first_and_experts_in_their_order() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
-from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eviction import POLICIES
@@ -109,7 +108,6 @@ def test_a_prefill_goes_through_few_host_slots_and_streams_the_next_layer(
         machine.policy.observe(layer, ids)
         seen = []
         with machine.tier.visit(layer, np.arange(6), np.ones(6, np.int64), 3) as visit:
-            assert isinstance(visit, Visit)
             if layer + 1 < SHAPE.num_layers:
                 visit.read_ahead((layer + 1) * SHAPE.num_experts + np.arange(6))
             for batch, offsets in visit.arrivals():

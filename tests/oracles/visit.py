@@ -1,66 +1,74 @@
-"""A visit: one run of a layer, from the experts that it needs to the end of their computing."""
+"""A visit as moeinf._native.Visit, in plain Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
-from moeinf._native import IdleWindow, ReadFailure, TokenVisit
+from moeinf._native import IdleWindow, ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import DEMAND, Loader
-from moeinf.runtime.cache.prefetches import Prefetches
-from moeinf.runtime.cache.slices import SliceOrder, keys_of_slices
+from moeinf.runtime.cache.slices import keys_of_slices
 from moeinf.types import IntArray, Profiler
-
-AnyVisit: TypeAlias = "Visit | TokenVisit"  # a native one of a single token and whole experts
 
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
 BATCH_SLICES: Final = 4  # the same where experts are cut
 SLICES_AHEAD: Final = 5  # of a single token's on their way: the disk is busy, and few slots are taken from others
 
 
+class SliceOrder:
+    """In which order a layer's slices are computed: each expert's one after the other, and what is all there first."""
+
+    def __init__(self, keys: Sequence[int], num_experts: int, absent: Sequence[int]) -> None:
+        """keys: of the slices of so many experts, the same number of each, an expert's in their order."""
+        of_each = len(keys) // max(1, num_experts)
+        experts = [keys[first : first + of_each] for first in range(0, len(keys), max(1, of_each))]
+        missing = set(absent)
+        experts.sort(key=lambda slices: len(missing.intersection(slices)))
+        self._order = [key for slices in experts for key in slices]
+        self._places = {key: place for place, key in enumerate(self._order)}
+        self._here: set[int] = set()  # resident, and not handed out
+        self._next = 0  # place of the first slice that was not handed out
+
+    def place_of(self, key: int) -> int:
+        return self._places[key]
+
+    def arrive(self, keys: Iterable[int]) -> list[int]:
+        """Takes slices that are resident now; returns those that may be computed, with what waited for them."""
+        self._here.update(keys)
+        first = self._next
+        while self._next < len(self._order) and self._order[self._next] in self._here:
+            self._next += 1
+        ready = self._order[first : self._next]
+        self._here.difference_update(ready)
+        return ready
+
+    def give_up(self) -> int | None:
+        """Returns the last of the slices that are here and wait for others, and counts it as absent."""
+        if not self._here:
+            return None
+        last = max(self._here, key=self.place_of)
+        self._here.remove(last)
+        return last
+
+
 @dataclass(frozen=True, slots=True)
 class VisitParts:
-    """What a visit works with; a tier gives the same to all of its visits."""
+    """What a visit works with."""
 
     cache: ExpertCache
     loader: Loader
-    prefetches: Prefetches
     idle: IdleWindow
     profiler: Profiler
     explain: Callable[[ReadFailure], ExpertReadError]
 
 
-class Visit:
-    """Pins the experts of a layer that are there, reads the others, and hands out each while it cannot leave.
-
-    A visit may need more experts than there are slots: it then goes through in waves. Slices of experts are handed out
-    in their order, those of one expert before those of the next, so that each is computed as soon as it lands, and its
-    memory serves those that follow. `arrivals` is taken to its end, then `close` (or the end of `with`) comes; after an
-    error or an interrupt `close` alone, and nothing is held any more for this visit or for layers to come. An iterator
-    that is left over does nothing afterwards.
-    """
-
-    __slots__ = (
-        "_ahead",
-        "_experts",
-        "_open",
-        "_order",
-        "_parts",
-        "_pending",
-        "_ready",
-        "_waiting",
-        "keys",
-        "layer",
-        "num_absent",
-        "num_tokens",
-    )
-
+class PlainVisit:
     def __init__(self, parts: VisitParts, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
         """`num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
 
@@ -81,7 +89,7 @@ class Visit:
             self.close()
             raise
 
-    def __enter__(self) -> Visit:
+    def __enter__(self) -> PlainVisit:
         return self
 
     def __exit__(
@@ -134,8 +142,17 @@ class Visit:
         demand leaves, now and after each batch.
         """
         self._ahead, _, resident = self._parts.cache.by_state(keys.tolist())
-        self._parts.prefetches.keep(resident)
+        self._keep(resident)
         self._refill()
+
+    def _keep(self, resident: list[int]) -> None:
+        """Keeps residents of the next layer, as far as no more than half of the slots of their size is kept."""
+        cache, table = self._parts.cache, self._parts.cache.table
+        if resident:
+            [which] = table.classes_of(resident[:1])
+            kept = int((table.classes_of(cache.reserved()) == which).sum()) if cache.num_reserved else 0
+            room = table.slots_by_class()[which] // 2 - kept
+            cache.reserve(resident[: max(0, room)], prefetched=False)
 
     def close(self) -> None:
         """Ends the visit; a second call does nothing. Reads of a visit that is given up land as usual."""
@@ -164,7 +181,7 @@ class Visit:
             self._ready = self._order.arrive(self._ready)
         self.num_absent = len(self._pending)  # neither resident nor on their way
         if self._waiting:
-            parts.prefetches.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
+            parts.loader.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
         if unneeded := cache.end_reservations():
             parts.loader.drop(unneeded)
         if self._pending:
@@ -178,7 +195,7 @@ class Visit:
             self._queue_demand()
         if self._ahead and not self._pending:
             priorities = np.full(len(self._ahead), DEMAND)  # it will be needed for certain
-            del self._ahead[: self._parts.prefetches.submit(np.array(self._ahead), priorities)]
+            del self._ahead[: self._parts.loader.prefetch(np.array(self._ahead), priorities)]
 
     def _queue_demand(self) -> None:
         cache, pending, stuck = self._parts.cache, self._pending, not (self._ready or self._waiting)

@@ -10,8 +10,9 @@
 #include "check.h"
 #include "moeinf/cache/expert_cache.h"
 #include "moeinf/cache/loader.h"
+#include "moeinf/cache/slice_order.h"
 #include "moeinf/cache/slot_table.h"
-#include "moeinf/cache/token_visit.h"
+#include "moeinf/cache/visit.h"
 
 using moeinf::ExpertCache;
 using moeinf::ExpertReads;
@@ -19,7 +20,8 @@ using moeinf::Keys;
 using moeinf::Loader;
 using moeinf::SlotClasses;
 using moeinf::SlotTable;
-using moeinf::TokenVisit;
+using moeinf::Tokens;
+using moeinf::Visit;
 
 namespace {
 
@@ -121,7 +123,8 @@ SlotClasses classes_of(std::size_t num_slots, bool two_sizes) {
 
 // A cache of so many slots whose scores change from layer to layer.
 struct Machine {
-  Machine(std::size_t num_slots, unsigned seed, std::int64_t bad_key, bool two_sizes = false)
+  Machine(std::size_t num_slots, unsigned seed, std::int64_t bad_key, bool two_sizes = false,
+          std::int64_t slices = 1)
       : classes(classes_of(num_slots, two_sizes)),
         table(kStart, classes, states.data(), offsets.data(), states.size()),
         cache(table, kLayers, kExperts,
@@ -131,7 +134,7 @@ struct Machine {
                 return scores.data();
               }),
         reads(seed, bad_key),
-        loader(cache, reads, 1) {}
+        loader(cache, reads, slices) {}
 
   void check() const {
     std::vector<std::int64_t> used = table.free_offsets(), of_class(classes.bytes.size(), 0);
@@ -165,16 +168,21 @@ struct Machine {
 };
 
 // Takes a visit to its end, and closes it also where something is thrown; false: a read of it failed.
-bool computed(Machine& machine, std::int64_t layer, const Keys& experts) {
-  TokenVisit visit(machine.cache, machine.loader, layer, experts.data(), experts.size());
-  const std::unique_ptr<TokenVisit, void (*)(TokenVisit*)> closed(&visit,
-                                                                  [](TokenVisit* each) { each->close(); });
-  Keys seen;
+bool computed(Machine& machine, std::int64_t layer, const Keys& experts, std::int64_t num_tokens = 1,
+              const Keys& ahead = {}) {
+  Visit visit(machine.cache, machine.loader, {layer, num_tokens, experts, Keys(experts.size(), num_tokens)});
+  const std::unique_ptr<Visit, void (*)(Visit*)> closed(&visit, [](Visit* each) { each->close(); });
+  if (!ahead.empty()) visit.read_ahead(ahead);
+  const std::int64_t slices = machine.loader.slices();
+  Keys seen, wanted;
+  for (const std::int64_t expert : experts)
+    for (std::int64_t slice = 0; slice < slices; ++slice) wanted.push_back(expert * slices + slice);
   while (true) {
     const Keys batch = visit.next_batch();
     for (const std::int64_t key : batch) {
       CHECK(machine.table.state(key) == moeinf::kResident && machine.cache.pinned().has(key));
       seen.push_back(key - layer * kExperts);
+      if (seen.back() % slices > 0) CHECK(seen[seen.size() - 2] == seen.back() - 1);
     }
     if (!batch.empty()) continue;
     if (visit.has_ended()) break;
@@ -185,7 +193,7 @@ bool computed(Machine& machine, std::int64_t layer, const Keys& experts) {
   }
   visit.close();
   std::sort(seen.begin(), seen.end());
-  CHECK(seen == experts);
+  CHECK(seen == wanted);
   return true;
 }
 
@@ -224,6 +232,45 @@ TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
     CHECK(counts.hits + counts.misses == activations && counts.late_hits <= counts.misses);
     CHECK(counts.prefetches_used + counts.prefetches_wasted <= counts.prefetches);
   }
+}
+
+TEST(many_tokens_and_slices_go_through_few_slots_while_the_next_layer_is_read) {
+  for (unsigned seed = 0; seed < 90; ++seed) {
+    const std::int64_t slices = seed % 3 == 0 ? 1 : 2, num_experts = kExperts / slices;
+    Machine machine(1 + seed % 11, seed, -1, false, slices);
+    std::mt19937 random(seed);
+    for (int visit = 0; visit < 30; ++visit) {
+      const std::int64_t layer = visit % kLayers, num_tokens = 1 + static_cast<std::int64_t>(random() % 3);
+      Keys experts, ahead;
+      for (std::int64_t expert = 0; expert < num_experts; ++expert)
+        if (random() % 2 == 0) experts.push_back(expert);
+      for (std::int64_t key = 0; num_tokens > 1 && key < kExperts; key += 2)
+        ahead.push_back((layer + 1) % kLayers * kExperts + key);
+      CHECK(computed(machine, layer, experts, num_tokens, ahead));
+      CHECK(machine.cache.pinned().empty());
+      machine.check();
+    }
+  }
+}
+
+TEST(slices_of_an_expert_come_in_order_and_first_those_of_which_more_is_there) {
+  moeinf::SliceOrder order({0, 1, 2, 8, 9, 10, 16, 17, 18}, 3, {0, 1, 2, 9});
+  const auto landed = [&order](const Keys& keys) {
+    for (const std::int64_t key : keys) order.land(key);
+    Keys ready;
+    order.hand_out(ready);
+    return ready;
+  };
+  CHECK(landed({8, 10, 16, 17, 18}) == (Keys{16, 17, 18, 8}));
+  CHECK(landed({0}).empty());
+  CHECK(landed({9, 1}) == (Keys{9, 10, 0, 1}));
+  CHECK(order.give_up() == moeinf::SliceOrder::kNoKey);
+  CHECK(landed({2}) == Keys{2});
+  order = moeinf::SliceOrder({0, 1, 2, 3}, 1, {0});
+  CHECK(landed({2, 1, 3}).empty());
+  CHECK(order.give_up() == 3);
+  CHECK(order.give_up() == 2);
+  CHECK(landed({0}) == (Keys{0, 1}));
 }
 
 // Whatever a reader throws, and wherever: the visit is closed, as after any exception, and the next ones find
@@ -280,9 +327,9 @@ TEST(calls_that_cannot_be_meant_change_nothing) {
   CHECK(refused([&] { machine.table.assign({4, 4}); }));
   CHECK(refused([&] { machine.table.assign({0, 1, -1}); }));
   CHECK(refused([&] { machine.table.land({0}); }));
-  CHECK(refused([&] { machine.cache.begin_layer(0, {0}, {1, 1}, false); }));
-  CHECK(refused([&] { machine.cache.begin_layer(0, {0, 1, 2}, {1, 1}, false); }));
-  CHECK(refused([&] { machine.cache.begin_layer(kLayers, {0}, {1}, false); }));
+  CHECK(refused([&] { machine.cache.begin_layer(0, {0}, {1, 1}, Tokens::kOne); }));
+  CHECK(refused([&] { machine.cache.begin_layer(0, {0, 1, 2}, {1, 1}, Tokens::kOne); }));
+  CHECK(refused([&] { machine.cache.begin_layer(kLayers, {0}, {1}, Tokens::kOne); }));
   CHECK(refused([&] { machine.cache.begin_token(-1, {0}); }));
   CHECK(refused([&] { machine.cache.make_room({kKeys}); }));
   CHECK(refused([&] { machine.loader.submit({0, 1}, {0.5}); }));
@@ -343,12 +390,13 @@ TEST(a_visit_of_what_there_is_not_is_refused) {
   Machine machine(4, 1, -1);
   const std::int64_t below = -1, above = kExperts, first = 0;
   const auto visit = [&machine](std::int64_t layer, const std::int64_t* expert) {
-    return [&machine, layer, expert] { TokenVisit(machine.cache, machine.loader, layer, expert, 1); };
+    return [&machine, layer, expert] { Visit(machine.cache, machine.loader, {layer, 1, {*expert}, {1}}); };
   };
   CHECK(throws<std::invalid_argument>(visit(0, &below)));
   CHECK(throws<std::invalid_argument>(visit(0, &above)));
   CHECK(throws<std::invalid_argument>(visit(kLayers, &first)));
   CHECK(throws<std::invalid_argument>(visit(-1, &first)));
+  CHECK(throws<std::invalid_argument>([&machine] { Visit(machine.cache, machine.loader, {0, 1, {0}, {}}); }));
   CHECK(throws<std::invalid_argument>([&machine] { machine.table.assign({0, 1, 2, 3, 4}); }));
   CHECK(throws<std::out_of_range>([&machine] { machine.table.assign({kKeys}); }));
   CHECK(throws<std::invalid_argument>([&machine] { machine.table.free({0}); }));
