@@ -10,7 +10,6 @@ namespace moeinf {
 Visit::Visit(ExpertCache& cache, Loader& loader, Needed needed)
     : cache_(cache), loader_(loader), needed_(std::move(needed)) {
   find_keys();
-  for (Keys* each : {&ready_, &waiting_, &pending_, &batch_}) each->reserve(keys_.size());
   try {
     begin();
   } catch (...) {
@@ -40,11 +39,11 @@ void Visit::begin() {
           ? cache_.begin_token(layer(), keys_)
           : cache_.begin_layer(layer(), keys_, needed_.counts,
                                num_tokens() > 1 ? Tokens::kMany : Tokens::kOne);
-  pending_.assign(groups.absent.begin(), groups.absent.end());
-  waiting_.assign(groups.loading.begin(), groups.loading.end());
+  pending_ = std::move(groups.absent);
+  waiting_ = std::move(groups.loading);
   num_absent_ = static_cast<std::int64_t>(pending_.size());
   if (loader_.slices() == 1) {
-    ready_.assign(groups.resident.begin(), groups.resident.end());
+    ready_ = std::move(groups.resident);
   } else {
     order_.emplace(keys_, needed_.experts.size(), pending_);
     order_->sort(pending_);
@@ -52,6 +51,8 @@ void Visit::begin() {
     for (const std::int64_t key : groups.resident) order_->land(key);
     order_->hand_out(ready_);
   }
+  if (!waiting_.empty() || !pending_.empty())  // what lands or is given up has its place, whatever happens
+    for (Keys* each : {&ready_, &waiting_, &pending_}) each->reserve(keys_.size());
   if (!waiting_.empty()) loader_.reprioritise(waiting_, std::vector<double>(waiting_.size(), kDemand));
   if (const Keys unneeded = cache_.end_reservations(); !unneeded.empty()) loader_.drop(unneeded);
   queue_demand();

@@ -76,7 +76,8 @@ class Visit {
   Loader& loader_;
   Needed needed_;
   Keys keys_;  // of what the visit needs
-  // Resident and not computed; on their way; without a slot so far. Each has room for all keys at first.
+  // Resident and not computed; on their way; without a slot so far. Where one of the
+  // latter two is there at first, each has room for all keys.
   Keys ready_, waiting_, pending_;
   Keys ahead_;  // of the next layer, to be read into the slots that demand leaves
   Keys batch_;
