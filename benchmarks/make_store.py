@@ -19,9 +19,9 @@ from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.convert import convert_shard, create_files
 from moeinf.pull.checkpoint.plan import plan_conversion
 from moeinf.pull.checkpoint.seal import seal
-from moeinf.pull.model_names import full_name
 from moeinf.pull.source import FolderSource, read_config
 from moeinf.store.library import Library
+from moeinf.store.naming.names import full_name
 from moeinf.store.processes.partials import partial_folder
 from moeinf.store.quantisation import KEEP, chosen
 

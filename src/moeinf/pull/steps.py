@@ -51,13 +51,13 @@ class Headers:
 
 
 class Steps(Protocol):
-    """What a pull consists of."""
+    """A pull: of a GGUF file of this machine, of GGUF files of the Hub, or of a checkpoint."""
 
     def plan(self) -> PullPlan: ...
 
     def headers(self) -> Headers: ...
 
-    def run(self, *, force: bool, keep_source: bool) -> StoredModel: ...
+    def run(self) -> StoredModel: ...
 
 
 def free_bytes(folder: Path) -> int:

@@ -12,7 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.engine.stored.facts import template_facts
 from moeinf.engine.stored.preset import preset_of
-from moeinf.pull.model_names import stored_model
+from moeinf.pull.origins import stored_model
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import chosen

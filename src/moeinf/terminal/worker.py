@@ -78,8 +78,8 @@ def _stored(model: str, listener: Listener, tell: Callable[[str], None]) -> Stor
     from moeinf.config.environment import store_home
     from moeinf.distributed.transfer import await_model
     from moeinf.errors import ModelNotFoundError
-    from moeinf.pull.model_names import full_name
     from moeinf.store.library import Library
+    from moeinf.store.naming.names import full_name
     from moeinf.terminal.stored.find import find_stored
 
     try:

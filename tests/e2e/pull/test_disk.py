@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import DiskSpaceError, MoeinfError
-from moeinf.pull.model_names import Origin
+from moeinf.pull.origins import Origin
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library
+from moeinf.store.manifest import ModelSource
 from moeinf.store.processes.partials import partial_folder, pull_lock
 from moeinf.store.verify import verify
 from tests.support.checkpoints import content, write_checkpoint
@@ -26,6 +27,7 @@ from moeinf.errors import MoeinfError
 from moeinf.config.pull_options import PullOptions
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library
+from moeinf.store.manifest import ModelSource
 from moeinf.pull.events import SilentProgress
 class Notes(SilentProgress):
     def note(self, text): print("note", text, flush=True)
@@ -147,7 +149,7 @@ def test_a_second_pull_of_the_same_source_waits_and_finds_it_done(
 def test_a_pull_that_waits_says_for_whom(checkpoint: Path, tmp_path: Path) -> None:
     script, home = tmp_path / "script.py", tmp_path / "home"
     script.write_text(SCRIPT)
-    folder = partial_folder(home, Origin("folder", str(checkpoint), "", "").locator)
+    folder = partial_folder(home, Origin(ModelSource("folder", str(checkpoint)), "").locator)
     with pull_lock(folder, "mine", print):
         command = [sys.executable, str(script), str(checkpoint), str(home)]
         waiting = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -160,7 +162,7 @@ def test_a_pull_that_waits_says_for_whom(checkpoint: Path, tmp_path: Path) -> No
 
 def test_a_lock_left_by_a_killed_pull_holds_nobody_up(checkpoint: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    folder = partial_folder(home, Origin("folder", str(checkpoint), "", "").locator)
+    folder = partial_folder(home, Origin(ModelSource("folder", str(checkpoint)), "").locator)
     folder.parent.mkdir(parents=True)
     folder.with_suffix(".lock").write_text("1")
     assert pull(str(checkpoint), home=home).manifest.moe.num_layers == 2

@@ -264,7 +264,7 @@ def test_a_shard_stays_until_no_other_needs_its_scales_and_is_fetched_once(
         tmp_path / "c", in_fp8(random_tensors(CUT_TILES))[0], CUT_TILES | FP8, order=lambda name: name.endswith("_inv")
     )  # all scales in the last shards
     source = Downloading(checkpoint)
-    monkeypatch.setattr(install, "open_source", lambda *_: source)
+    monkeypatch.setattr(install, "FolderSource", lambda *_: source)
     model = pull(str(checkpoint), home=tmp_path / "home")
     assert sorted(source.fetched) == list(source.shards.files)
     monkeypatch.undo()
@@ -280,7 +280,7 @@ def test_a_pull_that_was_killed_fetches_scales_again_that_it_still_needs(
         CUT_TILES | FP8,
         order=lambda name: not name.endswith("_inv"),
     )  # all scales in the first shards
-    monkeypatch.setattr(install, "open_source", lambda *_: Downloading(checkpoint))
+    monkeypatch.setattr(install, "FolderSource", lambda *_: Downloading(checkpoint))
     real, calls = convert.convert_shard, []
 
     def convert_two(*args: Any) -> Losses:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import UsageError
-from moeinf.pull.model_names import known_sources, named_origin, origin_of
+from moeinf.pull.origins import resolve
 from moeinf.store.library import Library
-from moeinf.store.naming.aliases import ALIAS_FILE
+from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.aliases import ALIAS_FILE, known_sources
 
 
 def write(home: Path, text: str) -> None:
@@ -18,11 +19,11 @@ def write(home: Path, text: str) -> None:
 
 def test_a_name_of_the_user_means_a_repository_at_a_commit(tmp_path: Path) -> None:
     write(tmp_path, '{"Small": "org/Repo@0123abc", "small:q4": "org/Repo-GGUF:Q4_K_M"}')
-    origin = origin_of("small", Library(tmp_path))
-    assert (origin.kind, origin.location, origin.revision, origin.name) == ("hub", "org/Repo", "0123abc", "small")
-    of_file = origin_of("small:q4", Library(tmp_path))
-    assert (of_file.location, of_file.file, of_file.name) == ("org/Repo-GGUF", "Q4_K_M", "small:q4")
-    assert origin_of("small:latest", Library(tmp_path)).location == "org/Repo"
+    origin = resolve("small", Library(tmp_path))
+    assert (origin.source, origin.name) == (ModelSource("hub", "org/Repo", "0123abc"), "small")
+    of_file = resolve("small:q4", Library(tmp_path))
+    assert (of_file.source, of_file.name) == (ModelSource("hub", "org/Repo-GGUF", "", "Q4_K_M"), "small:q4")
+    assert resolve("small:latest", Library(tmp_path)).source.location == "org/Repo"
     known = known_sources(tmp_path)
     assert known["small"] == "org/Repo@0123abc" and known["small:q4"] == "org/Repo-GGUF:Q4_K_M"
     assert known["demo"] == "embedded" and list(known) == sorted(known)
@@ -43,8 +44,7 @@ def test_names_that_come_with_moeinf_mean_one_commit(tmp_path: Path) -> None:
 
 def test_a_name_of_the_user_goes_before_one_that_comes_with_moeinf(tmp_path: Path) -> None:
     write(tmp_path, '{"mixtral": "mine/Mixtral"}')
-    origin = named_origin("mixtral", tmp_path)
-    assert origin is not None and origin.location == "mine/Mixtral"
+    assert resolve("mixtral", Library(tmp_path)).source.location == "mine/Mixtral"
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_a_name_of_the_user_goes_before_one_that_comes_with_moeinf(tmp_path: Pat
 def test_a_file_that_is_not_sound_is_named_with_what_it_should_hold(text: str, said: str, tmp_path: Path) -> None:
     write(tmp_path, text)
     with pytest.raises(UsageError, match=said):
-        named_origin("olmoe", tmp_path)
+        resolve("olmoe", Library(tmp_path))

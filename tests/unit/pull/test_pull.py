@@ -17,7 +17,7 @@ from moeinf.pull.checkpoint import pull as steps
 from moeinf.pull.checkpoint.convert import convert_shard
 from moeinf.pull.coded.blocks import Losses
 from moeinf.pull.events import SilentProgress
-from moeinf.pull.model_names import named_origin, outside_origin
+from moeinf.pull.origins import resolve
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.pull.steps import PullPlan
 from moeinf.store.library import Library
@@ -328,15 +328,15 @@ def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
     ],
 )
 def test_references_to_the_hub(reference: str, location: str, revision: str, name: str, tmp_path: Path) -> None:
-    origin = outside_origin(reference) or named_origin(reference, tmp_path)
-    assert origin is not None and origin.kind == "hub"
-    assert (origin.location, origin.revision, origin.name) == (location, revision, name)
+    origin = resolve(reference, Library(tmp_path))
+    source = origin.source
+    assert (source.kind, source.location, source.revision, origin.name) == ("hub", location, revision, name)
 
 
 @pytest.mark.parametrize("reference", ["/x", "./x", "../x", "~/x", ".", "~"])
-def test_references_in_the_form_of_a_path_are_paths(reference: str) -> None:
-    origin = outside_origin(reference)
-    assert origin is not None and origin.kind == "folder" and Path(origin.location).is_absolute()
+def test_references_in_the_form_of_a_path_are_paths(reference: str, tmp_path: Path) -> None:
+    source = resolve(reference, Library(tmp_path)).source
+    assert source.kind == "folder" and Path(source.location).is_absolute()
 
 
 def test_a_model_of_another_origin_is_never_replaced(checkpoint: Path, home: Path, tmp_path: Path) -> None:

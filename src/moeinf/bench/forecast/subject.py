@@ -16,7 +16,7 @@ from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
 from moeinf.errors import OutOfMemoryError
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
-from moeinf.pull.model_names import stored_model
+from moeinf.pull.origins import stored_model
 from moeinf.pull.pull import read_headers
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel

@@ -6,20 +6,22 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from moeinf.errors import CheckpointError, DiskSpaceError
-from moeinf.pull.checkpoint.convert import Portions, convert_shard, create_files, read_bytes
+from moeinf.pull.checkpoint.convert import convert_shard, create_files, read_bytes
 from moeinf.pull.checkpoint.journal import Journal
 from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.checkpoint.reading import Reading
 from moeinf.pull.checkpoint.seal import seal
-from moeinf.pull.events import PullProgress, Verb
-from moeinf.pull.model_names import Origin
+from moeinf.pull.checkpoint.sizes import Sizes
+from moeinf.pull.events import Verb
 from moeinf.pull.source import Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
+from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
-from moeinf.store.library import Library, StoredModel
+from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
@@ -27,37 +29,28 @@ from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 
-_SPACE_MARGIN = 1.02  # for the file system's own records
 _GENERATION = "generation_config.json"
 
 
 class CheckpointPull:
-    """The steps of a pull that converts a checkpoint; an interrupted one goes on where it stopped."""
+    """Converts a checkpoint; an interrupted one goes on where it stopped."""
 
-    def __init__(
-        self,
-        library: Library,
-        origin: Origin,
-        name: str,
-        quantisation: Quantisation,
-        source: Source,
-        progress: PullProgress,
-        portions: Portions,
-    ) -> None:
-        self._library = library
-        self._origin = origin
-        self._name = name
-        self._quantisation = quantisation
+    TAKES: Final = ("quant",)
+
+    def __init__(self, task: PullTask, source: Source) -> None:
+        task.require(*self.TAKES)
+        quantisation, origin = task.quantisation, task.origin
+        self._library, self._name, self._origin, self._quantisation = task.library, task.name, origin, quantisation
         self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
-        self._progress = progress
-        self._portions = portions
-        self._folder = partial_folder(library.home, quantisation.of(origin.locator))
-        library.check_origin(name, origin.source)
+        self._progress, self._options, self._portions = task.progress, task.options, task.portions
+        self._folder = partial_folder(self._library.home, quantisation.of(origin.locator))
+        self._library.check_origin(self._name, origin.source)
         self._source = source
-        self._fingerprint = quantisation.of(self._source.fingerprint)
-        self._asked = PulledAs(name, origin.source, quantisation)
+        self._fingerprint = quantisation.of(source.fingerprint)
+        self._asked = PulledAs(self._name, origin.source, quantisation)
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._reading = Reading(source, self._journal)
+        self._sizes = Sizes(source, self._journal)
         self._of_text: tuple[str, ...] = ()  # what to tell of the tokenizer
 
     def headers(self) -> Headers:
@@ -90,7 +83,7 @@ class CheckpointPull:
             for shard in source.shards.files
         )
         done = self._library.made_of(self._fingerprint)
-        needed = 0 if done else self._needed_bytes(conversion, downloads)
+        needed = 0 if done else self._sizes.needed(conversion, downloads, self._reading.together)
         return PullPlan(
             self._name,
             source.origin,
@@ -102,14 +95,14 @@ class CheckpointPull:
             conversion.fallbacks,
         )
 
-    def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+    def run(self) -> StoredModel:
         # A work folder is there while a pull is under way, or was killed; then the lock decides what is left to do.
         stored = None if self._folder.exists() else self._up_to_date()
         if stored is None:
             with pull_lock(self._folder, self._name, self._progress.note, self._progress.waiting):
                 stored = self._up_to_date() or self._publish_made()
                 if stored is None:
-                    stored = self._make(force=force, keep_source=keep_source)
+                    stored = self._make()
                 self._journal.close()
         return stored
 
@@ -127,14 +120,15 @@ class CheckpointPull:
         if not made:
             return None
         with errors_named(self._library.home), self._library.lock():
-            return self._library.bind(self._name, made[0].id, revision=self._origin.revision)
+            return self._library.bind(self._name, made[0].id, revision=self._origin.source.revision)
 
-    def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
+    def _make(self) -> StoredModel:
         conversion, headers = self._plan_conversion()
-        journal, downloads = self._journal, self._kept_folder() if keep_source else self._journal.download_folder
+        journal, downloads = self._journal, self._journal.download_folder
+        if self._options.keep_source:
+            downloads = self._kept_folder()
         if not self._reading.compared:
-            if not force:
-                self._check_space(conversion, downloads)
+            self._check_space(conversion, downloads)
             journal.begin()
             self._reading.heed_copies(headers, downloads)
             conversion = self._conversion(headers, self._quantisation)
@@ -144,15 +138,15 @@ class CheckpointPull:
             self._progress.note(notice)
         for line in conversion.fallbacks:
             self._progress.note(line)
-        if not force:
-            self._check_space(conversion, downloads)
+        self._check_space(conversion, downloads)
         create_files(journal.model_folder, conversion)
-        self._announce(conversion, downloads)
+        for verb, num_bytes, done_bytes in self._sizes.steps(conversion, downloads, self._verb):
+            self._progress.total(verb, num_bytes, done_bytes)
         for shard in self._source.shards.files:
             if not journal.converted(shard):
                 self._convert(shard, headers, conversion, downloads)
             for done in (shard, *conversion.others[shard]):
-                if not keep_source and not self._awaited(done, conversion):
+                if not self._options.keep_source and not self._sizes.awaited(done, conversion):
                     self._source.release_shard(done, downloads)
         return self._seal(conversion)
 
@@ -186,14 +180,6 @@ class CheckpointPull:
             if self._quantisation == KEEP:
                 small = self._conversion(headers, SMALL)
             self._progress.sizes(fetch_bytes, conversion.total_bytes, small.total_bytes)
-
-    def _awaited(self, shard: str, conversion: Conversion) -> bool:
-        """Tells whether the shard has to be converted, or its scales are needed for one that has to."""
-        return any(
-            shard in (other, *conversion.others[other])
-            for other in self._source.shards.files
-            if not self._journal.converted(other)
-        )
 
     def _convert(self, shard: str, headers: Mapping[str, Header], conversion: Conversion, downloads: Path) -> None:
         paths = {name: self._source.open_shard(name, downloads) for name in (shard, *sorted(conversion.others[shard]))}
@@ -234,38 +220,10 @@ class CheckpointPull:
             self._progress.note(f"updated {self._name}: {before} is now {identifier}")
         return stored
 
-    def _announce(self, conversion: Conversion, downloads: Path) -> None:
-        """Announces the bytes of each step: fetching, converting, and reading back what was written."""
-        fetched, fetched_before, converted, converted_before = 0, 0, 0, 0
-        for shard in self._source.shards.files:
-            copied = read_bytes(conversion.moves[shard])
-            converted += copied
-            if self._journal.converted(shard):
-                converted_before += copied
-            left = self._source.fetch_bytes(shard, downloads) if self._awaited(shard, conversion) else 0
-            if left:
-                fetched += self._source.shard_bytes(shard)
-                fetched_before += self._source.shard_bytes(shard) - left
-        self._progress.total("pulling", fetched, fetched_before)
-        self._progress.total(self._verb, converted, converted_before)
-        self._progress.total("verifying", conversion.total_bytes, 0)
-
-    def _needed_bytes(self, conversion: Conversion, downloads: Path) -> int:
-        journal = self._journal
-        shards = [shard for shard in self._source.shards.files if not journal.converted(shard)]
-        largest = max(
-            (
-                sum(self._source.fetch_bytes(each, downloads) for each in (shard, *conversion.others[shard]))
-                for shard in shards
-            ),
-            default=0,
-        )
-        held = sum(self._source.fetch_bytes(shard, downloads) for shard in self._reading.together)
-        return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest + held) * _SPACE_MARGIN)
-
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:
-        needed, free = self._needed_bytes(conversion, downloads), free_bytes(self._library.home)
-        if needed > free:
+        """Raises DiskSpaceError where there is too little room, and --force was not given."""
+        needed = self._sizes.needed(conversion, downloads, self._reading.together)
+        if not self._options.force and needed > (free := free_bytes(self._library.home)):
             raise DiskSpaceError(
                 f"not enough disk space in {self._library.home}: {shortage_text(needed, free)}; free some, set "
                 "MOEINF_HOME, or use --force"

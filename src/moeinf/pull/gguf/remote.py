@@ -7,183 +7,145 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from moeinf.errors import CheckpointError, DiskSpaceError, StoreError
-from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names, read_gguf
-from moeinf.pull.events import PullProgress
-from moeinf.pull.gguf.files import choose
-from moeinf.pull.gguf.index import all_files, check_runs, discard, headers_of, make_index, write_model
+from moeinf.errors import CheckpointError, DiskSpaceError, StoreError, UsageError
+from moeinf.gguf.header import read_gguf
+from moeinf.pull.gguf.hub_files import HubFiles
+from moeinf.pull.gguf.index import discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
-from moeinf.pull.gguf.towers import NONE, with_tower
 from moeinf.pull.hub.repository import HubRepository
-from moeinf.pull.steps import Headers
+from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
+from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
-from moeinf.store.library import Library, StoredModel
-from moeinf.store.manifest import ModelSource
+from moeinf.store.library import StoredModel
 from moeinf.store.naming.names import written
 from moeinf.store.processes.partials import JOURNAL_FILE, PulledAs, partial_folder, pull_lock
 from moeinf.text.quantities import shortage_text
 
-_POSITIONS = ("rope_freqs.", "rope_factors_")  # tensors whose numbers a config is made of
 _MARGIN = 64 << 20  # of disk, for the index and the file system's own records
 
 
-@dataclass
-class HubFile:
-    """A pull of a model of one GGUF file, or of all parts of a split."""
+class HubFilePull:
+    """Keeps the download, but for --repack; an interrupted one goes on where it stopped."""
 
-    repository: HubRepository
-    tag: str  # or a file's name; "" for the usual one
-    name: str
-    library: Library
-    progress: PullProgress
-    repacked: bool = False  # into files of the store's own; the download goes
-    mmproj: str | None = None  # the repository's file of its tower, or "none"; None: the one beside it, if any is
-    parts: Sequence[str] = field(init=False)  # their names in the repository
-    tower: str = field(init=False)  # likewise; "" for text alone
-    asked: PulledAs = field(init=False)
-    _gguf: Gguf = field(init=False)  # the headers of all files, without what they only point to
+    TAKES: Final = ("repack", "mmproj")
 
-    def __post_init__(self) -> None:
-        """Reads the headers alone, by range. Raises CheckpointError and UnsupportedModelError before all else moves."""
-        repository = self.repository
-        first = choose(repository.names, self.tag, repository.repo)
-        folder = first.rpartition("/")[0]
-        header = self._header(first)
-        plain = part_names(header, first.rpartition("/")[2], f"{repository.repo}: {first}")
-        self.parts = [f"{folder}/{each}" if folder else each for each in plain]
-        missing = [each for each in self.parts if each not in repository.names]
-        if missing:
-            raise CheckpointError(f"{repository.repo} lacks {missing[0]}, a part of {first}; take another of its files")
-        headers = [header, *(self._header(each) for each in self.parts[1:])]
-        joined = join_parts([self._placed(each) for each in zip(self.parts, headers, strict=True)])
-        tensors = {name: tensor for name, tensor in joined.tensors.items() if not name.startswith(_POSITIONS)}
-        joined = replace(joined, tensors=tensors)
-        check_runs(joined)
-        beside = self._beside(folder)
-        self._gguf, self.tower = with_tower(joined, self._asked(), beside, self._tower, self.progress.note)
-        origin = replace(repository.origin, revision=repository.requested, file=self.parts[0])
-        self.asked = PulledAs(self.name, origin)
-        self.library.check_origin(self.name, origin)
+    def __init__(self, task: PullTask, repository: HubRepository) -> None:
+        """Reads the headers alone. Raises CheckpointError and UnsupportedModelError before all else moves."""
+        task.require(*self.TAKES)
+        self._name, self._library, self._progress, self._options = task.name, task.library, task.progress, task.options
+        self._repository, self._repacked = repository, task.repacked
+        self._files = HubFiles(repository, task.origin.source.file, task.options.mmproj, task.progress.note)
+        asked = replace(repository.origin, revision=repository.requested, file=self._files.parts[0])
+        self._asked = PulledAs(task.name, asked)
+        self._folder = partial_folder(task.library.home, written(asked))
+        self._library.check_origin(task.name, asked)
 
-    @property
-    def source(self) -> ModelSource:
-        return replace(self.repository.origin, file=self.parts[0])
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The parts, and the tower's."""
-        return [*self.parts, *([self.tower] if self.tower else [])]
-
-    @property
-    def folder(self) -> Path:
-        """The work folder."""
-        return partial_folder(self.library.home, written(self.asked.source))
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the model, as a store has it."""
-        return self._fetched + (":repacked" if self.repacked else "")
-
-    @property
-    def _fetched(self) -> str:
-        """Of the download, which either kind of pull goes on with."""
-        return ":".join([self.repository.fingerprint, self.parts[0], *([self.tower] if self.tower else [])])
-
-    @property
-    def store_bytes(self) -> int:
-        return sum(file.num_bytes for file in all_files(self._gguf))
-
-    @property
-    def needed_bytes(self) -> int:
-        """Of free disk."""
-        copied = self.store_bytes if self.repacked else 0
-        return sum(self.missing_bytes(part) for part in self.files) + copied
+    def plan(self) -> PullPlan:
+        repository, library = self._repository, self._library
+        files = tuple(PlannedFile(part, repository.num_bytes(part), self._missing(part)) for part in self._files.all)
+        done, store_bytes = bool(self._made()), self._files.num_bytes
+        needed, free = 0 if done else self._needed_bytes, free_bytes(library.home)
+        return PullPlan(self._name, self._files.source, files, store_bytes, needed, free, done, ())
 
     def headers(self) -> Headers:
         """What the headers say of the model. Raises CheckpointError, UnsupportedModelError."""
-        return headers_of(self._gguf, self.source)
+        return headers_of(self._files.gguf, self._files.source)
 
-    def missing_bytes(self, part: str) -> int:
-        return self.repository.missing_bytes(part, self.folder / "model")
-
-    def made(self) -> Sequence[StoredModel]:
-        return self.library.made_of(self.fingerprint)
-
-    def run(self, *, force: bool) -> StoredModel:
+    def run(self) -> StoredModel:
         """Goes on where an interrupted pull of the same file stopped. What was fetched stays for the next attempt."""
-        with pull_lock(self.folder, self.name, self.progress.note):
-            for model in self.made():
-                if model.name == self.name:
-                    self.progress.stage(f"{self.name} is up to date")
+        if self._options.keep_source and self._repacked:
+            raise UsageError("--keep-source: leave --repack out, then the download is used as it is and stays")
+        with pull_lock(self._folder, self._name, self._progress.note):
+            made = self._made()
+            for model in made:
+                if model.name == self._name:
+                    self._progress.stage(f"{self._name} is up to date")
                     return model
-            made = self.made()
             if made:
-                with self.library.lock():
-                    return self.library.bind(self.name, made[0].id, revision=self.repository.requested)
-            stored = self._fetch(force=force)
-            shutil.rmtree(self.folder, ignore_errors=True)
+                with self._library.lock():
+                    return self._library.bind(self._name, made[0].id, revision=self._repository.requested)
+            stored = self._fetch()
+            shutil.rmtree(self._folder, ignore_errors=True)
             return stored
 
-    def _fetch(self, *, force: bool) -> StoredModel:
+    @property
+    def _fingerprint(self) -> str:
+        """Of the model, as a store has it."""
+        return self._files.fingerprint + (":repacked" if self._repacked else "")
+
+    @property
+    def _needed_bytes(self) -> int:
+        """Of free disk."""
+        copied = self._files.num_bytes if self._repacked else 0
+        return sum(self._missing(part) for part in self._files.all) + copied
+
+    def _missing(self, part: str) -> int:
+        return self._repository.missing_bytes(part, self._folder / "model")
+
+    def _made(self) -> Sequence[StoredModel]:
+        return self._library.made_of(self._fingerprint)
+
+    def _fetch(self) -> StoredModel:
         self._open_folder()
-        model = self.folder / "model"
-        needed, free = self.needed_bytes + _MARGIN, shutil.disk_usage(self.folder).free
-        if not force and needed > free:
+        model = self._folder / "model"
+        needed, free = self._needed_bytes + _MARGIN, shutil.disk_usage(self._folder).free
+        if not self._options.force and needed > free:
             raise DiskSpaceError(
-                f"not enough disk space in {self.library.home}: {shortage_text(needed, free)}; free some, set "
+                f"not enough disk space in {self._library.home}: {shortage_text(needed, free)}; free some, set "
                 "MOEINF_HOME, or use --force"
             )
-        missing = sum(self.missing_bytes(part) for part in self.files)
-        self.progress.total("pulling", self.store_bytes, self.store_bytes - missing)
-        for part in self.files:
-            if self.missing_bytes(part) or not self._is_whole(part):
-                self.repository.fetch(part, model)
-        gguf = read_gguf(model / self.parts[0].rpartition("/")[2])
-        if self.tower:
-            gguf = replace(gguf, mmproj=read_gguf(model / self.tower.rpartition("/")[2]))
+        missing = sum(self._missing(part) for part in self._files.all)
+        self._progress.total("pulling", self._files.num_bytes, self._files.num_bytes - missing)
+        for part in self._files.all:
+            if self._missing(part) or not self._is_whole(part):
+                self._repository.fetch(part, model)
+        gguf = read_gguf(model / self._files.parts[0].rpartition("/")[2])
+        if self._files.tower:
+            gguf = replace(gguf, mmproj=read_gguf(model / self._files.tower.rpartition("/")[2]))
         with errors_named(model, CheckpointError):
-            sha256 = [self.repository.sha256(part) for part in self.files]
-            index = make_index(gguf, self.source, "", self.progress.note, sha256)
+            sha256 = [self._repository.sha256(part) for part in self._files.all]
+            index = make_index(gguf, self._files.source, "", self._progress.note, sha256)
         made = model
-        if self.repacked:
-            made = self.folder / "repacked"
+        if self._repacked:
+            made = self._folder / "repacked"
             discard(made)
-            index, checksums = repack_told(index, model, made, self.name, self.progress)
+            index, checksums = repack_told(index, model, made, self._name, self._progress)
         else:
-            checksums = checksums_of(index.manifest, model, self.name, self.progress)
+            checksums = checksums_of(index.manifest, model, self._name, self._progress)
         record = {
-            "fingerprint": self.fingerprint,
-            "requested": self.repository.requested,
-            "asked": json.dumps(self.asked.to_json()),
+            "fingerprint": self._fingerprint,
+            "requested": self._repository.requested,
+            "asked": json.dumps(self._asked.to_json()),
         }
-        return write_model(self.library, made, self.name, index, record, checksums, self.repository.requested)
+        return write_model(self._library, made, self._name, index, record, checksums, self._repository.requested)
 
     def _is_whole(self, part: str) -> bool:
         """A part file of its full size still has to be compared with its hash, and renamed."""
-        return (self.folder / "model" / part.rpartition("/")[2]).is_file()
+        return (self._folder / "model" / part.rpartition("/")[2]).is_file()
 
     def _open_folder(self) -> None:
         """Takes over what an interrupted pull of this very state has left; anything else there goes."""
-        with errors_named(self.folder):
-            journal = json.dumps({**self.asked.to_json(), "fingerprint": self._fetched}).encode()
-            path = self.folder / JOURNAL_FILE
-            if self._fingerprint_of(path) != self._fetched:
-                if self.folder.exists():
-                    shutil.rmtree(self.folder)
-                make_folders(self.folder / "model")
+        with errors_named(self._folder):
+            journal = json.dumps({**self._asked.to_json(), "fingerprint": self._files.fingerprint}).encode()
+            path = self._folder / JOURNAL_FILE
+            if self._fingerprint_of(path) != self._files.fingerprint:
+                if self._folder.exists():
+                    shutil.rmtree(self._folder)
+                make_folders(self._folder / "model")
                 publish(path, journal)
-            make_folders(self.folder / "model")
-            names = {part.rpartition("/")[2] for part in self.files}
-            for entry in os.scandir(self.folder / "model"):
+            make_folders(self._folder / "model")
+            names = {part.rpartition("/")[2] for part in self._files.all}
+            for entry in os.scandir(self._folder / "model"):
                 if entry.name.removesuffix(".part") not in names:
                     os.unlink(entry.path)
-            for part in self.files:
-                self._take_over(part, self.folder / "model" / part.rpartition("/")[2])
-            sync_folder(self.folder)
+            for part in self._files.all:
+                self._take_over(part, self._folder / "model" / part.rpartition("/")[2])
+            sync_folder(self._folder)
 
     def _fingerprint_of(self, journal: Path) -> object:
         """What an interrupted pull fetched; None where there was none, or its journal is damaged. Raises OSError."""
@@ -194,34 +156,13 @@ class HubFile:
 
     def _take_over(self, part: str, path: Path) -> None:
         """Gives a file that another model has of the repository a second name, as where a tower is added to a model."""
-        sha256 = self.repository.sha256(part)
+        sha256 = self._repository.sha256(part)
         if path.exists() or not sha256:
             return
-        for model in self.library.list():
+        for model in self._library.list():
             with suppress(StoreError):
                 in_place = model.manifest.in_place
                 files = [file for file in in_place.files if file.sha256 == sha256] if in_place else []
                 if files and not (in_place and in_place.folder):
                     path.hardlink_to(model.path / files[0].file)
                     return
-
-    def _header(self, part: str) -> GgufHeader:
-        repository = self.repository
-        return parse_gguf(repository.reader(part), repository.num_bytes(part), f"{repository.repo}: {part}")
-
-    def _placed(self, part: tuple[str, GgufHeader]) -> tuple[Path, GgufHeader]:
-        """What errors call a file."""
-        return Path(f"{self.repository.repo}: {part[0].rpartition('/')[2]}"), part[1]
-
-    def _tower(self, name: str) -> Gguf:
-        return join_parts([self._placed((name, self._header(name)))])
-
-    def _asked(self) -> str | None:
-        """Raises CheckpointError for a tower that is not in the repository."""
-        if self.mmproj in (None, NONE) or self.mmproj in self.repository.names:
-            return self.mmproj
-        raise CheckpointError(f"{self.repository.repo} has no file {self.mmproj!r:.100}, which --mmproj names")
-
-    def _beside(self, folder: str) -> list[str]:
-        """The files in the model's folder, and those in none."""
-        return [name for name in self.repository.names if name.rpartition("/")[0] in (folder, "")]

@@ -23,6 +23,7 @@ from moeinf.pull.hub.proxies import check_proxies
 from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
 from moeinf.pull.hub.settings import checked_endpoint, checked_token
 from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
+from moeinf.pull.steps import Steps
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
 from moeinf.store.manifest import ModelSource
@@ -46,31 +47,31 @@ def check_repo(repo: str, revision: str) -> None:
 
 
 def open_hub(
-    repo: str,
-    revision: str,
+    asked: ModelSource,
     token: str | None,
     progress: PullProgress,
-    patience: Patience | None = None,
-    *,
-    gguf: bool = False,
-) -> Source | HubRepository:
-    """Opens a repository at a revision, "" for its default branch.
+    checkpoint: Callable[[Source], Steps],
+    files: Callable[[HubRepository], Steps],
+) -> Steps:
+    """Opens a repository at a revision, "" for its default branch; returns the pull that one of two functions makes.
 
-    It is a checkpoint, unless it has GGUF files alone, or `gguf` asks for one of them.
+    checkpoint: called with a checkpoint, which it is unless it has GGUF files alone, or one of them is asked for.
+    files: called with what has GGUF files.
 
     With HF_HUB_OFFLINE no request is made: the source is then what the Hub's cache holds. Raises HubError,
     CheckpointError, UsageError.
     """
+    repo, revision = asked.location, asked.revision
     check_repo(repo, revision)
     if constants.HF_HUB_OFFLINE:
-        if gguf:
+        if asked.file:
             raise offline_error(repo)
-        return _CachedSource(repo, revision, progress)
-    repository = HubRepository(repo, revision, token, progress, patience or Patience())
-    checkpoint = INDEX_FILE in repository.names or SINGLE_FILE in repository.names
-    if gguf or (not checkpoint and any(name.lower().endswith(".gguf") for name in repository.names)):
-        return repository
-    return HubSource(repository)
+        return checkpoint(_CachedSource(repo, revision, progress))
+    repository = HubRepository(repo, revision, token, progress, Patience())
+    has_shards = INDEX_FILE in repository.names or SINGLE_FILE in repository.names
+    if asked.file or (not has_shards and any(name.lower().endswith(".gguf") for name in repository.names)):
+        return files(repository)
+    return checkpoint(HubSource(repository))
 
 
 class HubRepository:

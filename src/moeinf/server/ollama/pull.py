@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError
-from moeinf.pull.model_names import origin_of
+from moeinf.pull.origins import resolve
 from moeinf.pull.pull import pull as install
 from moeinf.server.errors import BusyError, Refusal, StoppingError, fault_of, log_fault
 from moeinf.server.http import SILENCE_S, json_response
@@ -84,11 +84,11 @@ def source_of(name: str, library: Library) -> tuple[str, PullOptions]:
     try:
         if word and tag in CHOICES and "gguf" not in word.lower() and not _stored(name, library):
             name, options = word, PullOptions(quant=tag)
-        origin = origin_of(name, library)
+        kind = resolve(name, library).source.kind
     except ModelNotFoundError as error:
         raise Refusal(400, str(error)) from None
-    if origin.kind in ("folder", "file"):
-        raise Refusal(400, f"a {origin.kind} can be pulled with `moeinf pull` only, on the machine that holds it")
+    if kind in ("folder", "file"):
+        raise Refusal(400, f"a {kind} can be pulled with `moeinf pull` only, on the machine that holds it")
     return name, options
 
 

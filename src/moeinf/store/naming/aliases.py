@@ -9,7 +9,7 @@ from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.names import DEFAULT_TAG, address_source, parse_name, repository_source
+from moeinf.store.naming.names import DEFAULT_TAG, address_source, parse_name, repository_source, written
 
 DATA = Path(__file__).parents[2] / "data"
 ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names
@@ -30,6 +30,15 @@ def aliases(home: Path) -> dict[str, ModelSource]:
         for name, alias in built_in.items()
     }
     return found | _own_aliases(home / ALIAS_FILE)
+
+
+def known_sources(home: Path) -> dict[str, str]:
+    """Returns the aliases in order, and where each is pulled from: org/repo[:tag][@revision], or `embedded`.
+
+    Raises UsageError for a file of aliases in `home` that is not sound.
+    """
+    known = sorted(aliases(home).items())
+    return {name: "embedded" if source.kind == "embedded" else written(source) for name, source in known}
 
 
 def _own_aliases(path: Path) -> dict[str, ModelSource]:

@@ -6,8 +6,10 @@ them, and whoever writes others than a name has still means it where no other na
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
+from pathlib import Path
 from urllib.parse import unquote
 
 from moeinf.errors import UsageError
@@ -100,6 +102,23 @@ def word_from(text: str) -> str:
     return re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9_.-]+", "-", text.lower())).lstrip(".-")[:80]
 
 
+def outside_source(text: str) -> ModelSource | None:
+    """What a path or an address of the Hub means, which go before stored names; None for what is neither.
+
+    A path is told by its form, or it is the name of a checkpoint folder here.
+    """
+    address = address_source(text)
+    path = os.path.expanduser(text)
+    looks_so = text in (".", "..", "~") or text.startswith(("/", "./", "../", "~/"))
+    on_the_hub = ":" in path or address is not None  # org/repo:FILE.gguf, or a page
+    is_gguf = path.lower().endswith(".gguf") and (os.path.isfile(path) or not on_the_hub)
+    if "\0" in text or not (looks_so or is_gguf or os.path.isfile(os.path.join(path, "config.json"))):
+        return address
+    found = Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links
+    is_file = found.suffix.lower() == ".gguf" and not found.is_dir()
+    return ModelSource("file" if is_file else "folder", str(found))
+
+
 def address_source(text: str) -> ModelSource | None:
     """What an address of the Hub means; None for what is none. A page that is no repository's is one all the same."""
     prefix = _HUB_PREFIX.match(text)
@@ -139,11 +158,19 @@ def written(source: ModelSource) -> str:
 
 
 def default_name(source: ModelSource) -> str:
-    """The name of what is pulled from the Hub: the repository's, and as a tag what tells its models apart."""
+    """The name of what is pulled: the file's, the folder's or the repository's, with a tag that tells models apart."""
+    if source.kind in ("file", "folder"):
+        path = Path(source.location)
+        return name_from(path.stem if source.kind == "file" else path.name)
     word = name_from(source.location) if "/" in source.location else "model"
     file = name_from(_GGUF_END.sub("", source.file.rpartition("/")[2])) if source.file else ""
     tag = "-".join(filter(None, (revision_tag(source.revision), file)))[:80]
     return f"{word}:{tag}" if tag else word
+
+
+def full_name(name: str) -> str:
+    """Completes a name that a user gave to `name:tag`. Raises UsageError."""
+    return ":".join(parse_name(name))
 
 
 def revision_tag(revision: str) -> str:

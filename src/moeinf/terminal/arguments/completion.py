@@ -5,6 +5,7 @@ from __future__ import annotations
 from moeinf.config.environment import store_home
 from moeinf.errors import MoeinfError
 from moeinf.store.library import Library
+from moeinf.store.naming.aliases import known_sources
 
 
 def stored_names(incomplete: str) -> list[str]:
@@ -18,8 +19,6 @@ def stored_names(incomplete: str) -> list[str]:
 
 def model_names(incomplete: str) -> list[str]:
     """Stored ones, then those that `pull` knows."""
-    from moeinf.pull.model_names import known_sources
-
     stored = stored_names(incomplete)
     try:
         known = known_sources(store_home())

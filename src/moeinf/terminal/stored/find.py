@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from moeinf.config.environment import store_home
 from moeinf.errors import ModelNotFoundError
-from moeinf.pull.model_names import known_sources, outside_origin
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.naming.aliases import alias_of
-from moeinf.store.naming.names import plain_name
+from moeinf.store.naming.aliases import alias_of, known_sources
+from moeinf.store.naming.names import outside_source, plain_name
 
 
 def find_stored(name: str) -> StoredModel:
@@ -15,7 +14,7 @@ def find_stored(name: str) -> StoredModel:
 
     Raises ModelNotFoundError, which says how to fetch one that is known.
     """
-    outside = outside_origin(name)
+    outside = outside_source(name)
     if outside is not None and outside.kind == "file":
         from moeinf.terminal.opening import ensure_stored  # loads tokenizers
 

@@ -45,7 +45,7 @@ def list_models(
 def _list_available(prefix: str, *, as_json: bool) -> None:
     from json import dumps
 
-    from moeinf.pull.model_names import known_sources
+    from moeinf.store.naming.aliases import known_sources
     from moeinf.terminal.screen import table
 
     sources = known_sources(store_home())
@@ -93,8 +93,8 @@ def create(
     from moeinf.config import RuntimeConfig
     from moeinf.engine.memory.plan import wanted_context
     from moeinf.engine.stored.preset import preset_of
-    from moeinf.pull.model_names import full_name
     from moeinf.store.library import Library
+    from moeinf.store.naming.names import full_name
     from moeinf.terminal.arguments.modelfile import read_modelfile
     from moeinf.terminal.notes import say
     from moeinf.terminal.opening import ensure_stored

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.errors import ModelNotFoundError, UsageError
-from moeinf.pull.model_names import origin_of
+from moeinf.pull.origins import resolve
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.aliases import ALIAS_FILE
 from moeinf.store.naming.names import MOST_CHARS, file_of, is_word, meant, parse_name, plain_name, word_of
@@ -166,4 +166,4 @@ def test_what_is_longer_than_a_path_is_no_name_and_is_not_looked_at(library: Lib
     with pytest.raises(UsageError, match="is not a model name"):
         parse_name(text)
     with pytest.raises(ModelNotFoundError, match="too long"):
-        origin_of(text, library)
+        resolve(text, library)
