@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -21,6 +22,7 @@ from moeinf.engine.completion import GenerationStats
 from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.memory.plan import DevicePlan, wanted_context
 from moeinf.engine.model import Model
+from moeinf.engine.reporting import no_progress
 from moeinf.errors import DeviceError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
@@ -170,9 +172,18 @@ def _requests(
             if recorded is not None:
                 recorded.seek(number * workload.request_tokens)
             rounds.append(_round(model, gpu, prompt, continuation))
-            fill_s += model.load_all() if number == 0 else 0.0  # as an opened model has it
+            fill_s += load_all(model) if number == 0 else 0.0  # as an opened model has it
         facts = _model_facts(model, stored, workload)
     return facts, round((rounds[0].stats.load_s + fill_s) * 1e3, 1), rounds
+
+
+def load_all(model: Model) -> float:
+    """Reads the experts that are not resident yet, where all of them fit; returns the seconds that it took."""
+    started = time.perf_counter()
+    with model.generator.turns.alone():
+        if model.plan.num_slots == model.manifest.moe.total_experts == model.tier.num_slots:
+            model.tier.load_all(no_progress)
+    return time.perf_counter() - started
 
 
 def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], None]) -> None:
@@ -220,7 +231,7 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "model_type": f"{info.architecture} {formats_text(stored)}",
         "model_size": stored.size_bytes,
         "model_n_params": info.num_params,
-        "n_threads": model.num_threads,
+        "n_threads": model.kernels.threads,
         "isa": model.kernels.isa,
         "n_batch": plan.prefill_chunk,
         "type_k": kept_format(info, model.config),

@@ -55,6 +55,18 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Deciders:
+    """Who evicts and who predicts, and what was trained for them on this model."""
+
+    policy: str = DEFAULT
+    tuned: TunedNetwork | None = None  # what the policy "tuned" goes by, the default where there is one
+    predictor: str = DEFAULT_PREDICTOR
+
+
+NOTHING_TRAINED = Deciders()
+
+
+@dataclass(frozen=True, slots=True)
 class BuildContext:
     weights: Weights
     host: Host
@@ -64,8 +76,7 @@ class BuildContext:
     num_beams: int = 1  # answers that are decoded side by side
     encoder_layers: int = 0  # MoE layers, the first ones, that only an encoder visits
     recorded: RecordedRouting | None = None  # a trace's, in place of the routers' choice; on the CPU alone
-    tuned: TunedNetwork | None = None  # what the policy "tuned" goes by, the default where there is one
-    predictor: str = DEFAULT_PREDICTOR
+    deciders: Deciders = NOTHING_TRAINED
     should_stop: Callable[[], bool] = lambda: False  # whether the answer that is being made is to end; any thread
     top_k: int | None = None  # experts of a token, where rank 0 says it to a worker
 
@@ -87,7 +98,7 @@ class BuildContext:
     def footprint(self) -> Footprint:
         """The sizes that memory is planned by."""
         weights = self.weights
-        held = weights.dense.memory_bytes + (0 if self.tuned is None else self.tuned.num_bytes)
+        held = weights.dense.memory_bytes + (0 if self.deciders.tuned is None else self.deciders.tuned.num_bytes)
         found = footprint_of(
             weights.manifest, held, weights.family.workspace, self.num_beams, weights.family.cache_bytes
         )
@@ -102,11 +113,12 @@ class BuildContext:
 
 def policy_of(context: BuildContext, num_slots: int) -> DevicePolicy:
     """The eviction policy of a cache of so many slots. Raises UsageError for an unknown one."""
-    if context.tuned is not None and context.tuned.shape != context.moe:
-        raise UsageError(f"--policy {TUNED} knows tokens of {context.tuned.shape.top_k} experts; name another")
-    name = context.host.config.policy or (DEFAULT if context.tuned is None else TUNED)
+    tuned = context.deciders.tuned
+    if tuned is not None and tuned.shape != context.moe:
+        raise UsageError(f"--policy {TUNED} knows tokens of {tuned.shape.top_k} experts; name another")
+    name = context.host.config.policy or (DEFAULT if tuned is None else TUNED)
     collection = context.observation.collection
-    return make_policy(name, context.moe, collection, num_slots, context.encoder_layers, context.tuned)
+    return make_policy(name, context.moe, collection, num_slots, context.encoder_layers, tuned)
 
 
 def prefetcher_of(
@@ -126,7 +138,7 @@ def prefetcher_of(
     on_cpu: the times of single tokens decide whether they go with prefetch, unless a recording wants every guess. None
     where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
     """
-    predictor = make_predictor(context.predictor, context.moe, context.observation.collection)
+    predictor = make_predictor(context.deciders.predictor, context.moe, context.observation.collection)
     if fits or not context.host.config.prefetch or predictor is None:
         return None
     observers.append(predictor)

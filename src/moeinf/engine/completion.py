@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.loop import Source
-from moeinf.text.stream import CallPart
+from moeinf.sampling.params import SamplingParams
+from moeinf.text.stream import CallPart, Piece
+from moeinf.types import Message, Tool
 
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
@@ -29,6 +32,20 @@ class Hooks:
 
 
 NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What Model.pieces is asked for."""
+
+    prompt: str | Sequence[Message]
+    params: SamplingParams
+    raw: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)  # all that the chat template is told
+    tools: Sequence[Tool] = ()
+    format: AnswerFormat | None = None
+    continues: bool = False
+    hooks: Hooks = NO_HOOKS
 
 
 @dataclass(slots=True)
@@ -73,6 +90,15 @@ class Completion:
     stop: str | None = None  # the stop string at which it ended, which is no part of the text
     cut_by: CutBy | None = None  # of an answer that did not end by itself
     call_parts: list[CallPart] = field(default_factory=list)  # of tools that the model called, as they came
+
+    def add(self, piece: Piece) -> None:
+        """Takes a piece of the answer as it comes."""
+        if piece.call is not None:
+            self.call_parts.append(piece.call)
+        elif piece.thought:
+            self.thinking += piece.text
+        else:
+            self.text += piece.text
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -68,7 +68,7 @@ class CpuRunner:
         self._isa = host.kernels.isa
         self.plan: MemoryPlan = plan_memory(context.footprint, host.config, host.machine)
         self._joining: JoiningKernel | None = None
-        fits = self.plan.num_slots == manifest.moe.total_experts
+        self._fits = fits = self.plan.num_slots == manifest.moe.total_experts
         total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = dense.read(host.config, lambda done, _: report.progress(done, total), context.on_wait)
         arena = Arena(self.plan.cache_bytes)
@@ -195,8 +195,15 @@ class CpuRunner:
         counted.stall_s += joining.stall_s
         return counted.plus(joining.star.counted().cache)
 
+    @property
+    def can_warm(self) -> bool:
+        return True
+
+    @property
+    def knows_hits(self) -> bool:
+        return self._joining is None and not self._fits
+
     def spare_first(self, spare: Callable[[int], int]) -> None:
-        """What gives memory back before experts do: see MemoryWatch.look."""
         self._watch.spare = spare
 
     def peak_device_bytes(self) -> int:

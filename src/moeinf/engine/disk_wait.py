@@ -20,6 +20,10 @@ class DiskWait:
         self._say = say
         self._due_s = FIRST_S
 
+    def asked(self) -> bool:
+        """Whether the answer that is being made is to stop."""
+        return self.should_stop()
+
     def __call__(self, waited_s: float, path: str) -> None:
         """Raises Interrupted where the answer is to stop."""
         if self.should_stop():

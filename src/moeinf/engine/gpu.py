@@ -251,6 +251,17 @@ class GpuRunner:
     def peak_device_bytes(self) -> int:
         return sum(card.gpu.device.peak_bytes() for card in self._cards)
 
+    @property
+    def can_warm(self) -> bool:
+        return False
+
+    @property
+    def knows_hits(self) -> bool:
+        return False
+
+    def spare_first(self, spare: Callable[[int], int]) -> None:
+        """Its slots of host memory are pinned, and do not follow what the machine has."""
+
     def close(self) -> bool:
         """Ends reads and copies, and gives back all of the device's memory, whoever still holds this object."""
         ended = list[bool]()

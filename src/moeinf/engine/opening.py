@@ -1,80 +1,213 @@
-"""Puts a model together: reads what is stored, and chooses the device that runs it."""
+"""Opens a stored model: makes the parts that a Model holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from moeinf.config import gpu_option
-from moeinf.engine.build_context import BuildContext
+from moeinf._native import Kernels
+from moeinf.config import RuntimeConfig
+from moeinf.engine.activation_file import ActivationFile
+from moeinf.engine.answers.decoder_only import DecoderOnly, refuse_translation
+from moeinf.engine.answers.generator import Generator
+from moeinf.engine.answers.model_kind import ModelKind
+from moeinf.engine.answers.prompts import Prompts
+from moeinf.engine.answers.request_monitor import Listeners
+from moeinf.engine.answers.with_encoder import EncoderDecoder, refuse_prefixes
+from moeinf.engine.build_context import BuildContext, Deciders, Host, Observation, open_kernels
+from moeinf.engine.devices import runner_on_a_device
+from moeinf.engine.disk_wait import DiskWait
+from moeinf.engine.memory.footprint import kept_format, unequal_bytes
+from moeinf.engine.memory.plan import shortenings
+from moeinf.engine.reporting import Notify, Reporting
 from moeinf.engine.runner import ModelRunner
-from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
-from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
-from moeinf.hardware import Machine
+from moeinf.engine.stored.hit_record import record_hits
+from moeinf.engine.stored.tuned_file import chosen_policy
+from moeinf.engine.stored_weights import Weights, read_weights
+from moeinf.engine.vision.encoder import open_vision
+from moeinf.errors import UsageError
+from moeinf.hardware import Machine, machine
+from moeinf.models.layers.decoder import Decoder
+from moeinf.prefixes.opening import Kept, open_prefixes
+from moeinf.prefixes.store import PrefixStore
+from moeinf.runtime.activity import Activity
+from moeinf.runtime.policy.eviction import DEFAULT
+from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
+from moeinf.runtime.policy.predictors import NO_PREDICTOR
+from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.turns import Turns
+from moeinf.sampling.loop import CachedTokens
+from moeinf.store.library import StoredModel
+from moeinf.store.verify import check_files
+from moeinf.text.tokenizer import Tokenizer
+from moeinf.traces.folder import TraceFacts
+from moeinf.traces.recorder import TraceRecorder, open_recorder
+from moeinf.traces.replayed import RecordedRouting
+from moeinf.types import Profiler
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.gpu.open_gpu import OpenGpu
 
 
-def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], Machine]) -> ModelRunner:
-    """Returns a runner on `gpu` if one is given, else on the device that the configuration names.
+class OpenOptions(TypedDict, total=False):
+    """What open_model may be told by name."""
 
-    look() tells the machine's memory as it is now. Raises as Model does.
+    on: Machine | None
+    gpu: OpenGpu | None
+    preload: bool
+    recorded: RecordedRouting | None
+    defaults: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """An open model in parts, of which the generator knows those that answer."""
+
+    stored: StoredModel
+    generator: Generator
+    tokenizer: Tokenizer
+    kernels: Kernels
+    activity: Activity | None  # for whoever watches from another thread
+    deciders: Deciders
+    activations: ActivationFile
+    notify: Notify
+    defaults: Mapping[str, Any]
+    learns: bool  # whether what a run learns of its routing is kept
+
+    def keep(self) -> None:
+        """Keeps what this run has learned of its routing, once all reads have ended."""
+        if self.learns:
+            runner = self.generator.runner
+            self.activations.save()
+            if runner.knows_hits:
+                record_hits(self.stored, round(runner.plan.held_experts), self.generator.decoded)
+
+
+def open_model(
+    stored: StoredModel,
+    config: RuntimeConfig,
+    reporting: Reporting | None = None,
+    *,
+    on: Machine | None = None,
+    gpu: OpenGpu | None = None,
+    preload: bool = True,
+    recorded: RecordedRouting | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> ModelParts:
+    """Reads the dense weights; experts come when they are needed.
+
+    preload: where every expert fits, read all of them now.
+    on, gpu: instead of the machine at hand, and of the device that the configuration names.
+    defaults: sampling options that count more than the checkpoint's, and less than those of a request.
+    recorded: a trace's routing in place of the routers' choice, for benchmarks on the CPU; nothing is kept of it.
+    Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
+    asked for and cannot be used.
     """
-    config = context.host.config
-    if config.worker_key_file and not config.workers:
-        raise UsageError("--worker-key-file is for --workers HOST:PORT; give some, or leave it out")
-    if gpu is not None:
-        from moeinf.engine.gpu import GpuRunner
-
-        return GpuRunner(context, gpu, _other_cards(context))
-    found = find_cuda(config.devices[0], context.reporting.notify)
-    if found is not None:
-        runner = _on_gpu(context, found, look)
-        if runner is not None:
-            return runner
-        context = context.on(look())
-    from moeinf.engine.cpu import CpuRunner
-
-    return CpuRunner(context)
-
-
-def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> ModelRunner | None:
-    """Returns a runner on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
-    from moeinf.engine.gpu import GpuRunner
-    from moeinf.engine.preference import reason_for_cpu
-    from moeinf.gpu.open_gpu import open_gpu
-
-    config = context.host.config
-    auto, gpu = config.device == "auto" and not gpu_option(config), None
-    try:
-        gpu = open_gpu(found)
-        context = context.on(look())  # torch and the driver's context have taken their part by now
-        reason = reason_for_cpu(context, gpu) if auto else None
-        if reason is None:
-            return GpuRunner(context, gpu, _other_cards(context))
-    except (DeviceError, OutOfMemoryError) as error:
-        if not auto:
-            raise
-        reason = without_advice(error)
-    if gpu is not None:
-        gpu.close()
-    context.reporting.notify(f"running on the CPU: {reason}")
-    return None
+    started, replayed = time.perf_counter(), recorded is not None
+    reporting = (reporting or Reporting()).once()
+    look: Callable[[], Machine] = machine if on is None else (lambda: on)
+    here = look()
+    check_files(stored)
+    weights = read_weights(stored, config, reporting.notify)
+    host = Host(here, config, open_kernels(config.threads or here.cores, config.isa), preload)
+    activity = Activity(stored.manifest.moe) if config.many_conversations else None
+    deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
+    activations = ActivationFile(stored, reporting.notify, learns=not replayed)
+    listeners = _listeners(weights, config, reporting, activations, replayed=replayed)
+    wait, watch = listeners.disk_wait, _observation(listeners, activations, activity)
+    with ExitStack() as opened:
+        tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
+        opened.callback(tokenizer.close)
+        kind = _kind(weights, tokenizer, config, reporting.notify)
+        beams, encoder = kind.num_beams, kind.encoder_layers
+        context = BuildContext(weights, host, watch, reporting, wait, beams, encoder, recorded, deciders, wait.asked)
+        runner = runner_on_a_device(context, gpu, look)
+        opened.callback(runner.close)
+        for notice in shortenings(runner.plan, context.footprint, config):
+            reporting.notify(notice)
+        load_s = time.perf_counter() - started
+        generator = _generator(context, runner, kind, tokenizer, listeners, load_s)
+        opened.pop_all()
+    notify, asked = reporting.notify, dict(defaults or {})
+    return ModelParts(
+        stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, not replayed
+    )
 
 
-def _other_cards(context: BuildContext) -> list[OpenGpu]:
-    """Opens the cards that are named behind the first. Raises DeviceError."""
-    from moeinf.gpu.open_gpu import open_gpu
+def _deciders(stored: StoredModel, config: RuntimeConfig, notify: Notify, *, replayed: bool) -> Deciders:
+    """replayed: the routing is a trace's, of which what was trained for the model tells nothing."""
+    predictor = (config.predictor or DEFAULT_PREDICTOR) if config.prefetch else NO_PREDICTOR
+    return Deciders(*chosen_policy(stored, config.policy or (DEFAULT if replayed else ""), notify), predictor)
 
-    opened: list[OpenGpu] = []
-    try:
-        for name in context.host.config.devices[1:]:
-            found = find_cuda(name, context.reporting.notify)
-            assert found is not None, "only auto and cpu mean none"
-            opened.append(open_gpu(found))
-    except BaseException:
-        for card in opened:
-            card.close()
-        raise
-    return opened
+
+def _listeners(
+    weights: Weights, config: RuntimeConfig, reporting: Reporting, activations: ActivationFile, *, replayed: bool
+) -> Listeners:
+    """Raises UsageError for a trace that cannot be recorded, or replayed."""
+    if weights.family.repeats and (config.trace or replayed):
+        raise UsageError(
+            f"layers of {weights.stored.name}, or their experts, run several times for a token, for which a trace has "
+            f"no place; leave out {'--trace' if config.trace else '--routing'}"
+        )
+    recorder = RequestRecorder(weights.manifest.moe, activations.add)
+    trace = _trace(weights, config, reporting.notify)
+    return Listeners(recorder, Profiler(), DiskWait(reporting.on_slow_disk), reporting.notify, trace)
+
+
+def _observation(listeners: Listeners, activations: ActivationFile, activity: Activity | None) -> Observation:
+    """A server's models are watched, too: by its page."""
+    watching: tuple[Listener | None, ...] = (listeners.recorder, activity, listeners.trace)
+    observers = [each for each in watching if each is not None]
+    return Observation(activations.collection, listeners.profiler, observers)
+
+
+def _trace(weights: Weights, config: RuntimeConfig, notify: Notify) -> TraceRecorder | None:
+    stored, manifest, form = weights.stored, weights.manifest, weights.family.encoder_input
+    facts = TraceFacts(stored.name, manifest.moe, stored.id, expert_bytes=unequal_bytes(manifest))
+    return open_recorder(config, facts, notify, 0 if form is None else form.encoder_layers)
+
+
+def _kind(weights: Weights, tokenizer: Tokenizer, config: RuntimeConfig, notify: Notify) -> ModelKind:
+    """Raises UsageError for an option that this model has no use for."""
+    form, name = weights.family.encoder_input, weights.stored.name
+    if form is not None:
+        refuse_prefixes(config, name)
+        return EncoderDecoder(form, tokenizer, config, weights.config_json, notify)
+    refuse_translation(config, name)
+    return DecoderOnly(tokenizer, notify)
+
+
+def _generator(
+    context: BuildContext,
+    runner: ModelRunner,
+    kind: ModelKind,
+    tokenizer: Tokenizer,
+    listeners: Listeners,
+    load_s: float,
+) -> Generator:
+    weights, host = context.weights, context.host
+    network, prefixes, whole_pictures = runner.network, None, False
+    if isinstance(network, Decoder):
+        prefixes = _prefixes(context, runner, network, tokenizer)
+        whole_pictures = network.sees_whole_pictures
+    vision = open_vision(weights, host.config, host.kernels, listeners.disk_wait)
+    name, info = weights.stored.name, weights.manifest.info
+    prompts = Prompts(name, kind, tokenizer, info, runner.plan.context, vision)
+    sequence = CachedTokens(runner.cache, prefixes, whole_pictures=whole_pictures)
+    return Generator(runner, kind, prompts, listeners, sequence, Turns(name), load_s, host.kernels.isa)
+
+
+def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, tokenizer: Tokenizer) -> PrefixStore | None:
+    """What is kept of earlier prompts, as the plan has room for it."""
+    stored, config, notify = context.weights.stored, context.host.config, context.reporting.notify
+    room = network.room_that_rotates(runner.cache.capacity)
+    kept = Kept(stored.id, kept_format(stored.manifest.info, config), runner.arithmetic, room)
+    memory_bytes, home = runner.plan.prefix_bytes, stored.path.parent.parent
+    store = open_prefixes(runner.cache, kept, config, memory_bytes, home, lambda: tokenizer.special_ids, notify)
+    if store is not None:
+        runner.spare_first(store.spare)
+    return store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from moeinf.engine.memory.plan import MemoryPlan
@@ -48,6 +49,22 @@ class ModelRunner(EncoderDecoderModel, Protocol):
 
     def peak_device_bytes(self) -> int:
         """The most memory that was ever taken of a GPU; 0 on the CPU."""
+        ...
+
+    @property
+    def can_warm(self) -> bool:
+        """Whether free slots may be filled while nobody waits for an answer."""
+        ...
+
+    @property
+    def knows_hits(self) -> bool:
+        """Whether its hits tell what a later run of as many slots in host memory may expect: of a part of the experts,
+        all of them its own."""
+        ...
+
+    def spare_first(self, spare: Callable[[int], int]) -> None:
+        """What gives memory of the host back before experts do, where these follow what the machine has: see
+        MemoryWatch.look."""
         ...
 
     def close(self) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.answers.generator import check_least, check_length
-from moeinf.engine.answers.model_kind import DecoderOnly
+from moeinf.engine.answers.decoder_only import DecoderOnly
+from moeinf.engine.answers.prompts import check_least, check_length
 from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.sizes import added_tokens

@@ -32,7 +32,7 @@ def on_cards(
 ) -> Iterator[Model]:
     """The model on so many emulated cards, with so many bytes free on each."""
     monkeypatch.setattr(
-        "moeinf.engine.opening.find_cuda", lambda name, notice: Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
+        "moeinf.engine.devices.find_cuda", lambda name, notice: Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
     )
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: replace(in_fours(stored), free_bytes=memory))
     names = ",".join(f"cuda:{number}" for number in range(count))
@@ -183,7 +183,7 @@ def test_a_card_that_does_not_exist_is_refused_in_one_line_and_the_others_are_cl
             raise DeviceError("there is no GPU 2")
         return Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
 
-    monkeypatch.setattr("moeinf.engine.opening.find_cuda", find)
+    monkeypatch.setattr("moeinf.engine.devices.find_cuda", find)
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: emulated())
     monkeypatch.setattr(OpenGpu, "close", lambda self: closed.append(self))
     with pytest.raises(DeviceError, match="no GPU 2"), opened(demo, device="cuda:0,cuda:1,cuda:2"):

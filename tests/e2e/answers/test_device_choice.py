@@ -57,7 +57,7 @@ def opened(
     notify: Notify = log_warning,
     **options: Any,
 ) -> Model:
-    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.devices.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", opening)
     monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
     return Model(stored, RuntimeConfig.of(threads=1, **options), Reporting(notify), on=Machine(1 << 36, "machine", 1))
@@ -95,8 +95,8 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
         seen.append(machine.available_bytes)
         raise OutOfMemoryError("enough seen")
 
-    monkeypatch.setattr("moeinf.engine.model.machine", lambda: next(looks))
-    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.opening.machine", lambda: next(looks))
+    monkeypatch.setattr("moeinf.engine.devices.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", emulated)
     monkeypatch.setattr("moeinf.engine.cards.card.plan_device_memory", plan)
     with pytest.raises(OutOfMemoryError, match="enough seen"):

@@ -175,7 +175,7 @@ def test_the_laps_of_the_tokens_leave_out_the_time_of_the_caller(model: Model, m
     def clock() -> float:
         return next(ticks) + callers
 
-    monkeypatch.setattr(model.generator.attendants.profiler, "clock", clock)
+    monkeypatch.setattr(model.generator.listeners.profiler, "clock", clock)
     params = model.params(temperature=0.0, num_predict=9)
     for _ in model.stream("A caller that takes its time", params):
         callers += 1_000_000

@@ -364,13 +364,13 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
     moe = demo.manifest.moe
     with opened(demo, host=20, expert_cache=f"{100 * (moe.num_experts + 1) // moe.total_experts + 1}%") as model:
         seen: list[IntArray] = []
-        observer = model.generator.attendants.recorder.observe
+        observer = model.generator.listeners.recorder.observe
 
         def observe(layer: int, ids: IntArray) -> None:
             seen.append(ids[-1].copy())
             observer(layer, ids)
 
-        model.generator.attendants.recorder.observe = observe  # type: ignore[method-assign]
+        model.generator.listeners.recorder.observe = observe  # type: ignore[method-assign]
         ids = model.encode(PROMPT)
         model.replay(ids[:16], [])
         last_layer = seen[moe.num_layers - 1]

@@ -134,8 +134,8 @@ def test_a_token_is_one_graph_where_the_device_reaches_every_expert(models: dict
     gpu = emulated()
     with opened(models["nllb-moe"], gpu, expert_cache="30%", **LANGUAGES, num_beams=1) as model:
         seen: list[int] = []
-        observe = model.generator.attendants.recorder.observe
-        model.generator.attendants.recorder.observe = lambda layer, ids: (seen.append(layer), observe(layer, ids))  # type: ignore
+        observe = model.generator.listeners.recorder.observe
+        model.generator.listeners.recorder.observe = lambda layer, ids: (seen.append(layer), observe(layer, ids))  # type: ignore
         answer = model.generate(TEXT, model.params(stop=("nothing",)))
         assert isinstance(gpu.device, EmulatedDevice)
         assert gpu.device.num_captures == 1
@@ -229,7 +229,7 @@ def test_such_a_model_asks_for_the_gpu_as_every_other(
     def none(device: str, notice: Any) -> None:
         raise DeviceError(f"{device} was asked for")
 
-    monkeypatch.setattr("moeinf.engine.opening.find_cuda", none)
+    monkeypatch.setattr("moeinf.engine.devices.find_cuda", none)
     for device in ("auto", "cuda"):
         with pytest.raises(DeviceError, match=f"{device} was asked for"):
             Model(models["switch_transformers"], RuntimeConfig(device=device))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from moeinf.bench.live import load_all
 from moeinf.config import RuntimeConfig
 from moeinf.engine.completion import Hooks
 from moeinf.engine.cpu import CpuRunner
@@ -65,7 +66,11 @@ def test_a_request_is_refused_while_another_thread_has_the_model(model: Model) -
     refused: list[str] = []
 
     def ask_meanwhile() -> None:
-        for call in (lambda: model.generate("Anything", params), lambda: model.replay([1], [2]), model.load_all):
+        for call in (
+            lambda: model.generate("Anything", params),
+            lambda: model.replay([1], [2]),
+            lambda: load_all(model),
+        ):
             with pytest.raises(UsageError) as told:
                 call()
             refused.append(str(told.value))
@@ -185,7 +190,7 @@ def test_a_model_that_cannot_be_opened_whole_leaves_nothing_open(
         raise MemoryError("no memory for prefixes")
 
     before = {thread.name for thread in threading.enumerate()}
-    monkeypatch.setattr("moeinf.engine.model.open_prefixes", refused)
+    monkeypatch.setattr("moeinf.engine.opening.open_prefixes", refused)
     with pytest.raises(MemoryError):
         Model(demo, RuntimeConfig.of(expert_cache="20%", threads=2, reader="pure"))
     assert {thread.name for thread in threading.enumerate()} == before

@@ -107,7 +107,7 @@ def test_tokens_are_the_same_for_every_number_of_ranks(
             assert cache.demand_bytes == cache.demand_reads * demo.manifest.layout.stride_bytes
         here, counted = model.tier.stats, model.stats
         assert counted.activations > here.activations and counted.stall_s >= here.stall_s
-        assert model.bytes_read() >= counted.demand_bytes
+        assert model.runner.reader.bytes_read() >= counted.demand_bytes
     with opened(demo, prefetch=False, prefill_chunk=3, **workers.options(*started)) as model:
         assert tokens(model) == oracle  # they serve the next rank 0, which does otherwise
 

@@ -107,7 +107,7 @@ def test_cards_share_out_experts_of_all_sizes(
     stored: StoredModel, wanted: Float32Array, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "moeinf.engine.opening.find_cuda", lambda name, notice: Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
+        "moeinf.engine.devices.find_cuda", lambda name, notice: Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
     )
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: in_fours(stored))
     with opened(stored, replace(in_fours(stored)), device="cuda:0,cuda:1", context=32, **options) as model:

@@ -225,7 +225,7 @@ def test_a_gpu_is_taken_unless_memory_holds_the_experts_only_as_they_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = wide_model(tmp_path, ["IQ2_XXS"])
-    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.devices.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: emulated())
     with Model(stored, RuntimeConfig.of(device="cuda", threads=1)) as model:
         assert "Emulated" in model.describe()

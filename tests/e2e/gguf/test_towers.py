@@ -40,7 +40,7 @@ def seen(stored: StoredModel, pictures: int = 2, **options: Any) -> tuple[list[i
     with Model(stored, RuntimeConfig.of(**{"device": "cpu", "context": 512, "picture_tokens": 30} | options)) as model:
         messages = asking(QUESTION, *(png(seed, 60 + 20 * seed) for seed in range(1, pictures + 1)))
         answer = model.generate(messages, model.params(temperature=0.0, num_predict=10))
-        encoder: VisionEncoder = required(model.generator._vision_encoder)
+        encoder: VisionEncoder = required(model.generator.prompts.vision_encoder)
         return answer.token_ids, list(encoder._rows.values())
 
 

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from moeinf.engine.completion import GenerationStats, Hooks
+from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.loop import Interrupted, Timing
+from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Phase, Profiler
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who is told of every request, beside its caller. The recorder and the trace are told its routing, too."""
+
+    recorder: RequestRecorder  # of what policies and predictors learn from the routing
+    profiler: Profiler
+    disk_wait: DiskWait
+    notify: Callable[[str], None]  # told each line once
+    trace: TraceRecorder | None = None
 
 
 class RequestMonitor:
     """moeinf.sampling.loop.Monitor of a request on an open model. It starts counting when it is made."""
 
-    def __init__(self, runner: ModelRunner, profiler: Profiler, hooks: Hooks) -> None:
+    def __init__(self, runner: ModelRunner, listeners: Listeners, hooks: Hooks) -> None:
         self.timing = Timing()
-        self._runner, self._profiler, self._hooks = runner, profiler, hooks
+        self._runner, self._listeners, self._hooks = runner, listeners, hooks
         self._prompt_is_read = False
         self._started_s = time.perf_counter()
         self._cache_before = runner.stats
         self._prefill: CacheStats | None = None
         self._laps_before: dict[str, float] = {}
+        listeners.disk_wait.should_stop = hooks.should_stop
 
     def check(self) -> None:
         if self._hooks.should_stop():
@@ -31,11 +48,11 @@ class RequestMonitor:
     def begin(self, phase: Phase) -> None:
         for observer in self._runner.observers:
             observer.begin(phase)
-        self._profiler.restart()
+        self._listeners.profiler.restart()
         if phase == "decode" and self._prefill is None:
             counted = self._runner.stats
             self._prefill, self._cache_before = counted.since(self._cache_before), counted
-            self._laps_before = self._profiler.snapshot()
+            self._laps_before = self._listeners.profiler.snapshot()
 
     def prefilled(self, done: int, total: int) -> None:
         """Of an encoder-decoder model the encoder input is the prompt: what its decoder begins with is not reported."""
@@ -44,14 +61,25 @@ class RequestMonitor:
             self._hooks.on_prefill(done, total)
 
     def end(self, stats: GenerationStats) -> None:
-        """Writes what was counted into the stats of the request."""
-        last = self._runner.stats.since(self._cache_before)
+        """Tells everybody that the request has ended, and writes what was counted into its stats."""
+        listeners, runner = self._listeners, self._runner
+        listeners.disk_wait.should_stop = never
+        runner.tier.end_request()
+        listeners.recorder.finish()
+        if listeners.trace is not None:
+            listeners.trace.finish()
+        self._count(stats)
+        if notice := runner.reader.notice:  # a file system may refuse any block
+            listeners.notify(notice)
+
+    def _count(self, stats: GenerationStats) -> None:
+        last, profiler = self._runner.stats.since(self._cache_before), self._listeners.profiler
         if self._prefill is None:
             stats.prefill_cache = last
         else:
-            self._profiler.lap("other")
+            profiler.lap("other")
             stats.prefill_cache, stats.decode_cache = self._prefill, last
-            now = self._profiler.snapshot()
+            now = profiler.snapshot()
             stats.decode_laps = {name: now[name] - self._laps_before.get(name, 0.0) for name in now}
         stats.cached_tokens, stats.token_s = self.timing.cached_tokens, self.timing.token_s
         stats.cached_from = self.timing.cached_from

@@ -143,7 +143,7 @@ class Watch:
             tier.states(),
             activity.last_use(),
             model.stats,
-            model.bytes_read(),
+            model.runner.reader.bytes_read(),
             activity.decoded_tokens,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeinf.engine.answers.generator import check_length
+from moeinf.engine.answers.prompts import check_length
 from moeinf.errors import ContextLengthError, UsageError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.engine.answers.model_kind import DecoderOnly
+from moeinf.engine.answers.decoder_only import DecoderOnly
 
 
 class Asking:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moeinf.engine.answers.request_monitor import RequestMonitor
+from moeinf.engine.answers.request_monitor import Listeners, RequestMonitor
 from moeinf.engine.completion import GenerationStats, Hooks
+from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.reporting import Reporting
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.loop import Interrupted
@@ -36,12 +38,16 @@ class Observer:
     def begin(self, phase: str) -> None:
         self.phases.append(phase)
 
+    def finish(self) -> None:
+        self.phases.append("finished")
+
 
 class Runner:
     """Of moeinf.engine.runner.ModelRunner what a monitor looks at."""
 
     def __init__(self, stats: CacheStats, observer: Observer) -> None:
         self._stats, self.observers = stats, [observer]
+        self.tier, self.reader = SimpleNamespace(end_request=lambda: None), SimpleNamespace(notice="it is slow")
 
     @property
     def stats(self) -> CacheStats:
@@ -53,7 +59,9 @@ class Runner:
 
 def monitor(hooks: Hooks, stats: CacheStats, observer: Observer) -> RequestMonitor:
     runner: Any = Runner(stats, observer)
-    return RequestMonitor(runner, Profiler(), hooks)
+    recorder: Any = observer
+    listeners = Listeners(recorder, Profiler(), DiskWait(lambda line: None), observer.phases.append)
+    return RequestMonitor(runner, listeners, hooks)
 
 
 def test_the_counts_of_prefill_and_decode_are_kept_apart() -> None:
@@ -64,7 +72,7 @@ def test_the_counts_of_prefill_and_decode_are_kept_apart() -> None:
     request.begin("decode")
     stats.misses += 5
     request.end(figures)
-    assert observer.phases == ["prefill", "decode"]
+    assert observer.phases == ["prefill", "decode", "finished", "it is slow"]
     assert (figures.prefill_cache.hits, figures.prefill_cache.misses) == (4, 0)
     assert (figures.decode_cache.hits, figures.decode_cache.misses) == (0, 5)
     assert figures.peak_vram_bytes == 3

@@ -59,7 +59,7 @@ def test_only_the_last_period_counts(model: Model) -> None:
     watch = Watch(clock=lambda: now)
     watch.event(Observed(model.name, model))
     answer(model, 9)  # of which the prompt gives the first
-    read, stalled, now = model.bytes_read(), model.tier.stats.stall_s, 2.0
+    read, stalled, now = model.runner.reader.bytes_read(), model.tier.stats.stall_s, 2.0
     busy = watch.event(Observed(model.name, model))
     assert busy.tokens_per_s == 8 / 2 and busy.read_bytes_per_s == read / 2 > 0
     assert busy.stall_share == min(1.0, stalled / 2)

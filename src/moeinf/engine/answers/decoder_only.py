@@ -1,0 +1,103 @@
+"""Models that go on with their prompt: decoders without an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.answers.model_kind import finite
+from moeinf.engine.runner import ModelRunner
+from moeinf.errors import UsageError
+from moeinf.sampling.constraint import AnswerFormat
+from moeinf.sampling.generation_config import not_done
+from moeinf.sampling.loop import CachedTokens, Chooser, Monitor, generate
+from moeinf.sampling.params import SamplingParams, resolve_params
+from moeinf.text.thinking import TemplateFacts
+from moeinf.text.tokenizer import TextStream, Tokenizer
+from moeinf.types import Message, Tool
+
+
+class DecoderOnly:
+    """A model that continues its prompt, or answers a chat that its template has written out."""
+
+    encoder_decoder = False
+    num_beams = 1
+    encoder_layers = 0
+
+    def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]) -> None:
+        self._tokenizer, self._notify = tokenizer, notify
+
+    def longest_answer(self, prompt: Sequence[int]) -> int:
+        """max_length counts the prompt, too; a prompt that is no shorter by itself is answered all the same."""
+        asked = self._tokenizer.generation_config
+        if asked.get("max_new_tokens") is not None:
+            return int(finite(asked["max_new_tokens"], -1))
+        left = int(finite(asked.get("max_length"), 0)) - len(prompt)
+        return left if left > 0 else -1
+
+    @property
+    def template(self) -> TemplateFacts | None:
+        return self._tokenizer.template
+
+    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+        asked = self._tokenizer.generation_config
+        for note in not_done(asked, encoder=False):
+            self._notify(note)
+        return resolve_params(given, generation_config=asked)
+
+    def check(self, params: SamplingParams, format: AnswerFormat | None) -> None:
+        pass
+
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool,
+        variables: Mapping[str, Any] | None,
+        check_length: Callable[[int], None],
+        continues: bool = False,
+    ) -> list[int]:
+        tokenizer = self._tokenizer
+        chat = tokenizer.has_template and not (raw and isinstance(prompt, str))
+        if chat:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text, notes = tokenizer.render(messages, variables, continues=continues)
+            for note in notes:
+                self._notify(note)
+        else:
+            text = prompt if isinstance(prompt, str) else "\n".join(str(each["content"]) for each in prompt)
+        check_length(tokenizer.least_tokens(text))
+        if chat:
+            return tokenizer.encode_chat(text)
+        return tokenizer.encode(text, control_tokens=raw and isinstance(prompt, str))
+
+    def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
+        return prompt
+
+    def generate(
+        self,
+        runner: ModelRunner,
+        sequence: CachedTokens,
+        prompt: Sequence[int],
+        chooser: Chooser,
+        monitor: Monitor,
+        *,
+        max_tokens: int,
+    ) -> Iterator[int]:
+        chunk = runner.plan.prefill_chunk
+        return generate(runner, sequence, prompt, chooser, monitor, max_tokens=max_tokens, chunk=chunk)
+
+    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
+        return self._tokenizer.stream(prompt, chat=chat, tools=tools)
+
+
+def refuse_translation(config: RuntimeConfig, name: str) -> None:
+    """Raises UsageError for an option that only an encoder-decoder model has a use for."""
+    for option, value in (
+        ("src-lang", config.src_lang),
+        ("tgt-lang", config.tgt_lang),
+        ("num-beams", config.num_beams not in (None, 1)),
+    ):
+        if value:
+            raise UsageError(f"--{option} is for encoder-decoder models, and {name} is none; leave it out")

@@ -1,0 +1,131 @@
+"""Makes token ids of prompts: text and chats, with the pictures that a model sees in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moeinf.engine.answers.model_kind import ModelKind
+from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
+from moeinf.engine.vision.parts import GivenPicture, text_alone, without_pictures
+from moeinf.errors import ContextLengthError, UsageError
+from moeinf.text.thinking import template_variables
+from moeinf.text.tokenizer import Tokenizer
+from moeinf.types import Message, ModelInfo, Tool
+
+
+class Prompts:
+    """The prompts of one model, in a context of so many tokens."""
+
+    def __init__(
+        self,
+        model: str,
+        kind: ModelKind,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        context: int,
+        vision_encoder: VisionEncoder | str = "this model takes text alone",
+    ) -> None:
+        """model: its name, for errors. vision_encoder: how the model sees, or why it does not."""
+        self._model, self._kind, self.tokenizer, self.info, self._context = model, kind, tokenizer, info, context
+        self.vision_encoder = vision_encoder
+
+    @property
+    def num_ids(self) -> int:
+        """Ids that mean something; the others are padding rows of the model."""
+        return min(self.tokenizer.num_ids, self.info.vocab_size)
+
+    def templated(self, raw: bool) -> bool:
+        """Whether a prompt goes through the chat template."""
+        return self.tokenizer.has_template and not raw
+
+    def variables(
+        self, think: bool | str | None, given: Mapping[str, Any], tools: Sequence[Tool], *, raw: bool
+    ) -> dict[str, Any]:
+        """See Model.template_variables."""
+        if think is None and not given and not tools:
+            return {}
+        facts = None if raw else self._kind.template
+        if tools and not (facts and facts.tools):
+            raise UsageError(f"{'a raw prompt' if raw else self._model} does not support tools; leave them out")
+        told = template_variables(facts, None if think is None else str(think).lower(), given)
+        return told | ({"tools": list(tools)} if tools else {})
+
+    def encode(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        raw: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+    ) -> Prompt:
+        """The ids of a prompt, and its pictures; arguments and errors as Model.encode."""
+
+        def ids_of(shown: str | Sequence[Message]) -> list[int]:
+            return self._kind.encode(
+                shown, raw=raw, variables=variables, continues=continues, check_length=self._check_least
+            )
+
+        messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
+        made = self._seen(messages, given, ids_of, raw=raw) if given else Prompt(ids_of(prompt))
+        check_length(len(made.ids), self._context, self.info.context_length)
+        return made
+
+    def _seen(
+        self,
+        messages: Sequence[Message],
+        given: Sequence[GivenPicture],
+        ids_of: Callable[[str | Sequence[Message]], list[int]],
+        *,
+        raw: bool,
+    ) -> Prompt:
+        """A prompt with pictures, which stand in front of a text that no template has placed them in."""
+        encoder = required(self.vision_encoder)
+        pictures = [encoder.prepared(each) for each in given]
+        if self.templated(raw):
+            return encoder.placed(ids_of(messages), pictures, None)
+        ids = ids_of(text_alone(messages))
+        return encoder.placed(ids, pictures, int(ids[:1] == [self.tokenizer.bos_id]))
+
+    def heed(self, check: Callable[[], None]) -> None:
+        """check() is called while pictures are looked at, and may raise to give that up."""
+        if isinstance(self.vision_encoder, VisionEncoder):
+            self.vision_encoder.check = check
+
+    def _check_least(self, num_tokens: int) -> None:
+        check_least(num_tokens, self._context, self.info.context_length)
+
+    def longer_context(self) -> str:
+        """How to get a longer context, to be put behind another remedy."""
+        return longer_context(self._context, self.info.context_length)
+
+
+def check_least(num_tokens: int, context: int, longest: int) -> None:
+    """Raises ContextLengthError for a prompt of at least num_tokens that a context has no room for.
+
+    longest: the context that the model allows.
+    """
+    if num_tokens >= context:
+        raise ContextLengthError(_no_room(f"at least {num_tokens}", context, longest))
+
+
+def check_length(num_tokens: int, context: int, longest: int) -> None:
+    """Raises UsageError for a prompt of no tokens, ContextLengthError for one that a context has no room for.
+
+    longest: the context that the model allows.
+    """
+    if not num_tokens:
+        raise UsageError("the prompt is empty: give at least one word")
+    if num_tokens >= context:
+        raise ContextLengthError(_no_room(str(num_tokens), context, longest))
+
+
+def _no_room(tokens: str, context: int, longest: int) -> str:
+    return f"the prompt has {tokens} tokens, the context {context}: shorten it{longer_context(context, longest)}"
+
+
+def longer_context(context: int, longest: int) -> str:
+    """How to get a longer context than this, to be put behind another remedy."""
+    if context < longest:
+        return f", or raise --num-ctx (the model allows {longest})"
+    return f"; this model has no longer context than {longest} tokens"
