@@ -18,7 +18,8 @@ from typing import Any
 
 from moeinf.engine.memory.footprint import Footprint
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
-from moeinf.models.family import Family, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import Family
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout

@@ -16,7 +16,6 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.families.deepseek.deepseek_v2 import SoftmaxRouter
 from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
@@ -24,10 +23,11 @@ from moeinf.models.gpu import latent as device_latent
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import LatentHeads, NormConfig
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.mla import LatentAttention, latent_shapes, parse_latent
+from moeinf.models.layers.moe import BlockSite, Moe
 from moeinf.models.layers.rope import plain_rope
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import DType
 from tests.oracles.latent import latent_attention
@@ -84,19 +84,21 @@ def published_gate(
 @pytest.mark.parametrize("sigmoid", [False, True])
 def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: int, used: int, normalise: bool) -> None:
     tensors = gate_tensors()
-    config = DeepseekMoe.parse(
+    router: Any = SigmoidRouter if sigmoid else SoftmaxRouter
+    config = Moe.parse(
         Fields(
             DEEPSEEK_V2
             | {"n_group": groups, "topk_group": used, "norm_topk_prob": normalise, "routed_scaling_factor": 1.7}
         ),
         3,
+        router=router,
         normalise=False,
         corrected=sigmoid,
     )
-    weights: Any = NativeWeights(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()})
-    router: Any = (SigmoidRouter if sigmoid else SoftmaxRouter)(weights, config, "", NormConfig("norm.weight", 1e-6))
+    layers = NativeLayers(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
+    site = BlockSite(0, 0, "", NormConfig("norm.weight", 1e-6))
     x = torch.randn(TOKENS, HIDDEN)
-    hidden, routing = router(x.numpy())
+    hidden, routing = router(layers, config, site)(x.numpy())
     ours = torch.zeros(TOKENS, EXPERTS).scatter_(1, torch.from_numpy(routing.ids), torch.from_numpy(routing.weights))
     theirs = published_gate(
         tensors,

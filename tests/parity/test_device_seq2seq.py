@@ -9,9 +9,10 @@ import torch
 
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models.family import EncoderDecoderFamily, family_of
+from moeinf.models.family import family_of
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.assemble import EncoderDecoderFamily
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch
 from moeinf.types import Profiler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import DecoderFamily
 from tests.support.divided import same_logits
 from tests.support.tiny_models import all_configs
 

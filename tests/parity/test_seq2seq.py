@@ -11,7 +11,8 @@ import torch
 from moeinf._native import Kernels
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.family import EncoderDecoderFamily, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import EncoderDecoderFamily
 from moeinf.sampling.beam_search import BeamSearch
 from moeinf.types import Profiler
 from tests.support.pairs.experts import resident_experts, stored

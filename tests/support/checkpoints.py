@@ -49,13 +49,16 @@ LICENSE = b"Do what you like.\n"
 NUM_SHARDS = 4
 
 
-def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0, layout: int = 0) -> dict[str, Tensor]:
+def random_tensors(
+    config: Mapping[str, Any] = CONFIG, seed: int = 0, layout: int = 0, *, by_name: bool = False
+) -> dict[str, Tensor]:
     """Everything that the config implies, in bf16; layout: of the plan's, the first has tensors for each expert.
 
-    Tables of experts have numbers of them.
+    Tables of experts have numbers of them. by_name: they are drawn in the order of their names, not of the plan.
     """
     plan = family_of(dict(config)).tensors
     shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[layout].items()}
+    shapes = dict(sorted(shapes.items())) if by_name else shapes
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
     for name, count in plan.whole.items():

@@ -9,9 +9,9 @@ import numpy as np
 from moeinf.engine.cards.stages import Stage
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models.family import DecoderFamily
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import Decoder
 from moeinf.types import Float32Array, Profiler
 from tests.oracles.torch_matrix import TorchMatrixOps

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from moeinf.models.family import family_of
+
+
+def declared(config: Mapping[str, Any]) -> Any:
+    """What the family of a config.json has read in it."""
+    family = vars(family_of(dict(config)))
+    return family["spec"] if "spec" in family else family["_config"]
 
 
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -32,8 +41,13 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from facts(each, f"{path}[{number}]")
     elif isinstance(value, np.ndarray):
         yield path, value.tolist()
-    elif callable(value):  # the positions beyond a limit
+    elif path.endswith(".beyond") and callable(value):
         longer = value(1 << 14)
         yield f"{path}()", [*longer.frequencies.tolist(), longer.scale]
+    elif isinstance(value, partial):
+        yield from facts(value.args, f"{path}()")
+        yield from facts(value.keywords, f"{path}()")
+    elif callable(value):  # a router, or what makes a layer
+        yield path, value.__qualname__
     else:
         yield path, value

@@ -20,7 +20,8 @@ import numpy as np
 from moeinf._native import Kernels
 from moeinf.engine.memory.footprint import Footprint, activation_bytes, device_activation_bytes
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.family import DecoderFamily, EncoderDecoderFamily, Family, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import DecoderFamily, EncoderDecoderFamily, Family
 from moeinf.store.format import expert_layout
 from moeinf.types import Profiler, TensorPlan
 from tests.support.checkpoints import random_tensors, scaled
@@ -64,7 +65,7 @@ def tensors_of(plan: TensorPlan) -> list[object]:
     return [
         dataclasses.asdict(plan.moe),
         list(plan.parts.items()),
-        list(plan.dense.items()),
+        sorted(plan.dense.items()),  # in whatever order
         [
             [
                 (name, shape, [dataclasses.astuple(piece) for piece in pieces])
@@ -89,7 +90,7 @@ def workspace(family: Family) -> list[int]:
 
 def answers(family: Family, config: dict[str, Any]) -> Facts:
     """Logits of a prompt in two chunks, as the generic instruction set computes them, and greedy tokens behind it."""
-    tensors = scaled(random_tensors(config, layout=-1), SCALE)
+    tensors = scaled(random_tensors(config, layout=-1, by_name=True), SCALE)
     kernels = Kernels(1, "generic")
     weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
     experts = resident_experts(family.tensors, tensors, kernels)

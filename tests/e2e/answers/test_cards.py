@@ -18,7 +18,7 @@ from moeinf.engine.reporting import Reporting
 from moeinf.errors import DeviceError, OutOfMemoryError
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.open_gpu import OpenGpu
-from moeinf.models.family import DecoderFamily
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.store.library import StoredModel
 from tests.support.gpu.emulated_gpu import emulated, in_fours, opened
 from tests.support.seeing_models import asking, png, seeing_model

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import Decoder
 from moeinf.pull.checkpoint.names import plan_name
 from moeinf.types import Profiler

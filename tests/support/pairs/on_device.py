@@ -8,9 +8,10 @@ from torch import Tensor
 
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.family import family_of
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import Decoder
 from moeinf.types import Profiler, Routing, TensorPlan
 from tests.oracles.torch_matrix import TorchMatrixOps, activated

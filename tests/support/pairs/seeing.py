@@ -16,8 +16,9 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device

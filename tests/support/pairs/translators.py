@@ -13,7 +13,8 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.family import EncoderDecoderFamily, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import EncoderDecoderFamily
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.protocol import ExpertsOf
 from moeinf.sampling.beam_search import BeamSearch, search_beams

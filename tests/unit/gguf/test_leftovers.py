@@ -14,11 +14,10 @@ from moeinf.errors import CheckpointError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.gguf.leftovers import left_out
-from moeinf.models.family import family_of
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
 from tests.support.example_gguf import EXAMPLES, SUPPORTED, beside, example, last_layer, placed, refusal, saying
-from tests.support.facts import facts
+from tests.support.facts import declared, facts
 from tests.support.gguf_files import write_gguf
 
 # What belongs to no architecture, or to programs that look at it apart from the model.
@@ -176,7 +175,7 @@ def pairs_of(gguf: Gguf) -> int:
 
 
 def computed(gguf: Gguf) -> dict[str, Any]:
-    return dict(facts(vars(family_of(config_of(gguf)))["_config"]))
+    return dict(facts(declared(config_of(gguf))))
 
 
 @pytest.mark.parametrize("architecture", sorted(set(SUPPORTED) - {"phimoe", "gemma4"}))  # whose files have their own

@@ -30,7 +30,7 @@ from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
-from tests.support.facts import facts
+from tests.support.facts import declared, facts
 from tests.support.gguf_files import write_gguf
 from tests.support.pairs.experts import part_of
 
@@ -65,7 +65,7 @@ def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None
     config, tensors = checkpoint(name)
     made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors)[0]))
     assert made["model_type"] == READ_AS.get(name, config["model_type"]) and json.loads(json.dumps(made)) == made
-    ours, theirs = (dict(facts(vars(family_of(each))["_config"])) for each in (made, meant(config)))
+    ours, theirs = (dict(facts(declared(each))) for each in (made, meant(config)))
     assert ours.keys() == theirs.keys()
     for field, value in theirs.items():
         wanted = pytest.approx(value, rel=1e-6) if isinstance(value, float | list) else value
@@ -270,7 +270,7 @@ def test_norms_and_scores_of_cohere_s_layers_are_those_that_the_file_names(tmp_p
     fields = {"cohere2moe.expert_gating_func": 2, "cohere2moe.attention.layer_norm_rms_epsilon": 1e-5}
     made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors, metadata=fields)[0]))
     wanted = config | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5}
-    assert dict(facts(vars(family_of(made))["_config"])) == dict(facts(vars(family_of(wanted))["_config"]))
+    assert dict(facts(declared(made))) == dict(facts(declared(wanted)))
 
 
 def test_compressed_layers_have_positions_of_their_own(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_compressed_layers_have_positions_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     made = config_of(read_gguf(write_gguf(path, config, tensors, metadata=fields)[0]))
     yarn = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
-    ours, theirs = (dict(facts(vars(family_of(c))["_config"])) for c in (made, config | {"rope_scaling": yarn}))
+    ours, theirs = (dict(facts(declared(c))) for c in (made, config | {"rope_scaling": yarn}))
     assert ours == theirs
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from moeinf.errors import CheckpointError
-from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import DecoderFamily
 from tests.support.configs.step3p7 import LLAMA3, STEP
 
 _SAID = STEP["text_config"]

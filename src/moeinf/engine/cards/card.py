@@ -30,7 +30,7 @@ from moeinf.gpu.matrix import expert_parts_of
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.hardware import usable_cores
-from moeinf.models.family import DecoderFamily
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors

@@ -12,7 +12,7 @@ from moeinf.engine.memory.footprint import Footprint, sequence_bytes
 from moeinf.engine.memory.plan import DEVICE_OVERHEAD_BYTES, device_room, wanted_context
 from moeinf.engine.weights.device_form import device_bytes
 from moeinf.gpu.open_gpu import OpenGpu
-from moeinf.models.family import DecoderFamily
+from moeinf.models.layers.assemble import DecoderFamily
 
 _LAYER: Final = re.compile(r"\.(\d+)\.")  # of tensors: the first number in their names
 

@@ -13,14 +13,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import (
-    AttentionConfig,
-    AttentionSite,
-    NormConfig,
-    Projections,
-    Shapes,
-    attention_shapes,
-)
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
@@ -47,6 +40,7 @@ class ModuleNames:
 
     prefix: str = "model."  # of every tensor name but the head's
     layers: str = "layers"
+    attention: str = "self_attn"
     embedding: str = "embed_tokens"
     last_norm: str | None = "norm"
     head_prefix: str = ""
@@ -122,27 +116,27 @@ class DecoderConfig:
         found = [self.attention.rope, *(each.rope for each in self.special.values())]
         return list(dict.fromkeys(rope for rope in found if rope is not None))
 
-    @property
-    def row_numbers(self) -> int:
-        """How many numbers attention keeps of a token, in all layers."""
-        kinds = map(self.attention_of, range(self.num_layers))
-        return sum(2 * each.num_kv_heads * each.head_dim for each in kinds)
-
     def module(self, layer: int, name: str) -> str:
         """As ModuleNames.module."""
         return self.names.module(layer, name)
 
-    def attention_site(self, layer: int, module: str = "self_attn") -> AttentionSite:
+    def layer(self, layer: int) -> str:
+        """What the tensors of a layer begin with."""
+        return f"{self.prefix}{self.names.layers}.{layer}."
+
+    def attention_site(self, layer: int, module: str | None = None) -> AttentionSite:
+        """module: where it is not that of attention."""
         front, behind = (
             None if name is None else f"{self.module(layer, name)}.weight"
             for name in (self.names.norms.attention, self.names.norms.behind_attention)
         )
-        prefix, eps = f"{self.module(layer, module)}.", self.norm_eps(2 * layer + 1)
+        prefix, eps = f"{self.module(layer, module or self.names.attention)}.", self.norm_eps(2 * layer + 1)
         return AttentionSite(layer, prefix, front, self.residual, behind, self.replaces, eps)
 
     def block_norm(self, layer: int) -> NormConfig:
         """The norm in front of a layer's block."""
-        name = self.module(layer, f"{self.names.norms.block}")
+        assert self.names.norms.block is not None, "this layer takes what a norm gives"
+        name = self.module(layer, self.names.norms.block)
         return NormConfig(f"{name}.weight", self.norm_eps(2 * layer + 2), self.attention.norm)
 
     @property
@@ -352,14 +346,6 @@ class Decoder:
         if (block := self._routed[layer + 1]) is not None:
             self._experts.expect(block.moe_layer, block.router(x)[1])
             self._profiler.lap("router")
-
-
-def attention_of_all_layers(config: DecoderConfig) -> Shapes:
-    """Names and shapes of the attention's tensors, of a family with the common attention in every layer."""
-    shapes: Shapes = {}
-    for i in range(config.num_layers):
-        shapes |= attention_shapes(config.attention_of(i), f"{config.prefix}layers.{i}.self_attn.")
-    return shapes
 
 
 def outer_shapes(config: DecoderConfig) -> Shapes:

@@ -8,17 +8,7 @@ from dataclasses import dataclass, replace
 
 from moeinf.models.layers.attention_config import Heads, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, copies, frequencies, head, linear_names
-from moeinf.types import (
-    DTYPE_BYTES,
-    Activation,
-    DType,
-    ExpertForm,
-    ExpertPiece,
-    ModelInfo,
-    MoeShape,
-    TensorPlan,
-    Workspace,
-)
+from moeinf.types import Activation, DType, ExpertForm, ExpertPiece, ModelInfo, MoeShape, TensorPlan, Workspace
 
 PARTS = ("gate", "up", "down")
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]  # as TensorPlan.experts has them
@@ -140,25 +130,6 @@ def ungated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, ex
         copies=copies(config),
         tied_head=config.head if config.tied_embeddings else None,
         follows=frequencies(config),
-    )
-
-
-def plan_info(name: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
-    """Sizes of a decoder with the common attention and without shared experts, from its plan."""
-    expert = sum(math.prod(shape) for shape in plan.parts.values())
-    dense = sum(math.prod(shape) for shape in plan.dense.values())
-    a = config.attention
-    return ModelInfo(
-        architecture=name,
-        num_params=dense + expert * plan.moe.total_experts,
-        active_params=dense + expert * plan.moe.num_layers * plan.moe.top_k,
-        num_shared_experts=0,
-        context_length=config.context_length,
-        hidden_size=a.hidden_size,
-        num_layers=config.num_layers,
-        vocab_size=config.vocab_size,
-        kv_bytes_per_token=2 * config.num_layers * a.num_kv_heads * a.head_dim * DTYPE_BYTES[dtype],
-        dtype=dtype,
     )
 
 

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 from moeinf.models.families.deepseek import deepseek_v3
-from moeinf.models.families.deepseek.deepseek_v2 import Config
+from moeinf.models.families.deepseek.deepseek_v2 import latent_spec
 from moeinf.models.fields import Fields
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, leading_dense, sparse_layers
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import parse_latent
-from moeinf.types import TensorPlan
+from moeinf.models.layers.moe import BlockNames, Moe, leading_dense, sparse_layers
+from moeinf.models.layers.routers import SigmoidRouter
 
 _OF_DENSE_LAYERS = r"model\.layers\.\d+\.post_mlp_layernorm\.weight"  # published, and not used
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("scoring_func", "sigmoid", None)
     f.only("topk_method", "noaux_tc", None)
     f.present("n_group", "topk_group", "routed_scaling_factor", "q_lora_rank")
     decoder, latent = parse_latent(f, interleaved=f.flag("rope_interleave", True))
     listed = f.get("mlp_layer_types") is not None
     layers = sparse_layers(f, decoder.num_layers, first_dense=1) if listed else leading_dense(f, decoder.num_layers)
-    blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=True, moe_layers=layers)
-    return Config(decoder, latent, replace(blocks, names=BlockNames(behind="post_mlp_layernorm")))
+    blocks = Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
+    return latent_spec(decoder, latent, replace(blocks, names=BlockNames(behind="post_mlp_layernorm")))
 
 
 class Family(deepseek_v3.Family):
     name = "axk1"
     parse = staticmethod(_parse)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, _OF_DENSE_LAYERS))
+    ignored = (_OF_DENSE_LAYERS,)

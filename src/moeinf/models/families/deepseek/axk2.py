@@ -12,14 +12,16 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import LayerNorms
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
 from moeinf.models.layers.latent.indexed import IndexedLatentAttention, Selection
+from moeinf.models.layers.latent.mla import LatentConfig, LatentGate
+from moeinf.models.layers.moe import BlockSite, Moe
 from moeinf.models.layers.protocol import Layers, Weights
+from moeinf.models.layers.routers import SigmoidRouter
 
 _ATTENTION, _BLOCK = "input_layernorm", "post_attention_layernorm"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config(deepseek_v32.Config):
     gate_rank: int  # what the gates of norms go through
 
@@ -29,8 +31,13 @@ def _parse(f: Fields) -> Config:
     f.present("q_lora_rank")
     c = parse_indexed(f, choosing, norm_eps=1e-6, interleaved=False, first_dense=1)
     decoder = c.decoder.named(norms=LayerNorms(attention=f"{_ATTENTION}.norm"))
-    latent = replace(c.latent, query_gates=True)
-    return Config(decoder, latent, c.blocks, c.index, f.count("gated_norm_rank", 16))
+    gated = {
+        i: replace(mixer, gate=LatentGate("queries"))
+        for i, mixer in c.mixers.items()
+        if isinstance(mixer, LatentConfig)
+    }
+    blocks = replace(c.blocks, router=Router) if isinstance(c.blocks, Moe) else c.blocks
+    return Config(decoder, blocks, gated, index=c.index, gate_rank=f.count("gated_norm_rank", 16))
 
 
 def gated_norm(weights: Weights, prefix: str, eps: float) -> Callable[[Hidden], Hidden]:
@@ -48,30 +55,30 @@ def gated_norm(weights: Weights, prefix: str, eps: float) -> Callable[[Hidden], 
 class Router(SigmoidRouter):
     outside = 0.0  # so that an expert outside of the groups may be chosen before one of them
 
-    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
-        super().__init__(weights, config, block, replace(norm, name=norm.name.replace(_BLOCK, f"{_BLOCK}.norm")))
-        self._norm = gated_norm(weights, norm.name.removesuffix(".weight"), norm.eps)
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
+        norm = site.norm
+        assert norm is not None
+        inner = replace(norm, name=norm.name.replace(_BLOCK, f"{_BLOCK}.norm"))
+        super().__init__(layers, moe, replace(site, norm=inner))
+        self._norm = gated_norm(layers.weights, norm.name.removesuffix(".weight"), norm.eps)
 
 
 class Family(deepseek_v32.Family):
     name = "axk2"
     parse = staticmethod(_parse)
-    _config: Config
-
-    @property
-    def router(self) -> MakeRouter:
-        return Router
+    spec: Config
 
     def layer(self, layers: Layers, i: int, selection: Selection) -> IndexedLatentAttention:
-        c = self._config
-        norm = gated_norm(layers.weights, f"{c.decoder.prefix}layers.{i}.{_ATTENTION}", c.decoder.attention.norm_eps)
-        return IndexedLatentAttention(layers, c.decoder, c.latent, c.index, i, selection, norm)
+        d = self.decoder
+        norm = gated_norm(layers.weights, f"{d.layer(i)}{_ATTENTION}", d.attention.norm_eps)
+        return IndexedLatentAttention(layers, d, self.latent_of(i), self.spec.index, i, selection, norm)
 
     @cached_property
     def dense(self) -> Shapes:
-        c, shapes = self._config, super().dense
+        c, shapes = self.spec, super().dense
         hidden, prefix = c.decoder.attention.hidden_size, f"{c.decoder.prefix}layers."
         gated = [f"{prefix}{i}.{_ATTENTION}" for i in range(c.decoder.num_layers)]
+        assert isinstance(c.blocks, Moe)
         for i in c.blocks.moe_layers:  # the norms of dense layers have no gates
             gated.append(f"{prefix}{i}.{_BLOCK}")
             shapes[f"{gated[-1]}.norm.weight"] = shapes.pop(f"{gated[-1]}.weight")

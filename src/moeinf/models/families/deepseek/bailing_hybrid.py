@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from typing import ClassVar
 
 from moeinf.models.families.kimi import kimi_linear
-from moeinf.models.families.kimi.kimi_linear import NAMES, Config, renamed
+from moeinf.models.families.kimi.kimi_linear import NAMES, renamed
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
-from moeinf.models.layers.latent.mla import parse_latent
-from moeinf.models.layers.recurrent.kda import KdaConfig
+from moeinf.models.layers.assemble import Spec
+from moeinf.models.layers.latent.mla import LATENT_MATRICES, LatentGate, parse_latent
+from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
+from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.types import TensorPlan
 
 _MODULE, _OUTPUT = "attention", "dense"
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     num_layers, every = f.count("num_hidden_layers", maximum=MOST_LAYERS), f.count("layer_group_size", 6)
     kinds = f.kinds("layer_types", num_layers, "linear_attention", "full_attention") or tuple(
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
@@ -31,7 +34,9 @@ def _parse(f: Fields) -> Config:
     decoder, latent = parse_latent(f.replaced(q_lora_rank=None, head_dim=None, **theta), interleaved=True)
     decoder = decoder.named(embedding="word_embeddings")
     layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 2, minimum=0))
-    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers)
+    blocks = Moe.parse(
+        f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers
+    )
     a = decoder.attention
     own = {  # as transformers saves what it derives, and head_dim as qk_rope_head_dim
         "linear_num_heads": a.num_heads,
@@ -40,12 +45,12 @@ def _parse(f: Fields) -> Config:
     }
     own = {name: f.count(name, value) for name, value in own.items()}
     kda = KdaConfig.parse(f.replaced(**own), a.hidden_size, a.norm_eps)
-    return Config(
+    recurrent = kda_mixer(replace(kda, whole=True, lower_bound=_lower_bound(f), output=_OUTPUT), _MODULE)
+    latent = replace(latent.named(module=_MODULE, output=_OUTPUT), gate=LatentGate("heads"))
+    return Spec(
         decoder,
-        replace(latent, head_gates=True, module=_MODULE, output=_OUTPUT),
         replace(blocks, names=BlockNames(bias="gate.expert_bias")),
-        replace(kda, whole=True, lower_bound=_lower_bound(f), output=_OUTPUT),
-        frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
+        {i: recurrent if kind == "linear_attention" else latent for i, kind in enumerate(kinds)},
     )
 
 
@@ -60,11 +65,12 @@ def _lower_bound(f: Fields) -> float | None:
 class Family(kimi_linear.Family):
     name = "bailing_hybrid"
     parse = staticmethod(_parse)
+    matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, ".attention.dense.weight")
+    renamed: ClassVar[Mapping[str, str]] = {r"\.attention\.o_proj\.": ".attention.dense."}
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
+    def plan(self) -> TensorPlan:
+        plan = super().plan()
         gates = {
             name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < shape[1] // 4
         }
-        return replace(plan, matrices=plan.matrices - gates, renamed={r"\.attention\.o_proj\.": ".attention.dense."})
+        return replace(plan, matrices=plan.matrices - gates)

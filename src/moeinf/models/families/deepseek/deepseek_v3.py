@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from moeinf.models.families.deepseek import deepseek_v2
-from moeinf.models.families.deepseek.deepseek_v2 import Config
+from moeinf.models.families.deepseek.deepseek_v2 import latent_spec
 from moeinf.models.fields import Fields
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.moe import Moe
+from moeinf.models.layers.routers import SigmoidRouter
 
 
-def parse(f: Fields) -> Config:
+def parse(f: Fields) -> Spec:
     f.only("scoring_func", "sigmoid", None)
     f.only("topk_method", "noaux_tc", None)
     f.present("n_group", "routed_scaling_factor")
     decoder, latent = parse_latent(f, interleaved=f.flag("rope_interleave", True))
-    blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=True, num_future_layers=1)
-    return Config(decoder, latent, blocks)
+    blocks = Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1)
+    return latent_spec(decoder, latent, blocks)
 
 
 class Family(deepseek_v2.Family):
     name = "deepseek_v3"
     parse = staticmethod(parse)
-
-    @property
-    def router(self) -> MakeRouter:
-        return SigmoidRouter

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
-from moeinf.models.families.deepseek import deepseek_v2, deepseek_v3
+from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
 from moeinf.models.layers.latent.indexed import (
+    INDEX_MATRICES,
+    NO_INDEX_MATRICES,
     IndexConfig,
     IndexedLatentAttention,
     Selection,
-    index_matrices,
     index_shapes,
     index_workspace,
 )
-from moeinf.models.layers.latent.mla import parse_latent
-from moeinf.models.layers.protocol import Experts, Layers
-from moeinf.types import Profiler, TensorPlan, Workspace
+from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, LatentConfig, parse_latent
+from moeinf.models.layers.moe import Moe, sparse_layers
+from moeinf.models.layers.protocol import Attention, Layers
+from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.types import Workspace
 
 
-@dataclass(frozen=True, slots=True)
-class Config(deepseek_v2.Config):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Spec):
     index: IndexConfig
 
 
@@ -46,10 +48,17 @@ def parse_indexed(
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=norm_eps)
     f.kinds("layer_types", decoder.num_layers, "indexed_attention")
     layers = sparse_layers(f, decoder.num_layers, first_dense=f.count("first_k_dense_replace", first_dense, minimum=0))
-    blocks = DeepseekMoe.parse(
-        f, decoder.num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers
+    blocks = Moe.parse(
+        f,
+        decoder.num_layers,
+        router=SigmoidRouter,
+        normalise=True,
+        corrected=True,
+        num_future_layers=1,
+        moe_layers=layers,
     )
-    return Config(decoder, latent, blocks, IndexConfig.parse(f, latent, choosing, interleaved=interleaved))
+    index = IndexConfig.parse(f, latent, choosing, interleaved=interleaved)
+    return Config(decoder, blocks, dict.fromkeys(range(decoder.num_layers), latent), index=index)
 
 
 def _parse(f: Fields) -> Config:
@@ -58,33 +67,36 @@ def _parse(f: Fields) -> Config:
     )
 
 
-class Family(deepseek_v3.Family):
+class Family(deepseek_v2.Family):
     name = "deepseek_v32"
     parse = staticmethod(_parse)
-    _config: Config
+    spec: Config
+    matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, *INDEX_MATRICES)
+    no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, *NO_INDEX_MATRICES)
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, selection = self._config, Selection()
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        attention = [self.layer(layers, i, selection) for i in range(c.decoder.num_layers)]
-        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
+    def attention(self, layers: Layers) -> list[Attention]:
+        selection = Selection()
+        return [self.layer(layers, i, selection) for i in range(self.decoder.num_layers)]
+
+    def latent_of(self, layer: int) -> LatentConfig:
+        """The attention of a decoder layer."""
+        found = self.mixers[layer]
+        assert isinstance(found, LatentConfig)
+        return found
 
     def layer(self, layers: Layers, i: int, selection: Selection) -> IndexedLatentAttention:
         """The attention of decoder layer i."""
-        c = self._config
-        return IndexedLatentAttention(layers, c.decoder, self.latent_of(i), c.index, i, selection)
+        return IndexedLatentAttention(layers, self.decoder, self.latent_of(i), self.spec.index, i, selection)
 
     def attention_shapes(self) -> Shapes:
-        return super().attention_shapes() | index_shapes(self.decoder, self._config.latent, self._config.index)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return index_matrices(super().tensors)
+        index = self.spec.index
+        first = index.choosing.index(True) if any(index.choosing) else 0
+        return super().attention_shapes() | index_shapes(self.decoder, self.latent_of(first), index)
 
     @property
     def attention_workspace(self) -> Workspace:
-        return super().attention_workspace | index_workspace(self._config.index)
+        return super().attention_workspace | index_workspace(self.spec.index)
 
     @property
     def cache_bytes(self) -> int:
-        return self._config.index.token_bytes
+        return self.spec.index.token_bytes

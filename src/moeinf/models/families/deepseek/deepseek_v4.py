@@ -12,12 +12,11 @@ from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import SILU
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import CompressedHeads, IndexHeads, NormConfig, Shapes
+from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.attention_config import CompressedHeads, IndexHeads, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.kv_cache import LayerState
 from moeinf.models.layers.latent.compressed import (
     MATRICES,
@@ -26,8 +25,10 @@ from moeinf.models.layers.latent.compressed import (
     compressed_shapes,
     compressed_workspace,
 )
+from moeinf.models.layers.moe import BlockNames, BlockSite, MlpForm, Moe
 from moeinf.models.layers.protocol import Experts, Layers, Router, Weights
 from moeinf.models.layers.rope import Rope, of_kind, rope_fields, rope_of
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.streams.hash_table import HashColumns
 from moeinf.models.layers.streams.mixed_decoder import (
     Beside,
@@ -53,7 +54,7 @@ _TABLE = "gate.tid2eid"
 class Config:
     decoder: DecoderConfig
     attention: CompressedConfig
-    blocks: DeepseekMoe
+    blocks: Moe
     streams: MixedStreams
     hashed: tuple[int, ...]  # layers whose experts are looked up by token
     limit: float  # of what the experts' activation is given
@@ -82,9 +83,10 @@ class Config:
             special=dict.fromkeys(attention.with_entries, of_entries),
             replaces=True,
         )
-        blocks = DeepseekMoe.parse(
+        blocks = Moe.parse(
             f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=_scaling(f)),
             num_layers,
+            router=LearnedRouter,
             normalise=True,
             corrected=True,
             num_future_layers=1,
@@ -98,7 +100,7 @@ class Config:
             f.number("hc_eps", 1e-6),
             f.count("hc_sinkhorn_iters", 20, maximum=1000),
         )
-        blocks = replace(blocks, names=_NAMES, shared_limit=limit, mlp_bias=f.flag("mlp_bias", False))
+        blocks = replace(blocks, names=_NAMES, form=MlpForm(f.flag("mlp_bias", False), limit))
         return Config(decoder, attention, blocks, streams, _hashed(f, num_layers), limit)
 
 
@@ -216,11 +218,11 @@ class LearnedRouter(SigmoidRouter):
 class HashRouter:
     """The experts that a table has of the token, weighted by their scores."""
 
-    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig, given: Given, table: int):
+    def __init__(self, weights: Weights, moe: Moe, site: BlockSite, given: Given, table: int) -> None:
         """given: what the host has looked up, of all tables; table: the number of this layer's."""
-        self._math, self._routing, self._scaling = weights.math, weights.routing, config.scaling
-        self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
-        self._given, top_k = given, config.moe.top_k
+        self._math, self._routing, self._scaling = weights.math, weights.routing, moe.scoring.scaling
+        self._norm, self._gate = weights.norm(site.norm), weights.linear(site.block + moe.names.gate)
+        self._given, top_k = given, moe.moe.top_k
         self._columns = slice(table * top_k, (table + 1) * top_k)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
@@ -243,12 +245,13 @@ class Family(DecoderFamily):
         c, given = self._config, Given()
         d = c.decoder
 
-        def router(weights: Weights, blocks: DeepseekMoe, block: str, norm: NormConfig) -> Router:
-            if block + _TABLE in self._tables:
-                return HashRouter(weights, blocks, block, norm, given, self._tables.index(block + _TABLE))
-            return LearnedRouter(weights, blocks, block, norm)
+        def router(layers: Layers, moe: Moe, site: BlockSite) -> Router:
+            table = site.block + _TABLE
+            if table in self._tables:
+                return HashRouter(layers.weights, moe, site, given, self._tables.index(table))
+            return LearnedRouter(layers, moe, site)
 
-        blocks = c.blocks.blocks(d, layers, experts, profiler, router)
+        blocks = replace(c.blocks, router=router).make(d, layers, experts, profiler)
         attention, states = list[CompressedAttention](), list[Callable[[int], LayerState]]()
         for i in range(d.num_layers):
             number = d.num_layers + len(states)

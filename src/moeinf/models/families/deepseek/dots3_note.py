@@ -6,21 +6,22 @@ of images and of speech beside it, which are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.deepseek import deepseek_v32
+from moeinf.models.families.deepseek.deepseek_v32 import Config
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.decoder import Decoder, DecoderConfig
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
+from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.latent.indexed import IndexConfig, IndexedLatentAttention, Selection
-from moeinf.models.layers.latent.mla import LatentAttention, LatentConfig, parse_latent
-from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.latent.mla import LatentAttention, LatentConfig, LatentGate, parse_latent
+from moeinf.models.layers.moe import Moe, sparse_layers
+from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import of_kind
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.text_part import text_part
-from moeinf.types import Profiler, TensorPlan
 
 _INDEXED, _FULL, _SLIDING = "indexed_attention", "full_attention", "sliding_attention"
 _SIZES = {  # of layers with a window, where nothing is said of them
@@ -33,11 +34,6 @@ _SIZES = {  # of layers with a window, where nothing is said of them
     "v_head_dim": 128,
 }
 _OTHER_MODELS = (r"(model\.)?(vision_encoder|audio_encoder|audio_adapter|vision_tower|audio_tower)\..*",)
-
-
-@dataclass(frozen=True, slots=True)
-class Config(deepseek_v32.Config):
-    latents: tuple[LatentConfig, ...]  # of each layer
 
 
 def _parse(f: Fields) -> Config:
@@ -62,16 +58,21 @@ def _parse(f: Fields) -> Config:
     # without an indexer its fields do not matter
     given = f if any(choosing) else f.replaced(index_n_heads=1, index_topk=1, index_head_dim=latent.rotary_dim)
     index = replace(IndexConfig.parse(given, latent, (True,), interleaved=True), choosing=choosing)
-    blocks = DeepseekMoe.parse(
-        f, num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=_sparse(f, num_layers)
+    blocks = Moe.parse(
+        f,
+        num_layers,
+        router=SigmoidRouter,
+        normalise=True,
+        corrected=True,
+        num_future_layers=1,
+        moe_layers=_sparse(f, num_layers),
     )
     shared = f.count("moe_shared_expert_intermediate_size", f.count("shared_experts_intermediate_size", 1536))
     return Config(
         replace(decoder, special={i: own[kind][0].attention for i, kind in enumerate(kinds)}),
-        latent,
-        replace(blocks, shared_size=blocks.num_shared_experts * shared),
-        index,
-        tuple(own[kind][1] for kind in kinds),
+        replace(blocks, shared=replace(blocks.shared, size=blocks.num_shared_experts * shared)),
+        {i: own[kind][1] for i, kind in enumerate(kinds)},
+        index=index,
     )
 
 
@@ -95,10 +96,9 @@ def _attention(f: Fields, kinds: tuple[str, ...], kind: str) -> tuple[DecoderCon
     scale = (latent.qk_nope_head_dim + latent.rotary_dim) ** -0.5 * (hidden / f.count("q_lora_rank")) ** 0.5
     window = (f.count("sliding_window", 0) or f.count("sliding_window_size", 512)) if windowed else None
     latent = replace(
-        latent,
+        latent.named(key_norm="k_rope_only_layernorm"),
         eps=decoder.attention.norm_eps,
-        head_gates=True,
-        key_norm="k_rope_only_layernorm",
+        gate=LatentGate("heads"),
         latent_scale=(hidden / latent.rank) ** 0.5,
     )
     return replace(decoder, attention=decoder.attention.scored(scale=scale).seeing(window)), latent
@@ -169,32 +169,19 @@ def _sparse(f: Fields, num_layers: int) -> tuple[int, ...]:
 
 class Family(deepseek_v32.Family):
     name = "dots3_note"
-    _config: Config
+    no_matrices: ClassVar[tuple[str, ...]] = (*deepseek_v32.Family.no_matrices, ".g_proj.weight")
+    ignored = _OTHER_MODELS
+    ahead = (r"model\.mtp\..*",)
+    renamed: ClassVar[Mapping[str, str]] = {r"^model\.language_model\.": "model."}
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(_parse(text_part(config, prefix="model.").fields))
+        self.take(_parse(text_part(config, prefix="model.").fields))
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c = self._config
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        attention = [
-            IndexedLatentAttention(layers, c.decoder, c.latents[i], c.index, i, Selection())
-            if c.index.choosing[i]
-            else LatentAttention(layers, c.decoder, c.latents[i], i)
-            for i in range(c.decoder.num_layers)
+    def attention(self, layers: Layers) -> list[Attention]:
+        index, latents = self.spec.index, [self.latent_of(i) for i in range(self.decoder.num_layers)]
+        return [
+            IndexedLatentAttention(layers, self.decoder, latent, index, i, Selection())
+            if index.choosing[i]
+            else LatentAttention(layers, self.decoder, latent, i)
+            for i, latent in enumerate(latents)
         ]
-        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
-
-    def latent_of(self, layer: int) -> LatentConfig:
-        return self._config.latents[layer]
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(
-            plan,
-            matrices=plan.matrices - {name for name in plan.dense if name.endswith(".g_proj.weight")},
-            ignored=(*plan.ignored, *_OTHER_MODELS),
-            ahead=(*plan.ahead, r"model\.mtp\..*"),
-            renamed={r"^model\.language_model\.": "model."},
-        )

@@ -7,26 +7,28 @@ Neither kind of layer has positions; the indexer chooses pools of tokens. Checkp
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.kimi import kimi_linear
+from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
 from moeinf.models.layers.latent.indexed import (
+    INDEX_MATRICES,
+    NO_INDEX_MATRICES,
     IndexConfig,
     PooledLatentAttention,
-    index_matrices,
     index_shapes,
     index_workspace,
     pool_shapes,
 )
-from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, LatentConfig, parse_latent
+from moeinf.models.layers.moe import MlpForm, Moe, sparse_layers
 from moeinf.models.layers.protocol import Attention, Experts, Layers
-from moeinf.models.layers.recurrent.kda import Kda, KdaConfig
+from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.text_part import VISION, text_part
@@ -41,8 +43,9 @@ _OWN = {  # what linear_attn_config of published checkpoints calls these fields
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(kimi_linear.Config):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Spec):
+    latent: LatentConfig
     index: IndexConfig
     streams: MixedStreams
     limit: float  # of what the activation of all MLPs is given
@@ -69,7 +72,9 @@ def _parse(f: Fields) -> Config:
     linear = frozenset(i for i, kind in enumerate(kinds) if kind == _LINEAR)
     f.kinds("indexer_types", num_layers, "full")
     layers = sparse_layers(f, num_layers, first_dense=min(3, num_layers))
-    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers)
+    blocks = Moe.parse(
+        f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers
+    )
     limit = f.number("swiglu_limit")
     streams = MixedStreams(
         f.count("hc_mult", 4, minimum=2, maximum=64),
@@ -78,15 +83,15 @@ def _parse(f: Fields) -> Config:
         f.number("hc_eps", 1e-6),
         f.count("hc_sinkhorn_iters", 20, maximum=1000),
     )
+    kda, latent = kda_mixer(_kda(f, a.hidden_size, a.norm_eps)), replace(latent, eps=a.norm_eps)
     return Config(
         replace(decoder, replaces=True),
-        replace(latent, eps=a.norm_eps),
-        replace(blocks, shared_limit=limit),
-        _kda(f, a.hidden_size, a.norm_eps),
-        linear,
-        _index(f, latent, tuple(i not in linear for i in range(num_layers))),
-        streams,
-        limit,
+        replace(blocks, form=MlpForm(limit=limit)),
+        {i: kda if i in linear else latent for i in range(num_layers)},
+        latent=latent,
+        index=_index(f, latent, tuple(i not in linear for i in range(num_layers))),
+        streams=streams,
+        limit=limit,
     )
 
 
@@ -115,44 +120,43 @@ def _index(f: Fields, latent: Any, choosing: tuple[bool, ...]) -> IndexConfig:
     return replace(index, heads=replace(index.heads, pool=pool), choosing=choosing)
 
 
-class Family(kimi_linear.Family):
+class Family(deepseek_v2.Family):
     name = "glm5_next"
     divisible = False
-    _config: Config
+    spec: Config
+    matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, *INDEX_MATRICES)
+    no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, *NO_INDEX_MATRICES, ".b_proj.weight")
+    ignored = (VISION,)
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        c = _parse(text.fields)
-        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix)))
+        spec = _parse(text.fields)
+        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attention = self._config, list[Attention]()
-        for i in range(c.decoder.num_layers):
-            attention.append(
-                Kda(layers, c.kda, c.decoder.attention_site(i))
-                if i in c.linear_layers
-                else PooledLatentAttention(layers, c.decoder, c.latent, c.index, i)
-            )
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        return mixed_decoder(c.decoder, c.streams, _STREAMS, layers, attention, blocks, experts, profiler)
+        d, attention = self.decoder, self.attention(layers)
+        blocks = self.spec.blocks.make(d, layers, experts, profiler)
+        return mixed_decoder(d, self.spec.streams, _STREAMS, layers, attention, blocks, experts, profiler)
+
+    def attention(self, layers: Layers) -> list[Attention]:
+        d, c = self.decoder, self.spec
+        return [
+            PooledLatentAttention(layers, d, c.latent, c.index, i) if mixer is c.latent else mixer.make(layers, d, i)
+            for i, mixer in self.mixers.items()
+        ]
 
     def attention_shapes(self) -> Shapes:
-        c = self._config
-        shapes = super().attention_shapes() | index_shapes(c.decoder, c.latent, c.index)
-        return shapes | pool_shapes(c.decoder, c.index) | mixed_decoder_shapes(c.decoder, c.streams, _STREAMS)
+        c = self.spec
+        shapes = super().attention_shapes() | index_shapes(self.decoder, c.latent, c.index)
+        return shapes | pool_shapes(self.decoder, c.index) | mixed_decoder_shapes(self.decoder, c.streams, _STREAMS)
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = index_matrices(super().tensors)
-        return replace(
-            plan, form=ExpertForm("silu_clamped", limit=self._config.limit), ignored=(*plan.ignored, VISION), renamed={}
-        )
+    def plan(self) -> TensorPlan:
+        return replace(super().plan(), form=ExpertForm("silu_clamped", limit=self.spec.limit))
 
     @property
     def attention_workspace(self) -> Workspace:
-        c = self._config
-        return with_streams(super().attention_workspace | index_workspace(c.index), c.streams)
+        return with_streams(super().attention_workspace | index_workspace(self.spec.index), self.spec.streams)
 
     @property
     def cache_bytes(self) -> int:
-        return self._config.index.token_bytes
+        return self.spec.index.token_bytes

@@ -7,25 +7,27 @@ experts that a token may be routed to give it back as it was: they have no weigh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, ModuleNames
-from moeinf.models.layers.deepseek_moe import DeepseekMoe
-from moeinf.models.layers.latent.mla import LatentAttention, latent_matrices, parse_latent
+from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.moe import Moe, Scoring
 from moeinf.models.layers.moe_block import SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.types import Profiler, TensorPlan
 
 _MTP = r"model\.mtp\..*"  # further layers that guess tokens ahead: kept, and not used
 
 
-@dataclass(frozen=True, slots=True)
-class Config(deepseek_v2.Config):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Spec):
+    blocks: Moe
     zero_experts: int  # that give back what they are given
 
 
@@ -42,22 +44,23 @@ def _parse(f: Fields) -> Config:
     decoder, latent = parse_latent(inner, interleaved=True, norm_eps=1e-5, theta=1e7)
     a = decoder.attention
     attention = a.scored(scale=a.scale * (a.hidden_size / f.count("q_lora_rank")) ** 0.5)
-    blocks = DeepseekMoe(
+    blocks = Moe(
         routed_shape(
             f, ("n_routed_experts", "num_local_experts"), f.count_of("moe_topk", "num_experts_per_tok"), num_layers
         ),
         tuple(range(0, 2 * num_layers, 2)),
         f.count_of("ffn_hidden_size", "intermediate_size"),
         f.count_of("expert_ffn_hidden_size", "moe_intermediate_size"),
-        0,
-        scaling=f.number("routed_scaling_factor"),
-        normalise=False,
+        SigmoidRouter,  # FirstHalf has its own
+        scoring=Scoring(False, scaling=f.number("routed_scaling_factor")),
     )
     return Config(
         replace(decoder, attention=attention, names=Halves()),
-        replace(latent, latent_scale=(a.hidden_size / latent.rank) ** 0.5),
-        blocks,
-        f.count("zero_expert_num", 0, minimum=0),
+        blocks=blocks,
+        mixers=dict.fromkeys(
+            range(decoder.num_layers), replace(latent, latent_scale=(a.hidden_size / latent.rank) ** 0.5)
+        ),
+        zero_experts=f.count("zero_expert_num", 0, minimum=0),
     )
 
 
@@ -80,7 +83,7 @@ class FirstHalf:
     ) -> None:
         weights, prefix = layers.weights, _block(c.decoder, moe_layer)
         self.moe_layer, self.given = moe_layer, weights.math.zeros((1,))
-        moe, self._scaling = c.blocks.moe, c.blocks.scaling
+        moe, self._scaling = c.blocks.moe, c.blocks.scoring.scaling
         self._top_k, self._last = moe.top_k, moe.experts_of(moe_layer) - 1
         self._weights, self._experts, self._profiler = weights, experts, profiler
         self._norm, self._gate = weights.norm(norm), weights.linear(f"{prefix}router.classifier.weight")
@@ -126,21 +129,21 @@ class Family(deepseek_v2.Family):
     name = "longcat_flash"
     divisible = False  # halves share what experts gave, and tensors are numbered by both
     parse = staticmethod(_parse)
-    _config: Config
+    spec: Config
+    ahead = (_MTP,)
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, blocks = self._config, self.decoder, list[Block]()
+        c, d, blocks = self.spec, self.decoder, list[Block]()
         for layer in range(self.moe.num_layers):
             first = FirstHalf(c, layer, layers, experts, profiler, d.block_norm(2 * layer))
             mlp = layers.gated_mlp(
                 f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1), activation=d.activation
             )
             blocks += [first, SecondHalf(first, mlp)]
-        attention = [LatentAttention(layers, d, c.latent, i) for i in range(d.num_layers)]
-        return Decoder(d, layers, blocks, experts, profiler, attention)
+        return Decoder(d, layers, blocks, experts, profiler, self.attention(layers))
 
     def block_shapes(self) -> Shapes:
-        c, d, shapes = self._config, self.decoder, Shapes()
+        c, d, shapes = self.spec, self.decoder, Shapes()
         for i in range(d.num_layers):
             shapes |= mlp_shapes(d.attention.hidden_size, c.blocks.intermediate_size, f"{d.module(i, 'mlps')}.")
         for layer in range(self.moe.num_layers):
@@ -149,14 +152,13 @@ class Family(deepseek_v2.Family):
             shapes[f"{router}e_score_correction_bias"] = (chosen,)
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c, d = self._config, self.decoder
+    def plan(self) -> TensorPlan:
+        c, d = self.spec, self.decoder
         blocks = [_block(d, layer) for layer in range(self.moe.num_layers)]
-        plan = latent_matrices(self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, MLP_NAMES)))
+        plan = self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, MLP_NAMES))
         numbers = "|".join(str(self.moe.num_experts + i) for i in range(c.zero_experts))
         zero = rf".*\.mlp\.experts\.({numbers})\..*"  # transformers saves them, though it computes nothing with them
-        return replace(plan, ignored=(*plan.ignored, zero), ahead=(_MTP,))
+        return replace(plan, ignored=(*plan.ignored, zero))
 
 
 def _block(decoder: DecoderConfig, layer: int) -> str:

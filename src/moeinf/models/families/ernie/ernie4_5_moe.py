@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Logits, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter
+from moeinf.models.layers.decoder import DecoderConfig, Logits, parse_decoder
+from moeinf.models.layers.moe import BlockNames, MakeRouter, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.rope import rope_of, whole_heads
-from moeinf.types import TensorPlan
+from moeinf.models.layers.routers import SigmoidRouter
 
 _NAMES = BlockNames(bias="moe_statics.e_score_correction_bias")
 _MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: kept, and not used
 
 
-def _parse(f: Fields) -> Config:
-    c = parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
-    return replace(c, decoder=replace(c.decoder, logits=Logits(bias=f.flag("use_bias", False))))
+def _parse(f: Fields) -> Spec:
+    spec = parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
+    return replace(spec, decoder=replace(spec.decoder, logits=Logits(bias=f.flag("use_bias", False))))
 
 
-def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:
-    """layers: those with experts."""
+def parse_with(f: Fields, layers: tuple[int, ...], router: MakeRouter | None = None) -> Spec:
+    """layers: those with experts; router: instead of SoftmaxRouter."""
     f.only("attention_bias", False, None)  # its name here is use_bias
     f.only("moe_gate", "topk", None)
     f.only("moe_use_aux_free", True, None)  # without it there is no bias
@@ -40,17 +40,18 @@ def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:
     decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope, bias=biased, output_bias=biased)
     top_k = f.count_of("moe_k", "num_experts_per_tok")
     f.present("moe_num_shared_experts")
-    blocks = DeepseekMoe(
+    blocks = BiasRowMoe(
         routed_shape(f, ("moe_num_experts", "num_experts"), top_k, decoder.num_layers, layers),
         layers,
         f.count("intermediate_size"),
         f.count("moe_intermediate_size"),
-        f.count("moe_num_shared_experts", 0, minimum=0),
+        router or SoftmaxRouter,
+        scoring=Scoring(least_sum=f.number("moe_norm_min", 1e-12, zero=True)),
+        shared=Shared(f.count("moe_num_shared_experts", 0, minimum=0)),
+        form=MlpForm(biased),
         names=_NAMES,
-        mlp_bias=biased,
-        least_sum=f.number("moe_norm_min", 1e-12, zero=True),
     )
-    return Config(decoder, blocks)
+    return Spec(decoder, blocks)
 
 
 def _moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:
@@ -64,28 +65,26 @@ def _moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:
     return layers
 
 
+@dataclass(frozen=True, slots=True)
+class BiasRowMoe(Moe):
+    """The correction bias is a matrix of one row."""
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes = Moe.shapes(self, decoder)
+        return {name: (1, *shape) if name.endswith("_bias") else shape for name, shape in shapes.items()}
+
+
 class SoftmaxRouter(SigmoidRouter):
     def _scores(self, logits: Array) -> Array:
         return self._math.softmax(logits)
 
     def _total(self, weights: Array) -> Array:
         math = self._math
-        return math.clip(math.sum(weights, -1, True), self._config.least_sum, float("inf"))
+        return math.clip(math.sum(weights, -1, True), self._scoring.least_sum, float("inf"))
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "ernie4_5_moe"
     parse = staticmethod(_parse)
-
-    @property
-    def router(self) -> MakeRouter:
-        return SoftmaxRouter
-
-    def block_shapes(self) -> Shapes:
-        shapes = super().block_shapes()
-        return {name: (1, *shape) if name.endswith("_bias") else shape for name, shape in shapes.items()}
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ahead=(_MTP,), renamed={r"\.gate\.moe_statics\.": ".moe_statics."})
+    ahead = (_MTP,)
+    renamed: ClassVar[Mapping[str, str]] = {r"\.gate\.moe_statics\.": ".moe_statics."}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Gate, HeadNorms
 from moeinf.models.layers.decoder import LayerNorms, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
+from moeinf.models.layers.moe import BlockNames, Moe, Scoring, Shared
+from moeinf.models.layers.routers import SigmoidRouter
 
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm")
 _NAMES = BlockNames(
@@ -20,7 +20,7 @@ _NAMES = BlockNames(
 )
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, allowed in (
         ("score_func", "sigmoid"),
         ("route_norm", True),
@@ -43,18 +43,19 @@ def _parse(f: Fields) -> Config:
         embedding_scale=decoder.attention.hidden_size**0.5 if f.flag("mup_enabled", False) else 1.0,
     )
     moe_layers = tuple(layers[f.count("num_dense_layers", minimum=0, maximum=len(layers) - 1) :])
-    blocks = DeepseekMoe(
+    blocks = Moe(
         routed_shape(f, ("num_experts",), f.count("num_experts_per_tok"), len(layers), moe_layers),
         moe_layers,
         f.count("intermediate_size"),
         f.count("moe_intermediate_size"),
-        f.count("num_shared_experts", minimum=0),
-        scaling=f.number("route_scale", 1.0),
+        SigmoidRouter,
+        scoring=Scoring(scaling=f.number("route_scale", 1.0)),
+        shared=Shared(f.count("num_shared_experts", minimum=0)),
         names=_NAMES,
     )
-    return Config(decoder, blocks)
+    return Spec(decoder, blocks)
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "afmoe"
     parse = staticmethod(_parse)

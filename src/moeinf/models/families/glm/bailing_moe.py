@@ -5,52 +5,44 @@ Follows modeling_bailing_moe.py of inclusionAI/Ling and modeling_bailing_moe_v2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import HeadNorms, NormConfig, Projections, Shapes, attention_shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
-from moeinf.models.layers.protocol import Attention, Experts, Layers, Router, Weights
-from moeinf.types import Profiler, TensorPlan
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import HeadNorms, Projections
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.moe import BlockNames, Moe
+from moeinf.models.layers.routers import SigmoidRouter, softmax_router
 
-_FUSED = "query_key_value"
+FUSED = "query_key_value"
+NAMES = {"embedding": "word_embeddings", "attention": "attention"}
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    blocks: DeepseekMoe
-    second: bool  # of the second generation: scores by sigmoid
-
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        second = _is_second(f)
-        _refuse(f, second=second)
-        decoder = parse_decoder(
-            f,
-            norm_eps=1e-6 if second else 1e-5,
-            theta=1e4,
-            partial=1.0,
-            bias=False,
-            output_bias=False,
-            projections=Projections(fused=_FUSED if f.flag("fused_projections", True) else None, output="dense"),
-            head_norms=HeadNorms(names=("query_layernorm", "key_layernorm"))
-            if second and f.flag("use_qk_norm", True)
-            else None,
-        )
-        blocks = DeepseekMoe.parse(
-            f,
-            decoder.num_layers,
-            normalise=True,
-            corrected=second and f.flag("moe_router_enable_expert_bias", True),
-            shared="num_shared_experts",
-        )
-        blocks = replace(blocks, names=BlockNames(bias="gate.expert_bias"))
-        return Config(decoder.named(embedding="word_embeddings"), blocks, second)
+def _parse(f: Fields) -> Spec:
+    second = _is_second(f)
+    _refuse(f, second=second)
+    decoder = parse_decoder(
+        f,
+        norm_eps=1e-6 if second else 1e-5,
+        theta=1e4,
+        partial=1.0,
+        bias=False,
+        output_bias=False,
+        projections=Projections(fused=FUSED if f.flag("fused_projections", True) else None, output="dense"),
+        head_norms=HeadNorms(names=("query_layernorm", "key_layernorm"))
+        if second and f.flag("use_qk_norm", True)
+        else None,
+    )
+    blocks = Moe.parse(
+        f,
+        decoder.num_layers,
+        router=SigmoidRouter if second else softmax_router,
+        normalise=True,
+        corrected=second and f.flag("moe_router_enable_expert_bias", True),
+        shared="num_shared_experts",
+    )
+    blocks = replace(blocks, names=BlockNames(bias="gate.expert_bias"))
+    return Spec(decoder.named(**NAMES), blocks)
 
 
 def _is_second(f: Fields) -> bool:
@@ -92,38 +84,5 @@ def _refuse(f: Fields, *, second: bool) -> None:
 
 class Family(DecoderFamily):
     name = "bailing_moe"
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._take(Config.parse(Fields(config)))  # fused_projections: moeinf's own, of a GGUF file
-
-    def _take(self, c: Config) -> None:
-        self._config = c
-        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attention = self._config, list[Attention]()
-        for i in range(c.decoder.num_layers):
-            attention.append(layers.attention(c.decoder.attention, c.decoder.attention_site(i, "attention")))
-
-        def softmax(weights: Weights, moe: DeepseekMoe, block: str, norm: NormConfig) -> Router:
-            return layers.softmax_router(f"{block}gate.weight", norm, moe.moe.top_k, normalise=moe.normalise)
-
-        router = SigmoidRouter if c.second else softmax
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, router)
-        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
-
-    def attention_shapes(self) -> Shapes:
-        shapes = Shapes()
-        for i in range(self.decoder.num_layers):
-            shapes |= attention_shapes(self.decoder.attention, f"model.layers.{i}.attention.")
-        return shapes
-
-    def block_shapes(self) -> Shapes:
-        return self._config.blocks.shapes(self.decoder)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        blocks = self._config.blocks
-        plan = self.gated_experts(blocks.experts(self.decoder))
-        others = (name for name in plan.dense if name.endswith((f".{_FUSED}.weight", ".dense.weight")))
-        return blocks.with_future_layers(replace(plan, matrices=plan.matrices.union(others)), self.decoder)
+    parse = staticmethod(_parse)  # fused_projections: moeinf's own, of a GGUF file
+    matrices = (f".{FUSED}.weight", ".dense.weight")

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import AttentionConfig, Gate, HeadNorms, Sharpening
 from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
+from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
 from moeinf.models.layers.rope import of_kind, rope_of, whole_heads
+from moeinf.models.layers.routers import SigmoidRouter
 
 _KINDS = ("sliding_attention", "full_attention")
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
@@ -25,7 +25,7 @@ _ROPES: dict[str, Any] = {_KINDS[0]: {"rope_type": "default", "rope_theta": 1e4}
 _SHARPENING = Sharpening(0.1, 2048, offset=1, growth="power")  # of queries without positions
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name in ("rope_theta", "rope_scaling", "partial_rotary_factor"):  # each kind of layer has its own
         f.only(name, None)
     f.present("head_dim", "num_experts", "n_group", "topk_group", "routed_scaling_factor", "final_logit_softcapping")
@@ -42,9 +42,10 @@ def _parse(f: Fields) -> Config:
         gate=Gate("gate_proj", bias="gate_bias"),
     )
     of_kinds = {kind: _attention(f, decoder.attention, kind) for kind in set(kinds)}
-    blocks = DeepseekMoe.parse(
+    blocks = Moe.parse(
         f.replaced(n_shared_experts=0, num_nextn_predict_layers=0, num_mtp_layers=0),
         num_layers,
+        router=SigmoidRouter,
         normalise=True,
         corrected=True,
         moe_layers=sparse_layers(f, num_layers, first_dense=min(3, num_layers)),
@@ -54,7 +55,7 @@ def _parse(f: Fields) -> Config:
         special={i: of_kinds[kind] for i, kind in enumerate(kinds)},
         logits=Logits(cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")),
     )
-    return Config(
+    return Spec(
         DepthScaled(**{each.name: getattr(decoder, each.name) for each in fields(decoder)}),
         replace(blocks, names=_NAMES),
     )
@@ -84,6 +85,6 @@ def _attention(f: Fields, a: AttentionConfig, kind: str) -> AttentionConfig:
     return replace(a, rope=rope_of(own, a.head_dim, 1e4, f.count("max_position_embeddings")))
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "beam"
     parse = staticmethod(_parse)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe
+from moeinf.models.layers.moe import Moe
+from moeinf.models.layers.routers import SigmoidRouter
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("scoring_func", "sigmoid", "noaux_tc", None)  # the second is what the published config says
     f.only("topk_method", "noaux_tc", None)
     f.only("moe_layer_freq", 1, None)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms())
     decoder = decoder.with_windows(_windows(f, decoder.num_layers))
-    return Config(decoder, DeepseekMoe.parse(f, decoder.num_layers, normalise=False, corrected=True))
+    return Spec(decoder, Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=False, corrected=True))
 
 
 def _windows(f: Fields, num_layers: int) -> list[int | None]:
@@ -30,6 +30,6 @@ def _windows(f: Fields, num_layers: int) -> list[int | None]:
     return [window if each else None for each in slides]
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "dots1"
     parse = staticmethod(_parse)

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
-from moeinf.types import TensorPlan
+from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
+from moeinf.models.layers.routers import SigmoidRouter
 
 _MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: kept, and not used
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("scoring_func", "sigmoid", None)
     f.only("topk_method", "noaux_tc", None)
     f.only("attention_bias", False, None)
     f.present("num_experts", "sliding_window", "num_shared_experts", "routed_scaling_factor")
     decoder = windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, head_norms=HeadNorms()))
     first = f.count("first_k_dense_replace", 1, minimum=0, maximum=decoder.num_layers - 1)
-    blocks = DeepseekMoe.parse(
+    blocks = Moe.parse(
         f,
         decoder.num_layers,
+        router=SigmoidRouter,
         normalise=True,
         corrected=True,
         moe_layers=sparse_layers(f, decoder.num_layers, first_dense=first),
         shared="num_shared_experts",
     )
-    return Config(decoder, replace(blocks, names=BlockNames(bias="e_score_correction_bias")))
+    return Spec(decoder, replace(blocks, names=BlockNames(bias="e_score_correction_bias")))
 
 
 def windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
@@ -46,11 +45,7 @@ def windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return decoder.without_positions({i for i in layers if window and not slides[i]})
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "exaone_moe"
     parse = staticmethod(_parse)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ahead=(_MTP,))
+    ahead = (_MTP,)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Mapping
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms, Scores
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
-from moeinf.types import TensorPlan
+from moeinf.models.layers.moe import BlockNames, Moe, Scoring, Shared
+from moeinf.models.layers.routers import SigmoidRouter
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.present("sliding_window", "mlp_only_layers", "head_dim", "norm_topk_prob")
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms(), scores=Scores(sinks="softmax_offset"))
     layers, window = range(decoder.num_layers), f.count("sliding_window")
@@ -30,24 +29,20 @@ def _parse(f: Fields) -> Config:
     if not moe_layers:
         raise CheckpointError("config.json: mlp_only_layers and decoder_sparse_step leave no layer with experts")
     moe = routed_shape(f, ("num_experts",), f.count("num_experts_per_tok"), len(layers), moe_layers)
-    blocks = DeepseekMoe(
+    blocks = Moe(
         moe,
         moe_layers,
         f.count("intermediate_size"),
         f.count("moe_intermediate_size"),
-        1,
-        normalise=f.flag("norm_topk_prob", True),
-        corrected=False,
+        SigmoidRouter,
+        scoring=Scoring(f.flag("norm_topk_prob", True), corrected=False),
+        shared=Shared(1, f.count("shared_expert_intermediate_size")),
         names=BlockNames(shared="shared_expert."),
-        shared_size=f.count("shared_expert_intermediate_size"),
     )
-    return Config(decoder, blocks)
+    return Spec(decoder, blocks)
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "flint"
     parse = staticmethod(_parse)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return replace(super().tensors, renamed={r"\.self_attn\.sinks": ".self_attn.softmax_offset"})
+    renamed: ClassVar[Mapping[str, str]] = {r"\.self_attn\.sinks": ".self_attn.softmax_offset"}

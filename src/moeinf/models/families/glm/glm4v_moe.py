@@ -6,25 +6,19 @@ Checkpoints hold a model of images beside it (`model.visual.*`), which is left o
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.text_part import VISION, text_part
-from moeinf.types import TensorPlan
 
 
 class Family(glm4_moe.Family):
     name = "glm4v_moe"
+    ignored = (VISION,)
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
         text.fields.only("use_qk_norm", False, None)
         text.fields.present("attention_bias")
-        c = self.parse(text.fields)
-        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix)))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, VISION))
+        spec = self.parse(text.fields)
+        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))

@@ -5,19 +5,15 @@ Every fifth layer sees all tokens and has no positions; the others have a window
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
-
-from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.exaone_moe import windowed
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import LayerNorms, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter
+from moeinf.models.layers.moe import BlockNames, Moe, Scoring, Shared
 from moeinf.models.layers.rope import whole_heads
-from moeinf.types import TensorPlan
+from moeinf.models.layers.routers import SigmoidRouter
 
 _NORMS = LayerNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm")
 _NAMES = BlockNames(behind="post_mlp_layernorm")
@@ -28,48 +24,41 @@ _RENAMED = {  # as published
 }
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("attention_bias", False, None)
     whole_heads(f)
     f.present("head_dim", "num_experts_per_tok", "sliding_window", "shared_expert_intermediate_size")
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms())
     decoder = windowed(f.replaced(sliding_window_pattern=5), decoder).named(norms=_NORMS)
     layers = tuple(range(decoder.num_layers))
-    blocks = DeepseekMoe(
+    blocks = Moe(
         routed_shape(f, ("num_experts", "num_local_experts"), f.count("num_experts_per_tok"), len(layers)),
         layers,
         0,
         f.count("moe_intermediate_size"),
-        1,
-        normalise=f.flag("norm_topk_prob", False),
+        LogitsRouter,
+        scoring=Scoring(f.flag("norm_topk_prob", False)),
+        shared=Shared(1, f.count("shared_expert_intermediate_size")),
         names=_NAMES,
-        shared_size=f.count("shared_expert_intermediate_size"),
     )
-    return Config(decoder, blocks)
+    return Spec(decoder, blocks)
 
 
 class LogitsRouter(SigmoidRouter):
     """Chosen is by logits + bias, weighted by the sigmoids of the logits alone."""
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
-        c, math = self._config, self._math
+        math = self._math
         hidden = self._norm(x)
         logits = self._gate(hidden)
-        ids = math.top_k(logits if self._bias is None else logits + self._bias, c.moe.top_k)
+        ids = math.top_k(logits if self._bias is None else logits + self._bias, self._top_k)
         weights = math.sigmoid(math.take(logits, ids))
-        if c.normalise:
+        if self._scoring.normalise:
             weights = weights / math.sum(weights, -1, True)
-        return hidden, self._routing(ids, weights * c.scaling)
+        return hidden, self._routing(ids, weights * self._scoring.scaling)
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "kolibri1"
     parse = staticmethod(_parse)
-
-    @property
-    def router(self) -> MakeRouter:
-        return LogitsRouter
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return replace(super().tensors, renamed=_RENAMED)
+    renamed = _RENAMED

@@ -5,18 +5,20 @@ Layers may differ in their number of heads; those with a window have positions o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import AttentionConfig, Gate, HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter, sparse_layers
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, sparse_layers
+from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.types import TensorPlan
 
 _ROPES: dict[str, dict[str, Any]] = {
@@ -25,12 +27,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(glm4_moe.Config):
-    logits_cap: float | None  # of the router: they become cap * tanh(logits / cap)
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, *allowed in (
         ("rope_theta",),  # each kind of layer has its own
         ("decoder_sparse_step", 1),
@@ -60,14 +57,14 @@ def _parse(f: Fields) -> Config:
     f.only("mlp_only_layers", [i for i in range(decoder.num_layers) if i not in sparse], [], None)
     own = f.replaced(n_shared_experts=1, n_group=1, topk_group=1, num_nextn_predict_layers=0, num_mtp_layers=0)
     scaling = own.replaced(routed_scaling_factor=f.number("moe_routed_scaling_factor", 1.0))
-    blocks = DeepseekMoe.parse(scaling, decoder.num_layers, normalise=True, corrected=True, moe_layers=sparse)
+    blocks = Moe.parse(
+        scaling, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=sparse
+    )
     names = BlockNames(bias="experts.e_score_correction_bias", shared="shared_expert.")
     cap = f.get("moe_router_logit_softcapping")
-    return Config(
-        replace(decoder, special=special),
-        replace(blocks, names=names, shared_size=f.count("shared_expert_intermediate_size", 512)),
-        None if cap in (None, 0) else f.number("moe_router_logit_softcapping"),
-    )
+    shared = replace(blocks.shared, size=f.count("shared_expert_intermediate_size", 512))
+    router = partial(CappedRouter, cap=0.0 if cap in (None, 0) else f.number("moe_router_logit_softcapping"))
+    return Spec(replace(decoder, special=special), replace(blocks, names=names, shared=shared, router=router))
 
 
 def _check_ropes(f: Fields) -> None:
@@ -95,23 +92,21 @@ def _attention_of_layers(f: Fields, a: AttentionConfig, num_layers: int) -> list
 
 
 class CappedRouter(SigmoidRouter):
-    cap = 0.0
+    """Its logits become cap * tanh(logits / cap); 0: they stay."""
+
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite, cap: float) -> None:
+        super().__init__(layers, moe, site)
+        self._cap = cap
 
     def _scores(self, logits: Array) -> Array:
-        return self._math.sigmoid(self._math.tanh(logits / self.cap) * self.cap if self.cap else logits)
+        return self._math.sigmoid(self._math.tanh(logits / self._cap) * self._cap if self._cap else logits)
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "laguna"
     parse = staticmethod(_parse)
-    _config: Config
 
-    @property
-    def router(self) -> MakeRouter:
-        return type("Router", (CappedRouter,), {"cap": self._config.logits_cap or 0.0})
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
+    def plan(self) -> TensorPlan:
+        plan = super().plan()
         small = {name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < 256}
         return replace(plan, matrices=plan.matrices - small)

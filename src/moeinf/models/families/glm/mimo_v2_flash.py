@@ -6,17 +6,16 @@ Layers with a window have twice the key/value heads of those that see all tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import CommonAttention, DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Scores, Sight
-from moeinf.models.layers.decoder import Decoder, parse_decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
-from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.moe import Moe, sparse_layers
+from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
-from moeinf.types import Profiler, TensorPlan
+from moeinf.models.layers.routers import SigmoidRouter
 
 _MTP = r"model\.mtp\..*"
 _PARTIAL = 0.334
@@ -27,11 +26,16 @@ _ROPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Config(glm4_moe.Config):
-    value_scale: float
+class ValueScaled(CommonAttention):
+    """A layer adds W_o of a mixture of values, so that what scales these scales that."""
+
+    scale: float = 1.0
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention:
+        return layers.attention(self.config, replace(decoder.attention_site(layer), residual=self.scale))
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("scoring_func", "sigmoid", None)
     f.only("topk_method", "noaux_tc", None)
     f.only("n_shared_experts", 0, None)
@@ -67,19 +71,18 @@ def _parse(f: Fields) -> Config:
     if f.get("routed_scaling_factor") is None:
         f = f.replaced(routed_scaling_factor=1.0)
     sparse = sparse_layers(f, num_layers, first_dense=1)
-    blocks = DeepseekMoe.parse(
+    blocks = Moe.parse(
         f.replaced(n_shared_experts=0, num_nextn_predict_layers=0, num_mtp_layers=0),
         num_layers,
+        router=SigmoidRouter,
         normalise=True,
         corrected=True,
         moe_layers=sparse,
     )
     scale = 1.0 if f.get("attention_value_scale") is None and "attention_value_scale" in f else None
-    return Config(
-        replace(decoder, attention=a, special=dict.fromkeys(slides, sliding)),
-        blocks,
-        f.number("attention_value_scale", 0.707) if scale is None else scale,
-    )
+    scale = f.number("attention_value_scale", 0.707) if scale is None else scale
+    decoder = replace(decoder, attention=a, special=dict.fromkeys(slides, sliding))
+    return Spec(decoder, blocks, {i: ValueScaled(decoder.attention_of(i), scale=scale) for i in range(num_layers)})
 
 
 def _kv_heads(f: Fields) -> int:
@@ -108,20 +111,7 @@ def _only_said_again(f: Fields, slides: list[int], num_layers: int) -> None:
         f.only(name, meant, None)
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "mimo_v2_flash"
     parse = staticmethod(_parse)
-    _config: Config
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d = self._config, self.decoder
-        blocks = c.blocks.blocks(d, layers, experts, profiler, self.router)
-        attention = [  # a layer adds W_o of a mixture of values, so that what scales these scales that
-            layers.attention(d.attention_of(i), replace(d.attention_site(i), residual=c.value_scale))
-            for i in range(d.num_layers)
-        ]
-        return Decoder(d, layers, blocks, experts, profiler, attention)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return replace(super().tensors, ahead=(_MTP,))
+    ahead = (_MTP,)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe
+from moeinf.models.layers.moe import Moe
+from moeinf.models.layers.routers import SigmoidRouter
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, allowed in (
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
@@ -21,9 +21,11 @@ def _parse(f: Fields) -> Config:
     f.present("head_dim")
     decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, output_bias=False)
     layers = range(decoder.num_layers)
-    return Config(decoder, DeepseekMoe.parse(f, len(layers), normalise=True, corrected=True, moe_layers=layers))
+    return Spec(
+        decoder, Moe.parse(f, len(layers), router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
+    )
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "solar_open"
     parse = staticmethod(_parse)

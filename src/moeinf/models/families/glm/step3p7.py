@@ -7,19 +7,19 @@ which is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import SILU
-from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
-from moeinf.models.layers.attention_config import Gate, HeadNorms, Scores
-from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import Gate, HeadNorms, Scores, Shapes
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, ExpertPiece, TensorPlan
 
@@ -49,11 +49,32 @@ _OTHER_MODELS = (r"(model\.)?(vision_model|multi_modal_projector|vit_large_proje
 
 
 @dataclass(frozen=True, slots=True)
-class Config(glm4_moe.Config):
-    limits: Mapping[int, float]  # of experts, by the decoder layer
+class ClampingMoe(Moe):
+    limits: Mapping[int, float] = field(default_factory=dict)  # of experts, by the decoder layer
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        plan = Moe.plan(self, decoder, dense)
+        layers = {layer: self.limits[i] for layer, i in enumerate(self.moe_layers) if i in self.limits}
+        forms = {layer: ExpertForm("clamped_silu", limit=limit) for layer, limit in layers.items()}
+        return replace(plan, experts=(self._stacked(decoder, plan.parts), *plan.experts), layer_forms=forms)
+
+    def experts(self, decoder: DecoderConfig) -> GatedExperts:
+        return GatedExperts([f"{decoder.layer(i)}moe." for i in self.moe_layers], self.moe_intermediate_size, None)
+
+    def _stacked(
+        self, decoder: DecoderConfig, parts: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]:
+        """As published: a tensor of each part for all experts of a layer."""
+        found: dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]] = {}
+        for layer, i in enumerate(self.moe_layers):
+            count = self.moe.experts_of(layer)
+            for part, (rows, cols) in ((part, shape) for part, shape in parts.items() if len(shape) == 2):
+                pieces = tuple(ExpertPiece(layer, e, part, e * rows * cols) for e in range(count))
+                found[f"{decoder.layer(i)}moe.{part}_proj.weight"] = ((count, rows, cols), pieces)
+        return found
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f = _in_common_names(f)
     for name, *allowed in (
         ("hidden_act", *SILU),
@@ -98,20 +119,20 @@ def _parse(f: Fields) -> Config:
     shared = _limits(f, "swiglu_limits_shared", num_layers, future)
     if shared.keys() - set(sparse):
         raise CheckpointError(f"{f.where}: swiglu_limits_shared of a layer without experts is not supported")
-    blocks = DeepseekMoe(
+    blocks = ClampingMoe(
         routed_shape(f, ("n_routed_experts",), f.count("num_experts_per_tok"), num_layers, sparse),
         sparse,
         f.count("intermediate_size"),
         f.count("moe_intermediate_size"),
-        1,
-        scaling=f.number("moe_router_scaling_factor", 1.0),
-        num_future_layers=future,
+        SigmoidRouter,
+        scoring=Scoring(scaling=f.number("moe_router_scaling_factor", 1.0)),
+        shared=Shared(1, f.count("share_expert_dim"), shared),
+        form=MlpForm(f.flag("mlp_bias", False)),
         names=_NAMES,
-        shared_size=f.count("share_expert_dim"),
-        shared_limits=shared,
-        mlp_bias=f.flag("mlp_bias", False),
+        num_future_layers=future,
+        limits=_limits(f, "swiglu_limits", num_layers, future),
     )
-    return Config(decoder, blocks, _limits(f, "swiglu_limits", num_layers, future))
+    return Spec(decoder, blocks)
 
 
 def _in_common_names(f: Fields) -> Fields:
@@ -207,44 +228,11 @@ def _limits(f: Fields, name: str, num_layers: int, future: int) -> dict[int, flo
     return {i: Fields({name: value}, f.where).number(name) for i, value in enumerate(values) if value}
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "step3p7"
-    parse = staticmethod(_parse)
-    _config: Config
+    ignored = _OTHER_MODELS
+    renamed = _RENAMED
+    no_matrices = (".g_proj.weight",)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(self.parse(text_part(config, prefix="model.").fields))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c, d = self._config, self.decoder
-        blocks = [f"{d.prefix}layers.{i}.moe." for i in c.blocks.moe_layers]
-        plan = c.blocks.with_future_layers(
-            self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, None)), d
-        )
-        forms = {
-            layer: ExpertForm("clamped_silu", limit=c.limits[i])
-            for layer, i in enumerate(c.blocks.moe_layers)
-            if i in c.limits
-        }
-        gates = {name for name in plan.dense if name.endswith(".g_proj.weight")}
-        return replace(
-            plan,
-            experts=(self._stacked(blocks, plan.parts), *plan.experts),
-            matrices=plan.matrices - gates,
-            ignored=(*plan.ignored, *_OTHER_MODELS),
-            renamed=_RENAMED,
-            layer_forms=forms,
-        )
-
-    def _stacked(
-        self, blocks: list[str], parts: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]:
-        """As published: a tensor of each part for all experts of a layer."""
-        found: dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]] = {}
-        for layer, block in enumerate(blocks):
-            count = self.moe.experts_of(layer)
-            for part, (rows, cols) in ((part, shape) for part, shape in parts.items() if len(shape) == 2):
-                pieces = tuple(ExpertPiece(layer, e, part, e * rows * cols) for e in range(count))
-                found[f"{block}{part}_proj.weight"] = ((count, rows, cols), pieces)
-        return found
+        self.take(_parse(text_part(config, prefix="model.").fields))

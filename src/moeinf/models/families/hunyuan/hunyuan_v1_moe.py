@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import MLP_NAMES, HeadNorms, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert

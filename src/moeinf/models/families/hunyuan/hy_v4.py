@@ -7,17 +7,19 @@ checkpoints and transformers of Hunyuan 4 VL; transformers' Hunyuan 4 has pairs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import ClassVar
 
 from moeinf.models.families.deepseek import deepseek_v32
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
-from moeinf.models.layers.latent.indexed import IndexConfig, Selection
-from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.latent.indexed import IndexConfig
+from moeinf.models.layers.latent.mla import LatentGate, parse_latent
+from moeinf.models.layers.moe import Moe, sparse_layers
 from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
@@ -25,7 +27,7 @@ from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
 _STREAMS = StreamNames("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "hc_head.hc_head_")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config(deepseek_v32.Config):
     streams: MixedStreams
     limit: float  # of what the activation of the routed experts is given
@@ -44,11 +46,12 @@ def parse(f: Fields) -> Config:
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=1e-5)
     num_layers, a = decoder.num_layers, decoder.attention
     f.kinds("layer_types", num_layers, "indexed_attention", "deepseek_sparse_attention")
-    latent = replace(latent, value_gates="linear_gate", sinks="learnable_sink_param", eps=a.norm_eps)
+    latent = latent.named(sinks="learnable_sink_param")
+    latent = replace(latent, gate=LatentGate("values", "linear_gate"), eps=a.norm_eps)
     index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=True)
     index = replace(index, heads=replace(index.heads, at_end=True), key_eps=a.norm_eps)
     layers = sparse_layers(f, num_layers, first_dense=1)
-    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, moe_layers=layers)
+    blocks = Moe.parse(f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
     eps = f.number("hc_eps", 1e-6)
     streams = MixedStreams(
         f.count("hc_mult", 4, minimum=2, maximum=64),
@@ -58,7 +61,14 @@ def parse(f: Fields) -> Config:
         magnitude=f.number("hc_magnitude", 2.0),
         after_eps=eps,
     )
-    return Config(replace(decoder, replaces=True), latent, blocks, index, streams, f.number("swiglu_limit"))
+    return Config(
+        replace(decoder, replaces=True),
+        blocks,
+        dict.fromkeys(range(num_layers), latent),
+        index=index,
+        streams=streams,
+        limit=f.number("swiglu_limit"),
+    )
 
 
 def _choosing(f: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -72,32 +82,26 @@ class Family(deepseek_v32.Family):
     name = "hy_v4"
     divisible = False
     parse = staticmethod(parse)
-    _config: Config
+    spec: Config
+    matrices: ClassVar[tuple[str, ...]] = (*deepseek_v32.Family.matrices, ".linear_gate.weight")
+    ahead = (r"model\.mtp_layers\..*",)
+    renamed: ClassVar[Mapping[str, str]] = {
+        r"\.hc_pre\.(hc_(attn|mlp)_layer)\.": r".\1.hc_pre.",
+        r"\.hc_pre\.hc_head\.": ".hc_head.",
+        r"(\.mlp\.|\.shared_experts\.)linear_gate\.": r"\1gate_proj.",
+    }
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, selection = self._config, Selection()
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        attention = [self.layer(layers, i, selection) for i in range(c.decoder.num_layers)]
-        return mixed_decoder(c.decoder, c.streams, _STREAMS, layers, attention, blocks, experts, profiler)
+        d, attention = self.decoder, self.attention(layers)
+        blocks = self.spec.blocks.make(d, layers, experts, profiler)
+        return mixed_decoder(d, self.spec.streams, _STREAMS, layers, attention, blocks, experts, profiler)
 
     def attention_shapes(self) -> Shapes:
-        return super().attention_shapes() | mixed_decoder_shapes(self.decoder, self._config.streams, _STREAMS)
+        return super().attention_shapes() | mixed_decoder_shapes(self.decoder, self.spec.streams, _STREAMS)
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(
-            plan,
-            form=ExpertForm("silu_clamped", limit=self._config.limit),
-            matrices=plan.matrices | {name for name in plan.dense if name.endswith(".linear_gate.weight")},
-            ahead=(r"model\.mtp_layers\..*",),
-            renamed={
-                r"\.hc_pre\.(hc_(attn|mlp)_layer)\.": r".\1.hc_pre.",
-                r"\.hc_pre\.hc_head\.": ".hc_head.",
-                r"(\.mlp\.|\.shared_experts\.)linear_gate\.": r"\1gate_proj.",
-            },
-        )
+    def plan(self) -> TensorPlan:
+        return replace(super().plan(), form=ExpertForm("silu_clamped", limit=self.spec.limit))
 
     @property
     def attention_workspace(self) -> Workspace:
-        return with_streams(super().attention_workspace, self._config.streams)
+        return with_streams(super().attention_workspace, self.spec.streams)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import silu_alone
 from moeinf.models.families.mixtral import granitemoeshared
-from moeinf.models.families.mixtral.granitemoe import Config
-from moeinf.models.family import MixedDecoderFamily
+from moeinf.models.families.mixtral.granitemoe import parse_granite
+from moeinf.models.families.mixtral.granitemoeshared import SharingMoe
 from moeinf.models.fields import Fields
-from moeinf.models.layers.protocol import Attention, Layers
-from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace, refuse_step_limits
-from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.models.layers.assemble import Spec
+from moeinf.models.layers.recurrent.mamba2 import mamba_mixer
+from moeinf.models.layers.recurrent.mamba_config import MambaConfig, refuse_step_limits
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("position_embedding_type", None, "nope", "rope")
-    c = Config.parse(f) if f.get("position_embedding_type") == "rope" else Config.parse(f, rope=None)
-    return replace(c, shared_intermediate_size=f.count("shared_intermediate_size", 1024))
+    features: dict[str, Any] = {} if f.get("position_embedding_type") == "rope" else {"rope": None}
+    decoder, moe = parse_granite(f, **features)
+    a, layers = decoder.attention, _recurrent_layers(f, decoder.num_layers)
+    mamba = mamba_mixer(_parse_mamba(f, a.hidden_size, a.norm_eps))
+    return Spec(
+        decoder, SharingMoe.beside(moe, f.count("shared_intermediate_size", 1024)), dict.fromkeys(layers, mamba)
+    )
 
 
 def _parse_mamba(f: Fields, hidden_size: int, norm_eps: float) -> MambaConfig:
@@ -53,22 +56,6 @@ def _recurrent_layers(f: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(i for i, kind in enumerate(kinds) if kind in ("mamba", "linear_attention"))
 
 
-class Family(MixedDecoderFamily, granitemoeshared.Family):
+class Family(granitemoeshared.Family):
     name = "granitemoehybrid"
     parse = staticmethod(_parse)
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
-        f, a = Fields(config), self.decoder.attention
-        self._mamba = _parse_mamba(f, a.hidden_size, a.norm_eps)
-        self.mixed = MixedLayers(
-            self.decoder,
-            _recurrent_layers(f, self.decoder.num_layers),
-            "mamba",
-            partial(mamba_shapes, self._mamba),
-            mamba_workspace(self._mamba),
-            self._mamba.state_bytes,
-        )
-
-    def attention(self, layers: Layers) -> list[Attention]:
-        return self.mixed.attention(layers, lambda site: layers.mamba2(self._mamba, site))

@@ -6,16 +6,15 @@ one that mixes tokens and the block behind it are one layer, so that the next ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.absent import NoAttention, NoBlock
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import (
     AttentionSite,
     NormConfig,
@@ -24,11 +23,12 @@ from moeinf.models.layers.attention_config import (
     attention_workspace,
 )
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe
 from moeinf.models.layers.moe_block import MoeBlock, PlainBlock, UngatedMLP
 from moeinf.models.layers.moe_plan import UngatedExperts, ungated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.types import Profiler, TensorPlan, Workspace
 
 MTP = r"mtp\..*"  # further layers that guess tokens ahead: kept, and not used
@@ -42,7 +42,7 @@ _MIXERS = ("mamba", "attention")
 class Config:
     decoder: DecoderConfig
     mamba: MambaConfig
-    moe: DeepseekMoe
+    moe: Moe
     kinds: tuple[str, ...]  # of the layers of the checkpoint: mamba, attention, mlp or moe
     latent_size: int  # that experts compute in; 0: the model's own
 
@@ -82,7 +82,7 @@ class Config:
         moe_layers = tuple(i for i, kind in enumerate(kinds) if kind == "moe")
         if not moe_layers:
             raise CheckpointError("config.json: hybrid_override_pattern leaves no layer with experts")
-        moe = DeepseekMoe.parse(f, len(kinds), normalise=True, corrected=True, moe_layers=moe_layers)
+        moe = Moe.parse(f, len(kinds), router=SigmoidRouter, normalise=True, corrected=True, moe_layers=moe_layers)
         mamba = MambaConfig(
             decoder.attention.hidden_size,
             f.count("mamba_num_heads", 128),
@@ -93,7 +93,8 @@ class Config:
             eps,
             f.flag("use_conv_bias", True),
         )
-        moe = replace(moe, names=BlockNames(block="mixer."), shared_size=f.count("moe_shared_expert_intermediate_size"))
+        shared = replace(moe.shared, size=f.count("moe_shared_expert_intermediate_size"))
+        moe = replace(moe, names=BlockNames(block="mixer."), shared=shared)
         return Config(decoder, mamba, moe, kinds, f.count("moe_latent_size", 0))
 
     @property
@@ -156,12 +157,14 @@ class Family(DecoderFamily):
     name = "nemotron_h"
     divisible = False
     num_shared_experts = 1
+    ahead = (MTP,)
+    renamed: ClassVar[Mapping[str, str]] = {r"^model\.": "backbone."}
     transposed: ClassVar[tuple[str, str] | None] = None  # as UngatedExperts has it
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(Config.parse(Fields(config)))
+        self.take_config(Config.parse(Fields(config)))
 
-    def _take(self, c: Config) -> None:
+    def take_config(self, c: Config) -> None:
         self._config = c
         self.decoder, self.moe = c.decoder, c.moe.moe
 
@@ -188,7 +191,7 @@ class Family(DecoderFamily):
         latent = (weights.linear(into), weights.linear(back)) if c.latent_size else None
         return MoeBlock(
             c.moe.moe_layers.index(number),
-            SigmoidRouter(weights, c.moe, prefix, norm),
+            SigmoidRouter(layers, c.moe, BlockSite(number, c.moe.moe_layers.index(number), prefix, norm)),
             experts,
             profiler,
             shared=UngatedMLP(weights, f"{prefix}shared_experts.", c.decoder.activation),
@@ -216,22 +219,20 @@ class Family(DecoderFamily):
         for number, i in enumerate(c.moe.moe_layers):
             prefix, count = f"{c.layer(i)}mixer.", c.moe.moe.experts_of(number)
             shapes |= {f"{prefix}gate.weight": (count, hidden), f"{prefix}gate.e_score_correction_bias": (count,)}
-            shapes |= _plain_shapes(hidden, c.moe.shared_size, f"{prefix}shared_experts.")
+            shapes |= _plain_shapes(hidden, c.moe.shared.size, f"{prefix}shared_experts.")
             if c.latent_size:
                 shapes[f"{prefix}fc1_latent_proj.weight"] = (c.latent_size, hidden)
                 shapes[f"{prefix}fc2_latent_proj.weight"] = (hidden, c.latent_size)
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
+    def plan(self) -> TensorPlan:
         c = self._config
         blocks = [f"{c.layer(i)}mixer." for i in c.moe.moe_layers]
         width = c.latent_size or self.decoder.attention.hidden_size
         experts = UngatedExperts(
             blocks, width, c.moe.moe_intermediate_size, self.decoder.activation, transposed=self.transposed
         )
-        plan = ungated_experts_plan(self.decoder, self.moe, self.dense, experts)
-        return replace(plan, ahead=(MTP,), renamed={r"^model\.": "backbone."})
+        return ungated_experts_plan(self.decoder, self.moe, self.dense, experts)
 
     @property
     def attention_workspace(self) -> Workspace:

@@ -5,29 +5,26 @@ Checkpoints hold models that see and hear beside it, which are left out.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from moeinf.models.families.hybrid import nemotron_h
 from moeinf.models.text_part import text_part
-from moeinf.types import TensorPlan
 
 
 class Family(nemotron_h.Family):
     name = "nemotron_h_omni"
-    others: ClassVar[str] = (  # tensors of models that are left out
+    ignored = (  # tensors of models that are left out
         r"(vision_model|mlp1|multi_modal_projector|vision_projector|vision_final_layernorm|sound_encoder|"
-        r"sound_projection|audio_tower|embed_audio)\..*"
+        r"sound_projection|audio_tower|embed_audio)\..*",
     )
-    renamed: ClassVar[dict[str, str]] = {r"^language_model\.(backbone|model)\.": "backbone.", r"^language_model\.": ""}
+    renamed: ClassVar[Mapping[str, str]] = {
+        r"^language_model\.(backbone|model)\.": "backbone.",
+        r"^language_model\.": "",
+        **nemotron_h.Family.renamed,
+    }
 
     def __init__(self, config: dict[str, Any]) -> None:
         if config.get("text_config") is None and "llm_config" in config:  # as published
             config = config | {"text_config": config["llm_config"]}
-        self._take(nemotron_h.Config.parse(text_part(config).fields))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, self.others), renamed={**self.renamed, **plan.renamed})
+        self.take_config(nemotron_h.Config.parse(text_part(config).fields))

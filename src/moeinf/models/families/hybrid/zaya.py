@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes, heads_workspace
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState

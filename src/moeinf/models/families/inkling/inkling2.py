@@ -12,19 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
-from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
-from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
-from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.moe_plan import GatedExperts, interleaved
-from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
-from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, DynamicConvolution
-from moeinf.models.layers.recurrent.convolution import Convolution
-from moeinf.models.layers.relative_decoder import (
+from moeinf.models.families.inkling.relative_decoder import (
     ATTENTION,
     BLOCK,
     KEYS,
@@ -33,6 +21,19 @@ from moeinf.models.layers.relative_decoder import (
     RelativeDecoder,
     text_fields,
 )
+from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
+from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import GatedExperts, interleaved
+from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
+from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, DynamicConvolution
+from moeinf.models.layers.recurrent.convolution import Convolution
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, block_states_workspace, rms_normed
 from moeinf.models.layers.streams.hyper import Connection, streamed
 from moeinf.models.layers.streams.stem import NormedStem
@@ -45,7 +46,7 @@ _GATE, _SINKS = "gate_attn", "attn_sink_proj"
 @dataclass(frozen=True, slots=True)
 class Config:
     common: RelativeDecoder
-    blocks: DeepseekMoe
+    blocks: Moe
     layers_of_block: int  # whose outputs are summed to a state that later layers may choose
     length: float  # of a head's query or key, at most
     state_length: float  # of a head's state for the bias of its scores
@@ -63,13 +64,13 @@ class Config:
         scaling = f.number("route_scale", f.number("routed_scaling_factor", 8.0))
         f.only("routed_scaling_factor", scaling, None)
         experts = ("n_routed_experts", "num_local_experts")
-        blocks = DeepseekMoe(
+        blocks = Moe(
             routed_shape(f, experts, f.count("num_experts_per_tok"), num_layers),
             tuple(range(num_layers)),
             0,
             f.count_of("moe_intermediate_size", "intermediate_size"),
-            0,
-            scaling=scaling,
+            SigmoidRouter,
+            scoring=Scoring(scaling=scaling),
             names=BlockNames(bias="gate.bias"),
         )
         cap = f.number("final_logit_softcapping", 30.0)
@@ -218,10 +219,10 @@ def query(weights: Weights, c: Config, name: str) -> Array:
 class Family(DecoderFamily):
     name = "inkling2"
     divisible = False  # states beside those of the layers
-    parse = staticmethod(Config.parse)
+    config_of = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        c = self._config = self.parse(text_fields(config))
+        c = self._config = self.config_of(text_fields(config))
         self.decoder, self.moe = c.decoder, c.blocks.moe
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
@@ -232,7 +233,7 @@ class Family(DecoderFamily):
             Inkling2Attention(layers, c, d.attention_site(i, "attn"), beside[i], states, i) for i in range(d.num_layers)
         ]
         blocks = [
-            self.block(i, weights, experts, profiler, beside[i], self.residual(weights, i, states))
+            self.block(i, layers, experts, profiler, beside[i], self.residual(weights, i, states))
             for i in range(d.num_layers)
         ]
         norm = weights.norm(NormConfig(f"{d.prefix}embed_norm.weight", d.attention.norm_eps))
@@ -259,7 +260,7 @@ class Family(DecoderFamily):
     def block(
         self,
         layer: int,
-        weights: Weights,
+        layers: Layers,
         experts: Experts,
         profiler: Profiler,
         beside: ConvolutionsBeside[Array],
@@ -270,7 +271,7 @@ class Family(DecoderFamily):
         def behind(x: Hidden) -> Hidden:
             return beside(BLOCK, x)
 
-        router = SigmoidRouter(weights, c.blocks, prefix, self.decoder.block_norm(layer))
+        router = c.blocks.router(layers, c.blocks, BlockSite(layer, layer, prefix, self.decoder.block_norm(layer)))
         block = MoeBlock(layer, router, experts, profiler, behind=behind, replaces=True)
         return streamed(residual, block)
 

@@ -16,6 +16,7 @@ from moeinf.models.families.inkling import inkling2
 from moeinf.models.families.inkling.inkling2 import BlocksStem, Inkling2Attention, query
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.assemble import CommonAttention
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import Cache
@@ -204,7 +205,7 @@ class Config(inkling2.Config):
 class Family(inkling2.Family):
     name = "inkling2_loop"
     repeats = True
-    parse = staticmethod(Config.parse)
+    config_of = staticmethod(Config.parse)
     _config: Config
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
@@ -230,7 +231,7 @@ class Family(inkling2.Family):
                     gates[layer] = MessageGate(weights, c.gates_of(layer)[3], d.attention.norm_eps)
                 else:
                     attention.append(Inkling2Attention(*own, visit))
-            blocks.append(self.block(layer, weights, experts, profiler, beside[-1], told))
+            blocks.append(self.block(layer, layers, experts, profiler, beside[-1], told))
         norm = weights.norm(NormConfig(f"{d.prefix}embed_norm.weight", d.attention.norm_eps))
         further, last = [each.new_state for each in beside], query(weights, c, "attn_res.output_query")
         stem = LoopStem(passes, layers.embedding(d.embedding), norm, further, states, last)
@@ -255,7 +256,8 @@ class Family(inkling2.Family):
 
     @property
     def cache_numbers(self) -> int:
-        return self._config.as_run.row_numbers
+        run = self._config.as_run
+        return sum(CommonAttention(run.attention_of(i)).row_numbers for i in range(run.num_layers))
 
     @property
     def state_bytes(self) -> int:

@@ -12,19 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
-from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
-from moeinf.models.layers.deepseek_moe import sparse_layers
-from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.moe_block import DenseBlock, MoeBlock
-from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, interleaved
-from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
-from moeinf.models.layers.recurrent.beside import ConvolutionsBeside
-from moeinf.models.layers.recurrent.convolution import Convolution
-from moeinf.models.layers.relative_decoder import (
+from moeinf.models.families.inkling.relative_decoder import (
     ATTENTION,
     BLOCK,
     KEYS,
@@ -33,6 +21,18 @@ from moeinf.models.layers.relative_decoder import (
     RelativeDecoder,
     text_fields,
 )
+from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.moe import sparse_layers
+from moeinf.models.layers.moe_block import DenseBlock, MoeBlock
+from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, interleaved
+from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
+from moeinf.models.layers.recurrent.beside import ConvolutionsBeside
+from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.models.layers.weights import as_matrix
 from moeinf.types import MoeShape, Profiler, TensorPlan, Workspace

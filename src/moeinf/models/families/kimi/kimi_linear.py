@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.deepseek import deepseek_v2, deepseek_v3
+from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
-from moeinf.models.layers.latent.mla import LatentAttention, parse_latent
-from moeinf.models.layers.protocol import Attention, Experts, Layers
-from moeinf.models.layers.recurrent.kda import Kda, KdaConfig, kda_shapes, kda_workspace
+from moeinf.models.layers.assemble import Spec
+from moeinf.models.layers.latent.mla import NO_LATENT_MATRICES, parse_latent
+from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
+from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Profiler, TensorPlan, Workspace
+from moeinf.models.layers.routers import SigmoidRouter
 
 NAMES = {  # what the checkpoint calls the fields that others have too
     "max_position_embeddings": "model_max_length",
@@ -35,13 +32,7 @@ _INNER = {  # the same, inside of linear_attn_config
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(deepseek_v2.Config):
-    kda: KdaConfig
-    linear_layers: frozenset[int]  # that have KDA
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = _kinds(f, num_layers)
     f = _in_common_names(f)
@@ -59,10 +50,10 @@ def _parse(f: Fields) -> Config:
     unturned = Rope(np.zeros(latent.rotary_dim // 2, np.float32))
     decoder = replace(decoder, attention=replace(decoder.attention, rope=unturned))
     layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 1, minimum=0))
-    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, moe_layers=layers)
-    a, linear = decoder.attention, frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention")
-    names = BlockNames(experts=("w1", "w3", "w2"))
-    return Config(decoder, latent, replace(blocks, names=names), KdaConfig.parse(f, a.hidden_size, a.norm_eps), linear)
+    blocks = Moe.parse(f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
+    a, blocks = decoder.attention, replace(blocks, names=BlockNames(experts=("w1", "w3", "w2")))
+    kda = kda_mixer(KdaConfig.parse(f, a.hidden_size, a.norm_eps))
+    return Spec(decoder, blocks, {i: kda if kind == "linear_attention" else latent for i, kind in enumerate(kinds)})
 
 
 def _in_common_names(f: Fields) -> Fields:
@@ -97,48 +88,8 @@ def _kinds(f: Fields, num_layers: int) -> tuple[str, ...]:
     return tuple("linear_attention" if i + 1 in linear else "full_attention" for i in range(num_layers))
 
 
-class Family(deepseek_v3.Family):
+class Family(deepseek_v2.Family):
     name = "kimi_linear"
     parse = staticmethod(_parse)
-    _config: Config
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attention = self._config, list[Attention]()
-        for i in range(c.decoder.num_layers):
-            attention.append(
-                Kda(layers, c.kda, c.decoder.attention_site(i, c.latent.module))
-                if i in c.linear_layers
-                else LatentAttention(layers, c.decoder, c.latent, i)
-            )
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
-
-    def attention_shapes(self) -> Shapes:
-        c = self._config
-        prefixes = [c.decoder.attention_site(i, c.latent.module).prefix for i in c.linear_layers]
-        latent = {
-            name: shape for name, shape in super().attention_shapes().items() if not name.startswith(tuple(prefixes))
-        }
-        for prefix in prefixes:
-            latent |= kda_shapes(c.kda, prefix)
-        return latent
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        small = {name for name in plan.dense if name.endswith(".b_proj.weight")}
-        return replace(plan, matrices=plan.matrices - small, renamed={r"\.block_sparse_moe\.": ".mlp."})
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return super().attention_workspace | kda_workspace(self._config.kda)
-
-    @property
-    def cache_numbers(self) -> int:
-        c = self._config
-        attending = self.decoder.num_layers - len(c.linear_layers)
-        return attending * (c.latent.rank + c.latent.rotary_dim)
-
-    @property
-    def state_bytes(self) -> int:
-        return len(self._config.linear_layers) * self._config.kda.state_bytes
+    no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, ".b_proj.weight")
+    renamed: ClassVar[Mapping[str, str]] = {r"\.block_sparse_moe\.": ".mlp."}

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
     HeadNorms,

@@ -6,22 +6,25 @@ What a layer adds to is the state behind its norm, and both are scaled (MiniMaxF
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from moeinf.models.activations import silu_alone
-from moeinf.models.families.mixtral import mixtral
-from moeinf.models.family import MixedDecoderFamily
+from moeinf.models.families.mixtral.mixtral import NAMES
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Sight
 from moeinf.models.layers.decoder import Decoder, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.moe import BlockSite, Moe, all_routed
 from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions, Router, Weights
 from moeinf.models.layers.recurrent.lightning import Lightning, LightningConfig, lightning_shapes, lightning_workspace
-from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.rope import whole_heads
+from moeinf.models.layers.routers import softmax_router
 from moeinf.types import Expected, Profiler, TensorPlan
 
 
@@ -37,8 +40,8 @@ class Scales:
         return Scales(f.number(f"{kind}_alpha_factor", 1.0), f.number(f"{kind}_beta_factor", 1.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Config(mixtral.Config):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Spec):
     lightning: LightningConfig
     block_size: int  # tokens that published code computes at once
     linear_layers: frozenset[int]  # that have lightning attention
@@ -57,14 +60,17 @@ def _parse(f: Fields) -> Config:
     kinds = f.kinds("layer_types", d.num_layers, "full_attention", "linear_attention") or tuple(
         "linear_attention" if i % 2 else "full_attention" for i in range(d.num_layers)
     )
+    moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), d.num_layers)
+    full, linear, mlp = (Scales.parse(f, kind) for kind in ("full_attn", "linear_attn", "mlp"))
     return Config(
         d,
-        routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), d.num_layers),
-        f.count("intermediate_size"),
-        LightningConfig(d.attention.hidden_size, d.attention.num_heads, head_dim, d.num_layers),
-        f.count("block_size", 256, maximum=4096),
-        frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
-        *(Scales.parse(f, kind) for kind in ("full_attn", "linear_attn", "mlp")),
+        all_routed(moe, f.count("intermediate_size"), softmax_router, NAMES),
+        lightning=LightningConfig(d.attention.hidden_size, d.attention.num_heads, head_dim, d.num_layers),
+        block_size=f.count("block_size", 256, maximum=4096),
+        linear_layers=frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
+        full=full,
+        linear=linear,
+        mlp=mlp,
     )
 
 
@@ -100,41 +106,45 @@ class ScaledBlock:
         x *= self._scales.added
 
 
-class Family(MixedDecoderFamily, mixtral.Family):
+class Family(DecoderFamily):
     name = "minimax"
-    _config: Config
+    spec: Config
+    renamed: ClassVar[Mapping[str, str]] = {r"\.mlp\.": ".block_sparse_moe."}
+    matrices = (".qkv_proj.weight", ".output_gate.weight")
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = _parse(Fields(config))
-        self.decoder, self.moe, each = c.decoder, c.moe, c.lightning
-        shapes, workspace = partial(lightning_shapes, each), lightning_workspace(each)
-        self.mixed = MixedLayers(c.decoder, c.linear_layers, "self_attn", shapes, workspace, each.state_bytes)
+        self.take(_parse(Fields(config)))
+        c = self.spec.lightning
+        shapes, memory = partial(lightning_shapes, c), lightning_workspace(c)
+        mixer = Recurrent("self_attn", shapes, memory, c.state_bytes, lambda layers, site: Lightning(layers, c, site))
+        self.mixers = dict.fromkeys(self.spec.linear_layers, mixer)
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, blocks = self._config, self.decoder, list[ScaledBlock]()
-        for i, block in enumerate(self._blocks()):
-            router = layers.softmax_router(f"{block}gate.weight", d.block_norm(i), c.moe.top_k, normalise=True)
-            blocks.append(ScaledBlock(i, router, experts, profiler, c.mlp))
-        return Decoder(d, layers, blocks, experts, profiler, [self._attention(layers, i) for i in range(d.num_layers)])
+        d, blocks, moe = self.decoder, list[ScaledBlock](), self.spec.blocks
+        assert isinstance(moe, Moe)
+        for i in range(d.num_layers):
+            router = moe.router(layers, moe, BlockSite(i, i, d.layer(i) + moe.names.block, d.block_norm(i)))
+            blocks.append(ScaledBlock(i, router, experts, profiler, self.spec.mlp))
+        return Decoder(d, layers, blocks, experts, profiler, self.attention(layers))
 
-    def _attention(self, layers: Layers, layer: int) -> Attention:
-        c, d = self._config, self.decoder
+    def attention(self, layers: Layers) -> list[Attention]:
+        return [self._scaled(layers, i) for i in range(self.decoder.num_layers)]
+
+    def _scaled(self, layers: Layers, layer: int) -> Attention:
+        c, d = self.spec, self.decoder
         linear = layer in c.linear_layers
         scales = c.linear if linear else c.full
         site = replace(d.attention_site(layer), norm=None, residual=scales.added / scales.state)
         attention = Lightning(layers, c.lightning, site) if linear else layers.attention(d.attention, site)
         return Scaled(layers.weights, c, layer, attention, scales)
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        ends = (".qkv_proj.weight", ".output_gate.weight")
-        matrices = plan.matrices.union(name for name in plan.dense if name.endswith(ends))
-        follows = rf"{re.escape(self.decoder.prefix)}layers\.({'|'.join(map(str, sorted(self._config.linear_layers)))})"
+    def plan(self) -> TensorPlan:
+        plan = super().plan()
+        follows = rf"{re.escape(self.decoder.prefix)}layers\.({'|'.join(map(str, sorted(self.spec.linear_layers)))})"
         follows += r"\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)"
-        return replace(plan, matrices=matrices, follows={**plan.follows, follows: self._decay})
+        return replace(plan, follows={**plan.follows, follows: self._decay})
 
     def _decay(self, name: str) -> list[Expected]:
         """A table of a layer of linear attention."""
         layer, _, kind = name.removeprefix(f"{self.decoder.prefix}layers.").split(".")
-        return [Expected(self._config.lightning.decays(int(layer), self._config.block_size)[kind], error=1e-6)]
+        return [Expected(self.spec.lightning.decays(int(layer), self.spec.block_size)[kind], error=1e-6)]

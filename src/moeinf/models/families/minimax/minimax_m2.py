@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Mapping
+from typing import ClassVar
 
-from moeinf.models.families.glm import glm4_moe
-from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
-from moeinf.types import TensorPlan
+from moeinf.models.layers.moe import BlockNames, Moe
+from moeinf.models.layers.routers import SigmoidRouter
 
 _NAMES = BlockNames("block_sparse_moe.", bias="e_score_correction_bias", experts=("w1", "w3", "w2"))
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, allowed in (
         ("attention_bias", False),
         ("scoring_func", "sigmoid"),
@@ -33,13 +32,12 @@ def _parse(f: Fields) -> Config:
     )
     num_layers = decoder.num_layers
     moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), num_layers)
-    return Config(decoder, DeepseekMoe(moe, tuple(range(num_layers)), 0, f.count("intermediate_size"), 0, names=_NAMES))
+    return Spec(
+        decoder, Moe(moe, tuple(range(num_layers)), 0, f.count("intermediate_size"), SigmoidRouter, names=_NAMES)
+    )
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "minimax_m2"
     parse = staticmethod(_parse)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return replace(super().tensors, renamed={r"\.mlp\.": ".block_sparse_moe."})
+    renamed: ClassVar[Mapping[str, str]] = {r"\.mlp\.": ".block_sparse_moe."}

@@ -6,22 +6,22 @@ Checkpoints hold a model of images beside it, which is left out (MiniMaxM3VL in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import GroupIndex, HeadNorms, Shapes, Sight
-from moeinf.models.layers.decoder import Decoder, parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared, sparse_layers
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import partial_rotary
+from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.sparse.block_sparse import block_index_workspace, index_token_bytes
 from moeinf.models.layers.sparse.group_sparse import group_index_shapes, parse_groups
 from moeinf.models.text_part import text_part
-from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+from moeinf.types import ExpertForm, TensorPlan, Workspace
 
 _NAMES = BlockNames(
     block="",
@@ -34,8 +34,8 @@ _IMAGES = r"(vision_tower|multi_modal_projector|patch_merge_mlp)\..*"
 _FREQ = "sparse_attention_freq"
 
 
-@dataclass(frozen=True, slots=True)
-class Config(glm4_moe.Config):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Spec):
     index: GroupIndex
     choosing: tuple[bool, ...]  # layers with an indexer
     limit: float  # of what the activation of experts and MLPs is given
@@ -70,20 +70,19 @@ def _parse(f: Fields) -> Config:
     special = replace(decoder.attention, sight=Sight(most_chosen=index.most))
     layers = _sparse(f, num_layers)
     limit = f.number("swiglu_limit")
-    blocks = DeepseekMoe(
+    blocks = Moe(
         routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), num_layers, layers),
         layers,
         f.count("dense_intermediate_size", 0 if len(layers) == num_layers else None),
         f.count("intermediate_size"),
-        1,
-        scaling=f.number("routed_scaling_factor"),
+        SigmoidRouter,
+        scoring=Scoring(scaling=f.number("routed_scaling_factor")),
+        shared=Shared(1, f.count("shared_intermediate_size")),
+        form=MlpForm(limit=limit, oai=True),
         names=_NAMES,
-        shared_limit=limit,
-        shared_oai=True,
-        shared_size=f.count("shared_intermediate_size"),
     )
     decoder = replace(decoder, special={i: special for i in range(num_layers) if choosing[i]})
-    return Config(decoder, blocks, index, choosing, limit)
+    return Config(decoder, blocks, index=index, choosing=choosing, limit=limit)
 
 
 def _choosing(f: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -103,48 +102,44 @@ def _sparse(f: Fields, num_layers: int) -> tuple[int, ...]:
     return sparse_layers(f, num_layers, first_dense=0)
 
 
-class Family(glm4_moe.Family):
+class Family(DecoderFamily):
     name = "minimax_m3_vl"
-    parse = staticmethod(_parse)
-    _config: Config
+    spec: Config
+    ignored = (_IMAGES,)
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config, prefix="language_model.model.")
-        c = self.parse(text.fields)
-        head_prefix = text.prefix.removesuffix("model.")
-        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
+        spec, head_prefix = _parse(text.fields), text.prefix.removesuffix("model.")
+        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d = self._config, self.decoder
-        blocks = c.blocks.blocks(d, layers, experts, profiler, self.router)
-        attention = [
-            layers.group_sparse(d.attention_of(i), d.attention_site(i), c.index)
-            if c.choosing[i]
+    def attention(self, layers: Layers) -> list[Attention]:
+        d = self.decoder
+        return [
+            layers.group_sparse(d.attention_of(i), d.attention_site(i), self.spec.index)
+            if chooses
             else layers.attention(d.attention_of(i), d.attention_site(i))
-            for i in range(d.num_layers)
+            for i, chooses in enumerate(self.spec.choosing)
         ]
-        return Decoder(d, layers, blocks, experts, profiler, attention)
 
     def attention_shapes(self) -> Shapes:
-        c, d, shapes = self._config, self.decoder, super().attention_shapes()
+        c, d, shapes = self.spec, self.decoder, super().attention_shapes()
         for i in range(d.num_layers):
             if c.choosing[i]:
                 shapes |= group_index_shapes(d.attention_site(i), d.attention, c.index)
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c, d = self._config, self.decoder
+    def plan(self) -> TensorPlan:
+        c, d = self.spec, self.decoder
+        assert isinstance(c.blocks, Moe)
         blocks = [f"{d.module(i, 'block_sparse_moe')}." for i in c.blocks.moe_layers]
         plan = self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, ("w1", "w3", "w2")))
-        form = ExpertForm("swiglu_clamped", limit=c.limit)
-        return replace(plan, ignored=(*plan.ignored, _IMAGES), form=form)
+        return replace(plan, form=ExpertForm("swiglu_clamped", limit=c.limit))
 
     @property
     def attention_workspace(self) -> Workspace:
         found = super().attention_workspace
-        return found | block_index_workspace(self._config.index) if any(self._config.choosing) else found
+        return found | block_index_workspace(self.spec.index) if any(self.spec.choosing) else found
 
     @property
     def cache_bytes(self) -> int:
-        return sum(self._config.choosing) * index_token_bytes(self._config.index)
+        return sum(self.spec.choosing) * index_token_bytes(self.spec.index)

@@ -6,24 +6,23 @@ learned. Queries grow with the logarithm of their position. Checkpoints hold a m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.families.deepseek import deepseek_v32
+from moeinf.models.families.deepseek.deepseek_v32 import Config
 from moeinf.models.families.glm.glm_moe_dsa import choosing_layers
 from moeinf.models.families.mistral import mistral4
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.decoder import Logits
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, sparse_layers
 from moeinf.models.layers.latent.indexed import IndexConfig
-from moeinf.models.layers.latent.mla import LatentConfig, parse_latent
+from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.moe import Moe, sparse_layers
 from moeinf.models.layers.rope import Rope, names_positions, rope_fields
 from moeinf.models.text_part import text_part
-from moeinf.types import TensorPlan
 
 _ROPE = {
     "rope_type": "yarn",
@@ -63,11 +62,6 @@ _OTHER_MODELS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config(deepseek_v32.Config):
-    latents: tuple[LatentConfig, ...]  # of each layer
-
-
 def _parse(f: Fields, learned: str) -> Config:
     """learned: the tensor that the frequencies of positions are made of."""
     for name, *allowed in (
@@ -86,7 +80,7 @@ def _parse(f: Fields, learned: str) -> Config:
     assert a.rope is not None
     if a.rope.beyond is not None:
         raise UnsupportedModelError(f"{rope_fields(f).where}: positions that differ by length are not learned")
-    latent = replace(latent, eps=a.norm_eps, growth=_GROWTH)
+    latent = replace(latent.named(growth=_GROWTH), eps=a.norm_eps)
     f.kinds("layer_types", num_layers, "indexed_attention")
     rotated = _rotated(f, num_layers)
     sources = _sources(f, rotated)
@@ -97,15 +91,15 @@ def _parse(f: Fields, learned: str) -> Config:
     )
     first = f.count("first_k_dense_replace", 1, minimum=0)
     layers = sparse_layers(f, num_layers, first_dense=min(first, num_layers))
-    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=False, moe_layers=layers)
+    blocks = Moe.parse(f, num_layers, router=mistral4.SoftmaxRouter, normalise=True, corrected=False, moe_layers=layers)
     decoder = replace(
         decoder,
         attention=replace(a, rope=replace(a.rope, learned=learned)),
         special={i: still for i in range(num_layers) if not rotated[i]},
         logits=Logits(cap=f.number("final_logit_softcapping", 30.0)),
     )
-    latents = tuple(replace(latent if rotated[i] else without, source=sources[i]) for i in range(num_layers))
-    return Config(decoder, latent, blocks, index, latents)
+    latents = {i: replace(latent if rotated[i] else without, source=sources[i]) for i in range(num_layers)}
+    return Config(decoder, blocks, latents, index=index)
 
 
 def _rotated(f: Fields, num_layers: int) -> list[bool]:
@@ -137,22 +131,11 @@ def _sources(f: Fields, rotated: list[bool]) -> list[int | None]:
 class Family(deepseek_v32.Family):
     name = "mistral_large4"
     divisible = False
-    _config: Config
+    renamed = _RENAMED
+    ignored = _OTHER_MODELS
+    ahead = (r"mtp_dspark\..*",)
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
-        c = _parse(text.fields, f"{text.prefix}rotary_emb.alpha")
-        self._take(replace(c, decoder=c.decoder.named(prefix=text.prefix)))
-
-    @property
-    def router(self) -> MakeRouter:
-        return mistral4.SoftmaxRouter
-
-    def latent_of(self, layer: int) -> LatentConfig:
-        return self._config.latents[layer]
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        ignored = (*plan.ignored, *_OTHER_MODELS)
-        return replace(plan, renamed=_RENAMED, ignored=ignored, ahead=(r"mtp_dspark\..*",))
+        spec = _parse(text.fields, f"{text.prefix}rotary_emb.alpha")
+        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import NormConfig, Shapes, Sight, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert

@@ -6,28 +6,23 @@ Every fourth layer sees all tokens and has no positions; the others have a windo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from moeinf.models.families.glm import glm4_moe
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import NormConfig
-from moeinf.models.layers.decoder import Decoder, LayerNorms, Logits, parse_decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, Logits, parse_decoder
+from moeinf.models.layers.moe import BlockSite, Moe, Scoring, Shared
 from moeinf.models.layers.moe_block import Beside, Looked, Routed, SharedExpert, SideBySide
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
+from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.rope import rope_of, whole_heads
 from moeinf.types import Profiler
 
 _NORMS = LayerNorms(block=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(glm4_moe.Config):
-    softmax: bool  # over the chosen experts; else their sigmoids
-    averaged: bool  # of what routed and shared experts give
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.present("head_dim", "num_experts", "num_experts_per_tok", "sliding_window")
     f.only("shared_expert_combination_strategy", "average", "sum", None)
     f.only("expert_selection_fn", "softmax", "sigmoid", None)
@@ -59,18 +54,19 @@ def _parse(f: Fields) -> Config:
         decoder.without_positions(whole).named(norms=_NORMS), logits=Logits(scale=f.number("logit_scale", 0.0625))
     )
     width = f.count("intermediate_size")
-    blocks = DeepseekMoe(
+    softmax, count = f.get("expert_selection_fn") in ("softmax", None), f.count("num_shared_experts", 0, minimum=0)
+    averaged = count > 0 and f.get("shared_expert_combination_strategy") in ("average", None)
+    blocks = BesideAttention(
         routed_shape(f, ("num_experts",), f.count("num_experts_per_tok"), num_layers, sparse),
         sparse,
         f.count("prefix_dense_intermediate_size", width),
         width,
-        f.count("num_shared_experts", 0, minimum=0),
-        normalise=f.flag("norm_topk_prob", True),
-        corrected=False,
+        partial(Router, softmax=softmax, averaged=averaged),
+        scoring=Scoring(f.flag("norm_topk_prob", True), corrected=False),
+        shared=Shared(count),
+        averaged=averaged,
     )
-    softmax = f.get("expert_selection_fn") in ("softmax", None)
-    averaged = bool(blocks.num_shared_experts) and f.get("shared_expert_combination_strategy") in ("average", None)
-    return Config(decoder, blocks, softmax, averaged)
+    return Spec(decoder, blocks)
 
 
 def _slides(f: Fields, num_layers: int, first: int) -> list[bool]:
@@ -83,50 +79,56 @@ def _slides(f: Fields, num_layers: int, first: int) -> list[bool]:
 class Router:
     """The experts of the best scores; weighted is by their softmax, or by their sigmoids."""
 
-    def __init__(self, weights: Weights, config: Config, block: str, norm: NormConfig) -> None:
-        self._config, self._math, self._routing = config, weights.math, weights.routing
-        self._norm, self._gate = weights.norm(norm), weights.linear(f"{block}gate.weight")
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite, *, softmax: bool, averaged: bool) -> None:
+        weights, self._softmax, self._averaged = layers.weights, softmax, averaged
+        self._math, self._routing = weights.math, weights.routing
+        self._top_k, self._normalise = moe.moe.top_k, moe.scoring.normalise
+        self._norm, self._gate = weights.norm(site.norm), weights.linear(site.block + moe.names.gate)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
-        c, math = self._config, self._math
+        math = self._math
         hidden = self._norm(x)
         scores = self._gate(hidden)
-        ids = math.top_k(scores, c.blocks.moe.top_k)
+        ids = math.top_k(scores, self._top_k)
         chosen = math.take(scores, ids)
-        if c.softmax:
+        if self._softmax:
             weights = math.softmax(chosen)
         else:
             weights = math.sigmoid(chosen)
-            if c.blocks.normalise:
+            if self._normalise:
                 weights = weights / math.sum(weights, -1, True)
-        return hidden, self._routing(ids, weights * 0.5 if c.averaged else weights)
+        return hidden, self._routing(ids, weights * 0.5 if self._averaged else weights)
 
 
-class Family(glm4_moe.Family):
+@dataclass(frozen=True, slots=True)
+class BesideAttention(Moe):
+    """Blocks look at the state in front of attention, on its norm."""
+
+    averaged: bool = False  # of what routed and shared experts give
+
+    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[SideBySide]:
+        weights, made, a = layers.weights, list[SideBySide](), decoder.attention
+        for i in range(decoder.num_layers):
+            norm = NormConfig(decoder.attention_site(i).front, a.norm_eps, a.norm)
+            prefix = decoder.layer(i) + self.names.block
+            if i not in self.moe_layers:
+                mlp = SharedExpert(weights, prefix, activation=decoder.activation)
+                made.append(Beside(weights.norm(norm), mlp))
+                continue
+            site = BlockSite(i, self.moe_layers.index(i), prefix, norm)
+            router, shared = self.router(layers, self, site), self.shared_mlp(weights, decoder, prefix, i)
+            share = 0.5 if self.averaged else 1.0
+            made.append(Routed(site.moe_layer, router, experts, profiler, shared, share))
+        return made
+
+
+class Family(DecoderFamily):
     name = "cohere2_moe"
     parse = staticmethod(_parse)
-    _config: Config
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, weights = self._config, self.decoder, layers.weights
-        attentions, blocks = list[Attention](), list[Block]()
-        for i in range(d.num_layers):
-            site = d.attention_site(i)
-            norm = NormConfig(site.front, d.attention.norm_eps, d.attention.norm)
-            prefix = f"{d.prefix}layers.{i}.{c.blocks.names.block}"
-            block: SideBySide
-            if i in c.blocks.moe_layers:
-                router = Router(weights, c, prefix, norm)
-                shared = (
-                    SharedExpert(weights, f"{prefix}shared_experts.", activation=c.decoder.activation)
-                    if c.blocks.num_shared_experts
-                    else None
-                )
-                share = 0.5 if c.averaged else 1.0
-                moe_layer = c.blocks.moe_layers.index(i)
-                block = Routed(moe_layer, router, experts, profiler, None if shared is None else shared, share)
-            else:
-                block = Beside(weights.norm(norm), SharedExpert(weights, prefix, activation=c.decoder.activation))
-            attentions.append(Looked(block, layers.attention(d.attention_of(i), site)))
-            blocks.append(block)
-        return Decoder(d, layers, blocks, experts, profiler, attentions)
+        assert isinstance(self.spec.blocks, BesideAttention)
+        blocks = self.spec.blocks.blocks(self.decoder, layers, experts, profiler)
+        pairs = zip(blocks, self.attention(layers), strict=True)
+        attention = [Looked(block, attention) for block, attention in pairs]
+        return Decoder(self.decoder, layers, blocks, experts, profiler, attention)

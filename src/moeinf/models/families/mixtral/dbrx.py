@@ -6,22 +6,29 @@ One matrix has the rows of gate, up or down of all experts of a layer; those of 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 from moeinf.models.activations import activation_of
-from moeinf.models.families.mixtral import olmoe
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Projections, Shapes, attention_shapes
-from moeinf.models.layers.decoder import Decoder, LayerNorms, parse_decoder
-from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import Projections, Shapes
+from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, parse_decoder
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring
+from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import whole_heads
-from moeinf.types import ExpertPiece, Profiler, TensorPlan
+from moeinf.types import ExpertPiece, TensorPlan
 
-_NORMS = LayerNorms("norm_attn_norm.norm_1", None, "norm_attn_norm.norm_2")
-_ATTENTION = "norm_attn_norm.attn"
+_NAMES = BlockNames("ffn.", gate="router.layer.weight")
+_MODULES: dict[str, Any] = {
+    "norms": LayerNorms("norm_attn_norm.norm_1", None, "norm_attn_norm.norm_2"),
+    "prefix": "transformer.",
+    "layers": "blocks",
+    "attention": "norm_attn_norm.attn",
+    "embedding": "wte",
+    "last_norm": "norm_f",
+}
 _SIZES = {  # in the names of others, as transformers also takes them: both
     "hidden_size": ("d_model", "hidden_size"),
     "num_attention_heads": ("n_heads", "num_attention_heads"),
@@ -30,12 +37,7 @@ _SIZES = {  # in the names of others, as transformers also takes them: both
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(olmoe.Config):
-    order: float  # of the norm that a token's weights are divided by; 0: none
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     attention, ffn = f.within("attn_config"), f.within("ffn_config")
     sizes = {name: f.count_of(*names) for name, names in _SIZES.items()}
     called = {name: next((each for each in names if f.get(each) is not None), name) for name, names in _SIZES.items()}
@@ -57,75 +59,54 @@ def _parse(f: Fields) -> Config:
         projections=Projections(fused="Wqkv", output="out_proj", clip=attention.number("clip_qkv", 0.0) or None),
     )
     order = 1.0 if "moe_normalize_expert_weights" not in ffn else ffn.number("moe_normalize_expert_weights", 0.0)
-    return Config(
-        replace(
-            decoder.named(norms=_NORMS, prefix="transformer.", layers="blocks", embedding="wte", last_norm="norm_f"),
-            activation=activation_of(act, "name"),
+    moe = routed_shape(ffn, ("moe_num_experts",), ffn.count("moe_top_k"), decoder.num_layers)
+    return Spec(
+        replace(decoder.named(**_MODULES), activation=activation_of(act, "name")),
+        StackedMoe(
+            moe,
+            tuple(range(moe.num_layers)),
+            0,
+            ffn.count("ffn_hidden_size"),
+            partial(Router, order=order),
+            Scoring(corrected=False),
+            names=_NAMES,
         ),
-        routed_shape(ffn, ("moe_num_experts",), ffn.count("moe_top_k"), decoder.num_layers),
-        ffn.count("ffn_hidden_size"),
-        order > 0,
-        order,
     )
 
 
-class Router:
-    """Softmax over all experts, and of these the best k."""
+@dataclass(frozen=True, slots=True)
+class StackedMoe(Moe):
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        plan, inter, hidden = Moe.plan(self, decoder, dense), self.moe_intermediate_size, decoder.attention.hidden_size
+        layout: dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]] = {}
+        for layer in self.moe_layers:
+            count = self.moe.experts_of(layer)
+            for name, part, strides in (("w1", "gate", None), ("v1", "up", None), ("w2", "down", (1, hidden))):
+                pieces = tuple(ExpertPiece(layer, e, part, e * inter * hidden, strides) for e in range(count))
+                layout[f"{decoder.layer(layer)}ffn.experts.mlp.{name}"] = ((count * inter, hidden), pieces)
+        return replace(plan, experts=(layout,))
 
-    def __init__(self, weights: Weights, gate: str, norm: NormConfig, c: Config) -> None:
-        self._weights, self._config = weights, c
-        self._norm, self._gate = weights.norm(norm), weights.linear(gate)
+
+class Router:
+    """Softmax over all experts, and of these the best k, whose weights are divided by their norm of an order; 0: as
+    they are."""
+
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite, order: float) -> None:
+        self._weights, self._top_k, self._order = layers.weights, moe.moe.top_k, order
+        self._norm = layers.weights.norm(site.norm)
+        self._gate = layers.weights.linear(site.block + moe.names.gate)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         math, hidden = self._weights.math, self._norm(x)
         scores = math.softmax(self._gate(hidden))
-        ids = math.top_k(scores, self._config.moe.top_k)
+        ids = math.top_k(scores, self._top_k)
         chosen = math.take(scores, ids)
-        if order := self._config.order:
+        if order := self._order:
             chosen = chosen / math.sum(chosen**order, -1, True) ** (1 / order)
         return hidden, self._weights.routing(ids, chosen)
 
 
-class Family(olmoe.Family):
+class Family(DecoderFamily):
     name = "dbrx"
-    _config: Config
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = _parse(Fields(config))
-        self.decoder, self.moe = c.decoder, c.moe
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, blocks = self._config, self.decoder, list[Block]()
-        for i, block in enumerate(self._blocks()):
-            router = Router(layers.weights, f"{block}router.layer.weight", d.block_norm(i), c)
-            blocks.append(MoeBlock(i, router, experts, profiler))
-        numbers = range(d.num_layers)
-        attention = [layers.attention(d.attention, d.attention_site(i, _ATTENTION)) for i in numbers]
-        return Decoder(d, layers, blocks, experts, profiler, attention)
-
-    def _blocks(self) -> list[str]:
-        return [f"{self.decoder.module(i, 'ffn')}." for i in range(self.decoder.num_layers)]
-
-    def attention_shapes(self) -> Shapes:
-        shapes, d = Shapes(), self.decoder
-        for i in range(d.num_layers):
-            shapes |= attention_shapes(d.attention, f"{d.module(i, _ATTENTION)}.")
-        return shapes
-
-    def block_shapes(self) -> Shapes:
-        hidden = self.decoder.attention.hidden_size
-        return {
-            f"{block}router.layer.weight": (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())
-        }
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan, inter, hidden = super().tensors, self._config.intermediate_size, self.decoder.attention.hidden_size
-        layout: dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]] = {}
-        for layer, block in enumerate(self._blocks()):
-            count = self.moe.experts_of(layer)
-            for name, part, strides in (("w1", "gate", None), ("v1", "up", None), ("w2", "down", (1, hidden))):
-                pieces = tuple(ExpertPiece(layer, e, part, e * inter * hidden, strides) for e in range(count))
-                layout[f"{block}experts.mlp.{name}"] = ((count * inter, hidden), pieces)
-        fused = {name for name in plan.dense if name.endswith(".Wqkv.weight")}
-        return replace(plan, experts=(layout,), matrices=plan.matrices | fused)
+    parse = staticmethod(_parse)
+    matrices = (".Wqkv.weight",)

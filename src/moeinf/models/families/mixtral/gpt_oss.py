@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, copies, frequencies, head, linear_names, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
@@ -104,8 +103,7 @@ class Family(DecoderFamily):
             }
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
+    def plan(self) -> TensorPlan:
         c = self._config
         hidden, inter = c.decoder.attention.hidden_size, c.intermediate_size
         parts = {

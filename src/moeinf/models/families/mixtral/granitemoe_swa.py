@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.models.families.mixtral import granitemoeshared
-from moeinf.models.families.mixtral.granitemoe import Config
+from moeinf.models.families.mixtral import granitemoe, granitemoeshared
+from moeinf.models.families.mixtral.granitemoe import parse_granite
+from moeinf.models.families.mixtral.granitemoeshared import SharingMoe
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.rope import rope_fields
-from moeinf.types import TensorPlan
+
+_NAMES = replace(granitemoe.NAMES, gate="router.weight", fused=("experts.gate_up_proj", "experts.down_proj"))
 
 
-def _parse(f: Fields) -> Config:
-    c = Config.parse(f)
-    layers, window = range(c.decoder.num_layers), f.count("sliding_window", 0 if "sliding_window" in f else 128) or None
+def _parse(f: Fields) -> Spec:
+    decoder, moe = parse_granite(f, _NAMES)
+    layers, window = range(decoder.num_layers), f.count("sliding_window", 0 if "sliding_window" in f else 128) or None
     kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
     slides = [i % 4 != 0 for i in layers] if kinds is None else [kind == "sliding_attention" for kind in kinds]
-    decoder = replace(c.decoder, attention=c.decoder.attention.scored(sinks="sinks"))
+    decoder = replace(decoder, attention=decoder.attention.scored(sinks="sinks"))
     decoder = decoder.with_windows([window if slides[i] else None for i in layers])
     decoder = decoder.without_positions(_without_positions(f, len(layers)))
-    return replace(c, decoder=decoder, shared_intermediate_size=f.count("shared_intermediate_size", 0, minimum=0))
+    return Spec(decoder, SharingMoe.beside(moe, f.count("shared_intermediate_size", 0, minimum=0)))
 
 
 def _without_positions(f: Fields, num_layers: int) -> frozenset[int]:
@@ -37,12 +39,7 @@ def _without_positions(f: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(i for i, each in enumerate(thetas) if each == 0)
 
 
-class Family(granitemoeshared.Family):
+class Family(DecoderFamily):
     name = "granitemoe_swa"
     parse = staticmethod(_parse)
-    router = "router.weight"
-    fused_names = ("experts.gate_up_proj", "experts.down_proj")
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return replace(super().tensors, renamed={})
+    matrices = granitemoeshared.Family.matrices

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, fields
 
 from moeinf.models.families.mixtral import granitemoe
-from moeinf.models.families.mixtral.granitemoe import Config
+from moeinf.models.families.mixtral.granitemoe import parse_granite
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Hidden, function_of
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.protocol import Weights
-from moeinf.types import Activation, TensorPlan
-
-
-def _parse(f: Fields) -> Config:
-    return replace(Config.parse(f), shared_intermediate_size=f.count("shared_intermediate_size", minimum=0))
+from moeinf.types import Activation
 
 
 class SharedMLP:
@@ -31,33 +29,45 @@ class SharedMLP:
         return self._down(self._activated(both[:, : self._size]) * both[:, self._size :])
 
 
-class Family(granitemoe.Family):
-    name = "granitemoeshared"
-    parse = staticmethod(_parse)
+@dataclass(frozen=True, slots=True)
+class SharingMoe(Moe):
+    """Granite's experts, beside an MLP of this size; 0: there is none."""
+
+    mlp_size: int = 0
+
+    @staticmethod
+    def beside(moe: Moe, mlp_size: int) -> SharingMoe:
+        return SharingMoe(**{each.name: getattr(moe, each.name) for each in fields(moe)}, mlp_size=mlp_size)
 
     @property
-    def num_shared_experts(self) -> int:  # type: ignore[override]
-        return 1 if self._config.shared_intermediate_size else 0
+    def num_shared_experts(self) -> int:
+        return 1 if self.mlp_size else 0
 
-    def shared(self, weights: Weights, layer: int) -> Callable[[Hidden], Hidden] | None:
-        size = self._config.shared_intermediate_size
-        return SharedMLP(weights, _prefix(layer), size, self.decoder.activation) if size else None
-
-    def block_shapes(self) -> Shapes:
-        shapes, hidden = super().block_shapes(), self.decoder.attention.hidden_size
-        size = self._config.shared_intermediate_size
-        for i in range(self.decoder.num_layers if size else 0):
-            shapes |= {
-                f"{_prefix(i)}input_linear.weight": (2 * size, hidden),
-                f"{_prefix(i)}output_linear.weight": (hidden, size),
-            }
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes, hidden, size = Moe.shapes(self, decoder), decoder.attention.hidden_size, self.mlp_size
+        for i in range(decoder.num_layers if size else 0):
+            shapes[f"{_prefix(decoder, i)}input_linear.weight"] = (2 * size, hidden)
+            shapes[f"{_prefix(decoder, i)}output_linear.weight"] = (hidden, size)
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, matrices=plan.matrices.union(name for name in plan.dense if ".shared_mlp." in name))
+    def shared_mlp(
+        self, weights: Weights, decoder: DecoderConfig, block: str, layer: int
+    ) -> Callable[[Hidden], Hidden] | None:
+        if not self.mlp_size:
+            return None
+        return SharedMLP(weights, _prefix(decoder, layer), self.mlp_size, decoder.activation)
 
 
-def _prefix(layer: int) -> str:
-    return f"model.layers.{layer}.shared_mlp."
+def _prefix(decoder: DecoderConfig, layer: int) -> str:
+    return f"{decoder.layer(layer)}shared_mlp."
+
+
+class Family(DecoderFamily):
+    name = "granitemoeshared"
+    renamed = granitemoe.Family.renamed
+    matrices = (".shared_mlp.input_linear.weight", ".shared_mlp.output_linear.weight")
+
+    @staticmethod
+    def parse(f: Fields) -> Spec:
+        decoder, moe = parse_granite(f)
+        return Spec(decoder, SharingMoe.beside(moe, f.count("shared_intermediate_size", minimum=0)))

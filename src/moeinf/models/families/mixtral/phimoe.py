@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
-from moeinf.models.family import DecoderFamily
+from moeinf.models.families.mixtral.mixtral import NAMES
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import NormConfig, Shapes, Sight
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
-from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
-from moeinf.types import MoeShape, Profiler, TensorPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    moe: MoeShape
-    intermediate_size: int
-    jitter: float  # router_jitter_noise: how close to the best an expert must be to share its weight
-
-    @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
-        f = Fields(config)
-        f.only("num_experts_per_tok", 2, None)  # the two rounds of sparsemixer
-        decoder = parse_decoder(
-            f, norm_eps=1e-5, theta=1e6, norm="layer", sight=Sight(f.count("sliding_window", 0) or None)
-        )
-        decoder = replace(decoder, logits=Logits(bias=f.flag("lm_head_bias", False)))
-        moe = routed_shape(f, ("num_local_experts", "num_experts"), 2, decoder.num_layers)
-        jitter = 0.0 if f.get("router_jitter_noise") == 0 else f.number("router_jitter_noise", 0.01)
-        return Config(decoder, moe, f.count("intermediate_size"), jitter)
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import NormConfig, Sight
+from moeinf.models.layers.decoder import Logits, parse_decoder
+from moeinf.models.layers.moe import BlockSite, Moe, all_routed
+from moeinf.models.layers.protocol import Layers, Router, Weights
 
 
 class Sparsemixer:
@@ -46,7 +25,7 @@ class Sparsemixer:
     relative to the larger of their own magnitude and the best. The two weights do not sum to 1.
     """
 
-    def __init__(self, weights: Weights, gate: str, norm: NormConfig, num_experts: int, jitter: float) -> None:
+    def __init__(self, weights: Weights, gate: str, norm: NormConfig | None, num_experts: int, jitter: float) -> None:
         self._weights, self._math, self._margin = weights, weights.math, 2 * jitter
         self._gate, self._norm = weights.linear(gate), weights.norm(norm)
         self._numbers = self._math.of_host(np.arange(num_experts))
@@ -68,27 +47,23 @@ class Sparsemixer:
 
 class Family(DecoderFamily):
     name = "phimoe"
+    renamed: ClassVar[Mapping[str, str]] = {
+        r"\.mlp\.router\.": ".block_sparse_moe.gate.",
+        r"\.mlp\.": ".block_sparse_moe.",
+    }
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(config)
-        self.decoder, self.moe = c.decoder, c.moe
+    @staticmethod
+    def parse(f: Fields) -> Spec:
+        f.only("num_experts_per_tok", 2, None)  # the two rounds of sparsemixer
+        decoder = parse_decoder(
+            f, norm_eps=1e-5, theta=1e6, norm="layer", sight=Sight(f.count("sliding_window", 0) or None)
+        )
+        decoder = replace(decoder, logits=Logits(bias=f.flag("lm_head_bias", False)))
+        moe = routed_shape(f, ("num_local_experts", "num_experts"), 2, decoder.num_layers)
+        jitter = 0.0 if f.get("router_jitter_noise") == 0 else f.number("router_jitter_noise", 0.01)
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, blocks = self._config, list[Block]()
-        for i, block in enumerate(self._blocks()):
-            norm = c.decoder.block_norm(i)
-            router = Sparsemixer(layers.weights, f"{block}gate.weight", norm, c.moe.experts_of(i), c.jitter)
-            blocks.append(MoeBlock(i, router, experts, profiler))
-        return Decoder(c.decoder, layers, blocks, experts, profiler)
+        def router(layers: Layers, blocks: Moe, site: BlockSite) -> Router:
+            gate, count = site.block + blocks.names.gate, blocks.moe.experts_of(site.moe_layer)
+            return Sparsemixer(layers.weights, gate, site.norm, count, jitter)
 
-    def _blocks(self) -> list[str]:
-        return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]
-
-    def block_shapes(self) -> Shapes:
-        hidden = self.decoder.attention.hidden_size
-        return {f"{block}gate.weight": (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())}
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = self.gated_experts(GatedExperts(self._blocks(), self._config.intermediate_size, ("w1", "w3", "w2")))
-        return replace(plan, renamed={r"\.mlp\.router\.": ".block_sparse_moe.gate.", r"\.mlp\.": ".block_sparse_moe."})
+        return Spec(decoder, all_routed(moe, f.count("intermediate_size"), router, NAMES))

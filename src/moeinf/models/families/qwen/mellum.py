@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
 
-from moeinf.models.families.qwen import qwen2_moe
-from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.families.qwen.qwen3_next import MTP
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import sparse_layers
-from moeinf.models.layers.qwen_moe import QwenMoe
+from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
-from moeinf.types import TensorPlan
 
 _ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e5},
@@ -23,8 +19,7 @@ _ROPES = {
 }
 
 
-def _parse(config: dict[str, Any]) -> Config:
-    f = Fields(config)
+def _parse(f: Fields) -> Spec:
     f.only("partial_rotary_factor", None)  # each kind of layer has its own
     f.only("mlp_only_layers", [], None)
     f.only("decoder_sparse_step", 1, None)
@@ -44,15 +39,10 @@ def _parse(config: dict[str, Any]) -> Config:
         decoder = replace(decoder, special={i: sliding for i in layers if kinds[i] == "sliding_attention"})
     sparse = sparse_layers(f, len(layers), first_dense=0)
     f = f.replaced(mlp_only_layers=[i for i in layers if i not in sparse])
-    return Config(decoder, QwenMoe.parse(f, len(layers), norm_topk_prob=True, shared=False))
+    return Spec(decoder, qwen_moe(f, len(layers), norm_topk_prob=True, shared=False))
 
 
-class Family(qwen2_moe.Family):
+class Family(DecoderFamily):
     name = "mellum"
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._take(_parse(config))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return replace(super().tensors, ahead=(MTP,))
+    parse = staticmethod(_parse)
+    ahead = (MTP,)

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.moe import BlockNames, Moe, Scoring, Shared
+from moeinf.models.layers.routers import softmax_router
 
-from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.protocol import Experts, Layers
-from moeinf.models.layers.qwen_moe import QwenMoe
-from moeinf.types import Profiler, TensorPlan
+_NAMES = BlockNames(shared="shared_expert.", shared_gate="shared_expert_gate.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    blocks: QwenMoe
+def parse(f: Fields) -> Spec:
+    f.only("attention_bias", False, None)  # its name here is qkv_bias
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, bias=f.flag("qkv_bias", True))
+    decoder = decoder.with_windows(_windows(f, decoder.num_layers))
+    return Spec(decoder, qwen_moe(f, decoder.num_layers, norm_topk_prob=False))
 
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        f.only("attention_bias", False, None)  # its name here is qkv_bias
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, bias=f.flag("qkv_bias", True))
-        decoder = decoder.with_windows(_windows(f, decoder.num_layers))
-        return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=False))
+
+def qwen_moe(f: Fields, num_layers: int, *, norm_topk_prob: bool, shared: bool = True) -> Moe:
+    """The blocks of Qwen's families. norm_topk_prob: the family's default; shared: whether it has a shared expert."""
+    step, dense_only = f.count("decoder_sparse_step", 1), f.layers("mlp_only_layers")
+    moe_layers = tuple(i for i in range(num_layers) if i not in dense_only and (i + 1) % step == 0)
+    if not moe_layers:
+        raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
+    size = f.count("shared_expert_intermediate_size") if shared else 0
+    return Moe(
+        routed_shape(f, ("num_experts", "num_local_experts"), f.count("num_experts_per_tok"), num_layers, moe_layers),
+        moe_layers,
+        f.count("intermediate_size", 0 if len(moe_layers) == num_layers else None, minimum=0),
+        f.count("moe_intermediate_size"),
+        softmax_router,
+        scoring=Scoring(f.flag("norm_topk_prob", norm_topk_prob), corrected=False),
+        shared=Shared(1 if size else 0, size),
+        names=_NAMES,
+    )
 
 
 def _windows(f: Fields, num_layers: int) -> list[int | None]:
@@ -42,26 +52,5 @@ def _windows(f: Fields, num_layers: int) -> list[int | None]:
 
 
 class Family(DecoderFamily):
-    """What Qwen2-MoE and Qwen3-MoE share; the second has fields of its own."""
-
     name = "qwen2_moe"
-    parse = staticmethod(Config.parse)
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._take(self.parse(Fields(config)))
-
-    def _take(self, c: Config) -> None:
-        self._config = c
-        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c = self._config
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler)
-        return Decoder(c.decoder, layers, blocks, experts, profiler)
-
-    def block_shapes(self) -> Shapes:
-        return self._config.blocks.shapes(self.decoder)
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return self.gated_experts(self._config.blocks.experts(self.decoder))
+    parse = staticmethod(parse)

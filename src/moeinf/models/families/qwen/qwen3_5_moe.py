@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from moeinf.models.families.qwen import qwen3_next
+from moeinf.models.families.qwen.qwen3_next import parse_next
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.rope import Rope, rope_fields
 from moeinf.models.layers.vision.merging_tower import MergingConfig, MergingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import VISION, text_part
-from moeinf.types import TensorPlan
 
 
-def parse(config: dict[str, Any]) -> qwen3_next.Config:
+def parse(config: dict[str, Any]) -> Spec:
     text = text_part(config)
     for name, *allowed in (
         ("attn_output_gate", True),
@@ -28,7 +28,7 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
         ("decoder_sparse_step", 1),
     ):
         text.fields.only(name, *allowed, None)
-    c = qwen3_next.Config.parse(text.fields, stacked=False)
+    c = parse_next(text.fields, stacked=False)
     attention = replace(c.decoder.attention, rope=turned_by_pictures(config, c.decoder.attention.rope, [11, 11, 10]))
     return replace(c, decoder=replace(c.decoder.named(prefix=text.prefix), attention=attention))
 
@@ -70,12 +70,8 @@ def merging_vision(
 
 class Family(qwen3_next.Family):
     name = "qwen3_5_moe"
+    ignored = (VISION,)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(parse(config))
+        self.take(parse(config))
         self.vision, self.no_vision = seeing(lambda: merging_vision(config, self.decoder, (248053, 248056, 248054)))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, VISION), vision=self.seen_by)

@@ -6,23 +6,19 @@ Checkpoints hold models that see, hear (`thinker.visual.*`, `thinker.audio_tower
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
-from moeinf.models.families.qwen import qwen2_moe
-from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.text_part import text_part
-from moeinf.types import TensorPlan
 
 _OTHERS = r"(thinker\.(audio_tower|visual)|talker|code2wav)\..*"
 
 
-def _parse(config: dict[str, Any]) -> Config:
+def _parse(config: dict[str, Any]) -> Spec:
     Fields(config).within("thinker_config")
     whole = {"text_config": {}} | (config.get("thinker_config") or {})
     if "quantization_config" in config:
@@ -32,16 +28,12 @@ def _parse(config: dict[str, Any]) -> Config:
     f.only("use_sliding_window", False, None)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e6, head_norms=HeadNorms())
     decoder = decoder.named(prefix=text.prefix, head_prefix="thinker.")
-    return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))
+    return Spec(decoder, qwen_moe(f, decoder.num_layers, norm_topk_prob=True, shared=False))
 
 
-class Family(qwen2_moe.Family):
+class Family(DecoderFamily):
     name = "qwen3_omni_moe"
+    ignored = (_OTHERS,)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(_parse(config))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, _OTHERS))
+        self.take(_parse(config))

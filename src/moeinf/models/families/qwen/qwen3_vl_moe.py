@@ -6,21 +6,18 @@ Its first layers are given more of a picture, behind each, than the rows that st
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
-from moeinf.models.families.qwen import qwen2_moe
-from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.families.qwen.qwen3_5_moe import merging_vision, turned_by_pictures
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part
-from moeinf.types import TensorPlan
 
 
-def _parse(config: dict[str, Any]) -> Config:
+def _parse(config: dict[str, Any]) -> Spec:
     text = text_part(config)
     f = text.fields
     f.only("norm_topk_prob", True, None)
@@ -28,19 +25,16 @@ def _parse(config: dict[str, Any]) -> Config:
     decoder = parse_decoder(f, norm_eps=1e-6, theta=5e5, head_norms=HeadNorms()).named(prefix=text.prefix)
     rope = turned_by_pictures(config, decoder.attention.rope, [24, 20, 20])
     decoder = replace(decoder, attention=replace(decoder.attention, rope=rope))
-    return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))
+    blocks = qwen_moe(f, decoder.num_layers, norm_topk_prob=True, shared=False)
+    return Spec(decoder, replace(blocks, transposed=True))
 
 
-class Family(qwen2_moe.Family):
+class Family(DecoderFamily):
     name = "qwen3_vl_moe"
+    ignored = (VISION,)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(_parse(config))
+        self.take(_parse(config))
         self.vision, self.no_vision = seeing(
             lambda: merging_vision(config, self.decoder, (151652, 151655, 151653), deep=True)
         )
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        plan = self.gated_experts(replace(self._config.blocks.experts(self.decoder), transposed=True))
-        return replace(plan, ignored=(*plan.ignored, VISION), vision=self.seen_by)

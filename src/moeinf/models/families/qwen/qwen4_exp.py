@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.families.qwen.qwen3_next import MTP
-from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import (
     BlockIndex,
     Gate,
@@ -27,8 +28,8 @@ from moeinf.models.layers.attention_config import (
     attention_workspace,
 )
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
+from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.protocol import Attention, Experts, Layers
-from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
 from moeinf.models.layers.sparse.block_sparse import (
     block_index_shapes,
@@ -63,7 +64,7 @@ _MIXER = "hyper_connection_mixer."
 @dataclass(frozen=True, slots=True)
 class Config:
     decoder: DecoderConfig
-    blocks: QwenMoe
+    blocks: Moe
     delta: DeltaConfig
     index: BlockIndex
     linear_layers: frozenset[int]  # that have DeltaNet instead of attention
@@ -96,7 +97,7 @@ class Config:
         kernel = f.count("ple_conv_kernel_size", 4, minimum=2)
         return Config(
             decoder,
-            QwenMoe.parse(f, num_layers, norm_topk_prob=True),
+            qwen_moe(f, num_layers, norm_topk_prob=True),
             replace(delta, sigmoid_gates=f.get("output_gate_type") == "sigmoid"),
             index,
             _linear_layers(f, num_layers),
@@ -126,7 +127,7 @@ class Family(DecoderFamily):
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, weights, given = self._config, layers.weights, Given()
         d = c.decoder
-        blocks = c.blocks.blocks(d, layers, experts, profiler)
+        blocks = c.blocks.make(d, layers, experts, profiler)
         ngrams = self._ngram_layers(layers, given)
         attention = list[Attention]()
         for i in range(d.num_layers):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from moeinf.models.families.deepseek import deepseek_v3
-from moeinf.models.families.deepseek.deepseek_v2 import Config
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import Spec
 
 _PUBLISHED = "deepseek_yarn"  # which is yarn
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     shared = f.count_of("n_shared_experts", "num_shared_experts")
     future = f.get("num_nextn_predict_layers")
     f = f.replaced(n_shared_experts=shared, num_nextn_predict_layers=0 if future is None else future)

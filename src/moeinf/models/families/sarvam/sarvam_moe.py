@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from moeinf.models.families.glm import bailing_moe
-from moeinf.models.families.glm.bailing_moe import Config
+from moeinf.models.families.glm.bailing_moe import FUSED, NAMES
 from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.attention_config import HeadNorms, Projections
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
+from moeinf.models.layers.moe import BlockNames, Moe
+from moeinf.models.layers.routers import SigmoidRouter
 
 _SHARED = ("n_shared_experts", "num_shared_experts")  # as transformers saves it, and as published
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, *allowed in (
         ("use_qkv_bias", False),
         ("attention_bias", False),
@@ -34,19 +35,19 @@ def _parse(f: Fields) -> Config:
         theta=8e6,
         bias=False,
         output_bias=False,
-        projections=Projections(fused="query_key_value", output="dense"),
+        projections=Projections(fused=FUSED, output="dense"),
         head_norms=HeadNorms(names=("query_layernorm", "key_layernorm")) if f.flag("use_qk_norm", True) else None,
     )
     shared = f.replaced(n_shared_experts=f.count_of(*_SHARED)).renamed(
         {_SHARED[0]: next((name for name in _SHARED if f.get(name) is not None), _SHARED[0])}
     )
-    blocks = DeepseekMoe.parse(shared, decoder.num_layers, normalise=True, corrected=True, shared=_SHARED[0])
+    blocks = Moe.parse(
+        shared, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, shared=_SHARED[0]
+    )
     names = BlockNames(bias="gate.expert_bias")
-    return Config(decoder.named(embedding="word_embeddings"), replace(blocks, names=names), second=True)
+    return Spec(decoder.named(**NAMES), replace(blocks, names=names))
 
 
 class Family(bailing_moe.Family):
     name = "sarvam_moe"
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._take(_parse(Fields(config)))
+    parse = staticmethod(_parse)

@@ -13,9 +13,9 @@ import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
-from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.assemble import EncoderDecoderFamily
 from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
 from moeinf.models.layers.encoder_decoder import (
     AnswerDecoder,

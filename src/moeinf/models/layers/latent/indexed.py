@@ -21,7 +21,7 @@ from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.latent.mla import INSIDE, LatentAttention, LatentConfig, growth_of
 from moeinf.models.layers.protocol import IndexedCore, Layers, Positions
-from moeinf.types import TensorPlan, Workspace
+from moeinf.types import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,9 @@ def index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig) -
     return {prefix + name: shape for prefix in prefixes for name, shape in one.items()}
 
 
-def index_matrices(plan: TensorPlan) -> TensorPlan:
-    """What may be quantised: queries and keys, and not the weights, which are few."""
-    added = {name for name in plan.dense if name.endswith((".indexer.wq_b.weight", ".indexer.wk.weight"))}
-    taken = {name for name in plan.dense if name.endswith(".indexer.weights_proj.weight")}
-    return replace(plan, matrices=plan.matrices - taken | added)
+# The ends of names, as DecoderFamily has them: queries and keys may be quantised, and not the weights, which are few.
+INDEX_MATRICES: tuple[str, ...] = (".indexer.wq_b.weight", ".indexer.wk.weight")
+NO_INDEX_MATRICES: tuple[str, ...] = (".indexer.weights_proj.weight",)
 
 
 def index_workspace(c: IndexConfig) -> Workspace:

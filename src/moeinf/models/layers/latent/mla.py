@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,11 +26,34 @@ from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import LatentCore, Layers, Positions
 from moeinf.models.layers.rope import Rope, mscale, rope_fields, rope_of
-from moeinf.types import LatentSizes, TensorPlan, Workspace
+from moeinf.types import LatentSizes, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
 INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once
 _BIASED = ("q_a_proj", "kv_a_proj_with_mqa")  # by attention_bias: what meets the hidden state, but q_proj; output too
+
+
+@dataclass(frozen=True, slots=True)
+class LatentNames:
+    """What a family calls the modules of a layer."""
+
+    module: str = "self_attn"
+    output: str = "o_proj"
+    sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
+    growth: str | None = None  # module with the numbers by which heads' queries grow with their position
+    key_norm: str | None = None  # a norm of the key that all heads share, before it is rotated
+
+
+@dataclass(frozen=True, slots=True)
+class LatentGate:
+    """sigmoid of what multiplies the outputs of heads.
+
+    It has one number for each head ("heads") or for each number of their outputs ("values"); or q_b_proj makes of
+    [norm(compressed), compressed] each head's query, and then such gates ("queries").
+    """
+
+    of: Literal["heads", "values", "queries"]
+    name: str = "g_proj"  # of the projection that makes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +65,40 @@ class LatentConfig:
     rotary_dim: int  # of a head's query, and of the key that all heads share
     value_dim: int
     biased: bool
-    head_gates: bool = False  # sigmoid(g_proj x), one number a head, multiplies the heads' outputs
-    value_gates: str | None = None  # what makes the same of each number of the heads' outputs
-    sinks: str | None = None  # a further score of each head, whose weight goes nowhere
-    query_gates: bool = False  # q_b_proj makes of [norm(compressed), compressed] each head's query, and then gates
-    module: str = "self_attn"  # what the tensors of a layer have in their names
+    gate: LatentGate | None = None
     eps: float = LATENT_EPS  # of the norms of latents
     latent_scale: float = 1.0  # multiplies latents behind their norm
-    output: str = "o_proj"  # what the projection of all heads' outputs is called
-    growth: str | None = None  # module with the numbers by which heads' queries grow with their position
-    key_norm: str | None = None  # a norm of the key that all heads share, before it is rotated
+    names: LatentNames = LatentNames()
     source: int | None = None  # an earlier layer, whose rows are attended to; None: the layer has its own
+
+    def named(self, **names: Any) -> LatentConfig:
+        """The same with changed fields of LatentNames."""
+        return replace(self, names=replace(self.names, **names))
+
+    @property
+    def gate_projection(self) -> str | None:
+        """The name of what makes gates of the hidden state."""
+        return None if self.gate is None or self.gate.of == "queries" else self.gate.name
+
+    # ---- moeinf.models.layers.assemble.Mixer
+
+    @property
+    def state_bytes(self) -> int:
+        return 0
 
     @property
     def row_numbers(self) -> int:
         """How many numbers are cached of a token."""
         return self.rank + self.rotary_dim if self.source is None else 0
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        return latent_shapes(decoder, self, layer)
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return latent_workspace(decoder, self)
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> LatentAttention:
+        return LatentAttention(layers, decoder, self, layer)
 
 
 def parse_latent(
@@ -120,18 +162,16 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig, layer: int) -> Shapes
         one |= {"kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden), "kv_a_layernorm.weight": (c.rank,)}
     one |= {
         "kv_b_proj.weight": (heads * (c.qk_nope_head_dim + c.value_dim), c.rank),
-        f"{c.output}.weight": (hidden, heads * c.value_dim),
+        f"{c.names.output}.weight": (hidden, heads * c.value_dim),
     }
-    if c.key_norm is not None:
-        one[f"{c.key_norm}.weight"] = (c.rotary_dim,)
-    if c.growth is not None:
-        one |= {f"{c.growth}.scale": (heads,), f"{c.growth}.bias": (heads,)}
-    if c.head_gates:
-        one["g_proj.weight"] = (heads, hidden)
-    if c.value_gates is not None:
-        one[f"{c.value_gates}.weight"] = (heads * c.value_dim, hidden)
-    if c.sinks is not None:
-        one[c.sinks] = (heads,)
+    if c.names.key_norm is not None:
+        one[f"{c.names.key_norm}.weight"] = (c.rotary_dim,)
+    if c.names.growth is not None:
+        one |= {f"{c.names.growth}.scale": (heads,), f"{c.names.growth}.bias": (heads,)}
+    if c.gate is not None and c.gate_projection is not None:
+        one[f"{c.gate_projection}.weight"] = (heads * (c.value_dim if c.gate.of == "values" else 1), hidden)
+    if c.names.sinks is not None:
+        one[c.names.sinks] = (heads,)
     queries = heads * (c.qk_nope_head_dim + c.rotary_dim)
     if c.query_rank is None:
         one["q_proj.weight"] = (queries, hidden)
@@ -141,10 +181,10 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig, layer: int) -> Shapes
             "q_a_layernorm.weight": (c.query_rank,),
             "q_b_proj.weight": (queries, c.query_rank),
         }
-    if c.query_gates and c.query_rank is not None:
+    if c.gate is not None and c.gate.of == "queries" and c.query_rank is not None:
         one["q_b_proj.weight"] = (queries + heads * c.value_dim, 2 * c.query_rank)
     if c.biased:
-        biased = [name for name in (*_BIASED, c.output) if f"{name}.weight" in one]
+        biased = [name for name in (*_BIASED, c.names.output) if f"{name}.weight" in one]
         one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in biased}
     return {f"{_prefix(decoder, c, layer)}{name}": shape for name, shape in one.items()}
 
@@ -152,7 +192,7 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig, layer: int) -> Shapes
 def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
     """Input and output, rows, queries and mixtures of a pass; what is taken into the latents' space is bounded."""
     row, head = c.rank + c.rotary_dim, c.qk_nope_head_dim + c.rotary_dim + 2 * c.value_dim
-    head += 0 if c.value_gates is None else 2 * c.value_dim
+    head += 2 * c.value_dim if c.gate is not None and c.gate.of == "values" else 0
     return Workspace(
         token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head,
         fixed=INSIDE,
@@ -161,11 +201,9 @@ def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
     )
 
 
-def latent_matrices(plan: TensorPlan) -> TensorPlan:
-    """What may be quantised: kv_a as well, and kv_b not, which is multiplied by head and from both sides."""
-    taken = {name for name in plan.dense if name.endswith("kv_b_proj.weight")}
-    added = {name for name in plan.dense if name.endswith(("kv_a_proj_with_mqa.weight", ".attention.dense.weight"))}
-    return replace(plan, matrices=plan.matrices - taken | added)
+# The ends of names, as DecoderFamily has them: kv_b is multiplied by head and from both sides, and so not quantised.
+LATENT_MATRICES: tuple[str, ...] = ("kv_a_proj_with_mqa.weight",)
+NO_LATENT_MATRICES: tuple[str, ...] = ("kv_b_proj.weight",)
 
 
 class LatentAttention:
@@ -178,7 +216,7 @@ class LatentAttention:
         self._config, self._math = c, weights.math
 
         def linear(name: str) -> Callable[[Hidden], Hidden]:
-            biased = c.biased and name in (*_BIASED, c.output)
+            biased = c.biased and name in (*_BIASED, c.names.output)
             return weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
 
         self._norm = weights.norm(NormConfig(decoder.attention_site(layer).front, a.norm_eps))
@@ -193,10 +231,10 @@ class LatentAttention:
         if c.source is None:
             self._rows = linear("kv_a_proj_with_mqa")
             self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", c.eps))
-        key_norm = None if c.key_norm is None else NormConfig(f"{prefix}{c.key_norm}.weight", c.eps)
+        key_norm = None if c.names.key_norm is None else NormConfig(f"{prefix}{c.names.key_norm}.weight", c.eps)
         self._key_norm = weights.norm(key_norm)
-        sinks = None if c.sinks is None else prefix + c.sinks
-        growth = growth_of(None if c.growth is None else prefix + c.growth)
+        sinks = None if c.names.sinks is None else prefix + c.names.sinks
+        growth = growth_of(None if c.names.growth is None else prefix + c.names.growth)
         heads = LatentHeads(
             c.num_heads,
             c.qk_nope_head_dim,
@@ -209,9 +247,8 @@ class LatentAttention:
             window=a.window,
         )
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
-        self._output = linear(c.output)
-        gates = "g_proj" if c.head_gates else c.value_gates
-        self._gates = None if gates is None else linear(gates)
+        self._output = linear(c.names.output)
+        self._gates = None if c.gate_projection is None else linear(c.gate_projection)
 
     def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> LatentCore:
         return layers.latent_core(keys_values, heads, layer)
@@ -232,7 +269,7 @@ class LatentAttention:
         [tokens, heads, 1 or value_dim]."""
         c, tokens, raw = self._config, len(hidden), self._into(hidden)
         compressed = self._query_norm(raw)
-        if c.query_gates:
+        if c.gate is not None and c.gate.of == "queries":
             both = self._expanded(self._math.concatenate([compressed, raw], 1)).reshape(tokens, c.num_heads, -1)
             own = c.qk_nope_head_dim + c.rotary_dim
             return compressed, both[:, :, :own].reshape(tokens, c.num_heads * own), both[:, :, own:]
@@ -260,4 +297,4 @@ def _unchanged(hidden: Hidden) -> Hidden:
 
 
 def _prefix(decoder: DecoderConfig, c: LatentConfig, layer: int) -> str:
-    return f"{decoder.module(layer, c.module)}."
+    return f"{decoder.module(layer, c.names.module)}."

@@ -7,6 +7,7 @@ Of a head with keys k and queries q of length 1, values v, decay a in (0, 1) and
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Generic
 
 import numpy as np
@@ -16,7 +17,8 @@ from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import WeightsOf
 from moeinf.models.layers.recurrent.convolution import Convolution
-from moeinf.models.layers.recurrent.delta_config import SLICE, DeltaConfig
+from moeinf.models.layers.recurrent.delta_config import SLICE, DeltaConfig, delta_shapes, delta_workspace
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import RecurrentState
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
@@ -153,3 +155,8 @@ def _split(x: A, sizes: tuple[int, ...]) -> list[A]:
     """The last dimension in pieces of these sizes, and what is left."""
     ends = np.cumsum((0, *sizes)).tolist()
     return [x[..., start:end] for start, end in zip(ends, [*ends[1:], x.shape[-1]], strict=True)]
+
+
+def delta_mixer(c: DeltaConfig) -> Recurrent:
+    shapes, memory = partial(delta_shapes, c), delta_workspace(c)
+    return Recurrent("linear_attn", shapes, memory, c.state_bytes, lambda layers, site: layers.delta_net(c, site))

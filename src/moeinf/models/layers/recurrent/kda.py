@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 from moeinf.errors import CheckpointError
@@ -17,6 +18,7 @@ from moeinf.models.layers.recurrent.channel_delta import CHUNK
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Workspace
 
@@ -137,3 +139,8 @@ def _projection(weights: WeightsOf[A, R], prefix: str, *, whole: bool) -> Callab
         return weights.linear(f"{prefix}_proj.weight")
     into, out_of = (weights.linear(f"{prefix}_{side}_proj.weight") for side in "ab")
     return lambda hidden: out_of(into(hidden))
+
+
+def kda_mixer(c: KdaConfig, module: str = "self_attn") -> Recurrent:
+    shapes, memory = partial(kda_shapes, c), kda_workspace(c)
+    return Recurrent(module, shapes, memory, c.state_bytes, lambda layers, site: Kda(layers, c, site))

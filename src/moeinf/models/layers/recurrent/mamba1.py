@@ -8,12 +8,14 @@ Of a channel with value x and step d > 0, its rates A, and the key k and query q
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Workspace
 
@@ -108,3 +110,8 @@ def mamba1_shapes(c: Mamba1Config, prefix: str) -> Shapes:
         f"{prefix}c_layernorm.weight": (c.state_size,),
     }
     return shapes | ({f"{prefix}conv1d.bias": (c.inner,)} if c.conv_bias else {})
+
+
+def mamba1_mixer(c: Mamba1Config) -> Recurrent:
+    shapes, memory = partial(mamba1_shapes, c), mamba1_workspace(c)
+    return Recurrent("mamba", shapes, memory, c.state_bytes, lambda layers, site: Mamba1(layers.weights, c, site))

@@ -7,6 +7,7 @@ Of a head with values x, a step d > 0, decay a = e^(-A d), and the keys k and qu
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Generic
 
 import numpy as np
@@ -16,7 +17,8 @@ from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import WeightsOf
 from moeinf.models.layers.recurrent.convolution import Convolution
-from moeinf.models.layers.recurrent.mamba_config import SLICE, MambaConfig
+from moeinf.models.layers.recurrent.mamba_config import SLICE, MambaConfig, mamba_shapes, mamba_workspace
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import RecurrentState
 
 CHUNK = 64  # tokens of which each is weighed for each: what that costs grows with their number
@@ -116,3 +118,8 @@ class Scan(Generic[A]):
         new *= passed[:, :, -1:]
         new += written * v if tokens == 1 else written @ v  # numpy's product of vectors is slow
         return out
+
+
+def mamba_mixer(c: MambaConfig) -> Recurrent:
+    shapes, memory = partial(mamba_shapes, c), mamba_workspace(c)
+    return Recurrent("mamba", shapes, memory, c.state_bytes, lambda layers, site: layers.mamba2(c, site))

@@ -7,12 +7,14 @@ Of a token with x -> (b, c, v), each [hidden]:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Workspace
 
@@ -73,3 +75,8 @@ def short_conv_shapes(c: ShortConvConfig, prefix: str) -> Shapes:
     }
     biases = {f"{name.removesuffix('weight')}bias": (shape[0],) for name, shape in shapes.items()}
     return shapes | (biases if c.biased else {})
+
+
+def short_conv_mixer(c: ShortConvConfig) -> Recurrent:
+    shapes, memory = partial(short_conv_shapes, c), short_conv_workspace(c)
+    return Recurrent("conv", shapes, memory, c.state_bytes, lambda layers, site: ShortConv(layers.weights, c, site))

@@ -1,0 +1,306 @@
+"""Blocks with experts in some layers, beside some that all tokens share, and dense MLPs in the other layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import DecoderConfig, head
+from moeinf.models.layers.moe_block import DenseBlock, MoeBlock, SharedExpert
+from moeinf.models.layers.moe_plan import GatedExperts, gated_experts_plan
+from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
+from moeinf.types import MoeShape, Profiler, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSite:
+    """Where in a model a block with experts stands."""
+
+    layer: int  # of the decoder
+    moe_layer: int
+    block: str  # prefix of its tensors
+    norm: NormConfig | None  # in front; None: it takes its input as it is
+
+
+MakeRouter = Callable[[Layers, "Moe", BlockSite], Router]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What a family calls a layer's block, and the tensors in it."""
+
+    block: str = "mlp."
+    gate: str = "gate.weight"
+    bias: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts."
+    shared_gate: str | None = (
+        None  # one weight for each number of a token: sigmoid(w x) multiplies what shared ones give
+    )
+    experts: tuple[str, str, str] | None = MLP_NAMES  # gate, up and down of one expert; None: they are always fused
+    fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
+    in_shared: tuple[str, str, str] = MLP_NAMES  # of the shared experts
+    dense: tuple[str, str, str] = MLP_NAMES  # of the MLP of a layer without experts
+    behind: str | None = None  # behind the layer's prefix: an RMS norm of what the block adds
+    behind_dense: str | None = None  # the same of a dense layer
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a router chooses and weights experts."""
+
+    normalise: bool = True  # the weights sum to 1 before they are scaled
+    corrected: bool = True  # the choice, but not the weights, is by scores + a bias of each expert
+    scaling: float = 1.0  # of the weights
+    num_groups: int = 1  # of experts, of which a token uses those of groups_used
+    groups_used: int = 1
+    least_sum: float = 0.0  # that a token's weights are divided by, in a family that has such a bound
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Experts that every token uses: one MLP."""
+
+    count: int = 0
+    size: int = 0  # 0: so many times as wide as an expert
+    limits: Mapping[int, float] = field(default_factory=dict)  # by decoder layer: of silu(gate) and up
+
+
+@dataclass(frozen=True, slots=True)
+class MlpForm:
+    """What shared experts and dense MLPs compute beside down(f(gate(x)) * up(x))."""
+
+    biased: bool = False  # each matrix has a bias
+    limit: float = 0.0  # of gate and up, before f; 0: there is none
+    oai: bool = False  # as gpt-oss's experts
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Experts in some layers, dense MLPs in the others: the Blocks (moeinf.models.layers.assemble) of most families."""
+
+    moe: MoeShape
+    moe_layers: tuple[int, ...]  # decoder layers that have experts
+    intermediate_size: int  # of the dense MLPs
+    moe_intermediate_size: int  # of an expert
+    router: MakeRouter
+    scoring: Scoring = Scoring()
+    shared: Shared = Shared()
+    form: MlpForm = MlpForm()
+    names: BlockNames = BlockNames()
+    transposed: bool = False  # as GatedExperts has it
+    num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
+
+    @property
+    def num_shared_experts(self) -> int:
+        return self.shared.count
+
+    @staticmethod
+    def parse(
+        f: Fields,
+        num_layers: int,
+        *,
+        router: MakeRouter,
+        normalise: bool,
+        corrected: bool,
+        num_future_layers: int = 0,
+        moe_layers: Sequence[int] | None = None,
+        shared: str = "n_shared_experts",
+    ) -> Moe:
+        """router: what chooses; normalise, num_future_layers: the family's defaults. moe_layers: where
+        first_k_dense_replace does not say. shared: the field that counts the shared experts."""
+        f.present(shared)
+        moe_layers = leading_dense(f, num_layers) if moe_layers is None else tuple(moe_layers)
+        top_k = f.count("num_experts_per_tok")
+        names = ("n_routed_experts", "num_experts", "num_local_experts")
+        moe = routed_shape(f, names, top_k, num_layers, moe_layers)
+        groups = f.count("n_group", 1)
+        if groups > 1 and f.get("topk_group") is None:
+            raise CheckpointError(f"config.json: n_group is {groups}, but topk_group is missing")
+        used = f.count("topk_group", 1)
+        for experts in moe.counts or (moe.num_experts,):
+            if experts % groups or used > groups or top_k > experts // groups * used:
+                raise CheckpointError(
+                    f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
+                    "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)"
+                )
+        future = f.count("num_mtp_layers", num_future_layers, 0, MOST_LAYERS)
+        future = f.count("num_nextn_predict_layers", future, 0, MOST_LAYERS)
+        return Moe(
+            moe,
+            moe_layers,
+            f.count("intermediate_size", 0 if len(moe_layers) == num_layers else None),
+            f.count("moe_intermediate_size"),
+            router,
+            shared=Shared(f.count(shared, 0, minimum=0)),
+            scoring=Scoring(
+                scaling=f.number("routed_scaling_factor", 1.0),
+                normalise=f.flag("norm_topk_prob", normalise),
+                corrected=corrected,
+                num_groups=groups,
+                groups_used=used,
+            ),
+            num_future_layers=future,
+        )
+
+    def without_groups(self) -> Moe:
+        return replace(self, scoring=replace(self.scoring, num_groups=1, groups_used=1))
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        """Names and shapes of the blocks' dense tensors."""
+        hidden, shapes, names, biased = decoder.attention.hidden_size, Shapes(), self.names, self.form.biased
+        for i in range(decoder.num_layers):
+            layer = decoder.layer(i)
+            prefix, behind = layer + names.block, self._behind(i)
+            if behind is not None:
+                shapes[f"{layer}{behind}.weight"] = (hidden,)
+            if i not in self.moe_layers:
+                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix, names.dense, biased=biased)
+                continue
+            experts = self.moe.experts_of(self.moe_layers.index(i))
+            shapes[prefix + names.gate] = (experts, hidden)
+            if self.scoring.corrected:
+                shapes[prefix + names.bias] = (experts,)
+            if self.shared.count:
+                size = self.shared.size or self.shared.count * self.moe_intermediate_size
+                shapes |= mlp_shapes(hidden, size, prefix + names.shared, names.in_shared, biased=biased)
+                shapes |= {} if names.shared_gate is None else {prefix + names.shared_gate: (1, hidden)}
+        return shapes
+
+    def experts(self, decoder: DecoderConfig) -> GatedExperts:
+        blocks = [decoder.layer(i) + self.names.block for i in self.moe_layers]
+        return GatedExperts(
+            blocks, self.moe_intermediate_size, self.names.experts, self.names.fused, transposed=self.transposed
+        )
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        return self.with_future_layers(gated_experts_plan(decoder, self.moe, dense, self.experts(decoder)), decoder)
+
+    def with_future_layers(self, plan: TensorPlan, decoder: DecoderConfig) -> TensorPlan:
+        """The plan, with the layers behind the last. What they have of embedding and head are mostly copies."""
+        layers = [decoder.layer(decoder.num_layers + i) for i in range(self.num_future_layers)]
+        copied = {"embed_tokens.weight": decoder.embedding, "shared_head.head.weight": head(decoder)[0]}
+        copies = {layer + name: source for layer in layers for name, source in copied.items()}
+        ahead = tuple(rf"{re.escape(layer)}.*" for layer in layers)
+        return replace(plan, copies={**plan.copies, **copies}, ahead=(*plan.ahead, *ahead))
+
+    def make(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
+        blocks = list[Block]()
+        for i in range(decoder.num_layers):
+            prefix = decoder.layer(i) + self.names.block
+            norm = None if decoder.names.norms.block is None else decoder.block_norm(i)
+            behind = self._norm_behind(decoder, layers.weights, i)
+            if i not in self.moe_layers:
+                blocks.append(self._dense(decoder, layers, prefix, norm, behind))
+                continue
+            site = BlockSite(i, self.moe_layers.index(i), prefix, norm)
+            router, shared = self.router(layers, self, site), self.shared_mlp(layers.weights, decoder, prefix, i)
+            blocks.append(
+                MoeBlock(
+                    site.moe_layer,
+                    router,
+                    experts,
+                    profiler,
+                    shared=shared,
+                    residual=decoder.residual,
+                    behind=behind,
+                    replaces=decoder.replaces,
+                )
+            )
+        return blocks
+
+    def _dense(
+        self,
+        decoder: DecoderConfig,
+        layers: Layers,
+        block: str,
+        norm: NormConfig | None,
+        behind: Callable[[Hidden], Hidden] | None,
+    ) -> Block:
+        if norm is not None and behind is None and not decoder.replaces and self.form == MlpForm():
+            return layers.gated_mlp(block, norm, self.names.dense, decoder.activation)
+        weights, form = layers.weights, self.form
+        mlp = SharedExpert(
+            weights,
+            block,
+            names=self.names.dense,
+            limit=form.limit,
+            oai=form.oai,
+            activation=decoder.activation,
+            biased=form.biased,
+        )
+        return DenseBlock(weights.norm(norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
+
+    def shared_mlp(
+        self, weights: Weights, decoder: DecoderConfig, block: str, layer: int
+    ) -> Callable[[Hidden], Hidden] | None:
+        """What a layer with experts gives every token besides, of norm(x)."""
+        if not self.shared.count:
+            return None
+        names, after = self.names, self.shared.limits.get(layer, 0.0)
+        return SharedExpert(
+            weights,
+            block + names.shared,
+            None if names.shared_gate is None else block + names.shared_gate,
+            names=names.in_shared,
+            limit=after or self.form.limit,
+            clamps_silu=after > 0,
+            oai=self.form.oai,
+            activation=decoder.activation,
+            biased=self.form.biased,
+        )
+
+    def _behind(self, layer: int) -> str | None:
+        return self.names.behind if layer in self.moe_layers else self.names.behind_dense
+
+    def _norm_behind(self, decoder: DecoderConfig, weights: Weights, layer: int) -> Callable[[Hidden], Hidden] | None:
+        name, a = self._behind(layer), decoder.attention
+        if name is None:
+            return None
+        return weights.norm(NormConfig(f"{decoder.layer(layer)}{name}.weight", a.norm_eps, a.norm))
+
+
+def all_routed(
+    moe: MoeShape,
+    intermediate_size: int,
+    router: MakeRouter,
+    names: BlockNames = BlockNames(),
+    *,
+    normalise: bool = True,
+) -> Moe:
+    """Experts in every layer, that are chosen without a correction bias, and none that all tokens share."""
+    layers = tuple(range(moe.num_layers))
+    scoring = Scoring(normalise=normalise, corrected=False)
+    return Moe(moe, layers, 0, intermediate_size, router, scoring=scoring, names=names)
+
+
+def leading_dense(f: Fields, num_layers: int) -> tuple[int, ...]:
+    """The layers with experts, where first_k_dense_replace, and in some moe_layer_freq, say which have none."""
+    f.present("first_k_dense_replace")
+    first, step = f.count("first_k_dense_replace", 0, minimum=0), f.count("moe_layer_freq", 1)
+    layers = tuple(i for i in range(first, num_layers) if i % step == 0)
+    if not layers:
+        raise CheckpointError("config.json: first_k_dense_replace and moe_layer_freq leave no layer with experts")
+    return layers
+
+
+def sparse_layers(
+    f: Fields, num_layers: int, *, first_dense: int, counted: str = "first_k_dense_replace"
+) -> tuple[int, ...]:
+    """The layers with experts, where mlp_layer_types lists them; where it is missing, all but the first ones.
+
+    counted: the field that says how many these are.
+    """
+    kinds = f.kinds("mlp_layer_types", num_layers, "dense", "sparse")
+    if kinds is None:
+        kinds = ("dense",) * first_dense + ("sparse",) * (num_layers - first_dense)
+    layers = tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
+    if not layers:
+        named = next((name for name in ("mlp_layer_types", counted) if f.get(name) is not None), None)
+        fault = f"without mlp_layer_types and {counted} there is" if named is None else f"{named} leaves"
+        raise CheckpointError(f"{f.where}: {fault} no layer with experts")
+    return layers

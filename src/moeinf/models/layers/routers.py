@@ -1,0 +1,82 @@
+"""Routers of DeepSeek's kind: experts are chosen within groups, by scores and a correction bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
+from moeinf.models.layers.moe import BlockSite, Moe, Scoring
+from moeinf.models.layers.protocol import Layers, Router, Weights
+
+
+def softmax_router(layers: Layers, moe: Moe, site: BlockSite) -> Router:
+    """As Layers.softmax_router."""
+    return layers.softmax_router(site.block + moe.names.gate, site.norm, moe.moe.top_k, normalise=moe.scoring.normalise)
+
+
+class Groups:
+    """Keeps, of each token's scores, those of its best groups of experts."""
+
+    def __init__(self, math: ArrayMath, scoring: Scoring) -> None:
+        self._math, self._count, self._used = math, scoring.num_groups, scoring.groups_used
+        self._numbers = math.of_host(np.arange(scoring.num_groups))
+
+    def kept(self, scores: Array, of_group: Callable[[Array], Array], instead: float) -> Array:
+        """scores [tokens, experts], but `instead` outside of the chosen groups.
+
+        of_group: [tokens, groups, experts of a group] -> [tokens, groups], what groups are chosen by.
+        """
+        if self._used == self._count:
+            return scores
+        grouped = scores.reshape(len(scores), self._count, -1)
+        chosen = self._math.top_k(of_group(grouped), self._used)
+        is_chosen = (chosen[..., None] == self._numbers).any(1)
+        return self._math.where(is_chosen[..., None], grouped, instead).reshape(*scores.shape)
+
+
+class SigmoidRouter:
+    """noaux_tc (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Gate of the published inference/model.py).
+
+    Each expert has a score sigmoid(w x). Chosen is by score + bias, first the groups with the largest sums of their
+    two best, then the best experts in them; weighted is by the scores alone.
+    """
+
+    added = 1e-20  # to the sum that weights are divided by
+    outside = -np.inf  # what counts as the score of experts outside of the chosen groups
+
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
+        weights = layers.weights
+        self._top_k, self._scoring = moe.moe.top_k, moe.scoring
+        self._math, self._routing = weights.math, weights.routing
+        self._norm, self._gate = weights.norm(site.norm), self._gate_of(weights, site.block + moe.names.gate)
+        self._bias = weights.vector(site.block + moe.names.bias) if moe.scoring.corrected else None
+        self._groups = Groups(weights.math, moe.scoring)
+
+    def _gate_of(self, weights: Weights, name: str) -> Callable[[Hidden], Hidden]:
+        return weights.linear(name)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
+        s, math = self._scoring, self._math
+        hidden = self._norm(x)
+        scores = self._scores(self._gate(hidden))
+        by = scores if self._bias is None else scores + self._bias
+        kept = self._groups.kept(by, self._best_two, self.outside)
+        ids = math.top_k(kept, self._top_k)
+        weights = math.take(scores, ids)
+        if s.normalise:
+            weights = weights / self._total(weights)
+        routing = self._routing(ids, weights * s.scaling)
+        return hidden, routing
+
+    def _scores(self, logits: Array) -> Array:
+        return self._math.sigmoid(logits)
+
+    def _total(self, weights: Array) -> Array:
+        """What the weights of a token are divided by."""
+        return self._math.sum(weights, -1, True) + self.added
+
+    def _best_two(self, grouped: Array) -> Array:
+        math = self._math
+        return math.sum(math.take(grouped, math.top_k(grouped, 2)), -1, False)
