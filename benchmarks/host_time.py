@@ -31,7 +31,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import equal_slots
+from moeinf.runtime.cache.slot_sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.gpu.copies import Copies
@@ -39,7 +39,7 @@ from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor

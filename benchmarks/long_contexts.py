@@ -22,7 +22,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.models.cpu.attention import KVState
 from moeinf.models.cpu.latent import LatentState
-from moeinf.terminal.opening import ensure_stored
+from moeinf.terminal.session_opening import ensure_stored
 from moeinf.types import ByteArray
 
 PROMPT = 512

@@ -16,8 +16,8 @@ from make_checkpoint import cut_config, fill_shard, geometry_parser, write_empty
 
 from moeinf.config.environment import store_home
 from moeinf.models.family import family_of
+from moeinf.pull.checkpoint.conversion_plan import plan_conversion
 from moeinf.pull.checkpoint.convert import convert_shard, create_files
-from moeinf.pull.checkpoint.plan import plan_conversion
 from moeinf.pull.checkpoint.seal import seal
 from moeinf.pull.source import FolderSource, read_config
 from moeinf.store.library import Library

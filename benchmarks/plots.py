@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moeinf.bench.plot import MeasuredRun, draw
+from moeinf.bench.bench_plot import MeasuredRun, draw
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

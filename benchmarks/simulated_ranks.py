@@ -15,20 +15,20 @@ from typing import Final, Literal
 
 import numpy as np
 
-from moeinf.bench.simulation.link import Clock
-from moeinf.bench.simulation.plan import Plan, plan_of
 from moeinf.bench.simulation.replay import SharedPrediction, drive
 from moeinf.bench.simulation.run import PhaseResult, Results, SimulatedRun, Timing
 from moeinf.bench.simulation.simulate import policies_of, predictors_of, read_traces, sized_slots
+from moeinf.bench.simulation.simulated_link import Clock
+from moeinf.bench.simulation.simulation_plan import Plan, plan_of
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.errors import UsageError
-from moeinf.runtime.cache.sizes import SlotSizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Listener, Predictor
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import make_predictor
-from moeinf.runtime.policy.protocol import EvictionPolicy, Listener, Predictor
-from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.terminal.screen import table
 from moeinf.traces.guesses import Guesses, guesses_of
 from moeinf.traces.trace import Trace

@@ -16,7 +16,7 @@ from moeinf.config.option import http_options
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.anthropic import fields as anthropic_fields
 from moeinf.server.anthropic import requests as anthropic
-from moeinf.server.fields import Refused
+from moeinf.server.body_fields import Refused
 from moeinf.server.ollama import fields as ollama_fields
 from moeinf.server.ollama import requests as ollama
 from moeinf.server.openai import requests as openai

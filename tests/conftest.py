@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.gguf import index
 from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer

@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeinf.bench.simulation.plan import plan_of
 from moeinf.bench.simulation.quality import QualityMeter
 from moeinf.bench.simulation.replay import drive
 from moeinf.bench.simulation.run import SimulatedRun
 from moeinf.bench.simulation.simulate import Simulated, policies_of, simulate, slots_of
+from moeinf.bench.simulation.simulation_plan import plan_of
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.runtime.policy.eamc import CAPACITY, NUM_MATCHES, ActivationCollection
 from moeinf.runtime.policy.eviction import ActivationAware, make_policy
+from moeinf.runtime.policy.policy_protocol import Listener, Predictor
+from moeinf.runtime.policy.policy_trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.policy.predictors import EamcPredictor, make_predictor
 from moeinf.runtime.policy.priority import EPS
-from moeinf.runtime.policy.protocol import Listener, Predictor
-from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.traces.clusters import cluster_requests
 from moeinf.traces.statistics import request_matrices
 from moeinf.traces.trace import Trace, cut, load_trace

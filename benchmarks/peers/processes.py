@@ -47,7 +47,7 @@ def output_of(command: list[str], limit_bytes: int | None = None, timeout_s: flo
 
 
 def passages(folder: Path, prompt: int, decode: int, count: int) -> list[tuple[list[int], list[int]]]:
-    """The same cuts of the same text as moeinf.bench.live makes."""
+    """The same cuts of the same text as moeinf.bench.live_bench makes."""
     text = resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     size = prompt + decode

@@ -12,7 +12,7 @@ from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.cache import KeepScores
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.runtime.io.protocol import OnWait, ReadDone, Reader
+from moeinf.runtime.io.reader_protocol import OnWait, ReadDone, Reader
 from moeinf.types import (
     AttentionSizes,
     DeltaSizes,
@@ -117,7 +117,7 @@ def rank_prefetches(
     """
 
 class NativeReader:
-    """moeinf.runtime.io.protocol.Reader over io_uring or a pool of threads.
+    """moeinf.runtime.io.reader_protocol.Reader over io_uring or a pool of threads.
 
     Opens every file at once: OSError (as open raises it) for one that cannot be opened, ReadFailure for one whose size
     is not the given one. O_DIRECT or io_uring refused: goes on without, and `notice` says so; a backend that was asked
@@ -361,7 +361,7 @@ class ExpertReads:
     """What brings the blocks of experts into slots, for a Loader."""
 
 class PythonReads(ExpertReads):
-    """Over any Reader; submit(keys, slots, priorities) says to it where experts lie: moeinf.runtime.io.places."""
+    """Over any Reader; submit(keys, slots, priorities) says to it where experts lie: moeinf.runtime.io.read_places."""
 
     def __init__(
         self,
@@ -372,7 +372,7 @@ class PythonReads(ExpertReads):
     ) -> None: ...
 
 class FileReads(ExpertReads):
-    """Over the native reader, without Python in between; arrays as in moeinf.runtime.io.places.ExpertPlaces."""
+    """Over the native reader, without Python in between; arrays as in moeinf.runtime.io.read_places.ExpertPlaces."""
 
     def __init__(
         self,

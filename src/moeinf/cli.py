@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeinf import __version__
-from moeinf.bench.forecast.verbs import doctor, fit, planned_text, stored_forecast
-from moeinf.bench.verbs import bench, simulate, tune
+from moeinf.bench.bench_verbs import bench, simulate, tune
+from moeinf.bench.forecast.forecast_verbs import doctor, fit, planned_text, stored_forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
 from moeinf.config.pull_options import PullOptions
@@ -26,20 +26,20 @@ from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.errors import MoeinfError, OutputError, UsageError, of_the_machine
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
-from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, StoredName
+from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.arguments.short_help import add_verb
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.launched import with_launched
-from moeinf.terminal.notes import NoteHandler
-from moeinf.terminal.remote.verbs import ps, stop
+from moeinf.terminal.rank_worker import worker
+from moeinf.terminal.remote.client_verbs import ps, stop
 from moeinf.terminal.screen import harmless, print_harmless
-from moeinf.terminal.stored.verbs import cp, create, list_models, prune, rm, verify
+from moeinf.terminal.stored.store_verbs import cp, create, list_models, prune, rm, verify
 from moeinf.terminal.streams import drop_output, open_streams
-from moeinf.terminal.traces.verbs import app as trace_app
-from moeinf.terminal.worker import worker
+from moeinf.terminal.traces.trace_verbs import app as trace_app
+from moeinf.terminal.user_notes import NoteHandler
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -103,11 +103,11 @@ def run(
     """
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.values import refuse_template_options
-    from moeinf.terminal.conversation import Conversation
-    from moeinf.terminal.notes import Notices
+    from moeinf.terminal.conversation_loop import Conversation
     from moeinf.terminal.oneshot import answer_once, prompt_text
-    from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
     from moeinf.terminal.picture_files import check_pictures, picture_part, pictures_among
+    from moeinf.terminal.session_opening import check_template, ensure_stored, hold_chat, opened
+    from moeinf.terminal.user_notes import Notices
 
     if plan:
         return print(planned_text(model, config, quant))
@@ -195,7 +195,7 @@ def show(
     from moeinf.engine.stored.facts import licence_text, template_text
     from moeinf.engine.stored.modelfile import own_modelfile
     from moeinf.engine.stored.preset import preset_of
-    from moeinf.terminal.stored.find import find_stored
+    from moeinf.terminal.stored.find_stored import find_stored
     from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 
     flags = {
@@ -232,7 +232,7 @@ def show(
 def _shares(stored: StoredModel, devices: str, workers: str, worker_key_file: str) -> str:
     """What each card or rank has of the model, one a line; opens it on all of them."""
     from moeinf.terminal.arguments.values import runtime_config
-    from moeinf.terminal.opening import shares_text
+    from moeinf.terminal.session_opening import shares_text
 
     if devices and "," not in devices:
         raise UsageError(f"--devices {devices} is one card, which has all experts; name several, or leave it out")
@@ -246,7 +246,7 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     from moeinf.server.gate.log import log_to_stderr
     from moeinf.server.serve import HttpServer
     from moeinf.store.library import Library
-    from moeinf.terminal.notes import say
+    from moeinf.terminal.user_notes import say
 
     server = HttpServer(Library(store_home()), config, options, keys_of(options, api_key()))
     log_to_stderr()

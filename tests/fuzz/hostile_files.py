@@ -28,7 +28,7 @@ from moeinf.engine.reporting import Reporting
 from moeinf.errors import MoeinfError
 from moeinf.models.family import family_of
 from moeinf.pull import pull as install
-from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
 from tests.support.fuzzing import mutate_bytes, run_cases

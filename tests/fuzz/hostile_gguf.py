@@ -27,10 +27,10 @@ import torch
 
 from moeinf.errors import MoeinfError
 from moeinf.gguf.config import config_of
+from moeinf.gguf.gguf_tensors import places_of
+from moeinf.gguf.gguf_tokenizer import tokenizer_files
+from moeinf.gguf.gguf_vision import processor_file, tower_places
 from moeinf.gguf.header import parse_gguf, read_gguf
-from moeinf.gguf.tensors import places_of
-from moeinf.gguf.tokenizer import tokenizer_files
-from moeinf.gguf.vision import processor_file, tower_places
 from moeinf.models.family import family_of
 from moeinf.pull.gguf.index import check_runs
 from tests.support.fuzzing import mutate_bytes, run_cases

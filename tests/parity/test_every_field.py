@@ -23,7 +23,7 @@ from moeinf._native import Kernels
 from moeinf.errors import CheckpointError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
-from moeinf.pull.checkpoint.names import plan_name
+from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
 from tests.support.pairs.experts import layout_in, owning, read_by, resident_experts, stored

@@ -12,7 +12,7 @@ import torch
 from moeinf.engine.stored.outline import outline_of
 from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.convert import convert_shard
-from moeinf.pull.checkpoint.copies import Copies
+from moeinf.pull.checkpoint.tensor_copies import Copies
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint, write_tokenizer
 from tests.support.pairs.decoders import CONFIGS, PROMPT, logits
 from tests.support.pairs.pulled import Tensors, built, change, objects, pulled, stored_names, written
@@ -127,7 +127,7 @@ def test_an_interrupted_pull_knows_what_it_has_compared(tmp_path: Path, monkeypa
             raise KeyboardInterrupt
         return convert_shard(*args)
 
-    monkeypatch.setattr("moeinf.pull.checkpoint.pull.convert_shard", stop_at_the_third)
+    monkeypatch.setattr("moeinf.pull.checkpoint.checkpoint_pull.convert_shard", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         pulled(folder)
     monkeypatch.setattr(Copies, "own", None)  # is not asked again

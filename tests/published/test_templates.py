@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.text.templates.facts import read_facts
-from moeinf.text.thinking import TemplateFacts
+from moeinf.text.templates.template_facts import read_facts
+from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.shown_text import shown
 from tests.support.text_models import write_text_model

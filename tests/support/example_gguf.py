@@ -15,12 +15,12 @@ import pytest
 from moeinf.errors import CheckpointError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.configs.hybrids import HYBRIDS
-from moeinf.gguf.configs.latent import LATENT
+from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
+from moeinf.gguf.gguf_tensors import Placement, places_of
 from moeinf.gguf.header import Gguf, GgufTensor, read_gguf
-from moeinf.gguf.tensors import Placement, places_of
 from moeinf.models.family import family_of
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded

@@ -10,13 +10,13 @@ import numpy as np
 from moeinf._native import IdleWindow
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
-from moeinf.runtime.cache.sizes import SlotSizes, equal_slots
+from moeinf.runtime.cache.slot_sizes import SlotSizes, equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
-from moeinf.runtime.io.protocol import ReadDone, Reader
+from moeinf.runtime.io.reader_protocol import ReadDone, Reader
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.types import IntArray, Profiler

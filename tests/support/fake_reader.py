@@ -13,14 +13,14 @@ from moeinf._native import IdleWindow, ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
+from moeinf.runtime.cache.slot_sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.runtime.policy.protocol import DevicePolicy, EvictionPolicy
+from moeinf.runtime.policy.policy_protocol import DevicePolicy, EvictionPolicy
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)

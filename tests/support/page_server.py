@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from moeinf.server.page.live import LiveEvent, MemoryPart
-from moeinf.server.page.routes import page_routes
+from moeinf.server.page.page_routes import page_routes
 
 Line = Mapping[str, Any]  # of a streamed answer
 MODELS = ("thinker:latest", "plain:latest")

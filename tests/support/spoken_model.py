@@ -12,7 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ModelNotFoundError
-from moeinf.text.stream import Piece
+from moeinf.text.text_stream import Piece
 
 
 @dataclass(frozen=True)

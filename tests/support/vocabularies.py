@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from moeinf.errors import CheckpointError
+from moeinf.gguf.gguf_tokenizer import tokenizer_files
 from moeinf.gguf.header import Gguf, GgufFile
 from moeinf.gguf.pretokenizers import PRE_TOKENIZERS
-from moeinf.gguf.tokenizer import tokenizer_files
 from tests.support.gguf_files import tokenizer_fields
 
 TEXT = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ SOURCE = ROOT / "src" / "moeinf"
 MODULES = {path.relative_to(SOURCE).with_suffix("").as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 MOST_FLOORS = 11
 MOST_FILES = 15
+MOST_REPEATED = 19  # twins of models/cpu and models/gpu, and of the APIs of the server
 APART = {("sampling", "runtime"), ("runtime", "models"), ("runtime", "store"), ("models", "store"), ("store", "models")}
 
 
@@ -120,3 +122,9 @@ def late():
 """
     seen = {"engine/model", "_native", "__init__", "store/library", "runtime/cache/tier"}
     assert imported(source) == seen
+
+
+def test_few_names_of_files_are_used_twice() -> None:
+    names = Counter(Path(module).name for module in MODULES if not module.endswith("__init__"))
+    repeated = sorted(name for name, count in names.items() if count > 1)
+    assert len(repeated) <= MOST_REPEATED, repeated

@@ -15,7 +15,7 @@ from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.naming.aliases import ALIAS_FILE, aliases
-from moeinf.terminal.arguments.modelfile import read_modelfile
+from moeinf.terminal.arguments.modelfile_options import read_modelfile
 from moeinf.terminal.arguments.values import format_text
 from moeinf.terminal.oneshot import prompt_text
 

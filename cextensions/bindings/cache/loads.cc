@@ -52,7 +52,8 @@ class Pages {
   std::int64_t stride_bytes_;
 };
 
-// Over any moeinf.runtime.io.protocol.Reader; submit(keys, slots, priorities) says to it where experts lie.
+// Over any moeinf.runtime.io.reader_protocol.Reader; submit(keys, slots, priorities) says to it where experts
+// lie.
 class PythonReads final : public ExpertReads {
  public:
   PythonReads(nb::object reader, nb::object submit, nb::object pages, std::int64_t stride_bytes)
@@ -91,7 +92,7 @@ class PythonReads final : public ExpertReads {
   Pages pages_;
 };
 
-// moeinf.runtime.io.places.ExpertPlaces: arrays [layers * slices, pieces].
+// moeinf.runtime.io.read_places.ExpertPlaces: arrays [layers * slices, pieces].
 struct Places {
   KeyRows files, starts, steps, num_bytes, regions;
   std::int64_t num_experts, slices;  // of a layer; of an expert

@@ -66,7 +66,7 @@ class NativeReader {
  public:
   NativeReader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
                const ReaderOptions& options, nb::object on_wait)
-      : read_done_(nb::module_::import_("moeinf.runtime.io.protocol").attr("ReadDone")),
+      : read_done_(nb::module_::import_("moeinf.runtime.io.reader_protocol").attr("ReadDone")),
         on_wait_(std::move(on_wait)) {
     const moeinf::GilRelease released;
     reader_ = std::make_shared<Reader>(std::move(paths), std::move(sizes), std::move(arena), options);

@@ -81,7 +81,7 @@ void bind_read_failure(nb::module_& m) {
 
 void bind_native_reader(nb::module_& m) {
   nb::class_<NativeReader>(m, "NativeReader",
-                           "moeinf.runtime.io.protocol.Reader over io_uring or a pool of threads.")
+                           "moeinf.runtime.io.reader_protocol.Reader over io_uring or a pool of threads.")
       .def(
           "__init__",
           [](NativeReader* self, const std::vector<nb::object>& paths, std::vector<std::int64_t> sizes,

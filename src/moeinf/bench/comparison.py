@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal, Protocol
 
-from moeinf.bench.live import Workload, checked_routing, run_bench
+from moeinf.bench.live_bench import Workload, checked_routing, run_bench
 from moeinf.bench.rows import Row
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError

@@ -10,7 +10,7 @@ from moeinf.config.option import option
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions(GuessOptions):
-    """What is replayed, and on which machine; bench/simulation/plan.py checks it.
+    """What is replayed, and on which machine; bench/simulation/simulation_plan.py checks it.
 
     Without link, compute and expert_bytes nothing has a time, and nothing is read ahead.
     """

@@ -11,7 +11,7 @@ import numpy as np
 
 from moeinf.distributed.link import MalformedError, printable
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.io.protocol import ReadFacts
+from moeinf.runtime.io.reader_protocol import ReadFacts
 from moeinf.types import ByteArray, Float32Array, FloatArray
 
 REPLY_HEAD_BYTES: Final = 128

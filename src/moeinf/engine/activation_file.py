@@ -8,7 +8,7 @@ from typing import Final
 from moeinf.engine.reporting import Notify
 from moeinf.errors import StoreError
 from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
-from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.store.files import publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.processes.locks import locked

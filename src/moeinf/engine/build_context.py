@@ -10,16 +10,16 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.footprint import Footprint, device_footprint, footprint_of
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored_weights import Weights
-from moeinf.engine.vision.sizes import seeing_footprint
+from moeinf.engine.vision.tower_sizes import seeing_footprint
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.io.protocol import OnWait
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
+from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import make_predictor
-from moeinf.runtime.policy.protocol import DevicePolicy, Listener
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.manifest import Manifest

@@ -12,7 +12,7 @@ from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.loop import Source
 from moeinf.sampling.params import SamplingParams
-from moeinf.text.stream import CallPart, Piece
+from moeinf.text.text_stream import CallPart, Piece
 from moeinf.types import Message, Tool
 
 FinishReason = Literal["stop", "length", "interrupted"]

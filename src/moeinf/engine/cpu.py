@@ -12,7 +12,7 @@ from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.joining import RankReaders, join, shared
 from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes, sequence_text
-from moeinf.engine.weights.experts import (
+from moeinf.engine.weights.expert_files import (
     Parts,
     parts_of_layers,
     parts_of_slices,
@@ -27,16 +27,16 @@ from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import equal_slots
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
+from moeinf.runtime.cache.slot_sizes import equal_slots
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.io.places import PlacedReads
-from moeinf.runtime.io.protocol import ReadFacts
+from moeinf.runtime.io.read_places import PlacedReads
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.protocol import DevicePolicy, Listener
+from moeinf.runtime.io.reader_protocol import ReadFacts
+from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener
 from moeinf.text.quantities import size_text
 from moeinf.traces.replayed import ReplayedExperts
 from moeinf.types import ByteArray, Float32Array

@@ -12,7 +12,7 @@ AGAIN_S: Final = 30.0
 
 
 class DiskWait:
-    """All readers of a model call it while they wait (moeinf.runtime.io.protocol.OnWait); it may end the wait."""
+    """All readers of a model call it while they wait (OnWait of reader_protocol.py); it may end the wait."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """say(line) is called after FIRST_S of a wait, and again every AGAIN_S."""

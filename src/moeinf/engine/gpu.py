@@ -12,7 +12,7 @@ from moeinf.engine.build_context import BuildContext
 from moeinf.engine.cards.card import ExpertCard, parts_of, readers_of
 from moeinf.engine.memory.plan import DevicePlan, prefixes_text
 from moeinf.engine.weights.device_form import conversion_notice, device_layouts, for_device
-from moeinf.engine.weights.experts import expert_parts
+from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.open_gpu import OpenGpu
@@ -27,8 +27,8 @@ from moeinf.runtime.gpu.cpu_share import CpuShare
 from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.gpu.device_table import DeviceTable
 from moeinf.runtime.gpu.divided_experts import Card, DividedExperts
-from moeinf.runtime.io.protocol import ReadFacts
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.io.reader_protocol import ReadFacts
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.text.quantities import size_text
 from moeinf.types import ExpertLayout, Float32Array
 

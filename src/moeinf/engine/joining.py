@@ -15,20 +15,20 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.user_text import open_file
 from moeinf.engine.build_context import BuildContext
 from moeinf.engine.stored_weights import Weights
-from moeinf.engine.weights.experts import expert_parts
+from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import UsageError, WorkerError
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.io.protocol import DiskReader, ReadFacts
+from moeinf.runtime.io.reader_protocol import DiskReader, ReadFacts
 from moeinf.sampling.loop import Interrupted
 from moeinf.store.manifest import Manifest
 from moeinf.version import __version__
 
 if TYPE_CHECKING:  # what a run on one machine does without
-    from moeinf.distributed.experts import SharedExperts
     from moeinf.distributed.kernels import JoiningKernel, RowKernel
     from moeinf.distributed.meeting import Facts, PeerAddress
     from moeinf.distributed.ownership import Capacity
     from moeinf.distributed.peer import Connection
+    from moeinf.distributed.rank_experts import SharedExperts
     from moeinf.distributed.star import Star
     from moeinf.runtime.experts import StreamedExperts
 
@@ -83,13 +83,13 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
 
 def shared(streamed: StreamedExperts, joining: JoiningKernel, config: RuntimeConfig) -> SharedExperts:
     """The experts of a model that `streamed` computes over `joining`."""
-    from moeinf.distributed.experts import SharedExperts
+    from moeinf.distributed.rank_experts import SharedExperts
 
     return SharedExperts(streamed, joining, guesses=config.prefetch and joining.star.reads_elsewhere)
 
 
 class RankReaders:
-    """moeinf.runtime.io.protocol.ReadFacts of all ranks, whose disks read side by side."""
+    """moeinf.runtime.io.reader_protocol.ReadFacts of all ranks, whose disks read side by side."""
 
     def __init__(self, here: ReadFacts, star: Star) -> None:
         self._here, self._star = here, star

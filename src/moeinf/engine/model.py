@@ -23,7 +23,7 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.text.quantities import count_text
-from moeinf.text.stream import Piece
+from moeinf.text.text_stream import Piece
 from moeinf.types import Message, Tool
 
 if TYPE_CHECKING:

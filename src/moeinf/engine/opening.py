@@ -31,14 +31,14 @@ from moeinf.engine.vision.encoder import open_vision
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
-from moeinf.prefixes.opening import Kept, open_prefixes
+from moeinf.prefixes.prefix_opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.activity import Activity
 from moeinf.runtime.policy.eviction import DEFAULT
+from moeinf.runtime.policy.policy_protocol import Listener
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
-from moeinf.runtime.policy.protocol import Listener
-from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.runtime.turns import Turns
 from moeinf.sampling.loop import CachedTokens
 from moeinf.store.library import StoredModel

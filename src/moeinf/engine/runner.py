@@ -11,8 +11,8 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.io.protocol import ReadFacts
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.io.reader_protocol import ReadFacts
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.sampling.beam_search import EncoderDecoderModel
 
 

@@ -10,7 +10,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.reporting import Notify
 from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.weights.dense_file import DenseFile
-from moeinf.engine.weights.experts import expert_sums
+from moeinf.engine.weights.expert_files import expert_sums
 from moeinf.engine.weights.placed_dense import PlacedDense, open_dense
 from moeinf.errors import StoreError, UsageError
 from moeinf.models.family import AnyFamily, family_of

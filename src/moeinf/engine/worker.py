@@ -18,7 +18,7 @@ from moeinf.engine.memory.footprint import footprint_of
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored_weights import read_weights
-from moeinf.engine.weights.experts import parts_of_layers, placed_reads
+from moeinf.engine.weights.expert_files import parts_of_layers, placed_reads
 from moeinf.hardware import Machine, machine
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
@@ -29,7 +29,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.verify import check_files

@@ -7,14 +7,14 @@ from typing import Final
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.configs.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
 from moeinf.gguf.configs.hybrids import HYBRIDS
-from moeinf.gguf.configs.latent import LATENT
+from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
+from moeinf.gguf.gguf_vision import seeing_config
 from moeinf.gguf.header import Gguf
-from moeinf.gguf.leftovers import refuse_unread_positions
 from moeinf.gguf.metadata import Metadata
-from moeinf.gguf.vision import seeing_config
+from moeinf.gguf.unread_tensors import refuse_unread_positions
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}

@@ -22,7 +22,8 @@ MOST_BYTES: Final = 32 << 20  # of a file
 _LIMIT_S: Final = 30.0
 # The process gets this one's import path, and not the current folder, which may hold a json.py of anybody.
 _BOOTSTRAP: Final = (
-    "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from moeinf.pictures.decoder import main; main()"
+    "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); "
+    "from moeinf.pictures.picture_decoder import main; main()"
 )
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
+from moeinf.pull.checkpoint.checkpoint_pull import CheckpointPull
 from moeinf.pull.checkpoint.convert import PORTIONS, Portions
-from moeinf.pull.checkpoint.pull import CheckpointPull
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.gguf.local import FilePull
 from moeinf.pull.origins import continues, resolve, stored_model
@@ -126,7 +126,7 @@ def _of_the_hub(task: PullTask) -> Steps:
     """Of GGUF files where the repository has nothing else, or one was asked for; else of a checkpoint."""
     task.progress.stage("pulling manifest")
     # Here and not at the top: it takes 0.2 s that no other source has to pay.
-    from moeinf.pull.gguf.remote import HubFilePull
+    from moeinf.pull.gguf.remote_gguf import HubFilePull
     from moeinf.pull.hub.repository import open_hub
 
     return open_hub(

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.types import IntArray, MoeShape, Phase
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, Routing

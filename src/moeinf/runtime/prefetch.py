@@ -9,8 +9,8 @@ import numpy as np
 
 from moeinf._native import Visit
 from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
-from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch_gate import LEAST, PrefetchGate
 from moeinf.runtime.recent_rate import RecentRate
 from moeinf.types import FloatArray, IntArray, MoeShape

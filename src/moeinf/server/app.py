@@ -14,16 +14,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moeinf.server.anthropic.errors import error_body as anthropic_error
 from moeinf.server.anthropic.routes import PREFIX as ANTHROPIC_PREFIX
 from moeinf.server.anthropic.routes import routes as anthropic_routes
-from moeinf.server.errors import Refusal
 from moeinf.server.gate.guard import Guard, Rules
 from moeinf.server.gate.request_log import RequestLog
 from moeinf.server.http import ErrorForm, error_response, json_response
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.errors import error_body as ollama_error
 from moeinf.server.ollama.routes import routes as ollama_routes
 from moeinf.server.openai.errors import error_body as openai_error
 from moeinf.server.openai.routes import routes as openai_routes
 from moeinf.server.page.live import live_route, observed
-from moeinf.server.page.routes import page_routes
+from moeinf.server.page.page_routes import page_routes
 from moeinf.server.service import Service
 
 _DOUBLED = re.compile(r"^/+((?:api|v1)/(?=/))?/*")  # the slashes before the route of an API

@@ -67,7 +67,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A part of a call of a tool: see moeinf.text.stream.CallPart."""
+    """A part of a call of a tool: see moeinf.text.text_stream.CallPart."""
 
     index: int
     name: str | None

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from moeinf.server.errors import Refusal
-from moeinf.server.fields import Fields
+from moeinf.server.body_fields import Fields
+from moeinf.server.http_errors import Refusal
 
 T = TypeVar("T")
 # Of JSON, values and bytes that are in no text: more would keep Python's lock from the event loop for too long.

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from moeinf.engine.completion import Completion
 from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
 from moeinf.server.blocking.thread_pool import ThreadPool
-from moeinf.server.errors import Fault, fault_of, log_fault
+from moeinf.server.http_errors import Fault, fault_of, log_fault
 from moeinf.server.job import Job
 
 T = TypeVar("T")

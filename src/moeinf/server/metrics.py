@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from moeinf.server.ask import Ended, Failed
-from moeinf.server.errors import fault_of
+from moeinf.server.http_errors import fault_of
 from moeinf.server.job import Job
 
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -17,18 +17,18 @@ from moeinf.engine.stored.facts import why_no_vision
 from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
+from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Ask
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.body import body_of
-from moeinf.server.errors import Refusal, StoppingError
 from moeinf.server.gate.guard import key_of
 from moeinf.server.http import Answer, Encode, EventStream, json_response, streamed, whole_answer
+from moeinf.server.http_errors import Refusal, StoppingError
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.prompt.agent_noise import without_noise
-from moeinf.server.prompt.preset import with_preset
+from moeinf.server.prompt.prompt_preset import with_preset
 from moeinf.server.texts import Texts
-from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.process import Stopped
 

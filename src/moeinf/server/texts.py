@@ -12,7 +12,7 @@ from moeinf.engine.answers.decoder_only import DecoderOnly
 from moeinf.engine.answers.prompts import check_least, check_length
 from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.vision.parts import text_alone, without_pictures
-from moeinf.engine.vision.sizes import added_tokens
+from moeinf.engine.vision.tower_sizes import added_tokens
 from moeinf.errors import UsageError
 from moeinf.models.family import family_of
 from moeinf.models.layers.soft_tokens import SOFT_IDS
@@ -20,9 +20,9 @@ from moeinf.sampling.constraint import GrammarConstraint
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import check_token_ids
 from moeinf.server.ask import Ask
-from moeinf.server.prompt.thinking import think_for
+from moeinf.server.prompt.thinking_field import think_for
 from moeinf.store.library import StoredModel
-from moeinf.text.thinking import template_variables
+from moeinf.text.thinking_text import template_variables
 from moeinf.text.tokenizer import Tokenizer
 
 _MOST_OPEN = 2  # each is a process of its own

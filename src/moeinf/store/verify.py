@@ -12,7 +12,7 @@ from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, fault_of_read, publish, read_small
 from moeinf.store.format import DENSE_FILE, VISION_FILE
 from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
-from moeinf.store.placed.verify import check_placed, placed_faults
+from moeinf.store.placed.verify_placed import check_placed, placed_faults
 from moeinf.store.sums.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.sums.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import SumRun, TensorSpec

@@ -43,7 +43,7 @@ def with_launched(config: RuntimeConfig, model: str, *, quiet: bool) -> RuntimeC
     if config.workers:
         raise UsageError("--workers names what torchrun has started already; leave it out")
     from moeinf.engine.joining import read_key
-    from moeinf.terminal.worker import serve_here, teller
+    from moeinf.terminal.rank_worker import serve_here, teller
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it would write besides, errors of ours say
     try:

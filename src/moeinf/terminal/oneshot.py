@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from moeinf.config.user_text import decoded, open_file
 from moeinf.errors import UsageError
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion

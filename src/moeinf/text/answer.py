@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from moeinf.text.stops import StopMatcher
-from moeinf.text.stream import Piece
+from moeinf.text.text_stream import Piece
 from moeinf.text.tokenizer import TextStream
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from moeinf.errors import TextError
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, SpaceTokens, token_name
 from moeinf.text.forms.languages import GrammarError, expression
-from moeinf.text.harmony import in_head
+from moeinf.text.harmony_channels import in_head
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
 

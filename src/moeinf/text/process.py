@@ -27,7 +27,7 @@ _BOOTSTRAP = """
 import os, sys
 sys.path[:] = sys.argv[1].split(os.pathsep)
 try:
-    from moeinf.text.worker import main
+    from moeinf.text.text_worker import main
     main()
 except Exception as error:
     import json

@@ -8,7 +8,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from moeinf.text.stops import num_begun
-from moeinf.text.stream import Piece, TokenStream
+from moeinf.text.text_stream import Piece, TokenStream
 
 Tags = tuple[str, str]  # what opens a thought, and what closes it
 _TAGS: tuple[Tags, ...] = (

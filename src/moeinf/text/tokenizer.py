@@ -14,9 +14,9 @@ from moeinf.errors import CheckpointError, MoeinfError, TextError, UsageError
 from moeinf.store.processes.leftovers import scratch_folder
 from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
-from moeinf.text.stream import CallPart, Piece
 from moeinf.text.templates.traced import MARK
-from moeinf.text.thinking import TemplateFacts
+from moeinf.text.text_stream import CallPart, Piece
+from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.token_shape import TokenShape
 
 TOKENIZER_FILE = "tokenizer.json"

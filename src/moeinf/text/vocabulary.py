@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moeinf.text.harmony import is_harmony
+from moeinf.text.harmony_channels import is_harmony
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.

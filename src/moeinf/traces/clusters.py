@@ -8,7 +8,7 @@ import numpy as np
 
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection, normalise_rows
-from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.traces.statistics import request_matrices
 from moeinf.traces.trace import Trace
 from moeinf.types import FloatArray, IntArray

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf.config import RuntimeConfig
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.text.quantities import size_text
 from moeinf.traces.folder import TraceFacts, add_request, open_folder, size_of_folder
 from moeinf.traces.notes import Notes, notes_of_passes

@@ -41,7 +41,7 @@ from moeinf.runtime.io.file_pieces import FilePieces
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
-from moeinf.terminal.stats import stats_lines
+from moeinf.terminal.answer_stats import stats_lines
 from moeinf.types import IntArray
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps

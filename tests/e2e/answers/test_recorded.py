@@ -17,7 +17,7 @@ from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, UsageError
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.store.library import StoredModel
 from moeinf.traces.folder import request_files
 from moeinf.traces.trace import Trace, load_trace, visits

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeinf.bench.live import Workload, run_bench
+from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.config.guess_options import GuessOptions
 from moeinf.engine.model import Model

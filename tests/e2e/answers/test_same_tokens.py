@@ -15,7 +15,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.engine.runner import ModelRunner
-from moeinf.engine.weights.experts import expert_parts
+from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.models.layers.weights import StoredTensor

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from moeinf._native import IdleWindow
-from moeinf.bench.simulation.link import Clock, SimulatedLink
 from moeinf.bench.simulation.replay import replay
 from moeinf.bench.simulation.run import UNTIMED, Timing
 from moeinf.bench.simulation.simulate import sized_slots
+from moeinf.bench.simulation.simulated_link import Clock, SimulatedLink
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.completion import GenerationStats
@@ -22,11 +22,11 @@ from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import make_predictor
-from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.store.library import StoredModel
 from moeinf.traces.guesses import guesses_of
 from moeinf.traces.trace import Trace, load_trace

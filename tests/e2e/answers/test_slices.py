@@ -18,7 +18,7 @@ from moeinf.errors import ExpertReadError
 from moeinf.pull.pull import ensure
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import StoredModel
-from moeinf.store.placed.slices import ExpertSlices, slices_of
+from moeinf.store.placed.expert_slices import ExpertSlices, slices_of
 from moeinf.types import Float32Array
 from tests.support.converter.meant import meant
 from tests.support.converter.record import checkpoint
@@ -32,7 +32,7 @@ SLICE_BYTES = 10_000  # of the demo's experts, 48 KiB
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts experts of any size."""
-    monkeypatch.setattr("moeinf.store.placed.slices.ROWS_STEP", 8)
+    monkeypatch.setattr("moeinf.store.placed.expert_slices.ROWS_STEP", 8)
     small_slices = functools.partial(slices_of, least_bytes=1, slice_bytes=SLICE_BYTES)
     monkeypatch.setattr(footprint, "slices_of", small_slices)
 
@@ -147,7 +147,7 @@ def test_experts_of_a_file_in_place_are_read_slice_by_slice(
     cut: list[ExpertSlices | None] = []
 
     def tiny(manifest: Any) -> ExpertSlices | None:
-        monkeypatch.setattr("moeinf.store.placed.slices.ROWS_STEP", 8)
+        monkeypatch.setattr("moeinf.store.placed.expert_slices.ROWS_STEP", 8)
         cut.append(slices_of(manifest, 1, 2000))
         return cut[-1]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.bench.live import load_all
+from moeinf.bench.live_bench import load_all
 from moeinf.config import RuntimeConfig
 from moeinf.engine.completion import Hooks
 from moeinf.engine.cpu import CpuRunner

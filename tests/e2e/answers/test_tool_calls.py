@@ -15,7 +15,7 @@ from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
-from moeinf.text.stream import CallPart, Piece
+from moeinf.text.text_stream import CallPart, Piece
 from tests.support.caller import ARGUMENTS, LOOK_UP, write_caller
 
 ASKED = [{"role": "user", "content": "hi"}]

@@ -18,7 +18,7 @@ from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
 from tests.support.pairs.stored_translators import GAP, LANGUAGES, TEXT, Stored

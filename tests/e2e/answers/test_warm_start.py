@@ -13,7 +13,7 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.runtime.warm_start import most_used
 from moeinf.store.library import StoredModel
 from moeinf.types import MoeShape

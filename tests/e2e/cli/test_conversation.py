@@ -18,10 +18,10 @@ from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal import oneshot
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.interrupt import Interrupt
-from moeinf.terminal.notes import Notices
 from moeinf.terminal.oneshot import answer_once, prompt_text
+from moeinf.terminal.user_notes import Notices
 from tests.support.cli.scripted_model import ScriptedModel, Thought
 
 
@@ -183,7 +183,7 @@ def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: p
         if len(said) == 1:
             notices.add("the machine ran short of memory")
 
-    monkeypatch.setattr("moeinf.terminal.notes.say", say_while_memory_runs_short)
+    monkeypatch.setattr("moeinf.terminal.user_notes.say", say_while_memory_runs_short)
     notices.show()
     notices.show()
     notices.show()

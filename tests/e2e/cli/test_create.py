@@ -14,9 +14,9 @@ from moeinf.engine.stored.preset import Preset, preset_of
 from moeinf.pull.pull import ensure
 from moeinf.server.ask import Ask
 from moeinf.server.ollama.descriptions import identity
-from moeinf.server.prompt.preset import with_preset
+from moeinf.server.prompt.prompt_preset import with_preset
 from moeinf.store.library import Library
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 from tests.support.cli.commands import Done
 from tests.support.rates import rates_of_this_machine
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from moeinf.bench.forecast import checkup, known
+from moeinf.bench.forecast.forecast_report import rate_text
 from moeinf.bench.forecast.rates import Rates, Reading, save
-from moeinf.bench.forecast.report import rate_text
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DeviceError
 from moeinf.pull import steps

@@ -13,7 +13,7 @@ import pytest
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import MoeinfError
-from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import Library
 from moeinf.store.naming.aliases import ALIAS_FILE

@@ -13,7 +13,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.store.library import StoredModel
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 from tests.support.cli.commands import Done
 from tests.support.live_server import live_server
 from tests.support.seeing_models import asking, png, seeing_model

@@ -16,8 +16,8 @@ from moeinf.store.library import Library
 from moeinf.terminal.chat.line_editor import FileHistory
 from moeinf.terminal.chat.repl import Repl
 from moeinf.terminal.chat.switch import ModelSwitch
-from moeinf.terminal.conversation import Conversation
-from moeinf.text.thinking import TemplateFacts
+from moeinf.terminal.conversation_loop import Conversation
+from moeinf.text.thinking_text import TemplateFacts
 from tests.support.cli.scripted_model import ScriptedModel
 
 

@@ -13,10 +13,10 @@ from moeinf.engine.completion import Hooks
 from moeinf.pull.pull import pull
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import StoredModel
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.remote.client import NoServerError
 from moeinf.terminal.remote.look import loaded_on_server
-from moeinf.terminal.remote.model import RemoteModel
+from moeinf.terminal.remote.remote_model import RemoteModel
 from tests.support.cli.commands import Done
 from tests.support.live_server import live_server
 from tests.support.thinker import write_thinker

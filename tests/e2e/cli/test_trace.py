@@ -18,7 +18,7 @@ from moeinf.pull.pull import ensure
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
 from moeinf.terminal.traces.heat_map import heat_map
-from moeinf.terminal.traces.report import fitted
+from moeinf.terminal.traces.trace_report import fitted
 from moeinf.traces.trace import load_trace
 from moeinf.types import MoeShape
 from tests.support.cli.commands import Done

@@ -15,7 +15,7 @@ from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.open_gpu import OpenGpu
-from moeinf.runtime.cache.sizes import SlotSizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.store.library import StoredModel
 from moeinf.types import Float32Array
 from tests.support.gpu.emulated_gpu import emulated, in_fours, opened

@@ -13,7 +13,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, HubError, UnsupportedModelError, UsageError
-from moeinf.pull.gguf.files import choose
+from moeinf.pull.gguf.gguf_files import choose
 from moeinf.pull.hub import download
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.store.files import write_fully

@@ -19,7 +19,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.checkpoint.convert import Portions, convert_shard
 from moeinf.pull.coded.blocks import Losses
 from moeinf.pull.pull import plan_pull, pull

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import DiskSpaceError
-from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.checkpoint.convert import convert_shard
 from moeinf.pull.pull import plan_pull, pull
 from moeinf.store.verify import verify

@@ -18,8 +18,8 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import family_of
 from moeinf.pull import pull as install
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.checkpoint import convert
-from moeinf.pull.checkpoint import pull as steps
 from moeinf.pull.checkpoint.convert import Portions
 from moeinf.pull.coded.blocks import Losses
 from moeinf.pull.pull import pull

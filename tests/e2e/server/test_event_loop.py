@@ -18,7 +18,7 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.pull.pull import ensure
 from moeinf.server.app import routes_of
-from moeinf.server.page.routes import page_routes
+from moeinf.server.page.page_routes import page_routes
 from moeinf.server.serve import HttpServer
 from moeinf.server.service import Service
 from moeinf.store.library import Library

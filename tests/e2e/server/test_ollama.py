@@ -16,7 +16,7 @@ from moeinf.engine.stored.preset import Preset
 from moeinf.pull.pull import ensure
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import Library, StoredModel
-from moeinf.terminal.arguments.modelfile import parse_modelfile
+from moeinf.terminal.arguments.modelfile_options import parse_modelfile
 from moeinf.terminal.stored.show import parameters_text, show_lines
 from tests.support.live_server import live_server
 

@@ -11,7 +11,7 @@ from moeinf.engine.completion import Completion, CutBy, GenerationStats, Hooks
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams, resolve_params
-from moeinf.text.thinking import TemplateFacts, template_variables
+from moeinf.text.thinking_text import TemplateFacts, template_variables
 from moeinf.types import MoeShape
 
 SWITCH = TemplateFacts(frozenset({"enable_thinking"}), thinks=True, tools=False)

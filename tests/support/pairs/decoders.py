@@ -15,7 +15,7 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import Decoder
-from moeinf.pull.checkpoint.names import plan_name
+from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.experts import read_by, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference

@@ -24,7 +24,7 @@ from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
 from moeinf.models.layers.vision.image_processor import ImageProcessor
-from moeinf.pull.checkpoint.names import plan_name
+from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Float32Array, Profiler
 from tests.support.emulated_device import EmulatedDevice
 from tests.support.pairs.experts import read_by, resident_experts, stored

@@ -8,7 +8,7 @@ import pytest
 
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.columns import COLUMNS
-from moeinf.bench.live import Workload, run_bench
+from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import UsageError
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(demo: StoredModel
 
 
 def test_a_decode_row_has_its_share_of_the_memory_bandwidth(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.bench.live.memory_bytes_per_s", lambda config: 50e9)
+    monkeypatch.setattr("moeinf.bench.live_bench.memory_bytes_per_s", lambda config: 50e9)
     rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1))
     prefill, decode = rows[2:]
     used = weight_bytes_per_token(demo) * decode["median_ts"]

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf.bench.comparison import compare, comparison_text, configurations
 from moeinf.bench.comparison_view import DrawnTable, Lines
-from moeinf.bench.live import Workload
+from moeinf.bench.live_bench import Workload
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moeinf.bench.bench_report import FORMS, format_rows
 from moeinf.bench.device_rates import GpuRates
-from moeinf.bench.live import Workload, run_bench
-from moeinf.bench.report import FORMS, format_rows
+from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DeviceError
 from moeinf.gpu.cuda import Gpu
@@ -37,7 +37,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
         return OpenGpu(gpu.name, device, ops, CopierAtOnce(), gpu.free_bytes, gpu.total_bytes)
 
-    monkeypatch.setattr("moeinf.bench.live.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.bench.live_bench.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.bench.device_rates.gpu_rates", lambda gpu: GpuRates(25e9, 21e9, 700e9))
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", open_gpu)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.bench.plot import MeasuredRun, draw, runs_of
+from moeinf.bench.bench_plot import MeasuredRun, draw, runs_of
 from moeinf.bench.rows import Row
 from moeinf.errors import UsageError
 from moeinf.terminal.traces.picture import check_new_picture

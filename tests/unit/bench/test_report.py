@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.bench.report import FORMS, format_rows, profile_text
+from moeinf.bench.bench_report import FORMS, format_rows, profile_text
 from moeinf.errors import UsageError
 
 COLD: Any = {

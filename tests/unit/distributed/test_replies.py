@@ -17,7 +17,7 @@ NUMBERS = tuple(no_numbers().tolist())
 
 
 class Read:
-    """moeinf.runtime.io.protocol.ReadFacts of a reader that has read something."""
+    """moeinf.runtime.io.reader_protocol.ReadFacts of a reader that has read something."""
 
     backend, notice = "pure", ""
 

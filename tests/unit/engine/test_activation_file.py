@@ -18,7 +18,7 @@ from moeinf.engine.activation_file import FILE, SAVED_AFTER, ActivationFile
 from moeinf.engine.stored.hit_record import load_hits, record_hits
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import CAPACITY, ActivationCollection
-from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.types import MoeShape
 
 SHAPE = MoeShape(2, 300, 2)

@@ -13,7 +13,7 @@ import pytest
 from moeinf.errors import CheckpointError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.header import Gguf, read_gguf
-from moeinf.gguf.leftovers import left_out
+from moeinf.gguf.unread_tensors import left_out
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
 from tests.support.example_gguf import EXAMPLES, SUPPORTED, beside, example, last_layer, placed, refusal, saying

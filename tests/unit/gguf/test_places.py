@@ -19,12 +19,12 @@ from torch import Tensor
 from moeinf.errors import CheckpointError, StoreError, UnsupportedModelError
 from moeinf.gguf.config import REFUSED, config_of
 from moeinf.gguf.configs.hybrids import HYBRIDS
-from moeinf.gguf.configs.latent import LATENT
+from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
+from moeinf.gguf.gguf_tensors import Placement, places_of
 from moeinf.gguf.header import Gguf, GgufFile, GgufTensor, Value, read_gguf
-from moeinf.gguf.tensors import Placement, places_of
 from moeinf.gguf.undo import Columns, Kind, Stored, outcome, parse_undo, undo_json, undone
 from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan

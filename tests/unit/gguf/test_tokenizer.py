@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeinf.gguf.gguf_tokenizer import tokenizer_files
 from moeinf.gguf.header import read_gguf
 from moeinf.gguf.pretokenizers import PRE_TOKENIZERS
-from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.text.tokenizer import Tokenizer as StoredTokenizer
 from tests.support.gguf_bytes import header
 from tests.support.gguf_files import tokenizer_fields

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.config import config_of
+from moeinf.gguf.gguf_vision import tower_places
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.gguf.undo import Kind, Stored, undone
-from moeinf.gguf.vision import tower_places
 from moeinf.models.family import family_of
 from moeinf.models.layers.weights import StoredTensor, vector
 from moeinf.pull.gguf.towers import candidates

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moeinf.gguf.tokenizer import tokenizer_files
-from moeinf.gguf.vocabulary import ENDS
+from moeinf.gguf.gguf_tokenizer import tokenizer_files
+from moeinf.gguf.gguf_vocabulary import ENDS
 from tests.support.vocabularies import built, gpt2, pieces, read, refused, trained
 
 _OPENERS = (

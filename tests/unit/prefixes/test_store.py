@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from moeinf.prefixes.block import Block
 from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
-from moeinf.prefixes.opening import turn_borders
+from moeinf.prefixes.prefix_opening import turn_borders
 from moeinf.prefixes.store import PrefixStore
 from moeinf.sampling.loop import CachedTokens, Timing, generate
 from moeinf.types import Float32Array, Phase

@@ -10,7 +10,7 @@ import torch
 
 from moeinf.errors import CheckpointError
 from moeinf.models.family import family_of
-from moeinf.pull.checkpoint.names import Names
+from moeinf.pull.checkpoint.tensor_names import Names
 from moeinf.store.library import StoredModel
 from moeinf.types import TensorPlan
 from tests.support.checkpoints import CONFIG as QWEN3

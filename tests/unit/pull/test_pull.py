@@ -13,7 +13,7 @@ import pytest
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, StoreError, UsageError
-from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.checkpoint.convert import convert_shard
 from moeinf.pull.coded.blocks import Losses
 from moeinf.pull.events import SilentProgress

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.protocol import DevicePolicy
-from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
+from moeinf.runtime.policy.policy_protocol import DevicePolicy
+from moeinf.runtime.policy.policy_trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import Float32Array, Routing
 from tests.oracles.resident_experts import ResidentExperts

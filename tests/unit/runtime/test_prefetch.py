@@ -7,9 +7,9 @@ import pytest
 
 from moeinf._native import Visit
 from moeinf.runtime.experts import tell_guess
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.prefetch_gate import HOST_SMOOTHING
 from moeinf.types import FloatArray

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.prefetch_gate import (
     FIRST_PAIRS,

@@ -7,7 +7,7 @@ import pytest
 
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
-from moeinf.runtime.cache.sizes import equal_slots
+from moeinf.runtime.cache.slot_sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import StreamedExperts

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from moeinf.server.anthropic.requests import MessageRequest, Prompted
 from moeinf.server.body import MOST_BARE_BYTES, MOST_VALUES, body_of
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama import requests as ollama
-from moeinf.server.openai.format import format_of
 from moeinf.server.openai.requests import ChatRequest, CompletionRequest
+from moeinf.server.openai.response_format import format_of
 
 LEAST: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},

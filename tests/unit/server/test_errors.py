@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import StoreError
-from moeinf.server.errors import fault_of, without_folders
+from moeinf.server.http_errors import fault_of, without_folders
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.server.anthropic import fields as anthropic_fields
 from moeinf.server.anthropic.requests import MessageRequest, Prompted
 from moeinf.server.body import checked
-from moeinf.server.errors import Refusal
-from moeinf.server.fields import Fields, tell_once
+from moeinf.server.body_fields import Fields, tell_once
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama import requests as ollama
 from moeinf.server.ollama.fields import OPTIONS
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, StreamOptions

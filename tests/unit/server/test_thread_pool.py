@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from moeinf.server.blocking.thread_pool import ThreadPool
-from moeinf.server.errors import BusyError
+from moeinf.server.http_errors import BusyError
 
 
 def on_a_loop(talk: Callable[[], Awaitable[None]]) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.errors import ModelNotFoundError
+from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Ask, Ended, Event, Failed, Text
-from moeinf.server.errors import BusyError, StoppingError
+from moeinf.server.http_errors import BusyError, StoppingError
 from moeinf.server.job import Job
-from moeinf.server.worker import Worker
 from tests.support.spoken_model import NamedModels, SpokenModel
 
 
@@ -288,7 +288,7 @@ def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pyt
         worker.submit(running)
         worker.submit(waiting)
         monkeypatch.setattr(Worker, "_take_turn", fail)
-        monkeypatch.setattr("moeinf.server.worker.log.error", fail)  # what would tell of it fails, too
+        monkeypatch.setattr("moeinf.server.answer_worker.log.error", fail)  # what would tell of it fails, too
         gate.release(3)
         assert text_of(await told(running)) == "one two three"
         refused = (await asyncio.wait_for(told(waiting), 10.0))[-1]

@@ -13,7 +13,7 @@ from moeinf.engine.stored.modelfile import commands, own_modelfile, quoted
 from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
 from moeinf.errors import StoreError, UsageError
 from moeinf.store.library import StoredModel
-from moeinf.terminal.arguments.modelfile import parse_modelfile, read_modelfile
+from moeinf.terminal.arguments.modelfile_options import parse_modelfile, read_modelfile
 
 TEXT = '''
 # A model that is terse.

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from moeinf.engine.completion import GenerationStats
-from moeinf.terminal.stats import cache_lines, stats_lines
+from moeinf.terminal.answer_stats import cache_lines, stats_lines
 
 
 def test_the_peak_is_told_to_be_that_of_the_process_beside_what_was_planned() -> None:

@@ -11,8 +11,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from moeinf.errors import UsageError
-from moeinf.text.templates.facts import read_facts
-from moeinf.text.thinking import TemplateFacts, template_variables, think_of_effort
+from moeinf.text.templates.template_facts import read_facts
+from moeinf.text.thinking_text import TemplateFacts, template_variables, think_of_effort
 from moeinf.text.thoughts import Tags, ThoughtStream, answer_tags_of, tags_of
 from tests.support.shown_text import apart, shown_in_chat
 from tests.support.text_models import byte_level_tokenizer

@@ -194,7 +194,7 @@ def test_signals_that_end_a_command_do_not_reach_the_worker(number: signal.Signa
 
 
 def test_the_worker_imports_neither_torch_nor_numpy() -> None:
-    script = "import sys, moeinf.text.worker; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    script = "import sys, moeinf.text.text_worker; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,8 +10,8 @@
 
 namespace moeinf {
 
-// Two logistic regressions of every expert of a layer, whose formulas are in docs/lab/policies.md: whether the
-// next token uses it, and whether any of the next kHorizon tokens does.
+// Two logistic regressions of every expert of a layer, whose formulas are in docs/lab/policies.md: whether
+// the next token uses it, and whether any of the next kHorizon tokens does.
 class UseModel {
  public:
   UseModel(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k);

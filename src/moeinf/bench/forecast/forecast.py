@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
 from moeinf.bench.forecast.rates import Kind, Rates
 from moeinf.bench.forecast.speed import PROMPT_TOKENS, Step, decode_step, prefill
-from moeinf.bench.forecast.weights import main_kinds
+from moeinf.bench.forecast.weight_bytes import main_kinds
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, shortenings
 from moeinf.engine.stored.hit_record import HitCount

@@ -14,7 +14,7 @@ import numpy as np
 
 from moeinf._native import Kernels
 from moeinf.bench.bandwidth import memory_bytes_per_s
-from moeinf.bench.disk import read_rate
+from moeinf.bench.disk_speed import read_rate
 from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SMALL_BYTE, SPAN_BYTES, ProductBench
 from moeinf.bench.forecast.rates import Kind, Products, Rates, Reading, now
 from moeinf.bench.kernel_rates import matrix_of, memory_rate

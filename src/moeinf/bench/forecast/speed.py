@@ -7,7 +7,7 @@ from typing import Final
 
 from moeinf.bench.forecast.hits import ExpectedHits
 from moeinf.bench.forecast.rates import Rates
-from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights, product_s, token_weights_s
+from moeinf.bench.forecast.weight_bytes import dense_weights, expert_weights, head_weights, product_s, token_weights_s
 from moeinf.engine.memory.plan import MemoryPlan
 from moeinf.engine.stored.outline import Outline
 from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes, MambaSizes

@@ -5,8 +5,8 @@ Both have the methods of SimulatedRun.
 
 from __future__ import annotations
 
-from moeinf.bench.simulation.link import Clock
 from moeinf.bench.simulation.run import Results, Timing
+from moeinf.bench.simulation.simulated_link import Clock
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.types import IntArray, MoeShape
 

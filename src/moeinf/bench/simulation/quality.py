@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from moeinf.bench.simulation.run import SimulatedRun
+from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
-from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch import AT_LEAST
 from moeinf.types import FloatArray, IntArray, MoeShape
 

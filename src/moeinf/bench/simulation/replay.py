@@ -9,10 +9,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from moeinf.bench.simulation.run import UNTIMED, PhaseResult, Results, SimulatedRun, Timing
-from moeinf.runtime.cache.sizes import SlotSizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.policy.protocol import EvictionPolicy, Listener, Predictor
-from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Listener, Predictor
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.traces.guesses import Guesses
 from moeinf.traces.trace import Trace, passes_of
 from moeinf.types import Float32Array, FloatArray, IntArray, Phase

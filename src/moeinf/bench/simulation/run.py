@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moeinf._native import IdleWindow
-from moeinf.bench.simulation.link import Clock, SimulatedLink
+from moeinf.bench.simulation.simulated_link import Clock, SimulatedLink
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import SlotSizes, equal_slots
+from moeinf.runtime.cache.slot_sizes import SlotSizes, equal_slots
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import BoolArray, SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Predictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import IntArray, MoeShape, Phase, Profiler
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from moeinf.bench.simulation.baselines import BASELINES, baseline
 from moeinf.bench.simulation.belady import BOUND, Belady
-from moeinf.bench.simulation.plan import Plan, predicts
 from moeinf.bench.simulation.quality import Quality, QualityMeter
 from moeinf.bench.simulation.replay import drive, replay
 from moeinf.bench.simulation.run import PhaseResult, SimulatedRun, one_size
+from moeinf.bench.simulation.simulation_plan import Plan, predicts
 from moeinf.errors import UsageError
-from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes, slot_sizes
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Listener
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import NO_PREDICTOR, make_predictor
-from moeinf.runtime.policy.protocol import EvictionPolicy, Listener
 from moeinf.runtime.policy.segments import ScoredLists
-from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.traces.guesses import Guesses, guesses_of
 from moeinf.traces.trace import Trace, load_trace
 from moeinf.types import MoeShape, Phase

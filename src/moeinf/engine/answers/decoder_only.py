@@ -13,7 +13,7 @@ from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.generation_config import not_done
 from moeinf.sampling.loop import CachedTokens, Chooser, Monitor, generate
 from moeinf.sampling.params import SamplingParams, resolve_params
-from moeinf.text.thinking import TemplateFacts
+from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
 from moeinf.types import Message, Tool
 

@@ -26,7 +26,7 @@ from moeinf.sampling.sampler import Sampler, check_token_ids
 from moeinf.sampling.thought_budget import BudgetedSampler
 from moeinf.text.answer import AnswerText
 from moeinf.text.process import Stopped
-from moeinf.text.stream import Piece
+from moeinf.text.text_stream import Piece
 from moeinf.text.tokenizer import TextStream
 
 

@@ -10,7 +10,7 @@ from moeinf.engine.runner import ModelRunner
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.loop import CachedTokens, Chooser, Monitor
 from moeinf.sampling.params import SamplingParams
-from moeinf.text.thinking import TemplateFacts
+from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
 from moeinf.types import Message, Tool
 

@@ -9,7 +9,7 @@ from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
 from moeinf.engine.vision.parts import GivenPicture, text_alone, without_pictures
 from moeinf.errors import ContextLengthError, UsageError
-from moeinf.text.thinking import template_variables
+from moeinf.text.thinking_text import template_variables
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Message, ModelInfo, Tool
 

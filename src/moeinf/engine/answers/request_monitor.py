@@ -11,7 +11,7 @@ from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.sampling.loop import Interrupted, Timing
 from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Phase, Profiler

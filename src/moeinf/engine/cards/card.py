@@ -23,7 +23,7 @@ from moeinf.engine.memory.plan import (
 )
 from moeinf.engine.memory.slots import SPARE_HOST_SLOTS, least_host_slots, ring_bytes
 from moeinf.engine.weights.device_form import ExpertConversion
-from moeinf.engine.weights.experts import placed_reads
+from moeinf.engine.weights.expert_files import placed_reads
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix import expert_parts_of
@@ -43,9 +43,9 @@ from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.divided_experts import FirstTier
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
-from moeinf.runtime.io.protocol import Reader, ReadFacts
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.protocol import DevicePolicy, Listener
+from moeinf.runtime.io.reader_protocol import Reader, ReadFacts
+from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener
 from moeinf.text.quantities import size_text
 from moeinf.types import ExpertLayout, MoeShape
 
@@ -288,7 +288,7 @@ class ExpertCard:
 
 
 class _Readers:
-    """moeinf.runtime.io.protocol.ReadFacts of several cards, which read the same files."""
+    """moeinf.runtime.io.reader_protocol.ReadFacts of several cards, which read the same files."""
 
     def __init__(self, readers: Sequence[ReadFacts]) -> None:
         self._readers = readers

@@ -8,11 +8,11 @@ from typing import Final, cast
 import moeinf._native as _native
 from moeinf.config import RuntimeConfig
 from moeinf.engine.weights.device_form import HeldDense, device_bytes, device_layouts
-from moeinf.engine.weights.experts import expert_parts
+from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import UsageError
-from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes, slot_sizes
 from moeinf.store.manifest import Manifest
-from moeinf.store.placed.slices import ExpertSlices, slices_of
+from moeinf.store.placed.expert_slices import ExpertSlices, slices_of
 from moeinf.types import (
     DTYPE_BYTES,
     FORMAT_BLOCKS,

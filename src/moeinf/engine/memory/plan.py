@@ -17,8 +17,8 @@ from moeinf.engine.memory.footprint import (
 from moeinf.engine.memory.slots import least_host_slots, ring_bytes, wanted_sizes, wanted_slices, wanted_slots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.runtime.cache.sizes import SlotSizes
-from moeinf.store.placed.slices import SliceSlots
+from moeinf.runtime.cache.slot_sizes import SlotSizes
+from moeinf.store.placed.expert_slices import SliceSlots
 from moeinf.text.quantities import size_text
 from moeinf.types import KVFormat, ModelInfo
 

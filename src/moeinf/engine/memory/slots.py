@@ -7,8 +7,8 @@ from typing import Final
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.footprint import Footprint
 from moeinf.errors import UsageError
-from moeinf.runtime.cache.sizes import SlotSizes
-from moeinf.store.placed.slices import SliceSlots
+from moeinf.runtime.cache.slot_sizes import SlotSizes
+from moeinf.store.placed.expert_slices import SliceSlots
 from moeinf.text.quantities import at_least_text, binary_size_text
 from moeinf.types import MoeShape
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from moeinf.errors import StoreError
-from moeinf.gguf.vision import family_may_see
+from moeinf.gguf.gguf_vision import family_may_see
 from moeinf.models.family import family_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
@@ -14,7 +14,7 @@ from moeinf.text.templates.file import find_template
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
-    from moeinf.text.thinking import TemplateFacts
+    from moeinf.text.thinking_text import TemplateFacts
 
 
 def config(model: StoredModel) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
     source = template_text(model)
     if not source:
         return None
-    from moeinf.text.templates.facts import read_facts  # imports jinja2, which nothing else here needs
+    from moeinf.text.templates.template_facts import read_facts  # imports jinja2, which nothing else here needs
 
     return read_facts(source)
 

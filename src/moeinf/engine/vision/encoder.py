@@ -15,15 +15,15 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.stored.facts import why_no_vision
 from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.parts import GivenPicture
-from moeinf.engine.vision.sizes import processor_of
 from moeinf.engine.vision.tower_file import TowerFile, open_tower
+from moeinf.engine.vision.tower_sizes import processor_of
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
 from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.pictures.decode import decode
-from moeinf.runtime.io.protocol import OnWait
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.types import Float32Array
 
 _DIGEST_BYTES: Final = 32

@@ -16,7 +16,7 @@ from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.vision.vision import Part, Tower
 from moeinf.models.layers.weights import in_memory
 from moeinf.runtime.io.file_pieces import FilePieces
-from moeinf.runtime.io.protocol import OnWait
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.store.dense import dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.format import VISION_FILE

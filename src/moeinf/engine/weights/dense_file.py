@@ -12,8 +12,8 @@ from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor, TensorBytes, in_file
 from moeinf.runtime.io.file_pieces import FilePieces
-from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import read_file
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.runtime.io.row_file import RowFile
 from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.dense_sums import DenseSums

@@ -12,7 +12,7 @@ from moeinf.engine.weights.dense_file import DenseFile, Kinds, check_against_pla
 from moeinf.engine.weights.placed_reads import PlacedReads, recipes_of, region_of
 from moeinf.gguf.undo import Kind
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
-from moeinf.runtime.io.protocol import OnWait
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.store.placed.places import InPlace

@@ -16,8 +16,8 @@ from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.runtime.io.pages import LEAST_BYTES
-from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import open_reader, unreadable
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.runtime.io.row_file import RowFile
 from moeinf.store.dense import check_part
 from moeinf.store.dense_sums import DenseSums

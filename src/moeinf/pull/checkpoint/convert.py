@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
+from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.pull.checkpoint.moves import AHEAD, DENSE, VISION, Move, Range
-from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.coded.blocks import CodedRows, Losses, added
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, shard_file

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.errors import StoreError
-from moeinf.pull.checkpoint.plan import Conversion
+from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.pull.coded.blocks import Loss, Losses, added
 from moeinf.store.files import errors_named, is_there, make_folders, parse_json_object, publish, read_small
 from moeinf.store.processes.partials import JOURNAL_FILE, PulledAs

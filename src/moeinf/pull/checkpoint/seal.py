@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from moeinf.errors import StoreError
-from moeinf.pull.checkpoint.plan import Conversion
+from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, shard_file

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.pull.checkpoint.layout import INTEGERS
-from moeinf.pull.checkpoint.names import Names
+from moeinf.pull.checkpoint.tensor_names import Names
 from moeinf.pull.coded.declared import Declared
 from moeinf.pull.coded.find import belonging, codes_of, is_of_activations, scheme_of
 from moeinf.pull.coded.scheme import Scheme

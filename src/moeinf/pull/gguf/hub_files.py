@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names
-from moeinf.pull.gguf.files import choose
+from moeinf.pull.gguf.gguf_files import choose
 from moeinf.pull.gguf.index import all_files, check_runs
 from moeinf.pull.gguf.towers import NONE, with_tower
 from moeinf.pull.hub.repository import HubRepository

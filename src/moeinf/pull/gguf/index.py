@@ -16,13 +16,13 @@ from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.config import config_of
+from moeinf.gguf.gguf_tensors import DenseSource, ExpertSource, Placement, places_of
+from moeinf.gguf.gguf_tokenizer import tokenizer_files
+from moeinf.gguf.gguf_vision import processor_file, tower_places
 from moeinf.gguf.header import Gguf, GgufFile, GgufTensor
-from moeinf.gguf.leftovers import left_out
 from moeinf.gguf.metadata import numbers_of
-from moeinf.gguf.tensors import DenseSource, ExpertSource, Placement, places_of
-from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.undo import Kind, outcome, undo_json
-from moeinf.gguf.vision import processor_file, tower_places
+from moeinf.gguf.unread_tensors import left_out
 from moeinf.models.family import AnyFamily, family_of
 from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.steps import Headers
@@ -32,7 +32,7 @@ from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, model_id, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.placed.scales import Scales
-from moeinf.store.placed.verify import header_digest, samples_digest
+from moeinf.store.placed.verify_placed import header_digest, samples_digest
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes

@@ -12,17 +12,17 @@ from typing import Final
 from moeinf.errors import CheckpointError, DiskSpaceError, StoreError
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.pull.checkpoint.seal import write_small_file
+from moeinf.pull.gguf.hub_sums import checksums_of
 from moeinf.pull.gguf.index import Index, all_files, check_runs, discard, headers_of, make_index, write_model
-from moeinf.pull.gguf.known import forget_stale, free_name, known_model, refuse_mixture
+from moeinf.pull.gguf.known_files import forget_stale, free_name, known_model, refuse_mixture
 from moeinf.pull.gguf.repack import repack_told
-from moeinf.pull.gguf.sums import checksums_of
 from moeinf.pull.gguf.towers import NONE, candidates, with_tower
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named
 from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
 from moeinf.store.manifest import ModelSource
-from moeinf.store.placed.verify import changed_file
+from moeinf.store.placed.verify_placed import changed_file
 from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.store.verify import verify

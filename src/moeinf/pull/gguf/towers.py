@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import takewhile
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.gguf.gguf_vision import may_see
 from moeinf.gguf.header import Gguf
-from moeinf.gguf.vision import may_see
 from moeinf.pull.gguf.index import check_runs
 
 NONE = "none"  # in place of a file: text alone

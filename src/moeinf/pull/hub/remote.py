@@ -15,7 +15,7 @@ from huggingface_hub import get_session
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined, unused-ignore]
 
 from moeinf.errors import HubError
-from moeinf.pull.hub.errors import transport_error
+from moeinf.pull.hub.hub_errors import transport_error
 
 MAX_RETRIES = 6
 _MAX_REDIRECTS = 5

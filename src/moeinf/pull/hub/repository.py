@@ -18,7 +18,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined,
 from moeinf.errors import CheckpointError, HubError, UsageError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.hub.download import download, fetch_bytes, held_bytes, matches
-from moeinf.pull.hub.errors import hub_errors_named, offline_error, transport_error
+from moeinf.pull.hub.hub_errors import hub_errors_named, offline_error, transport_error
 from moeinf.pull.hub.proxies import check_proxies
 from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
 from moeinf.pull.hub.settings import checked_endpoint, checked_token

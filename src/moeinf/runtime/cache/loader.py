@@ -15,8 +15,8 @@ from moeinf._native import ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.table import ABSENT, LOADING, NO_EXPERT, RESIDENT
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.runtime.io.places import BlockReads, PlacedReads, expert_reads
-from moeinf.runtime.io.protocol import Reader
+from moeinf.runtime.io.read_places import BlockReads, PlacedReads, expert_reads
+from moeinf.runtime.io.reader_protocol import Reader
 from moeinf.types import ByteArray, IntArray
 
 DEMAND: Final = math.inf

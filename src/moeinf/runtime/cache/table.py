@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeinf import _native
-from moeinf.runtime.cache.sizes import SlotSizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.types import ByteArray, IntArray, MoeShape
 
 ABSENT: Final = 0

@@ -16,8 +16,8 @@ from moeinf.runtime.cache.cache import CacheSnapshot, ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.prefetches import Prefetches
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.runtime.cache.slices import keys_of_slices
+from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT, BoolArray
 from moeinf.types import IntArray, Profiler

@@ -7,13 +7,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
-from moeinf.runtime.io.places import PlacedReads
-from moeinf.runtime.io.protocol import DiskReader, ReadDone
+from moeinf.runtime.io.read_places import PlacedReads
+from moeinf.runtime.io.reader_protocol import DiskReader, ReadDone
 from moeinf.types import ByteArray, FloatArray, IntArray
 
 
 class ConvertedReads:
-    """moeinf.runtime.io.protocol.Reader: reads an expert into its slot, and has landed it when it is converted there.
+    """A Reader (reader_protocol.py): reads an expert into its slot, and has landed it when it is converted there.
 
     An expert is converted once for each time that it comes from the disk, and not for each time that it is copied to
     the device. Checksums are those of the files: the disk's reader has compared them before. Used from one thread;

@@ -18,7 +18,7 @@ from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.device_table import DeviceTable
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, MoeShape

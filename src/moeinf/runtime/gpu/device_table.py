@@ -12,7 +12,7 @@ from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import SlotTensors
 from moeinf.runtime.cache.tier import Lease
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
-from moeinf.runtime.policy.protocol import DevicePolicy, Listener
+from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener
 from moeinf.types import IntArray
 
 

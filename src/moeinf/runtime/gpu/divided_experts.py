@@ -17,7 +17,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.device_experts import Guess, last_uses
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import IntArray

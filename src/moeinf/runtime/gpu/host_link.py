@@ -13,7 +13,7 @@ from moeinf.runtime.cache.loader import DEMAND
 from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.host_slots import HostSlots
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.types import FloatArray, IntArray
 
 _NOTHING: Final = ReadDone(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -29,7 +29,7 @@ class _Request:
 
 
 class HostLink:
-    """moeinf.runtime.io.protocol.Reader into a device's slots, out of host slots that it fills from the disk. Used from
+    """A Reader (reader_protocol.py) into a device's slots, out of host slots that it fills from the disk. Used from
     one thread.
 
     An expert has LANDED for the device as soon as its copy is submitted: what computes it is then ordered behind the
@@ -53,7 +53,7 @@ class HostLink:
         self._requests: dict[int, _Request] = {}  # by key, demand in the order in which it became demand
         self._landed: list[int] = []  # copies submitted, and not collected
 
-    # ---- moeinf.runtime.io.protocol.Reader
+    # ---- moeinf.runtime.io.reader_protocol.Reader
 
     @property
     def notice(self) -> str:

@@ -11,7 +11,7 @@ from moeinf.runtime.cache.cache import ExpertCache, ScoresBelow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import RESIDENT, BoolArray, SlotRegion
-from moeinf.runtime.io.protocol import Reader
+from moeinf.runtime.io.reader_protocol import Reader
 from moeinf.types import Copier, IntArray
 
 

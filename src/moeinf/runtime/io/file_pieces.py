@@ -11,8 +11,8 @@ import numpy as np
 
 from moeinf._native import Arena, ReadFailure
 from moeinf.config import RuntimeConfig
-from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import CHUNK_BYTES, open_reader, read_tail, unreadable
+from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray
 
 BUFFER_BYTES: Final = 64 << 20  # one half is read into while the other is used

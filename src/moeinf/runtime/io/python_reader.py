@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import Arena, ReadFailure, crc32c
-from moeinf.runtime.io.protocol import OnWait, ReadDone
+from moeinf.runtime.io.reader_protocol import OnWait, ReadDone
 from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, SumArray
 
 SIGNAL_PERIOD_S: Final = 0.1  # between two calls of on_wait
@@ -84,7 +84,7 @@ class _Request:
 
 
 class PureReader:
-    """Implements moeinf.runtime.io.protocol.Reader without native threads: the contract of NativeReader, only slower.
+    """Implements Reader (reader_protocol.py) without native threads: the contract of NativeReader, only slower.
 
     One worker thread reads one segment at a time and takes the next from the request that sorts first. It outlives what
     reading raises, which is the failure of that read, and ends where the reader is forgotten without `close`.

@@ -14,8 +14,8 @@ from moeinf._native import Arena, NativeReader, PageTaker, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.errors import REMEDIES, UNSUPPORTED, StoreError, is_of_content
 from moeinf.runtime.io.pages import LEAST_BYTES
-from moeinf.runtime.io.protocol import DiskReader, OnWait, Reader
 from moeinf.runtime.io.python_reader import PureReader
+from moeinf.runtime.io.reader_protocol import DiskReader, OnWait, Reader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"

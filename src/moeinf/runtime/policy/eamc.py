@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeinf.errors import StoreError
-from moeinf.runtime.policy.trace import ActivationMatrix, count_ids
+from moeinf.runtime.policy.policy_trace import ActivationMatrix, count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 CAPACITY: Final = 120  # v3, 4.3: more entries do not predict better

@@ -12,10 +12,10 @@ from moeinf._native import NextUseScores, UseModel, lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.counting import DecayedFrequency, LastButOne, LeastFrequentlyUsed, LeastRecentlyUsed
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
+from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener, TokenScores
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.runtime.policy.priority import EPS
-from moeinf.runtime.policy.protocol import DevicePolicy, Listener, TokenScores
 from moeinf.runtime.policy.segments import AdaptiveReplacement, SegmentedLru
-from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape, Phase
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.policy.protocol import Listener
-from moeinf.runtime.policy.trace import count_ids
+from moeinf.runtime.policy.policy_protocol import Listener
+from moeinf.runtime.policy.policy_trace import count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 

@@ -11,8 +11,8 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
-from moeinf.runtime.policy.protocol import Listener, Predictor
-from moeinf.runtime.policy.trace import count_ids
+from moeinf.runtime.policy.policy_protocol import Listener, Predictor
+from moeinf.runtime.policy.policy_trace import count_ids
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 NO_PREDICTOR: Final = "none"

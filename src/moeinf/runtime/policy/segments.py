@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from moeinf.runtime.policy.counting import ranks
-from moeinf.runtime.policy.protocol import Listener, TokenScores
+from moeinf.runtime.policy.policy_protocol import Listener, TokenScores
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 Queue = OrderedDict[int, None]  # keys (layer * num_experts + expert), the least recently used first
@@ -29,7 +29,7 @@ SEGMENT: Final = 2.0**44
 
 
 class ScoredLists(Listener, ABC):
-    """moeinf.runtime.policy.protocol.DevicePolicy which scores an expert by the list that it is in."""
+    """moeinf.runtime.policy.policy_protocol.DevicePolicy which scores an expert by the list that it is in."""
 
     step = 0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moeinf.server.anthropic.tool_changes import is_change
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.agent_noise import quiet_text
 from moeinf.server.prompt.pictures import joined, picture_at, picture_of
 from moeinf.types import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from moeinf.server.errors import Fault
+from moeinf.server.http_errors import Fault
 
 _TYPES = {
     "not_found": "not_found_error",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from moeinf.server.fields import Fields, Refused
+from moeinf.server.body_fields import Fields, Refused
 from moeinf.server.openai.fields import BUDGETS, FORMS
 
 _ACCOUNT = "nobody is charged here"

@@ -11,10 +11,10 @@ from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.fields import MESSAGE, NESTED, OUTPUT, PROMPT, THINKING, TOOL
 from moeinf.server.anthropic.tool_changes import Given, after_changes
 from moeinf.server.ask import Ask
-from moeinf.server.errors import Refusal
-from moeinf.server.fields import Fields
+from moeinf.server.body_fields import Fields
+from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.continuing import begun_answer
-from moeinf.server.prompt.thinking import ADAPTIVE, budget_of
+from moeinf.server.prompt.thinking_field import ADAPTIVE, budget_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.types import Tool
 

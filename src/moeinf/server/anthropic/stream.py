@@ -11,9 +11,9 @@ from moeinf.engine.completion import Completion
 from moeinf.server.anthropic.errors import error_body
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage, usage_of
 from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
+from moeinf.server.http_errors import fault_of
 
 PING_S = 1.0  # between two pings while a model loads or reads
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 
 Given = Mapping[str, Any]
 _ADDED, _REMOVED = "tool_addition", "tool_removal"

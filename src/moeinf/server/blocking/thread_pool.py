@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from moeinf.server.errors import BusyError
+from moeinf.server.http_errors import BusyError
 
 T = TypeVar("T")
 MOST_WAITING: Final = 1024

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeinf.server.errors import BusyError, Refusal, StoppingError
 from moeinf.server.http import ErrorForm, error_response
+from moeinf.server.http_errors import BusyError, Refusal, StoppingError
 
 MOST_BODY_BYTES = 16 << 20
 MOST_HELD_BYTES = 256 << 20  # of all bodies that are being read or answered

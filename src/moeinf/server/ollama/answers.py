@@ -15,11 +15,11 @@ import msgspec
 
 from moeinf.engine.completion import Completion, ToolCall, whole_calls
 from moeinf.server.ask import Ask, Call, Chance, Chosen, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer
+from moeinf.server.http_errors import fault_of
 from moeinf.server.ollama.errors import error_body
-from moeinf.text.stream import CallPart
+from moeinf.text.text_stream import CallPart
 
 PROGRESS_S = 0.5  # between two lines that tell how far loading and reading the prompt are
 

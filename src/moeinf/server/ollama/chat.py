@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import (
@@ -26,7 +26,7 @@ from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.pictures import joined, picture_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
-from moeinf.text.thinking import THINK_WORDS
+from moeinf.text.thinking_text import THINK_WORDS
 from moeinf.types import Message
 
 

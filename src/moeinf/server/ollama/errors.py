@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from moeinf.server.errors import Fault
+from moeinf.server.http_errors import Fault
 
 
 def error_body(fault: Fault) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeinf.server.fields import Fields, Refused, log_unknown
+from moeinf.server.body_fields import Fields, Refused, log_unknown
 from moeinf.server.openai.fields import BUDGETS, FORMS
 
 _SILENT: Final = {

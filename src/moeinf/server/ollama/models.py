@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from moeinf.engine.memory.plan import DevicePlan
 from moeinf.errors import StoreError
+from moeinf.server.answer_worker import Loaded
 from moeinf.server.http import json_response
 from moeinf.server.ollama.descriptions import entry, shown
 from moeinf.server.ollama.requests import ShowRequest
 from moeinf.server.service import Service
-from moeinf.server.worker import Loaded
 
 API_VERSION = "0.13.5"  # of ollama, whose API this is: its clients refuse what looks older than they need
 _NEVER = datetime(9999, 12, 31, tzinfo=timezone.utc)  # clients parse a time in any case

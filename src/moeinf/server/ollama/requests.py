@@ -12,8 +12,8 @@ import msgspec
 from moeinf.config import RuntimeConfig, ollama_meaning
 from moeinf.config.option import Option, http_options, options
 from moeinf.sampling.params import RANGES, SamplingParams, as_ollama_means
-from moeinf.server.errors import Refusal
-from moeinf.server.fields import Fields
+from moeinf.server.body_fields import Fields
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.fields import ASKING, GENERATE, NAMED, PULL, SHOW
 from moeinf.server.prompt.called import CallOfTurn
 

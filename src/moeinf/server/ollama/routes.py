@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moeinf.server.errors import Refusal
 from moeinf.server.http import answering
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.chat import chat, generate
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.manage import copy, delete
 from moeinf.server.ollama.models import ps, show, tags, version
-from moeinf.server.ollama.pull import Pulls
+from moeinf.server.ollama.pull_route import Pulls
 from moeinf.server.ollama.requests import NamedRequest
 from moeinf.server.service import Service
 

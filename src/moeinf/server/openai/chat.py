@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask
-from moeinf.server.errors import Refusal
 from moeinf.server.http import Answer
+from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
-from moeinf.server.openai.format import format_of
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, params_given
+from moeinf.server.openai.response_format import format_of
 from moeinf.server.openai.thinking import budget_given, effort_of, think_of, thoughts_shown
 from moeinf.server.prompt.content import plain_content, role_of, thoughts_apart
 from moeinf.server.prompt.continuing import begun_answer

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask, Call, Chosen, Text
-from moeinf.server.errors import Refusal
-from moeinf.server.openai.format import format_of
+from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import CompletionRequest, params_given
+from moeinf.server.openai.response_format import format_of
 from moeinf.server.openai.stream import ChunkStream
 from moeinf.server.service import Service, keep_alive_of
 

@@ -10,8 +10,8 @@ import msgspec
 
 from moeinf.config.option import http_options
 from moeinf.sampling.params import WINDOWED, SamplingParams
-from moeinf.server.errors import Refusal
-from moeinf.server.fields import Fields
+from moeinf.server.body_fields import Fields
+from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, STRUCTURED, TEXT, THINKING
 from moeinf.server.prompt.called import Called, CallOfTurn
 from moeinf.server.prompt.content import stops

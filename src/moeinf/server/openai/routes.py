@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moeinf.server.errors import Refusal
 from moeinf.server.http import answering, json_response
+from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.chat import chat_completions
 from moeinf.server.openai.completions import completions
 from moeinf.server.openai.errors import error_body

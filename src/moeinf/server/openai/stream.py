@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
+from moeinf.server.http_errors import fault_of
 from moeinf.server.openai.errors import error_body
 from moeinf.server.openai.head import Head, finish_reason, usage_of
 from moeinf.server.openai.requests import Sampling

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.fields import BUDGETS
 from moeinf.server.openai.requests import ChatRequest
-from moeinf.server.prompt.thinking import budget_of
-from moeinf.text.thinking import think_of_effort
+from moeinf.server.prompt.thinking_field import budget_of
+from moeinf.text.thinking_text import think_of_effort
 
 
 def effort_of(asked: ChatRequest) -> str | None:

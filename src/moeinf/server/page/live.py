@@ -20,8 +20,8 @@ from moeinf.engine.model import Model
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT
+from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Loading, Reading
-from moeinf.server.worker import Worker
 from moeinf.types import IntArray
 
 PERIOD_S: Final = 0.5  # from one event to the next

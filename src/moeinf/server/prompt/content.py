@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.pictures import joined, picture_at
 
 _TEXT_KINDS = ("text", "input_text", "output_text")

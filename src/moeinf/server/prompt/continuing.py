@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.types import Message
 
 _SAID = ("content", "tool_calls", "reasoning_content")

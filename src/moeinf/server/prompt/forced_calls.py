@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from moeinf.engine.stored.facts import template_text
 from moeinf.sampling.constraint import AnswerFormat, FramedJson
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.store.library import StoredModel
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.types import Tool

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import unquote, unquote_to_bytes
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 
 MOST_PICTURES: Final = 32  # of one message
 _MOST_HEAD = 1024  # characters of a data: URL before its comma

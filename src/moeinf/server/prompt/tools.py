@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.types import Tool
 
 

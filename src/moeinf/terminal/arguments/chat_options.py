@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moeinf.config.option import Option, option, options
 from moeinf.errors import UsageError
-from moeinf.text.thinking import THINK_WORDS
+from moeinf.text.thinking_text import THINK_WORDS
 
 if TYPE_CHECKING:  # loads numpy
     from moeinf.sampling.constraint import AnswerFormat

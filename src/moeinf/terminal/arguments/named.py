@@ -8,7 +8,7 @@ import typer
 
 from moeinf.config.option import option_of
 from moeinf.config.pull_options import PullOptions
-from moeinf.terminal.arguments.completion import model_names, stored_names
+from moeinf.terminal.arguments.shell_completion import model_names, stored_names
 
 ModelName = Annotated[
     str,

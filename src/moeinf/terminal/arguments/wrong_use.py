@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from moeinf.errors import UsageError
-from moeinf.text.thinking import THINK_WORDS
+from moeinf.text.thinking_text import THINK_WORDS
 
 # Verbs of ollama that people type by habit, and what moeinf has instead.
 _ABSENT: Mapping[str, str] = {

@@ -8,15 +8,15 @@ from pathlib import Path
 from moeinf.engine.stored.facts import licence_text, template_text
 from moeinf.errors import ModelNotFoundError, MoeinfError
 from moeinf.store.library import StoredModel
+from moeinf.terminal.answer_stats import cache_lines
+from moeinf.terminal.chat.chat_settings import Settings
 from moeinf.terminal.chat.help import HELP_SHOW, help_text
-from moeinf.terminal.chat.settings import Settings
 from moeinf.terminal.chat.switch import ModelSwitch
-from moeinf.terminal.conversation import Conversation
-from moeinf.terminal.notes import say
+from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.screen import harmless
-from moeinf.terminal.stats import cache_lines
 from moeinf.terminal.stored.listing import list_lines
 from moeinf.terminal.stored.show import parameters_text, show_lines
+from moeinf.terminal.user_notes import say
 
 
 class Commands:

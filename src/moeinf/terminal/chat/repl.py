@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 from moeinf.errors import MoeinfError
+from moeinf.terminal.chat.chat_settings import Settings
 from moeinf.terminal.chat.commands import Commands
 from moeinf.terminal.chat.line_editor import LineReader
-from moeinf.terminal.chat.settings import Settings
 from moeinf.terminal.chat.switch import ModelSwitch
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.interrupt import SECOND_INTERRUPT_S
-from moeinf.terminal.notes import say
+from moeinf.terminal.user_notes import say
 
 _QUOTES = '"""'
 

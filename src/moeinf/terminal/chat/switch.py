@@ -9,7 +9,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import MoeinfError
 from moeinf.store.library import Library
-from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.conversation_loop import Conversation
 
 if TYPE_CHECKING:
     from moeinf.engine.model import Model

@@ -9,12 +9,12 @@ from moeinf.config.environment import api_key, server_address
 from moeinf.engine.stored.facts import config as config_json
 from moeinf.errors import MoeinfError
 from moeinf.models.family import family_of
-from moeinf.terminal.notes import say
 from moeinf.terminal.remote.client import NoServerError, ServerClient
+from moeinf.terminal.user_notes import say
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
-    from moeinf.terminal.remote.model import RemoteModel
+    from moeinf.terminal.remote.remote_model import RemoteModel
 
 _CONNECT_S, _LOOK_S = 0.1, 1.0  # a port where nobody listens refuses at once
 
@@ -41,7 +41,7 @@ def loaded_on_server(stored: StoredModel, config: RuntimeConfig) -> RemoteModel 
         fits = config.given() in ({}, told["moeinf"]["config"])
         alike = told["digest"].startswith(stored.own_id)  # whatever goes with the name is in it
         if fits and alike and family_of(config_json(stored)).encoder_input is None:
-            from moeinf.terminal.remote.model import RemoteModel
+            from moeinf.terminal.remote.remote_model import RemoteModel
 
             return RemoteModel(client, stored, told)
     return None

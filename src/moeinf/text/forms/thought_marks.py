@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from moeinf.text.harmony import in_head
+from moeinf.text.harmony_channels import in_head
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, END, MESSAGE, START
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moeinf.text.templates.traced import Traced
-from moeinf.text.tool_calls.messages import with_calls_written
+from moeinf.text.tool_calls.call_messages import with_calls_written
 
 Message = Mapping[str, Any]
 

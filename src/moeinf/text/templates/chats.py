@@ -9,13 +9,13 @@ from typing import Any
 import jinja2
 
 from moeinf.errors import TextError
-from moeinf.text.templates.facts import read_facts
 from moeinf.text.templates.given import begun, with_own_marks
 from moeinf.text.templates.rendering import ChatTemplate, marked
+from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.templates.traced import BEGUN, Traced, origins_of
-from moeinf.text.thinking import TemplateFacts
+from moeinf.text.thinking_text import TemplateFacts
+from moeinf.text.tool_calls.call_messages import Message, described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.choice import find_syntax
-from moeinf.text.tool_calls.messages import Message, described, fitted, in_templates_form, told_of
 
 
 class ChatTemplates:

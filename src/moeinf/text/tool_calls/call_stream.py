@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from moeinf.text.stream import TOKEN_MARK, CallPart, Piece
+from moeinf.text.text_stream import TOKEN_MARK, CallPart, Piece
 from moeinf.text.thoughts import Tags
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import CallSplitter

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.text_stream import TOKEN_MARK
 from moeinf.text.tool_calls.reading import Fragment, NotACallError, Reading, Result, Source
 
 _MAX_DEPTH = 100  # of arrays and objects; far below what parsers of clients bear

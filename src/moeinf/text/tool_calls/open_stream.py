@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moeinf.text.harmony import HarmonyStream, is_harmony
+from moeinf.text.harmony_channels import HarmonyStream, is_harmony
 from moeinf.text.thoughts import Tags, ThoughtStream
 from moeinf.text.tool_calls.call_stream import CallStream, TextStream
 from moeinf.text.tool_calls.schema_values import ToolSchemas

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.text_stream import TOKEN_MARK
 from moeinf.text.tool_calls.reading import End, Fragment, NotACallError, Reading, Source
 
 

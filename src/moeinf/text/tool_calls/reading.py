@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Generator, Iterator
 from typing import NamedTuple, TypeVar
 
-from moeinf.text.stream import TOKEN_MARK, CallPart, Piece
+from moeinf.text.text_stream import TOKEN_MARK, CallPart, Piece
 
 Result = TypeVar("Result")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Generator, Iterator
 
 from moeinf.text.stops import num_begun
-from moeinf.text.stream import TOKEN_MARK, Piece
+from moeinf.text.text_stream import TOKEN_MARK, Piece
 from moeinf.text.thoughts import Tags, without_label
 from moeinf.text.tool_calls.quoting import Quoting
 from moeinf.text.tool_calls.reading import CallReading, NotACallError, Reading, Source, Thought

@@ -14,7 +14,7 @@ from moeinf.bench.forecast.forecast import forecast
 from moeinf.bench.forecast.rates import Kind, Rates, Reading
 from moeinf.bench.forecast.speed import Step, prefill
 from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
-from moeinf.bench.forecast.weights import (
+from moeinf.bench.forecast.weight_bytes import (
     dense_weights,
     expert_weights,
     head_weights,
@@ -30,7 +30,7 @@ from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
-from moeinf.store.placed.slices import SliceSlots
+from moeinf.store.placed.expert_slices import SliceSlots
 from moeinf.types import format_bytes
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.rates import PLAIN
@@ -111,7 +111,7 @@ def test_the_rates_are_those_of_what_a_token_reads_most_of(demo: StoredModel, mo
     assert note.startswith("too little memory is free to measure how fast bf16 of 128, bf16 of 64 is read")
     experts = token_weights(outline)[0]
     counts = (experts, Counter({Kind("f32", 64): sum(experts.values()) // 1000}))
-    monkeypatch.setattr("moeinf.bench.forecast.weights.token_weights", lambda _: counts)
+    monkeypatch.setattr("moeinf.bench.forecast.weight_bytes.token_weights", lambda _: counts)
     assert set(main_kinds(outline)) == set(experts)
 
 

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.bench.simulation.belady import Belady
-from moeinf.bench.simulation.link import SimulatedLink
 from moeinf.bench.simulation.replay import drive, replay, whole
 from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing, one_size
 from moeinf.bench.simulation.simulate import sized_slots
+from moeinf.bench.simulation.simulated_link import SimulatedLink
 from moeinf.errors import UsageError
-from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes, slot_sizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy
+from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import PREDICTORS, make_predictor
-from moeinf.runtime.policy.protocol import EvictionPolicy
-from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.traces.guesses import DrawnGuesses, LookAheadQuality
 from moeinf.traces.trace import Trace, load_trace
 from moeinf.types import MoeShape

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeinf.bench.simulation.plan import Plan, plan_of
-from moeinf.bench.simulation.plot import write_plot
-from moeinf.bench.simulation.report import as_json, tables
 from moeinf.bench.simulation.simulate import Simulated, simulate
+from moeinf.bench.simulation.simulation_plan import Plan, plan_of
+from moeinf.bench.simulation.simulation_plot import write_plot
+from moeinf.bench.simulation.simulation_report import as_json, tables
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES

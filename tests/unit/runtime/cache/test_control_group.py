@@ -25,7 +25,7 @@ from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
-from moeinf.runtime.cache.sizes import equal_slots
+from moeinf.runtime.cache.slot_sizes import equal_slots
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.python_reader import PureReader

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moeinf._native import Visit
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.sizes import SlotSizes, equal_slots, slot_sizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.types import FloatArray, IntArray, MoeShape

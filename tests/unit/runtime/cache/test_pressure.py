@@ -16,8 +16,8 @@ from moeinf.hardware import MemoryState
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.runtime.io.protocol import ReadDone
-from moeinf.runtime.policy.protocol import Listener
+from moeinf.runtime.io.reader_protocol import ReadDone
+from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.types import IntArray, Routing
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 from tests.support.resident import NotedTaker, resident_bytes

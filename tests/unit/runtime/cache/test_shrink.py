@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.runtime.cache.table import NO_SLOT
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.types import IntArray
 from tests.support.fake_machine import Machine
 from tests.support.fake_reader import LAYOUT, SHAPE, SLOTS_START, Tier, make_tier, visit

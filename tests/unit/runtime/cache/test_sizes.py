@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeinf.hardware import MemoryState
 from moeinf.runtime.cache.pressure import MemoryWatch
-from moeinf.runtime.cache.sizes import SlotSizes, equal_slots, slot_sizes
+from moeinf.runtime.cache.slot_sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.table import RESIDENT
 from moeinf.types import MoeShape
 from tests.support.fake_reader import LAYOUT, SHAPE, Tier, make_tier, sizes_of, visit

@@ -11,7 +11,7 @@ from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.slices import SliceScores
 from moeinf.runtime.cache.table import ABSENT, LOADING, NO_EXPERT, RESIDENT
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.runtime.policy.protocol import EvictionPolicy
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy
 from moeinf.types import FloatArray, IntArray
 from tests.oracles.visit import SLICES_AHEAD
 from tests.support.fake_reader import LAYOUT, SHAPE, Tier, make_tier

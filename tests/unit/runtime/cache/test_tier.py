@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import ExpertReadError
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.types import IntArray
 from tests.support.fake_reader import SHAPE, make_tier, visit

@@ -31,7 +31,7 @@ class Stored(FakeReader):
 
 
 class Places:
-    """moeinf.runtime.io.places.PlacedReads."""
+    """moeinf.runtime.io.read_places.PlacedReads."""
 
     def __init__(self, disk: FakeReader) -> None:
         self._disk = disk

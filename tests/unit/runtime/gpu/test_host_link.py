@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.gpu.host_link import HostLink
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.eviction import POLICIES
 from tests.support.fake_device import address_of
 from tests.support.fake_machine import STRIDE, Machine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moeinf.errors import StoreError
 from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection, Match, cosine_distance, normalise_rows
-from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.types import IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)

@@ -11,8 +11,8 @@ from moeinf._native import NextUseScores, lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, NextUse, choose_victims, make_policy
-from moeinf.runtime.policy.protocol import EvictionPolicy
-from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.policy_protocol import EvictionPolicy
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.types import ExpertId, IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=3, num_experts=5, top_k=2)

@@ -9,6 +9,8 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection, normalise_rows
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
+from moeinf.runtime.policy.policy_protocol import Predictor
+from moeinf.runtime.policy.policy_trace import ActivationMatrix
 from moeinf.runtime.policy.predictors import (
     NO_PREDICTOR,
     PREDICTORS,
@@ -18,8 +20,6 @@ from moeinf.runtime.policy.predictors import (
     ReuseModel,
     make_predictor,
 )
-from moeinf.runtime.policy.protocol import Predictor
-from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=4, num_experts=6, top_k=2)

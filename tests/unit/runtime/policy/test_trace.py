@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
+from moeinf.runtime.policy.policy_trace import ActivationMatrix, RequestRecorder
 from moeinf.types import MoeShape
 
 SHAPE = MoeShape(num_layers=3, num_experts=5, top_k=2)

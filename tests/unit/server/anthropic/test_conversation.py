@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeinf.server.anthropic.conversation import plain_messages
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 
 USER = {"role": "user", "content": "hi"}
 CACHED = {"cache_control": {"type": "ephemeral"}}

@@ -14,8 +14,8 @@ from moeinf.errors import ContextLengthError
 from moeinf.server.anthropic.head import Head
 from moeinf.server.anthropic.stream import MessageStream
 from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.errors import BusyError
-from moeinf.text.stream import CallPart
+from moeinf.server.http_errors import BusyError
+from moeinf.text.text_stream import CallPart
 
 STATS = GenerationStats(prompt_tokens=9, cached_tokens=4)
 

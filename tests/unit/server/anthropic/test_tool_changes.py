@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moeinf.server.anthropic.requests import Prompted, prompt_of
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 
 USER = {"role": "user", "content": "hi"}
 

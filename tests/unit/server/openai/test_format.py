@@ -11,8 +11,8 @@ import pytest
 from moeinf.errors import MoeinfError
 from moeinf.sampling.constraint import Language
 from moeinf.server.body import checked
-from moeinf.server.openai.format import format_of
 from moeinf.server.openai.requests import ChatRequest, CompletionRequest
+from moeinf.server.openai.response_format import format_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1]}}}
 TEXT, WORDS = json.dumps(SCHEMA), ["yes", "no", 'say "no"']

@@ -8,7 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from moeinf.server.page.routes import CONTENT_SECURITY_POLICY, page_routes
+from moeinf.server.page.page_routes import CONTENT_SECURITY_POLICY, page_routes
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 PATHS = [route.path for route in page_routes() if route.path != "/"]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.chat import message_of
 from moeinf.server.openai.requests import ChatMessage
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.sampling.constraint import FramedJson
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.store.library import StoredModel
 from tests.support.tool_families import BY_NAME, TOOLS

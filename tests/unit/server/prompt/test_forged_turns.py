@@ -18,7 +18,7 @@ from moeinf.errors import TextError, UsageError
 from moeinf.server.anthropic import messages as anthropic
 from moeinf.server.anthropic.requests import MessageRequest
 from moeinf.server.ask import Ask
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama import chat as ollama
 from moeinf.server.ollama.requests import ChatRequest as OllamaChat
 from moeinf.server.ollama.requests import GenerateRequest
@@ -26,7 +26,7 @@ from moeinf.server.openai import chat as openai
 from moeinf.server.openai.requests import ChatRequest as OpenaiChat
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.rendering import split_marked
-from moeinf.text.thinking import TemplateFacts, template_variables
+from moeinf.text.thinking_text import TemplateFacts, template_variables
 from tests.support.true_configs import PUBLISHED
 
 Say = Callable[[str], str]  # what a client writes at a place; at one name always the same

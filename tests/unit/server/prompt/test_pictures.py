@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.server.errors import Refusal
+from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.pictures import picture_at, picture_of
 
 HEADS = [

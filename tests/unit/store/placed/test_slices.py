@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from moeinf.store.library import StoredModel
+from moeinf.store.placed.expert_slices import ExpertSlices, slices_of
 from moeinf.store.placed.places import InPlace, PartPlace
-from moeinf.store.placed.slices import ExpertSlices, slices_of
 from moeinf.types import BLOCK_ALIGN_BYTES, ExpertLayout, TensorSpec, format_bytes
 
 
 @pytest.fixture
 def cut(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> ExpertSlices:
-    monkeypatch.setattr("moeinf.store.placed.slices.ROWS_STEP", 8)
+    monkeypatch.setattr("moeinf.store.placed.expert_slices.ROWS_STEP", 8)
     slices = slices_of(demo.manifest, 1, 10_000)
     assert slices is not None
     return slices

@@ -12,8 +12,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from moeinf.errors import TextError, UsageError
-from moeinf.text.templates.facts import read_facts
-from moeinf.text.thinking import THINK_WORDS, TemplateFacts, template_variables
+from moeinf.text.templates.template_facts import read_facts
+from moeinf.text.thinking_text import THINK_WORDS, TemplateFacts, template_variables
 from moeinf.text.thoughts import Tags, tags_of
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import write_text_model

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from moeinf.text.stream import Piece
+from moeinf.text.text_stream import Piece
 from moeinf.text.thoughts import Tags
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.open_stream import open_stream

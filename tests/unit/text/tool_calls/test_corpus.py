@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
-from moeinf.text.stream import TOKEN_MARK, Piece
-from moeinf.text.templates.facts import read_facts
+from moeinf.text.templates.template_facts import read_facts
+from moeinf.text.text_stream import TOKEN_MARK, Piece
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.text.tool_calls.choice import find_syntax

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.tool_calls.messages import described, fitted, in_templates_form, told_of
+from moeinf.text.tool_calls.call_messages import described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.granite import GRANITE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI

@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
-from moeinf.text.stream import TOKEN_MARK, Piece
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.traced import MARK
+from moeinf.text.text_stream import TOKEN_MARK, Piece
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.schema_values import ToolSchemas

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.text_stream import TOKEN_MARK
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import CallSplitter
 from moeinf.text.tool_calls.syntax import Syntax

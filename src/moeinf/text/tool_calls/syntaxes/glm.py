@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.text_stream import TOKEN_MARK
 from moeinf.text.tool_calls.call_objects import pass_marks, read_name, whole_call
 from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source

@@ -1,4 +1,4 @@
-"""Harmony's calls, each of which is a message of its own; moeinf.text.harmony finds those.
+"""Harmony's calls, each of which is a message of its own; moeinf.text.harmony_channels finds those.
 
 <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from moeinf.text.stream import TokenStream
+from moeinf.text.text_stream import TokenStream
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN = "<|constrain|>"  # what the text of a message is: json

@@ -1,0 +1,158 @@
+"""The verbs that measure: bench, tune and simulate. Heavy imports are inside the verbs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.guess_options import GuessOptions
+from moeinf.config.simulate_options import SimulateOptions
+from moeinf.terminal.arguments.flags import with_flags
+from moeinf.terminal.arguments.named import AsJson, ModelName, Quiet, StoredName
+from moeinf.terminal.launched import with_launched
+from moeinf.terminal.screen import can_draw, print_harmless
+
+if TYPE_CHECKING:
+    pass
+
+
+@with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
+def bench(
+    model: ModelName,
+    num_prompt: Annotated[
+        int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Length of the prompt.")
+    ] = 128,
+    num_decode: Annotated[
+        int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="How many tokens to decode.")
+    ] = 64,
+    repeats: Annotated[
+        int, typer.Option("--repeats", "-r", metavar="N", min=0, help="How many warm requests follow the cold one.")
+    ] = 3,
+    prompt_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Text to run on. [default: built in]")
+    ] = None,
+    routing: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Route as this trace says, in place of the model's routers.")
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORM", help="Form of the figures: table, md, csv, json, jsonl.")
+    ] = "table",
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Eviction policies, one after the other: names with commas, or all."),
+    ] = None,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Predictors, likewise, each with every policy.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time of a token went.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw speed by memory and hits by share, into a new .svg or .png."),
+    ] = None,
+    quiet: Quiet = False,
+    *,
+    guess: GuessOptions,
+    config: RuntimeConfig,
+) -> None:
+    """Time a model on real text, with a cold and a warm cache."""
+    from moeinf.bench.bench_report import check_form, format_rows, profile_text
+
+    check_form(output)
+    from moeinf.bench.bench_plot import draw, runs_of
+    from moeinf.terminal.traces.picture import check_new_picture
+
+    if plot is not None:
+        check_new_picture(plot)
+    from moeinf.bench.comparison import compare, comparison_text, configurations
+    from moeinf.bench.comparison_view import comparison_view
+    from moeinf.bench.live_bench import Workload, run_bench
+    from moeinf.engine.stored.preset import preset_of
+    from moeinf.terminal.session_opening import ensure_stored
+    from moeinf.terminal.user_notes import say
+
+    report: Callable[[str], None] = (lambda line: None) if quiet else say
+    workload = Workload(num_prompt, num_decode, repeats, prompt_file, routing, guess)
+    workload.text()  # refuses a file that cannot be read before a model is pulled
+    configs = configurations(with_launched(config, model, quiet=quiet), policy, predictor)
+    stored = ensure_stored(model, quiet=quiet)
+    configs = [preset_of(stored).configured(each) for each in configs]
+    if len(configs) == 1:
+        rows = run_bench(stored, configs[0], workload, report)
+        print(format_rows(rows, output))
+    else:
+        with comparison_view(configs, report, table=output == "table" and not quiet) as view:
+            rows = compare(stored, configs, workload, view)
+        print(comparison_text(rows) if output == "table" else format_rows(rows, output))
+    if plot is not None:
+        draw(runs_of(rows), f"{model}: decoding {num_decode} tokens behind {num_prompt}", plot)
+    if profile:
+        print(
+            ("\n" if output in ("table", "md") else "") + profile_text(rows),
+            file=sys.stdout if output in ("table", "md") else sys.stderr,
+        )
+
+
+def tune(
+    model: StoredName,
+    trace: Annotated[
+        list[Path], typer.Option(metavar="DIR", help="Recorded routing of the model, the oldest first; repeatable.")
+    ],
+    rounds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100, help="How often training goes through the earlier requests.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Where what is drawn begins.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Learn from traces what to evict.
+
+    The earlier requests train a network that decides what is evicted, and the later ones measure it. Where it is better
+    than the default, it is used from then on.
+    """
+    from moeinf.bench.tuning.tune import Course, requests_of, require_torch
+    from moeinf.bench.tuning.tune import tune as trained
+    from moeinf.engine.stored.tuned_file import check_writable, save_tuned
+    from moeinf.terminal.progress import StatusLine
+    from moeinf.terminal.stored.find_stored import find_stored
+    from moeinf.terminal.tuning import progress_of, tuned_lines
+
+    require_torch()
+    stored = find_stored(model)
+    check_writable(stored)
+    requests = requests_of(trace, stored.name, stored.id, stored.manifest.moe)
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    network = trained(requests, stored.id, Course(rounds, seed), progress_of(line))
+    save_tuned(stored, network)
+    line.clear()
+    print("\n".join(tuned_lines(stored.name, network)))
+
+
+@with_flags()
+def simulate(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Folders of recorded routing.")],
+    json: AsJson = False,
+    *,
+    options: SimulateOptions,
+) -> None:
+    """Replay recorded routing through policies and predictors.
+
+    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine. docs/lab/policies.md
+    has the formulas.
+    """
+    from moeinf.bench.simulation.simulate import simulate as simulated_of
+    from moeinf.bench.simulation.simulation_plan import plan_of
+    from moeinf.bench.simulation.simulation_plot import write_plot
+    from moeinf.bench.simulation.simulation_report import as_json, tables
+    from moeinf.terminal.progress import StatusLine
+
+    plan = plan_of(options)
+    status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
+    simulated = simulated_of(traces, plan, status.show)
+    status.clear()
+    if plan.plot is not None:
+        write_plot(simulated, plan, plan.plot)
+    print_harmless(as_json(simulated, plan) if json else "\n".join(tables(simulated, plan)))

@@ -1,0 +1,143 @@
+"""`moeinf doctor` and `moeinf fit`. Heavy imports are inside the verbs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import store_home
+from moeinf.config.option import option_of, options
+from moeinf.config.pull_options import PullOptions
+from moeinf.errors import MoeinfError
+from moeinf.terminal.arguments.flags import with_flags
+from moeinf.terminal.arguments.shell_completion import model_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moeinf.bench.forecast.rates import Kind, Rates
+    from moeinf.bench.forecast.subject import Subject
+    from moeinf.store.library import StoredModel
+
+_PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory")
+_UNPLANNED = tuple(each.name for each in options(RuntimeConfig) if each.name not in _PLANNED)
+
+
+def doctor(
+    again: Annotated[bool, typer.Option("--again", help="Measure again what was measured before.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure this machine once, and say what is to be mended.
+
+    The rates of its disk, memory and CPU take half a minute, and are kept in the store's folder for `moeinf fit`. They
+    are measured again on another machine. The exit code is 1 where something has to be mended.
+    """
+    from moeinf.bench.forecast.checkup import check_machine, check_rates
+    from moeinf.bench.forecast.forecast_report import doctor_json, doctor_lines
+    from moeinf.bench.forecast.products import MAIN_KINDS
+    from moeinf.hardware import machine
+
+    here = machine()
+    rates = _rates(RuntimeConfig(), MAIN_KINDS, again=again)
+    findings = [*check_machine(store_home(), here, rates.isa), *check_rates(rates)]
+    print(doctor_json(findings, rates) if json else "\n".join(doctor_lines(findings, rates)))
+    if any(each.remedy for each in findings):
+        raise typer.Exit(1)
+
+
+@with_flags(without=_UNPLANNED)
+def fit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A stored model, org/repo[:GGUF tag][@rev], a folder, or a GGUF file.",
+            autocompletion=model_names,
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quant: Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)] = None,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help=option_of(PullOptions, "token").help)] = None,
+    *,
+    config: RuntimeConfig,
+) -> None:
+    """Say what a model will take here, and how fast it will be.
+
+    Reads headers alone: nothing is downloaded but those. Memory is planned as `run` plans it on a CPU; speed follows
+    from the rates that `moeinf doctor` has measured, or measures now. How fast weights of the model's formats and
+    widths are read is measured the first time that a model has them, in a fraction of a second.
+    """
+    from moeinf.bench.forecast.subject import subject_of
+    from moeinf.terminal.pull_progress import PullDisplay
+
+    with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
+        subject = subject_of(model, quant, token, store_home(), display)
+    print(forecast_text(subject, config, as_json=json))
+
+
+def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
+    """One line for `run --plan`: the choice, and what follows from it."""
+    from moeinf.bench.forecast.forecast_report import plan_line
+    from moeinf.bench.forecast.subject import forecast_of, subject_of
+    from moeinf.hardware import machine
+
+    subject = subject_of(model, quant, None, store_home())
+    return plan_line(forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds)))
+
+
+def stored_forecast(stored: StoredModel) -> str:
+    """For `show --plan`: what `fit` prints of a stored model."""
+    from moeinf.bench.forecast.subject import stored_subject
+    from moeinf.config.environment import with_environment
+
+    return forecast_text(stored_subject(stored), with_environment())
+
+
+def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = False) -> str:
+    """What `fit` prints of a model. Raises OutOfMemoryError where it cannot run."""
+    from moeinf.bench.forecast.forecast_report import fit_json, fit_lines
+    from moeinf.bench.forecast.subject import forecast_of
+    from moeinf.hardware import machine
+    from moeinf.pull.steps import free_bytes
+
+    found = forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds))
+    _say_gpu()
+    free = free_bytes(store_home())
+    return fit_json(subject, found, free) if as_json else "\n".join(fit_lines(subject, found, free))
+
+
+def _rates(config: RuntimeConfig, kinds: Sequence[Kind], *, again: bool = False) -> Rates:
+    from moeinf.bench.forecast.known import known_rates
+    from moeinf.terminal.progress import StatusLine
+    from moeinf.terminal.screen import can_draw
+    from moeinf.terminal.user_notes import say
+
+    line, said = StatusLine(sys.stderr, enabled=can_draw(sys.stderr)), set[str]()
+
+    def report(text: str) -> None:
+        line.show(text)
+        note = "note: measuring this machine, which takes half a minute and is kept for the next time"
+        if not sys.stderr.isatty() and note not in said:
+            said.add(note)
+            say(note)
+
+    try:
+        return known_rates(store_home(), config, report, again=again, kinds=kinds)
+    finally:
+        line.clear()
+
+
+def _say_gpu() -> None:
+    """A forecast is of the CPU: whoever has a GPU is told so."""
+    from moeinf.gpu.cuda import find_cuda
+    from moeinf.terminal.user_notes import say
+
+    try:
+        gpu = find_cuda("auto", lambda line: say(f"note: {line}"))
+    except MoeinfError as error:
+        return say(f"note: {error}")
+    if gpu is not None:
+        say(f"note: the forecast is of the CPU; `run` uses {gpu.name} too, unless --device cpu is given")

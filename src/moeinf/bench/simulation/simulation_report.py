@@ -1,0 +1,159 @@
+"""What was simulated, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from moeinf.bench.simulation.simulate import Cell, Simulated
+from moeinf.bench.simulation.simulation_plan import Plan
+from moeinf.runtime.policy.predictors import NO_PREDICTOR
+from moeinf.runtime.prefetch import AT_LEAST
+from moeinf.terminal.screen import table
+
+
+def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
+    """Lines: of each trace a title, the hit rates or the times, and how good predictions were."""
+    lines: list[str] = []
+    for each in simulated:
+        shape = each.trace.shape
+        lines += [
+            f"{each.trace.name}: {each.trace.num_tokens} tokens, {shape.num_layers} layers x {shape.experts_text} "
+            f"experts{_sizes_text(each)}, top-{shape.top_k}",
+            "",
+            *(_times(each, plan) if plan.timed else _hit_rates(each, plan)),
+            "",
+        ]
+        if each.quality:
+            lines += [*_quality(each, plan), ""]
+    return lines[:-1]
+
+
+def _sizes_text(each: Simulated) -> str:
+    sizes = len(set(each.trace.expert_bytes))
+    return f" of {sizes} sizes" if sizes > 1 else ""
+
+
+def _hit_rates(each: Simulated, plan: Plan) -> Iterator[str]:
+    sizes = {cell.share: cell.slots for cell in each.cells}
+    header = ["policy", *(f"{share:g}% ({slots} experts)" for share, slots in sizes.items())]
+    rows = [[policy, *(_percent(cell.hit_rate) for cell in each.of(policy))] for policy in plan.policies]
+    yield "Share of activations whose expert was resident, without prefetch."
+    yield ""
+    yield from table([header, *rows])
+
+
+def _times(each: Simulated, plan: Plan) -> Iterator[str]:
+    read, layer = _ms(plan.timing.read_s), _ms(plan.timing.layer_s)
+    yield f"An expert is read in {read} ms; a layer takes {layer} ms beside reads."
+    yield "hit, late: of activations; stall: ms a token; read: experts a token, those ahead of demand of all; used: of"
+    yield "those ahead."
+    prompts = ["ms/prompt token"] if any(cell.has_prefill for cell in each.cells) else []
+    for share in plan.shares:
+        cells = [cell for cell in each.cells if cell.share == share]
+        header = [f"{share:g}% ({cells[0].slots})", "prefetch", "hit", "late", "stall", "read", "used", "ms/token"]
+        yield ""
+        yield from table([[*header, *prompts], *(_time_row(cell) for cell in cells)], gap=2)
+
+
+def _time_row(cell: Cell) -> list[str]:
+    result, stats = cell.main, cell.main.stats
+    tokens, activations = max(1, result.tokens), max(1, stats.activations)
+    ended = stats.prefetches_used + stats.prefetches_wasted
+    return [
+        cell.policy,
+        cell.predictor,
+        _percent(stats.hit_rate),
+        _percent(stats.late_hits / activations),
+        f"{stats.stall_s / tokens * 1e3:.3g}",
+        f"{stats.prefetches / tokens:.3g} of {(stats.prefetches + stats.demand_reads) / tokens:.3g}",
+        _percent(stats.prefetches_used / ended) if ended else "-",
+        f"{result.token_s * 1e3:.4g}",
+        *([f"{cell.phases['prefill'].token_s * 1e3:.4g}"] if cell.has_prefill else []),
+    ]
+
+
+def _quality(each: Simulated, plan: Plan) -> Iterator[str]:
+    yield f"Predictions, so many layers ahead; named: with a prefetch priority above {AT_LEAST:g}; used: of what is"
+    yield f"named and not resident at {plan.shares[0]:g} %."
+    yield ""
+    header = ("predictor", "ahead", "recall", "named", "precision", "to read", "used")
+    yield from table(
+        [
+            header,
+            *(
+                (
+                    name,
+                    str(quality.distance),
+                    _percent(quality.recall),
+                    f"{quality.named:.2f}",
+                    _percent(quality.precision),
+                    f"{quality.read:.2f}",
+                    _percent(quality.used),
+                )
+                for name, qualities in each.quality.items()
+                for quality in qualities
+            ),
+        ]
+    )
+
+
+def as_json(simulated: list[Simulated], plan: Plan) -> str:
+    """One object a trace: every figure of every cell and phase, and of the predictions. Times are seconds."""
+    return json.dumps([_object(each, plan) for each in simulated], indent=2)
+
+
+def _object(each: Simulated, plan: Plan) -> dict[str, Any]:
+    shape = each.trace.shape
+    return {
+        "trace": each.trace.name,
+        "tokens": each.trace.num_tokens,
+        "layers": shape.num_layers,
+        "experts": shape.num_experts,
+        "top_k": shape.top_k,
+        "read_s": plan.timing.read_s,
+        "layer_s": plan.timing.layer_s,
+        "seed": plan.seed,
+        "drawn_guesses": None if plan.drawn is None else asdict(plan.drawn),
+        "cells": [
+            {
+                "policy": cell.policy,
+                "predictor": cell.predictor,
+                "cache_percent": cell.share,
+                "slots": cell.slots,
+                "phases": {
+                    phase: {
+                        "tokens": result.tokens,
+                        "seconds": result.seconds,
+                        "hit_rate": result.stats.hit_rate,
+                        **{name: value for name, value in asdict(result.stats).items() if not name.endswith("_bytes")},
+                    }
+                    for phase, result in cell.phases.items()
+                },
+            }
+            for cell in each.cells
+        ],
+        "predictions": {
+            name: [_without_nan(asdict(quality)) for quality in qualities] for name, qualities in each.quality.items()
+        },
+    }
+
+
+def _without_nan(figures: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in figures.items()}
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}"
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f}%"
+
+
+def label_of(cell: Cell) -> str:
+    """What a line of a plot is called."""
+    return cell.policy if cell.predictor == NO_PREDICTOR else f"{cell.policy}, {cell.predictor}"

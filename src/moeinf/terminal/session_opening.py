@@ -1,0 +1,117 @@
+"""Opens a model for a verb: pulls it first if need be, and shows on a terminal how far that is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import store_home
+from moeinf.engine.stored.facts import template_facts
+from moeinf.engine.stored.preset import preset_of
+from moeinf.pull.origins import stored_model
+from moeinf.store.files import errors_named
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.quantisation import chosen
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.conversation_loop import Conversation
+from moeinf.terminal.progress import LoadBar, StatusLine
+from moeinf.terminal.pull_progress import PullDisplay
+from moeinf.terminal.remote.look import loaded_on_server
+from moeinf.terminal.screen import can_draw, wrapped
+from moeinf.terminal.user_notes import Notices, say, say_below
+from moeinf.text.thinking_text import template_variables
+
+if TYPE_CHECKING:
+    from moeinf.engine.model import Model
+    from moeinf.terminal.remote.remote_model import RemoteModel
+
+
+def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> StoredModel:
+    """The stored model, which is pulled where there is none."""
+    home = store_home()
+    with errors_named(home):
+        stored = stored_model(name, Library(home), chosen(quant))
+    if stored is not None:
+        return stored
+    from moeinf.pull.pull import ensure  # what only a pull needs takes a tenth of a second to load
+
+    with PullDisplay(sys.stderr, quiet=quiet) as display:
+        return ensure(name, home=home, quant=quant, progress=display)
+
+
+@contextmanager
+def opened(
+    stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool
+) -> Iterator[Model | RemoteModel]:
+    """The open model; what it has to say when it is closed comes to stderr.
+
+    Where a server of this machine has it loaded, it answers.
+    """
+    remote = loaded_on_server(stored, preset_of(stored).configured(config))
+    if remote is not None and not quiet:
+        say(f"using the server at {remote.url}")
+    model = remote or load(stored, config, notices, quiet=quiet)
+    try:
+        yield model
+    finally:
+        model.close()
+        notices.show()
+
+
+def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Model:
+    """The open model, after a bar on a terminal, and one line about the memory that it takes."""
+    talkative, config = sys.stderr.isatty() and not quiet, preset_of(stored).configured(config)
+    line = StatusLine(sys.stderr, enabled=talkative and can_draw(sys.stderr))
+    loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
+    line.show(f"loading {stored.name}")
+    try:
+        from moeinf.engine.model import Model
+        from moeinf.engine.reporting import Reporting  # takes a while, so that the line above comes first
+
+        model = Model(stored, config, Reporting(notices.add, say_below, loading, pinning))
+    finally:
+        line.clear()
+    if talkative:
+        say(wrapped(model.describe(), get_terminal_size().columns))
+    return model
+
+
+def shares_text(stored: StoredModel, config: RuntimeConfig) -> str:
+    """What each rank or card has of the model, one a line. Opens it on all of them, and closes it."""
+    from moeinf.engine.model import Model
+    from moeinf.engine.reporting import Reporting
+
+    with Model(stored, preset_of(stored).configured(config), Reporting(say), preload=False) as model:
+        return "\n".join(model.runner.describe(model.manifest.moe.total_experts).split(" · "))
+
+
+def check_template(stored: StoredModel, chat: ChatOptions) -> None:
+    """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
+    if chat.think or chat.variables:
+        template_variables(template_facts(stored), chat.think, chat.variables or {})
+
+
+def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:
+    """Runs the chat until it ends, and closes the model that is open then."""
+    from moeinf.terminal.chat.line_editor import open_reader
+    from moeinf.terminal.chat.repl import Repl
+    from moeinf.terminal.chat.switch import ModelSwitch
+
+    library, options = Library(store_home()), conversation.options
+    reader = open_reader(store_home() / "history" if options.history else None)
+
+    def open_model(name: str, new: RuntimeConfig) -> Model:
+        model = load(library.find(name), new, conversation.notices, quiet=options.quiet)
+        model.warm_up()
+        return model
+
+    switch = ModelSwitch(conversation, config, library, open_model)
+    conversation.model.warm_up()  # while the user types
+    try:
+        Repl(conversation, reader, switch).run()
+    finally:
+        conversation.model.close()

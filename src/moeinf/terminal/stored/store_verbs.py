@@ -1,0 +1,148 @@
+"""The verbs of stored models: list, rm, cp, create, prune and verify. Heavy imports are inside the verbs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeinf.config.environment import store_home
+from moeinf.errors import MoeinfError, UsageError
+from moeinf.terminal.arguments.named import AsJson, Quiet, StoredName
+from moeinf.terminal.arguments.shell_completion import stored_names
+from moeinf.terminal.screen import can_draw, print_harmless
+
+
+def list_models(
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose names begin so.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="List interrupted pulls as well.")] = False,
+    available: Annotated[bool, typer.Option("--available", help="List the names that pull knows instead.")] = False,
+    json: AsJson = False,
+) -> None:
+    """List stored models, newest first (also: ls)."""
+    if available:
+        if everything:
+            raise UsageError("only one of --all and --available at a time")
+        return _list_available(prefix.lower(), as_json=json)
+    from moeinf.store.library import Library
+    from moeinf.terminal.stored.listing import list_json, list_lines, partial_lines
+    from moeinf.terminal.user_notes import say
+
+    library = Library(store_home())
+    models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
+    partials = [
+        each for each in (library.partials() if everything else ()) if each.name.lower().startswith(prefix.lower())
+    ]
+    print(list_json(models, partials) if json else "\n".join(list_lines(models)))
+    for line in partial_lines(partials) if not json else ():
+        print_harmless(line)
+    for fault in library.faults():
+        say(f"note: {fault}")
+
+
+def _list_available(prefix: str, *, as_json: bool) -> None:
+    from json import dumps
+
+    from moeinf.store.naming.aliases import known_sources
+    from moeinf.terminal.screen import table
+
+    sources = known_sources(store_home())
+    known = {name: source for name, source in sources.items() if name.startswith(prefix)}
+    print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
+
+
+def rm(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="Models and interrupted pulls.", autocompletion=stored_names)
+    ],
+) -> None:
+    """Delete models and interrupted pulls. Stops at the first that fails."""
+    from moeinf.store.library import Library
+    from moeinf.text.quantities import size_text
+
+    for name in models:
+        freed = Library(store_home()).remove(name)
+        print(f"deleted '{name}' ({size_text(freed)} freed)")
+
+
+def cp(
+    source: StoredName, name: Annotated[str, typer.Argument(metavar="NAME", help="Another name for the model.")]
+) -> None:
+    """Give a model one more name. No weights are copied."""
+    from moeinf.store.library import Library
+
+    Library(store_home()).copy(source, name)
+    print(f"copied '{source}' to '{name}'")
+
+
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the new model.")],
+    file: Annotated[
+        Path, typer.Option("--file", "-f", metavar="PATH", help="What it is made of. [default: Modelfile]")
+    ] = Path("Modelfile"),
+    quiet: Quiet = False,
+) -> None:
+    """Name a model with a system message and options of its own.
+
+    A Modelfile has the lines FROM MODEL, PARAMETER NAME VALUE and SYSTEM TEXT, as in ollama; text within three double
+    quotes may have many lines. The options are those of `run -o`, and those that say how a model is run, such as
+    expert_cache. No weights are copied.
+    """
+    from moeinf.config import RuntimeConfig
+    from moeinf.engine.memory.plan import wanted_context
+    from moeinf.engine.stored.preset import preset_of
+    from moeinf.store.library import Library
+    from moeinf.store.naming.names import full_name
+    from moeinf.terminal.arguments.modelfile_options import read_modelfile
+    from moeinf.terminal.session_opening import ensure_stored
+    from moeinf.terminal.user_notes import say
+
+    full_name(name)
+    asked = read_modelfile(file)
+    for note in asked.notes:
+        say(f"note: {note}")
+    stored = ensure_stored(asked.source, quiet=quiet)
+    made = asked.preset.over(preset_of(stored))
+    wanted_context(stored.manifest.info, made.configured(RuntimeConfig()))  # refuses one that is too long
+    Library(store_home()).copy(stored.name, name, made.dumps())
+    print(f"created '{name}'")
+
+
+def prune() -> None:
+    """Delete interrupted pulls, and what nothing needs any more.
+
+    `moeinf list --all` shows what was interrupted; pulling again would go on with it.
+    """
+    from moeinf.store.library import Library
+    from moeinf.terminal.user_notes import say
+    from moeinf.text.quantities import size_text
+
+    done = Library(store_home()).prune()
+    pulls = f"{done.num_pulls} interrupted {'pull' if done.num_pulls == 1 else 'pulls'}"
+    left = f", {size_text(done.left_bytes)} that killed processes had left" if done.left_bytes else ""
+    print(f"{size_text(done.freed_bytes)} freed, {pulls}{left} among it")
+    for fault in done.faults:
+        say(f"note: {fault}")
+
+
+def verify(model: StoredName, quiet: Quiet = False) -> None:
+    """Compare every expert and file with its checksum."""
+    from moeinf.store.verify import verify as find_faults
+    from moeinf.terminal.progress import ByteCount, StatusLine
+    from moeinf.terminal.stored.find_stored import find_stored
+
+    stored = find_stored(model)
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    notes: list[str] = []
+    faults = find_faults(stored, ByteCount(line, f"verifying {stored.name}", stored.manifest.size_bytes), notes.append)
+    line.clear()
+    for each in notes:
+        print(f"note: {each}", file=sys.stderr)
+    manifest = stored.manifest
+    if faults:
+        print("\n".join(faults))
+        raise MoeinfError(f"{len(faults)} fault(s) in {stored.name}; pull it again")
+    num_files = len(stored.shard_paths) + len(manifest.files)
+    print(f"verified {num_files} files, {manifest.moe.total_experts} experts")
