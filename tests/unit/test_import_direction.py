@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from graphlib import TopologicalSorter
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.imports import MODULES, SOURCE, imported
+
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "moeinf"
-MODULES = {path.relative_to(SOURCE).with_suffix("").as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 MOST_FLOORS = 11
 MOST_FILES = 15
 MOST_REPEATED = 19  # twins of models/cpu and models/gpu, and of the APIs of the server
@@ -42,29 +41,6 @@ def room(module: str, drawn: dict[str, int] = HEIGHT) -> str:
     holding = [name for name in drawn if f"{module}/".startswith(f"{name}/")]
     assert holding, f"{module} has no room in docs/contributing/architecture.md"
     return max(holding, key=len)
-
-
-def module_named(dotted: str) -> str:
-    """The file that an import of `dotted` reads, from src/moeinf on: of a name in a module, that module."""
-    parts = dotted.split(".")[1:]
-    while parts:
-        for path in ("/".join(parts), "/".join([*parts, "__init__"])):
-            if path in MODULES or path == "_native":
-                return path
-        parts.pop()
-    return "__init__"
-
-
-def imported(source: str) -> set[str]:
-    """Modules of moeinf that a text imports anywhere: at its top, within functions, and for its types alone."""
-    names = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-    return {module_named(name) for name in names if name.split(".")[0] == "moeinf"}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -29,8 +29,9 @@ _PATIENCE_S = 60.0  # for a command of a second: beyond it, it hangs
 _BODY = {"model": "demo", "prompt": "The king said", "stream": False, "options": {"num_predict": 6, "seed": 7}}
 # With all that they import, what the commands load late.
 _IMPORTED = (
-    *("cli", "engine.cpu", "engine.model", "terminal.conversation", "terminal.oneshot", "terminal.opening"),
-    *("pull.pull", "pull.checkpoint.pull", "server.serve", "bench.forecast.verbs", "bench.forecast.measure"),
+    *("cli", "engine.cpu", "engine.model", "terminal.conversation_loop", "terminal.oneshot"),
+    *("terminal.session_opening", "pull.pull", "pull.checkpoint.checkpoint_pull", "server.serve"),
+    *("bench.forecast.forecast_verbs", "bench.forecast.measure"),
 )
 
 

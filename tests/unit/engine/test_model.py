@@ -7,7 +7,7 @@ import inspect
 
 from moeinf.engine import model
 from moeinf.engine.model import Model
-from tests.unit.test_import_direction import imported
+from tests.support.imports import imported
 
 MOST_IMPORTS = 15
 MOST_METHODS = 15
