@@ -46,7 +46,7 @@ METHODS = {
     "runtime/gpu/host_link:HostLink": 20,
     "models/families/qwen/qwen4_exp:Family": 19,
     "models/gpu/weights:DeviceWeights": 19,
-    "models/layers/assemble:DecoderFamily": 19,
+    "models/layers/assemble:DecoderFamily": 18,
     "text/text_worker:TextWorker": 18,
     "engine/answers/generator:Generator": 16,
     "engine/cpu:CpuRunner": 16,

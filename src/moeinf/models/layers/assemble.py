@@ -22,7 +22,6 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
-from moeinf.models.layers.streams.stem import Stem
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.types import DTYPE_BYTES, DType, EncoderInput, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
 
@@ -187,15 +186,11 @@ class DecoderFamily(Family):
         """As `build`, once for all devices."""
         d, attention = self.decoder, self.attention(layers)
         blocks = self.spec.blocks.make(d, layers, experts, profiler)
-        return Decoder(d, layers, blocks, experts, profiler, attention, self.stem(layers))
+        return Decoder(d, layers, blocks, experts, profiler, attention)
 
     def attention(self, layers: Layers) -> list[Attention]:
         """What mixes the tokens, of each layer."""
         return [mixer.make(layers, self.decoder, i) for i, mixer in enumerate(self._mixers)]
-
-    def stem(self, layers: Layers) -> Stem | None:
-        """As Decoder takes it."""
-        return None
 
     # ---- the tensors of a checkpoint, by what reads them
 

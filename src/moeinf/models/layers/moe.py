@@ -38,9 +38,7 @@ class BlockNames:
     gate: str = "gate.weight"
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts."
-    shared_gate: str | None = (
-        None  # one weight for each number of a token: sigmoid(w x) multiplies what shared ones give
-    )
+    shared_gate: str | None = None  # w [1, hidden]: sigmoid(w x) multiplies what shared experts give
     experts: tuple[str, str, str] | None = MLP_NAMES  # gate, up and down of one expert; None: they are always fused
     fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
     in_shared: tuple[str, str, str] = MLP_NAMES  # of the shared experts
@@ -148,6 +146,7 @@ class Moe:
         )
 
     def without_groups(self) -> Moe:
+        """The same where a token may use experts of all groups."""
         return replace(self, scoring=replace(self.scoring, num_groups=1, groups_used=1))
 
     def shapes(self, decoder: DecoderConfig) -> Shapes:

@@ -7,7 +7,7 @@ gates and the model of images are left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.models.families.ernie import ernie4_5_moe
@@ -21,6 +21,7 @@ from moeinf.models.layers.moe import BlockSite, Moe, sparse_layers
 from moeinf.models.layers.protocol import Layers, Weights
 from moeinf.models.layers.rope import rope_fields, whole_heads
 from moeinf.models.text_part import text_part
+from moeinf.models.widened import widened
 from moeinf.types import TensorPlan
 
 _IMAGES = r"model\.(vision_model|resampler_model)\..*"
@@ -33,8 +34,7 @@ def _parse(f: Fields) -> Spec:
     layers = sparse_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS), first_dense=1)
     of_text, _ = f.counts("moe_intermediate_size", 2)
     spec = parse_with(f.replaced(moe_intermediate_size=of_text), layers, Router)
-    blocks = {each.name: getattr(spec.blocks, each.name) for each in fields(BiasRowMoe)}
-    return replace(spec, blocks=SeeingMoe(**blocks))
+    return replace(spec, blocks=widened(SeeingMoe, spec.blocks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ sum before: so that h sqrt(n) is a plain sum, which is what is kept here.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from moeinf.models.fields import MOST_LAYERS, Fields
@@ -17,6 +17,7 @@ from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, pars
 from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
 from moeinf.models.layers.rope import of_kind, rope_of, whole_heads
 from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.widened import widened
 
 _KINDS = ("sliding_attention", "full_attention")
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
@@ -55,10 +56,7 @@ def _parse(f: Fields) -> Spec:
         special={i: of_kinds[kind] for i, kind in enumerate(kinds)},
         logits=Logits(cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")),
     )
-    return Spec(
-        DepthScaled(**{each.name: getattr(decoder, each.name) for each in fields(decoder)}),
-        replace(blocks, names=_NAMES),
-    )
+    return Spec(widened(DepthScaled, decoder), replace(blocks, names=_NAMES))
 
 
 class DepthScaled(DecoderConfig):

@@ -8,7 +8,7 @@ each, which gates mix into what the layer is given. Every pass has keys, values 
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.errors import CheckpointError
@@ -24,6 +24,7 @@ from moeinf.models.layers.protocol import Block, Experts, HeadsCore, Layers, Pos
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, convolutions_bytes
 from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, rms_normed
 from moeinf.models.layers.streams.hyper import Connection
+from moeinf.models.widened import widened
 from moeinf.types import Profiler, Workspace
 
 _QUERIES = ("middle_cycle_cross_pass_queries", "middle_cycle_cross_pass_kv_queries")
@@ -183,8 +184,7 @@ class Config(inkling2.Config):
     @staticmethod
     def parse(f: Fields) -> Config:
         c = inkling2.Config.parse(f)
-        values: dict[str, Any] = {each.name: getattr(c, each.name) for each in fields(c)}
-        return Config(**values, loop=Loop.parse(f, c.decoder.num_layers, c.layers_of_block))
+        return widened(Config, c, loop=Loop.parse(f, c.decoder.num_layers, c.layers_of_block))
 
     def gates_of(self, layer: int) -> list[str]:
         """What the names of their tensors begin with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from moeinf.models.families.mixtral import granitemoe
 from moeinf.models.families.mixtral.granitemoe import parse_granite
@@ -14,6 +14,7 @@ from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.protocol import Weights
+from moeinf.models.widened import widened
 from moeinf.types import Activation
 
 
@@ -37,7 +38,7 @@ class SharingMoe(Moe):
 
     @staticmethod
     def beside(moe: Moe, mlp_size: int) -> SharingMoe:
-        return SharingMoe(**{each.name: getattr(moe, each.name) for each in fields(moe)}, mlp_size=mlp_size)
+        return widened(SharingMoe, moe, mlp_size=mlp_size)
 
     @property
     def num_shared_experts(self) -> int:
