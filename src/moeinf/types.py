@@ -25,6 +25,12 @@ if TYPE_CHECKING:  # list, show and the policies need these types but must not p
 else:
     IntArray = FloatArray = Float32Array = ByteArray = SumArray = Any
 
+# Decoded JSON. Its values are Any, not a union of their kinds: who reads one says which kind it expects, and has it
+# checked where a person or a file may say otherwise. A union would ask for a cast at each such place.
+Json = Any
+JsonObject = dict[str, Json]
+JsonMapping = Mapping[str, Json]  # which is only read
+
 DType = Literal["bf16", "f16", "f32"]
 KVFormat = Literal["bf16", "f16", "f32", "q8_0"]  # in which keys and values can be kept
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
@@ -445,8 +451,8 @@ class Copier(Protocol):
     def close(self) -> None: ...
 
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "..."}; with tools as OpenAI has them
-Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}
+Message = JsonMapping  # {"role": "user", "content": "..."}; with tools as OpenAI has them
+Tool = JsonMapping  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}
 
 
 class Profiler:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.constraint import AnswerFormat
@@ -13,7 +13,7 @@ from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.loop import Source
 from moeinf.sampling.params import SamplingParams
 from moeinf.text.text_stream import CallPart, Piece
-from moeinf.types import Message, Tool
+from moeinf.types import JsonMapping, Message, Tool
 
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
@@ -41,7 +41,7 @@ class Request:
     prompt: str | Sequence[Message]
     params: SamplingParams
     raw: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)  # all that the chat template is told
+    variables: JsonMapping = field(default_factory=dict)  # all that the chat template is told
     tools: Sequence[Tool] = ()
     format: AnswerFormat | None = None
     continues: bool = False

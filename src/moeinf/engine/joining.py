@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.reader_protocol import DiskReader, ReadFacts
 from moeinf.sampling.loop import Interrupted
 from moeinf.store.manifest import Manifest
+from moeinf.types import JsonObject
 from moeinf.version import __version__
 
 if TYPE_CHECKING:  # what a run on one machine does without
@@ -135,7 +136,7 @@ def facts_of(weights: Weights, isa: str) -> Facts:
 
 def experts_digest(weights: Weights) -> str:
     """What tells the experts of a model, wherever they lie: their sums, forms and places within their files."""
-    whole: dict[str, Any] = json.loads(weights.manifest.dumps())
+    whole: JsonObject = json.loads(weights.manifest.dumps())
     told = {name: whole.get(name) for name in ("experts", "shards", "scales")}
     if weights.manifest.in_place is not None:
         files = [(each.num_bytes, each.header_sha256) for each in weights.manifest.in_place.files]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.text.quantities import count_text
 from moeinf.text.text_stream import Piece
-from moeinf.types import Message, Tool
+from moeinf.types import JsonMapping, JsonObject, Message, Tool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -121,7 +121,7 @@ class Model:
         *,
         raw: bool = False,
         think: bool | str | None = None,
-        variables: Mapping[str, Any] | None = None,
+        variables: JsonMapping | None = None,
         tools: Sequence[Tool] | None = None,
         format: AnswerFormat | None = None,
         continues: bool = False,
@@ -149,8 +149,8 @@ class Model:
         return _holding(self, self.generator.answer(request))
 
     def template_variables(
-        self, think: bool | str | None, given: Mapping[str, Any], *, tools: Sequence[Tool] = (), raw: bool = False
-    ) -> dict[str, Any]:
+        self, think: bool | str | None, given: JsonMapping, *, tools: Sequence[Tool] = (), raw: bool = False
+    ) -> JsonObject:
         """What the chat template is told (see `pieces`). Raises UsageError."""
         return self.generator.prompts.variables(think, given, tools, raw=raw)
 
@@ -159,7 +159,7 @@ class Model:
         prompt: str | Sequence[Message],
         *,
         raw: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        variables: JsonMapping | None = None,
         continues: bool = False,
     ) -> list[int]:
         """The prompt's token ids; variables: for the chat template. continues: as for `pieces`.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
@@ -47,7 +47,7 @@ from moeinf.text.tokenizer import Tokenizer
 from moeinf.traces.folder import TraceFacts
 from moeinf.traces.recorder import TraceRecorder, open_recorder
 from moeinf.traces.replayed import RecordedRouting
-from moeinf.types import Profiler
+from moeinf.types import JsonMapping, Profiler
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.gpu.open_gpu import OpenGpu
@@ -60,7 +60,7 @@ class OpenOptions(TypedDict, total=False):
     gpu: OpenGpu | None
     preload: bool
     recorded: RecordedRouting | None
-    defaults: Mapping[str, Any] | None
+    defaults: JsonMapping | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ModelParts:
     deciders: Deciders
     activations: ActivationFile
     notify: Notify
-    defaults: Mapping[str, Any]
+    defaults: JsonMapping
     learns: bool  # whether what a run learns of its routing is kept
 
     def keep(self) -> None:
@@ -96,7 +96,7 @@ def open_model(
     gpu: OpenGpu | None = None,
     preload: bool = True,
     recorded: RecordedRouting | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: JsonMapping | None = None,
 ) -> ModelParts:
     """Reads the dense weights; experts come when they are needed.
 

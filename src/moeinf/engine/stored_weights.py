@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.reporting import Notify
@@ -17,7 +16,7 @@ from moeinf.models.family import AnyFamily, family_of
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.sums.checksums import sums_of
-from moeinf.types import ModelInfo, SumRun, TensorPlan
+from moeinf.types import JsonObject, ModelInfo, SumRun, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Weights:
 
     stored: StoredModel
     family: AnyFamily
-    config_json: dict[str, Any]
+    config_json: JsonObject
     dense: DenseFile | PlacedDense
     expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
     sums: Sequence[SumRun] = ()  # those of all files

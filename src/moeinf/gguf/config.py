@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.gguf.configs.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
+from moeinf.gguf.configs.common import has_experts, kv_heads_of, num_layers_of, positions_of
 from moeinf.gguf.configs.hybrids import HYBRIDS
 from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
@@ -15,6 +15,7 @@ from moeinf.gguf.gguf_vision import seeing_config
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import Metadata
 from moeinf.gguf.unread_tensors import refuse_unread_positions
+from moeinf.types import JsonObject
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
@@ -44,7 +45,7 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
 }
 
 
-def config_of(gguf: Gguf) -> Config:
+def config_of(gguf: Gguf) -> JsonObject:
     """The config.json from which the model was converted, as far as it changes the mathematics.
 
     With a vision tower it is that of the whole model. Reads the factors of positions, where there are such tensors,
@@ -69,7 +70,7 @@ def config_of(gguf: Gguf) -> Config:
     return config if gguf.mmproj is None else seeing_config(gguf, config)
 
 
-def _common(m: Metadata) -> Config:
+def _common(m: Metadata) -> JsonObject:
     if not m.flag("attention.causal", True):
         raise UnsupportedModelError(f"{m.where}: attention in both directions (attention.causal) is not supported")
     found = {
@@ -91,7 +92,7 @@ def _common(m: Metadata) -> Config:
     return found | positions_of(m)
 
 
-def _ids(m: Metadata) -> Config:
+def _ids(m: Metadata) -> JsonObject:
     found, rows = {}, m.rows("token_embd.weight")
     for name, field in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
         value = m.gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")

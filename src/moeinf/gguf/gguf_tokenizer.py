@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.gguf_vocabulary import CONTROL, ENDS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, quiet
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import shortest
+from moeinf.types import JsonObject
 
 _LONGEST_PIECE = 128
 _SPACE = "\u2581"  # that SentencePiece writes for a space
@@ -33,7 +33,7 @@ def tokenizer_files(gguf: Gguf, note: Callable[[str], None] = quiet) -> Mapping[
     """
     made = _Files(Vocabulary.of(gguf, note))
     config = made.config()
-    files: dict[str, Any] = {"tokenizer.json": made.tokenizer(), "generation_config.json": made.generation()}
+    files: JsonObject = {"tokenizer.json": made.tokenizer(), "generation_config.json": made.generation()}
     found = {}
     template, named = made.v.text("tokenizer.chat_template"), made.v.named_templates()
     if named:
@@ -48,8 +48,8 @@ class _Files:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.v = vocabulary
 
-    def config(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def config(self) -> JsonObject:
+        found: JsonObject = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             "add_bos_token": self.v.adds_bos and self.v.special("bos") is not None,
@@ -61,10 +61,10 @@ class _Files:
                 found[f"{name}_token"] = self.v.tokens[number]
         return found
 
-    def generation(self) -> dict[str, Any]:
+    def generation(self) -> JsonObject:
         named = [number for number in range(len(self.v.tokens)) if self._ends_answers(number)]
         ends = [self.v.special("eos"), self.v.special("eot"), self.v.special("eom"), *named]
-        found: dict[str, Any] = {"eos_token_id": sorted({number for number in ends if number is not None})}
+        found: JsonObject = {"eos_token_id": sorted({number for number in ends if number is not None})}
         for name, role in (("bos", "bos"), ("pad", "padding")):
             number = self.v.special(role)
             if number is not None:
@@ -79,7 +79,7 @@ class _Files:
     def _ends_answers(self, number: int) -> bool:
         return self.v.types[number] == CONTROL and self.v.tokens[number] in ENDS
 
-    def tokenizer(self) -> dict[str, Any]:
+    def tokenizer(self) -> JsonObject:
         vocabulary, steps = self._vocabulary(), list(self.v.pre.steps)
         return {
             "version": "1.0",
@@ -120,7 +120,7 @@ class _Files:
         number = self.v.special("unknown")
         return None if number is None else self.v.tokens[number]
 
-    def _added(self) -> list[dict[str, Any]]:
+    def _added(self) -> list[JsonObject]:
         strips = self.v.metadata.get("general.architecture") == "phimoe"  # as published; files do not say it
         added = (UNKNOWN, CONTROL, USER_DEFINED)
         return [
@@ -137,7 +137,7 @@ class _Files:
             if kind in added and token
         ]
 
-    def _normalizer(self) -> dict[str, Any] | None:
+    def _normalizer(self) -> JsonObject | None:
         if self.v.model == "gpt2":
             return {"type": "NFC"} if self.v.pre.composes else None
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -146,7 +146,7 @@ class _Files:
         )
         return {"type": "Sequence", "normalizers": [*prefix, spaces]}
 
-    def _decoder(self) -> dict[str, Any]:
+    def _decoder(self) -> JsonObject:
         if self.v.model == "gpt2":
             return {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
         strip = (
@@ -157,14 +157,14 @@ class _Files:
         spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
         return {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]}
 
-    def _post_processor(self) -> dict[str, Any] | None:
+    def _post_processor(self) -> JsonObject | None:
         """The tokens around a text."""
         bos = self.v.special("bos") if self.v.adds_bos else None
         eos = self.v.special("eos") if self.v.adds_eos else None
         if bos is None and eos is None:
             return None
 
-        def around(name: str, kind: int) -> list[dict[str, Any]]:
+        def around(name: str, kind: int) -> list[JsonObject]:
             text = [{"Sequence": {"id": name, "type_id": kind}}]
             before, behind = (
                 [] if number is None else [{"SpecialToken": {"id": self.v.tokens[number], "type_id": kind}}]

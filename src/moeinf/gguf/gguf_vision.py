@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.gguf.configs.common import Config, refuse_unless
+from moeinf.gguf.configs.common import refuse_unless
 from moeinf.gguf.gguf_tensors import DenseSource
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, shortest, texts_of
 from moeinf.gguf.undo import Columns, Kind, Reshape, Rows, Stack, Undo, Widen, outcome
+from moeinf.types import JsonObject
 
 _OUTSIDE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")  # said of the whole model
 _READ_ELSEWHERE = ("has_audio_encoder", "vision.image_size", "vision.projector_type")  # or nowhere
@@ -28,9 +29,9 @@ class Sight:
 
     family: str
     projector: str  # the kind of its mmproj
-    config: Callable[[Metadata], Config]  # vision_config
-    text: Callable[[Gguf, Config], Config]  # what text_config has besides
-    processor: Callable[[Metadata], Config]  # preprocessor_config.json
+    config: Callable[[Metadata], JsonObject]  # vision_config
+    text: Callable[[Gguf, JsonObject], JsonObject]  # what text_config has besides
+    processor: Callable[[Metadata], JsonObject]  # preprocessor_config.json
     tokens: Mapping[str, str]  # by the field of config.json that has its id
     names: tuple[tuple[str, str], ...]  # of tensors in a checkpoint, and in the file
 
@@ -44,7 +45,7 @@ def family_may_see(name: str) -> bool:
     return any(sight.family == name for sight in _SIGHTS.values())
 
 
-def seeing_config(gguf: Gguf, text: Config) -> Config:
+def seeing_config(gguf: Gguf, text: JsonObject) -> JsonObject:
     """config.json of a model with its tower; text: that of the model's own file.
 
     Raises UnsupportedModelError for a file that is no tower of this model, CheckpointError for one that is damaged.
@@ -135,7 +136,7 @@ def _metadata(gguf: Gguf) -> Metadata:
     return m
 
 
-def _token_ids(gguf: Gguf, sight: Sight) -> Config:
+def _token_ids(gguf: Gguf, sight: Sight) -> JsonObject:
     tokens = texts_of(gguf.metadata, "tokenizer.ggml.tokens", gguf.where)
     missing = [text for text in sight.tokens.values() if text not in tokens]
     if missing:
@@ -173,7 +174,7 @@ def _sources(mmproj: Gguf, names: list[str], shape: tuple[int, ...]) -> tuple[li
 # ---- Qwen3.5 and its kin
 
 
-def _merging(m: Metadata) -> Config:
+def _merging(m: Metadata) -> JsonObject:
     m.number("vision.attention.layer_norm_epsilon", 0.0)  # the language model's, which is not the tower's
     refuse_unless(m, m.flag("use_gelu", False), "use_gelu")
     return {
@@ -194,7 +195,7 @@ def _deep_blocks(m: Metadata) -> list[int]:
     return [i for i, each in enumerate(m.values("vision.is_deepstack_layers") or []) if each]
 
 
-def _three_positions(gguf: Gguf, text: Config) -> Config:
+def _three_positions(gguf: Gguf, text: JsonObject) -> JsonObject:
     """Which frequencies turn by time, rows and columns."""
     name = f"{_architecture(gguf)}.rope.dimension_sections"
     sections = gguf.metadata.get(name)
@@ -206,12 +207,12 @@ def _three_positions(gguf: Gguf, text: Config) -> Config:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": text["rope_theta"]} | found}
 
 
-def _merged_pictures(m: Metadata) -> Config:
+def _merged_pictures(m: Metadata) -> JsonObject:
     bounds = {name: m.count(f"vision.image_{name}", 0) for name in ("min_pixels", "max_pixels")}
     return _normalised(m) | {name: count for name, count in bounds.items() if count}
 
 
-def _normalised(m: Metadata) -> Config:
+def _normalised(m: Metadata) -> JsonObject:
     found = {name: m.values(f"vision.{name}") for name in ("image_mean", "image_std")}
     for name, numbers in found.items():
         if numbers is None or len(numbers) != 3 or not all(type(each) in (int, float) for each in numbers):
@@ -244,7 +245,7 @@ _OF_QWEN = {
 # ---- Gemma 4
 
 
-def _pooling(m: Metadata) -> Config:
+def _pooling(m: Metadata) -> JsonObject:
     head_dim = m.rows("v.blk.0.attn_q_norm.weight")
     table = m.tensor("v.position_embd.weight")
     m.flag("use_gelu", True)
@@ -265,8 +266,8 @@ def _pooling(m: Metadata) -> Config:
     }
 
 
-def _pooled_pictures(m: Metadata) -> Config:
-    plain: Config = {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+def _pooled_pictures(m: Metadata) -> JsonObject:
+    plain: JsonObject = {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
     if (found := _normalised(m)) != plain:
         raise UnsupportedModelError(f"{m.where}: pictures that are normalised ({found}) are not supported")
     return {}

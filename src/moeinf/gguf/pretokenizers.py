@@ -7,29 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-Json = dict[str, Any]
+from moeinf.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    steps: tuple[Json, ...]
+    steps: tuple[JsonObject, ...]
     composes: bool = False  # texts are brought into Unicode's form NFC
     whole_words: bool = False  # a piece that is a token is not merged (ignore_merges)
     begins: bool = False  # unless the file says otherwise, texts begin with the bos token
 
 
-def _split(pattern: str) -> Json:
+def _split(pattern: str) -> JsonObject:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def _bytes(*, words: bool) -> Json:
+def _bytes(*, words: bool) -> JsonObject:
     """words: cuts as GPT-2 did."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
-_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+_DIGITS: JsonObject = {"type": "Digits", "individual_digits": True}
 _GPT_2 = (_bytes(words=True),)
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,11 +36,11 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(numbers: str) -> tuple[Json, ...]:
+def _words(numbers: str) -> tuple[JsonObject, ...]:
     return _split(rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}|{_REST}"), _bytes(words=False)
 
 
-def _cased(suffix: str, numbers: str) -> tuple[Json, ...]:
+def _cased(suffix: str, numbers: str) -> tuple[JsonObject, ...]:
     """Words whose large letters come first, as o200k and tekken cut them."""
     front = r"[^\r\n\p{L}\p{N}]?"
     words = f"{front}{_UPPER}*{_LOWER}+{suffix}|{front}{_UPPER}+{_LOWER}*{suffix}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from moeinf._native import dequantise
 from moeinf.errors import StoreError
-from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, block_of, format_bytes
+from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, Json, JsonObject, block_of, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,23 +294,23 @@ def _widened(stored: Stored) -> Stored:
     return Stored(Kind("f32", kind.shape), values.reshape(-1).view(np.uint8))
 
 
-def undo_json(undo: Undo) -> list[dict[str, Any]]:
+def undo_json(undo: Undo) -> list[JsonObject]:
     """As a manifest has it."""
     return [{"step": type(step).__name__, **_lists(asdict(step))} for step in undo]  # type: ignore[call-overload]
 
 
-def _lists(values: dict[str, Any]) -> dict[str, Any]:
+def _lists(values: JsonObject) -> JsonObject:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def parse_undo(value: Any, where: str) -> Undo:
+def parse_undo(value: Json, where: str) -> Undo:
     """Of `undo_json`. Raises StoreError."""
     if not isinstance(value, list) or len(value) > 8:
         raise StoreError(f"{where} must be a list of steps")
     return tuple(_parse_step(each, where) for each in value)
 
 
-def _parse_step(value: Any, where: str) -> Step:
+def _parse_step(value: Json, where: str) -> Step:
     kind = _STEPS.get(value.get("step", "")) if isinstance(value, dict) else None
     names = set() if kind is None else set(kind.__dataclass_fields__)
     if kind is None or set(value) != names | {"step"}:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.gguf.configs.common import Config, num_layers_of
+from moeinf.gguf.configs.common import num_layers_of
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import Metadata, numbers_of
+from moeinf.types import JsonMapping, JsonObject
 
 # Tensors whose numbers a config is made of, or not at all: `refuse_unread_positions` has compared them.
 POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -44,7 +44,7 @@ def refuse_leftovers(gguf: Gguf, used: Collection[str]) -> None:
         )
 
 
-def refuse_unread_positions(m: Metadata, config: Config) -> None:
+def refuse_unread_positions(m: Metadata, config: JsonObject) -> None:
     """Refuses factors of positions that stand nowhere in the config, unless they are 1, which is to have none.
 
     Reads the file.
@@ -73,7 +73,7 @@ def left_out(gguf: Gguf) -> list[str]:
     ]
 
 
-def _stands(numbers: list[float], config: Mapping[str, Any]) -> bool:
+def _stands(numbers: list[float], config: JsonMapping) -> bool:
     """Whether a config has these factors; that of a family which turns a part of a head has the first of them."""
     for name, value in config.items():
         if isinstance(value, Mapping) and _stands(numbers, value):

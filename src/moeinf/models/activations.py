@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from moeinf.models.fields import Fields
-from moeinf.types import Activation
+from moeinf.types import Activation, Json
 
 # Of transformers' many names for a function, those that differ in how it is computed are one here.
 ACTIVATIONS: Final[dict[str, Activation]] = {
@@ -26,7 +26,7 @@ SILU: Final = tuple(name for name, function in ACTIVATIONS.items() if function =
 
 def activation_of(f: Fields, name: str = "hidden_act", default: Activation = "silu") -> Activation:
     """What a field says; null or absent gives the family's default. Raises UnsupportedModelError for another one."""
-    value: Any = f.get(name)
+    value: Json = f.get(name)
     if value is None:
         return default
     f.only(name, *ACTIVATIONS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.layers.assemble import DecoderFamily, EncoderDecoderFamily
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import MODULES, SUPPORTED
+from moeinf.types import Json, JsonObject
 
 # num_experts, num_local_experts, n_routed_experts, moe_num_experts, num_moe_experts, moe_expert_num, ...; not those
 # that all tokens share, nor how many a token uses.
@@ -20,7 +20,7 @@ _EXPERT_COUNT = re.compile(r"(\w+_)?(num|n)_((?!shared_|selected_|activated_)\w+
 AnyFamily = DecoderFamily | EncoderDecoderFamily
 
 
-def family_of(config: dict[str, Any]) -> AnyFamily:
+def family_of(config: JsonObject) -> AnyFamily:
     """The family of a parsed config.json, and what that says.
 
     Raises CheckpointError where model_type is missing or a field is wrong, UnsupportedModelError for a type that is not
@@ -52,9 +52,9 @@ def counts_experts(field: str) -> bool:
     return _EXPERT_COUNT.fullmatch(field[:100]) is not None
 
 
-def _names_experts(config: dict[str, Any]) -> bool:
+def _names_experts(config: JsonObject) -> bool:
     """Whether a config of any family, at any depth, counts experts that tokens are routed to."""
-    values: list[Any] = [config]
+    values: list[Json] = [config]
     while values:
         value = values.pop()
         for name, inner in value.items() if isinstance(value, dict) else ():

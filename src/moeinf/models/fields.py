@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.types import MoeShape
+from moeinf.types import Json, JsonObject, MoeShape
 
 # No real checkpoint comes near these. They bound what a config.json of a kilobyte can make of a plan: time and memory.
 MOST_LAYERS = 1000
@@ -19,9 +19,7 @@ _NUMBERS = (1e-15, 1e15)  # products and powers of a few of them stay finite
 class Fields:
     """Typed access to one JSON object. `where` names it in errors."""
 
-    def __init__(
-        self, values: dict[str, Any], where: str = "config.json", called: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, values: JsonObject, where: str = "config.json", called: Mapping[str, str] | None = None) -> None:
         """called: of fields that the object has under another name, that name."""
         self._values = values
         self._where = where
@@ -48,7 +46,7 @@ class Fields:
         return list(self._values)
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """A copy of the object."""
         return dict(self._values)
 
@@ -60,7 +58,7 @@ class Fields:
         """The same object, where errors are to call fields by the names that it has them under."""
         return Fields(self._values, self._where, {**self._called, **called})
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> Json:
         return self._values.get(name)
 
     def with_values(self, **values: Any) -> Fields:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.types import MoeShape, TensorPlan
+from moeinf.types import JsonObject, MoeShape, TensorPlan
 
 _ROUTER = re.compile(r".*\blayers\.(\d+)\.(?:\w+\.)*(?:gate|router|router\.layer|router\.proj)\.weight")
 _COUNTS = (
@@ -27,7 +26,7 @@ def routers_of(plan: TensorPlan) -> dict[str, int]:
     return {name: int(layer[1]) for layer, name in found if layer is not None}
 
 
-def pruned_config(config: dict[str, Any], said: MoeShape, rows: Mapping[int, int]) -> dict[str, Any] | None:
+def pruned_config(config: JsonObject, said: MoeShape, rows: Mapping[int, int]) -> JsonObject | None:
     """The config with a list of the experts of each layer; None where that has nothing to add.
 
     said: what the config says. rows: those of the router of each decoder layer that has one. Raises CheckpointError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.models.fields import Fields
+from moeinf.types import JsonObject
 
 VISION = r"model\.visual\..*"  # the model of images, which is left out
 _TIED = "tie_word_embeddings"
@@ -19,14 +19,14 @@ class TextPart:
     prefix: str  # of every tensor name but the head's
 
 
-def text_part(config: dict[str, Any], prefix: str = "model.language_model.") -> TextPart:
+def text_part(config: JsonObject, prefix: str = "model.language_model.") -> TextPart:
     """Of a whole checkpoint, whose text_config it is, or of one where the language model alone was saved.
 
     prefix: of a whole checkpoint. Positions of text are plain: mrope gives every token three, which differ for images
     alone, so its fields are left out. Raises CheckpointError for a text_config that is no object.
     """
     Fields(config).within("text_config")
-    nested: dict[str, Any] | None = config.get("text_config")
+    nested: JsonObject | None = config.get("text_config")
     if nested is None:
         return TextPart(Fields(_without_mrope(config)), "model.")
     above = {name: value for name, value in config.items() if name == _QUANTISED}
@@ -34,7 +34,7 @@ def text_part(config: dict[str, Any], prefix: str = "model.language_model.") -> 
     return TextPart(Fields(_without_mrope(whole), "config.json: text_config"), prefix)
 
 
-def _tied(config: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+def _tied(config: JsonObject, nested: JsonObject) -> JsonObject:
     """Whether the embedding may be the head: where either object says so. Empty where neither says anything.
 
     They contradict each other in published checkpoints. What is stored decides: a head that differs from the embedding
@@ -45,7 +45,7 @@ def _tied(config: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
     return {_TIED: any(said)} if said else {}
 
 
-def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:
+def _without_mrope(text: JsonObject) -> JsonObject:
     return {
         name: {key: v for key, v in value.items() if key not in _OF_IMAGES}
         if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict)

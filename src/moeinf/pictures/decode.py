@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from moeinf.config.environment import debug_wanted
 from moeinf.errors import UsageError
-from moeinf.types import ByteArray
+from moeinf.types import ByteArray, JsonObject
 
 MOST_BYTES: Final = 32 << 20  # of a file
 _LIMIT_S: Final = 30.0
@@ -86,12 +86,12 @@ def _exchanged(
     return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
 
 
-def _answer(process: subprocess.Popen[bytes], name: str) -> dict[str, Any]:
+def _answer(process: subprocess.Popen[bytes], name: str) -> JsonObject:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.endswith(b"\n"):
         raise _lost(name)
-    answer: dict[str, Any] = json.loads(line)
+    answer: JsonObject = json.loads(line)
     if "fault" in answer:
         raise UsageError(f"{name} {answer['fault']}")
     return answer

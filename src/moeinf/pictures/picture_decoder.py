@@ -15,6 +15,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from moeinf.text.memory_limit import limit_memory
+from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -103,7 +104,7 @@ def _fault(error: BaseException) -> str:
     return f"is damaged or cut short ({' '.join(str(error).split())[:200]}); save it anew"
 
 
-def _write(answers: Any, value: dict[str, Any]) -> None:
+def _write(answers: Any, value: JsonObject) -> None:
     answers.write(json.dumps(value).encode() + b"\n")
     answers.flush()
 

@@ -8,18 +8,18 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import moeinf._native as _native
 from moeinf.errors import StoreError, is_of_content
 from moeinf.prefixes.block import Block, TokenArray, common_length, digest_of, token_array
 from moeinf.prefixes.prefix_file import Header, file_size, read_header, read_prefix, write_prefix
 from moeinf.store.files import named
-from moeinf.types import ByteArray
+from moeinf.types import ByteArray, JsonMapping
 
 FREE_SHARE: Final = 10  # a tenth of the disk's free bytes is the most that one more file may take
 STALE_S: Final = 3600.0  # a file that is being written is no older
@@ -57,9 +57,7 @@ class DiskTier:
     of a way through them the first as the last: so a block leaves before the one that it follows.
     """
 
-    def __init__(
-        self, folder: Path, budget_bytes: int, identity: Mapping[str, Any], notify: Callable[[str], None]
-    ) -> None:
+    def __init__(self, folder: Path, budget_bytes: int, identity: JsonMapping, notify: Callable[[str], None]) -> None:
         """folder: of the model; the one above it holds those of all models, which the budget is for."""
         self._folder, self._budget_bytes, self._identity, self._notify = folder, budget_bytes, identity, notify
         self._listed_ns = -1  # when the folder had changed last

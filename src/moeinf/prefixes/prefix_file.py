@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +18,7 @@ import moeinf._native as _native
 from moeinf.errors import StoreError
 from moeinf.prefixes.block import TOKEN_TYPE, TokenArray, token_array
 from moeinf.store.files import open_regular, parse_json_object, read_fully, write_fully
-from moeinf.types import ByteArray
+from moeinf.types import ByteArray, JsonMapping, JsonObject
 
 MAGIC: Final = b"moeinf prefix 1\n"
 _HEAD: Final = struct.Struct("<II")
@@ -31,7 +30,7 @@ _LEAST, _MOST = np.iinfo(TOKEN_TYPE).min, np.iinfo(TOKEN_TYPE).max  # tokens of 
 class Header:
     """What a file says of itself."""
 
-    identity: Mapping[str, Any]  # of the model and of all that decides which numbers it keeps
+    identity: JsonMapping  # of the model and of all that decides which numbers it keeps
     parent: str  # names of blocks, in hex
     digest: str
     start: int  # position of the first token
@@ -39,7 +38,7 @@ class Header:
     payload_bytes: int
     payload_sum: int  # CRC-32C
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "identity": dict(self.identity),
             "parent": self.parent,
@@ -77,9 +76,7 @@ def read_header(path: Path) -> Header:
         os.close(fd)
 
 
-def read_prefix(
-    path: Path, identity: Mapping[str, Any], digest: str, payload_bytes: int
-) -> tuple[TokenArray, ByteArray]:
+def read_prefix(path: Path, identity: JsonMapping, digest: str, payload_bytes: int) -> tuple[TokenArray, ByteArray]:
     """Reads tokens and payload. Raises OSError, StoreError where the file is damaged or is not of this identity."""
     fd = open_regular(path)
     try:
@@ -113,7 +110,7 @@ def _read_header(fd: int, path: Path) -> tuple[Header, int]:
     return _parsed(parse_json_object(text, str(path), StoreError), path), len(start) + length
 
 
-def _parsed(values: Mapping[str, Any], path: Path) -> Header:
+def _parsed(values: JsonMapping, path: Path) -> Header:
     """Raises StoreError for anything but what `to_json` has made."""
     kinds = {"identity": dict, "parent": str, "digest": str, "start": int, "tokens": list, "payload_bytes": int}
     if not all(isinstance(values.get(name), kind) for name, kind in kinds.items()):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
@@ -17,6 +17,7 @@ from moeinf.prefixes.memory import MemoryTier
 from moeinf.prefixes.sequence_cache import SequenceCache
 from moeinf.prefixes.store import PrefixStore
 from moeinf.store.model_folders import prefix_folder
+from moeinf.types import JsonMapping
 
 DEFAULT_DISK_BYTES: Final = 4_000_000_000
 DISK_SHARE: Final = 10  # of the free bytes, what is taken unasked at most: a tenth
@@ -40,7 +41,7 @@ class Kept:
     arithmetic: str  # of the device: what its rounding depends on
     room: int  # of the context, where that decides how positions are rotated; else 0
 
-    def identity(self, cache: LaidOutCache) -> Mapping[str, Any]:
+    def identity(self, cache: LaidOutCache) -> JsonMapping:
         return {
             "model": self.model,
             "dtype": self.kept,

@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from moeinf.errors import CheckpointError
 from moeinf.pull.coded.declared import declared_by
 from moeinf.store.files import errors_named, open_regular, parse_json_object, read_small
 from moeinf.store.format import Header, read_header
 from moeinf.store.manifest import ModelSource
+from moeinf.types import JsonObject
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -91,7 +92,7 @@ def is_kept(name: str) -> bool:
     return bool(_KEPT_NAME.fullmatch(name))
 
 
-def read_config(source: Source) -> dict[str, Any]:
+def read_config(source: Source) -> JsonObject:
     """Reads a source's config.json. Raises CheckpointError, and UnsupportedModelError for weights that are not read."""
     config = parse_json_object(source.read_file("config.json"), "config.json", CheckpointError)
     declared_by(config)

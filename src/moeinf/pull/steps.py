@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest, ModelSource
-from moeinf.types import TensorSpec
+from moeinf.types import JsonMapping, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,8 @@ class PullPlan:
 class Headers:
     """What the headers of a source say of the model that a pull of it would store."""
 
-    config: Mapping[str, Any]  # config.json
-    generation: Mapping[str, Any]  # generation_config.json; {} where there is none
+    config: JsonMapping  # config.json
+    generation: JsonMapping  # generation_config.json; {} where there is none
     manifest: Manifest  # without files and checksums
     dense: tuple[TensorSpec, ...]  # of the dense file; () where the weights stay in GGUF files
     store_bytes: int  # of all weights

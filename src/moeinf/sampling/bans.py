@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from moeinf.types import JsonMapping
+
 Ids = tuple[int, ...]
 
 
@@ -27,13 +29,13 @@ _LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence
 _COUNTS = ("no_repeat_ngram_size", "min_length")
 
 
-def bans_of(config: Mapping[str, Any]) -> Bans:
+def bans_of(config: JsonMapping) -> Bans:
     """What a generation_config asks for; what cannot be read is left out, and named by `unread`."""
     read = {name: _READERS[name](config.get(name)) for name in (*_LISTS, *_COUNTS)}
     return Bans(**{name: value for name, value in read.items() if value})
 
 
-def unread(config: Mapping[str, Any]) -> list[str]:
+def unread(config: JsonMapping) -> list[str]:
     """The names whose values are not of the form that transformers takes."""
     return [name for name in (*_LISTS, *_COUNTS) if config.get(name) and _READERS[name](config[name]) is None]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from moeinf.errors import TextError, UsageError
 from moeinf.text.tokenizer import TextStream, whole_characters
-from moeinf.types import IntArray
+from moeinf.types import IntArray, JsonMapping
 
 _MOST_BYTES = 64 << 10  # of a schema or grammar
 _MOST_FORMS = 128
@@ -24,7 +24,7 @@ class FramedJson:
     Thoughts may come before it. Of gpt-oss the prefix is all that follows its analysis: `<|channel|>commentary ...`.
     """
 
-    schema: Mapping[str, Any]
+    schema: JsonMapping
     prefix: str = ""
     suffix: str = ""
 
@@ -50,7 +50,7 @@ def one_of(choices: Sequence[str]) -> Language:
 
 # "json": any object. A mapping: a JSON schema. Several framed ones: one of them. An answer may also be calls of the
 # tools that the model is given, unless it is framed; with "call" it has to be.
-AnswerFormat = str | Mapping[str, Any] | Language | Sequence[FramedJson]
+AnswerFormat = str | JsonMapping | Language | Sequence[FramedJson]
 
 
 class Constraint(Protocol):
@@ -117,7 +117,7 @@ def _forms(format: AnswerFormat) -> list[dict[str, str]]:
     return [{"prefix": form.prefix, "schema": _schema_text(form.schema), "suffix": form.suffix} for form in format]
 
 
-def _schema_text(schema: Mapping[str, Any]) -> str:
+def _schema_text(schema: JsonMapping) -> str:
     try:
         text = json.dumps(whole_characters(schema), allow_nan=False)
     except (TypeError, ValueError, RecursionError, TextError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moeinf.sampling.bans import unread
+from moeinf.types import JsonMapping
 
 _Asks = Mapping[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
 _NOT_DONE: _Asks = {
@@ -44,7 +45,7 @@ _NOT_BY_A_BEAM_SEARCH: _Asks = {
 }
 
 
-def not_done(config: Mapping[str, Any], *, encoder: bool, num_beams: int = 1) -> list[str]:
+def not_done(config: JsonMapping, *, encoder: bool, num_beams: int = 1) -> list[str]:
     """A line for each thing that generation_config asks for and does not get.
 
     encoder: whether the model has one; num_beams: answers that are decoded side by side.

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from moeinf.config.option import option
 from moeinf.errors import UsageError
 from moeinf.sampling.bans import NO_BANS, Bans, bans_of
+from moeinf.types import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ _FROM_CHECKPOINT: Mapping[str, str] = {  # fields, and their names in generation
 }
 
 
-def resolve_params(given: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> SamplingParams:
+def resolve_params(given: JsonMapping, generation_config: JsonMapping | None = None) -> SamplingParams:
     """Each option from `given`, else from the checkpoint's generation_config, else the default.
 
     None counts as not given. do_sample=false in generation_config means greedy. A repeat_penalty that is given takes
@@ -174,14 +175,14 @@ def resolve_params(given: Mapping[str, Any], generation_config: Mapping[str, Any
     return SamplingParams(**asked | said)
 
 
-def as_ollama_means(given: Mapping[str, Any]) -> dict[str, Any]:
+def as_ollama_means(given: JsonMapping) -> JsonObject:
     """Options under ollama's names, in a request, on the command line or with a model: its penalties have a window."""
     return {**given, "windowed_penalties": True} if given.keys() & WINDOWED else dict(given)
 
 
-def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def from_generation_config(config: JsonMapping) -> JsonObject:
     """What the checkpoint recommends, in our names. A value that is out of range is left out."""
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     kinds = {each.name: each.type for each in fields(SamplingParams)}
     for name, asked in _FROM_CHECKPOINT.items():
         value = config.get(asked)

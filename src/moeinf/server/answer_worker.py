@@ -6,12 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
@@ -24,6 +23,7 @@ from moeinf.server.http_errors import BusyError, StoppingError
 from moeinf.server.job import Job
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import DEFAULT_TAG
+from moeinf.types import JsonMapping
 
 log = logging.getLogger("moeinf.server")
 _PAUSE_S = 0.1  # after a fault between two requests, so that one that comes again does not fill a processor
@@ -41,7 +41,7 @@ class Loaded:
     model: Model
     config: RuntimeConfig
     expires: datetime | None
-    told: Mapping[str, Any]
+    told: JsonMapping
 
 
 class Worker:
@@ -56,7 +56,7 @@ class Worker:
         max_queue: int,
         open_model: Open = Model,
         on_end: Callable[[Job, Ended | Failed], None] = lambda job, event: None,
-        describe: Callable[[StoredModel], Mapping[str, Any]] = lambda stored: {},
+        describe: Callable[[StoredModel], JsonMapping] = lambda stored: {},
     ) -> None:
         """config: with which models are opened, unless a request asks otherwise. on_end: told of each job's end.
 

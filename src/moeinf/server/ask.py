@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from moeinf.engine.completion import Completion
 from moeinf.sampling.constraint import AnswerFormat
-from moeinf.types import Message, Tool
+from moeinf.types import JsonMapping, Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,15 @@ class Ask:
     prompt: str | Sequence[Message] | None = None
     raw: bool = False
     continues: bool = False
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: JsonMapping = field(default_factory=dict)
     think: bool | str | None = None
     tools: Sequence[Tool] = ()
     one_call: bool = False
     format: AnswerFormat | None = None
     effort: str | None = None
     level: str | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    variables: JsonMapping = field(default_factory=dict)
+    config: JsonMapping = field(default_factory=dict)
     keep_alive: tuple[float | None, ...] = ()
 
 

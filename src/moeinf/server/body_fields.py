@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from moeinf.server.http_errors import Refusal
+from moeinf.types import JsonMapping
 
 log = logging.getLogger("moeinf.server")
 _NEARLY: Final = 0.85  # of 1, how alike two names are of which one is the other misspelt
@@ -34,7 +35,7 @@ class Refused:
     nothing: tuple[Any, ...] = _EMPTY
     words: str = ""
 
-    def message(self, name: str, given: Mapping[str, Any]) -> str:
+    def message(self, name: str, given: JsonMapping) -> str:
         if self.words:
             return self.words.format(model=given.get("model"))
         return f"{name} is not supported: {self.why}"
@@ -76,7 +77,7 @@ class Fields:
     silent: Mapping[str, str] = field(default_factory=dict)
     unknown: Unknown = refuse_misspelt
 
-    def check(self, given: Mapping[str, Any], obeyed: Collection[str], where: str = "") -> None:
+    def check(self, given: JsonMapping, obeyed: Collection[str], where: str = "") -> None:
         """Raises Refusal for the first field that would change the answer, and is not obeyed."""
         if len(given) > _MOST_FIELDS:
             raise Refusal(400, f"{where[:120] or 'the body'} has {len(given)} fields; no request has so many")

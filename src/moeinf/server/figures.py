@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from moeinf.engine.completion import GenerationStats
+from moeinf.types import JsonObject
 
 
-def figures(stats: GenerationStats) -> dict[str, Any]:
+def figures(stats: GenerationStats) -> JsonObject:
     """How the expert cache did, bytes and seconds; prefill and decode together where not said otherwise."""
     prefill, decode = stats.prefill_cache, stats.decode_cache
     activations = prefill.activations + decode.activations

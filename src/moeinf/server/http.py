@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +18,7 @@ from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
 from moeinf.server.blocking.thread_pool import ThreadPool
 from moeinf.server.http_errors import Fault, fault_of, log_fault
 from moeinf.server.job import Job
+from moeinf.types import JsonObject
 
 T = TypeVar("T")
 SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
@@ -29,7 +30,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class ErrorForm(Protocol):
     """How one API writes an error: the body of a response."""
 
-    def __call__(self, fault: Fault) -> dict[str, Any]: ...
+    def __call__(self, fault: Fault) -> JsonObject: ...
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

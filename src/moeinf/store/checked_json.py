@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import cast
 
 from moeinf.errors import StoreError
-from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format, block_of
+from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format, Json, JsonObject, block_of
 
 LARGEST = 1 << 62  # of a size or offset
 
@@ -14,7 +14,7 @@ LARGEST = 1 << 62  # of a size or offset
 class CheckedObject:
     """Checked access to one JSON object; every error names the file and the field."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: JsonObject, where: str) -> None:
         self._values = values
         self.where = where
         self._taken: set[str] = set()
@@ -22,7 +22,7 @@ class CheckedObject:
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def take(self, name: str, kind: type) -> Any:
+    def take(self, name: str, kind: type) -> Json:
         self._taken.add(name)
         value = self._values.get(name)
         if type(value) is not kind:

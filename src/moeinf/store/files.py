@@ -9,7 +9,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from moeinf.config.environment import store_home
 from moeinf.errors import (
@@ -22,6 +21,7 @@ from moeinf.errors import (
     UsageError,
     is_of_content,
 )
+from moeinf.types import Json, JsonObject
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -181,10 +181,10 @@ def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
         os.close(fd)
 
 
-def parse_json_object(data: bytes | bytearray, where: str, error_type: type[MoeinfError]) -> dict[str, Any]:
+def parse_json_object(data: bytes | bytearray, where: str, error_type: type[MoeinfError]) -> JsonObject:
     """Parses a JSON object in UTF-8 without repeated keys. Raises error_type, naming `where`."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Json]]) -> JsonObject:
         found = dict(pairs)
         if len(found) != len(pairs):
             raise ValueError("a key occurs twice")

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moeinf.errors import CheckpointError, MoeinfError
 from moeinf.store.files import open_regular, parse_json_object, read_fully
@@ -19,6 +19,9 @@ from moeinf.types import (
     DType,
     ExpertLayout,
     Format,
+    Json,
+    JsonMapping,
+    JsonObject,
     TensorSpec,
     block_of,
     format_bytes,
@@ -130,7 +133,7 @@ def parse_header(
     return {entry.name: entry for entry in entries}
 
 
-def _parse_entry(name: str, value: Any, start: int, where: str, error_type: type[MoeinfError]) -> TensorEntry:
+def _parse_entry(name: str, value: Json, start: int, where: str, error_type: type[MoeinfError]) -> TensorEntry:
     if not 0 < len(name) <= _MAX_NAME or not name.isprintable():  # what would reach terminals and file names
         raise error_type(f"{where} has an empty, unprintable or endless name")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
@@ -150,7 +153,7 @@ def _parse_entry(name: str, value: Any, start: int, where: str, error_type: type
     return TensorEntry(name, dtype, tuple(shape), start + offsets[0], offsets[1] - offsets[0])
 
 
-def _naturals(value: Any) -> bool:
+def _naturals(value: Json) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
@@ -181,7 +184,7 @@ def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple
         width = 1 if is_quantised(format) else FORMAT_BLOCKS[format][1]
         return format_bytes(format, shape) % TENSOR_ALIGN_BYTES != 0, -width, name
 
-    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    fields: JsonObject = {"__metadata__": {"format": "pt"}}
     specs, end = [], 0
     for name in sorted(tensors, key=order):
         format, shape = tensors[name]
@@ -201,7 +204,7 @@ def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple
 
 def raw_header(tensors: Mapping[str, TensorEntry]) -> tuple[bytes, Mapping[str, int]]:
     """Returns the head of a file that keeps tensors of any dtype as they are, and where in it each begins."""
-    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    fields: JsonObject = {"__metadata__": {"format": "pt"}}
     places, end = dict[str, int](), 0
     for name in sorted(tensors):
         entry = tensors[name]
@@ -211,7 +214,7 @@ def raw_header(tensors: Mapping[str, TensorEntry]) -> tuple[bytes, Mapping[str, 
     return head, {name: len(head) + place for name, place in places.items()}
 
 
-def _padded(fields: Mapping[str, Any]) -> bytes:
+def _padded(fields: JsonMapping) -> bytes:
     """Length and JSON, with spaces up to a block border, as direct reads want."""
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     length = round_up(8 + len(text), BLOCK_ALIGN_BYTES) - 8

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from moeinf.errors import StoreError
 from moeinf.store.checked_json import CheckedObject
@@ -23,6 +23,7 @@ from moeinf.types import (
     BLOCK_ALIGN_BYTES,
     TENSOR_ALIGN_BYTES,
     ExpertLayout,
+    JsonObject,
     ModelInfo,
     MoeShape,
     TensorSpec,
@@ -149,7 +150,7 @@ class Manifest:
     def dumps(self) -> bytes:
         """Returns the file's bytes. They depend on the content alone, as the model's id is their hash."""
         experts = {"layers": [dataclasses.asdict(layout) for layout in self.layers]} if self.layers else {}
-        value: dict[str, Any] = {
+        value: JsonObject = {
             "format": "moeinf",
             "version": self._version,
             "source": self.source.to_json(),
@@ -176,7 +177,7 @@ class Manifest:
         return 4 if self.moe.counts or self.scales else 3 if self.layers else 2
 
 
-def _set_fields(values: ModelInfo | MoeShape) -> dict[str, Any]:
+def _set_fields(values: ModelInfo | MoeShape) -> JsonObject:
     """Leaves out fields at their defaults, so that a new field does not change the ids of models."""
     return {
         each.name: value for each in dataclasses.fields(values) if (value := getattr(values, each.name)) != each.default
@@ -265,7 +266,7 @@ def slot_layout(layers: Sequence[ExpertLayout]) -> ExpertLayout:
     return ExpertLayout(layers[0].tensors, largest.block_bytes, largest.stride_bytes)
 
 
-def parse_source(values: dict[str, Any], where: str) -> ModelSource:
+def parse_source(values: JsonObject, where: str) -> ModelSource:
     """Parses what `ModelSource.to_json` made. Raises StoreError, naming `where`."""
     item = CheckedObject(values, where)
     kind = item.text("kind")
@@ -279,7 +280,7 @@ def parse_source(values: dict[str, Any], where: str) -> ModelSource:
 
 
 def _parse_info(item: CheckedObject) -> ModelInfo:
-    values: dict[str, Any] = {"dtype": item.dtype(), "architecture": item.text("architecture")}
+    values: JsonObject = {"dtype": item.dtype(), "architecture": item.text("architecture")}
     for each in dataclasses.fields(ModelInfo):
         if each.name not in values and (each.default is dataclasses.MISSING or each.name in item):
             values[each.name] = item.number(each.name)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moeinf.engine.completion import Completion, Hooks
 from moeinf.engine.stored.preset import NO_PRESET, Preset
@@ -20,6 +20,7 @@ from moeinf.terminal.picture_files import picture_part
 from moeinf.terminal.progress import PrefillCount, StatusLine
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import Notices, say
+from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
     from moeinf.engine.model import Model
@@ -40,7 +41,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     notices: Notices = field(default_factory=Notices)  # of its models
     preset: Preset = NO_PRESET  # what goes with the model's name
-    pictures: list[dict[str, Any]] = field(default_factory=list)  # of the next question: parts of a message
+    pictures: list[JsonObject] = field(default_factory=list)  # of the next question: parts of a message
     _warned: bool = False
 
     def show_picture(self, path: Path) -> None:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from moeinf.config.user_text import decoded, open_file
 from moeinf.errors import UsageError
 from moeinf.terminal.conversation_loop import Conversation
+from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion
@@ -73,7 +74,7 @@ def answer_once(conversation: Conversation, text: str, *, raw: bool, as_json: bo
     return _INTERRUPTED if completion.finish_reason == "interrupted" else 0
 
 
-def _as_object(conversation: Conversation, completion: Completion) -> dict[str, Any]:
+def _as_object(conversation: Conversation, completion: Completion) -> JsonObject:
     stats = asdict(completion.stats)
     return {
         "model": conversation.model.name,

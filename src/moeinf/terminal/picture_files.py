@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moeinf.config.user_text import open_file
 from moeinf.engine.stored.facts import why_no_vision
 from moeinf.errors import UsageError
 from moeinf.pictures.decode import MOST_BYTES, check_decoder
 from moeinf.store.library import StoredModel
+from moeinf.types import JsonObject
 
 _ENDS: Final = (".png", ".jpg", ".jpeg")
 
@@ -37,7 +38,7 @@ def check_pictures(stored: StoredModel, pictures: Sequence[Path], words: Sequenc
         check_decoder()
 
 
-def picture_part(path: Path) -> dict[str, Any]:
+def picture_part(path: Path) -> JsonObject:
     """The part of a message that a picture file is. Raises UsageError for one that cannot be read."""
     try:
         with open_file(path.expanduser()) as stream:

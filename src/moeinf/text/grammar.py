@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
@@ -24,6 +24,7 @@ from moeinf.text.forms.languages import GrammarError, expression
 from moeinf.text.harmony_channels import in_head
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from moeinf.types import JsonObject
 
 # Text that has to come is otherwise made tokens at once, and the letters of a control token that one.
 _BY_LETTERS = '%llguidance {"no_forcing": true}'
@@ -55,7 +56,7 @@ class Grammars:
                 f"the bytes of this model's tokens are not known ({error}); leave the format or logprobs out"
             ) from error
 
-    def constrain(self, stream: int, around: Around, forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    def constrain(self, stream: int, around: Around, forms: Sequence[Mapping[str, str]]) -> JsonObject:
         """Gives the answer of a stream one of these forms; returns as `accept` does, or why the form is refused.
 
         forms: prefix, suffix, and what stands between them (see languages.py); [] where nothing but a call will do.
@@ -83,7 +84,7 @@ class Grammars:
         or_call = f"| {around.call}" if around.call else ""
         return self._compile([f"start: {around.lead} ({around.head} answer {or_call})", *rules, *around.rules])
 
-    def accept(self, stream: int, token: int) -> dict[str, Any]:
+    def accept(self, stream: int, token: int) -> JsonObject:
         """Goes on behind a token. Returns complete: whether nothing may follow; mask: what may.
 
         Raises TextError where the grammar has grown beyond llguidance's limits.
@@ -97,7 +98,7 @@ class Grammars:
             self.forget(stream)
             raise TextError(f"the format cannot be followed any further ({error}); give a simpler schema") from error
 
-    def _state(self, stream: int) -> dict[str, Any]:
+    def _state(self, stream: int) -> JsonObject:
         """mask: one bit for each token, in base64."""
         matcher = self._matchers[stream]
         if matcher.is_stopped() and not matcher.is_error():

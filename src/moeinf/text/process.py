@@ -19,6 +19,7 @@ from typing import Any
 
 from moeinf.config.environment import debug_wanted
 from moeinf.errors import MoeinfError, TextError
+from moeinf.types import JsonMapping, JsonObject
 
 _LOAD_LIMIT_S = 60.0
 _LOOK_S = 0.1  # between two looks whether the caller still wants the answer
@@ -68,7 +69,7 @@ class TextProcess:
         finally:
             self._should_stop = before
 
-    def request(self, op: str, limit_s: float, **fields: Any) -> dict[str, Any]:
+    def request(self, op: str, limit_s: float, **fields: Any) -> JsonObject:
         """Returns the worker's answer. Blocks for at most limit_s, after the load. Raises TextError, Stopped.
 
         A field cpu_s bounds the seconds of processor time, too, which a busy machine makes no longer.
@@ -77,7 +78,7 @@ class TextProcess:
             self._loaded()
             return self._receive(self._send(op, limit_s, fields), op, limit_s)
 
-    def info(self) -> Mapping[str, Any]:
+    def info(self) -> JsonMapping:
         """Returns what loading told about the tokenizer. Blocks until it is loaded. Raises TextError."""
         with self._used():
             return self._loaded()
@@ -116,15 +117,15 @@ class TextProcess:
             start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
         )
         self._unread, self._heard = b"", False
-        self._info: dict[str, Any] | None = None
+        self._info: JsonObject | None = None
         self._load_id = self._send("load", _LOAD_LIMIT_S, {})
 
-    def _loaded(self) -> Mapping[str, Any]:
+    def _loaded(self) -> JsonMapping:
         if self._info is None:
             self._info = self._receive(self._load_id, "load", _LOAD_LIMIT_S)
         return self._info
 
-    def _send(self, op: str, limit_s: float, fields: Mapping[str, Any]) -> int:
+    def _send(self, op: str, limit_s: float, fields: JsonMapping) -> int:
         request_id = next(self._ids)
         try:
             said = json.dumps({"op": op, "id": request_id, "limit_s": limit_s, **fields}, allow_nan=False)
@@ -140,10 +141,10 @@ class TextProcess:
             raise self._ended(op, process) from None
         return request_id
 
-    def _receive(self, request_id: int, op: str, limit_s: float) -> dict[str, Any]:
+    def _receive(self, request_id: int, op: str, limit_s: float) -> JsonObject:
         deadline = time.monotonic() + limit_s
         while True:
-            answer: dict[str, Any] = json.loads(self._line(op, deadline, limit_s))
+            answer: JsonObject = json.loads(self._line(op, deadline, limit_s))
             self._heard = True
             if "cannot_work" in answer:
                 raise self._refused(str(answer["cannot_work"]))

@@ -11,7 +11,7 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens
+from moeinf.types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:  # loads llguidance, which only an answer of a given form needs
     from moeinf.text.grammar import Grammars
@@ -50,7 +51,7 @@ class TextWorker:
         self._templates: ChatTemplates | None = None
         self._grammars: Grammars | None = None
 
-    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def load(self, request: JsonMapping) -> JsonObject:
         path = self._folder / "tokenizer.json"
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise TextError(f"{path.name} is larger than 128 MiB, which no tokenizer is")
@@ -68,7 +69,7 @@ class TextWorker:
             self._templates = ChatTemplates(source, with_tools, self._specials, self._control)
         return self._info(config)
 
-    def _info(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _info(self, config: JsonMapping) -> JsonObject:
         model = read_json(self._folder / "config.json")
         generation = read_json(self._folder / "generation_config.json")
         bos = self._tokenizer.token_to_id(self._specials.get("bos_token", ""))
@@ -84,7 +85,7 @@ class TextWorker:
             "generation_config": generation,
         }
 
-    def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def render(self, request: JsonMapping) -> JsonObject:
         """Renders a chat; returns text with marked control tokens (see traced.MARK), and notes for the user."""
         if self._templates is None:
             raise TextError("this model has no chat template; use --raw")
@@ -94,7 +95,7 @@ class TextWorker:
             )
         return {"text": text, "notes": notes}
 
-    def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def encode(self, request: JsonMapping) -> JsonObject:
         """Returns the token ids of `text`.
 
         kind: "raw" (control tokens count), "plain" (they are text), "gaps" (only T5's gaps count) or "chat" (rendered
@@ -108,22 +109,22 @@ class TextWorker:
         pieces = [(piece, piece not in gaps) for piece, _ in split_marked(text, gaps)] if gaps else []
         return {"ids": self._encoder.ids(pieces or [(text, kind != "raw")], specials=request["specials"])}
 
-    def token_shape(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def token_shape(self, request: JsonMapping) -> JsonObject:
         shape = token_shape(self._tokenizer)
         return {"shape": shape and asdict(shape)}
 
-    def token_id(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def token_id(self, request: JsonMapping) -> JsonObject:
         return {"token_id": self._tokenizer.token_to_id(request["token"])}
 
-    def decode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, request: JsonMapping) -> JsonObject:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
-    def token_bytes(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def token_bytes(self, request: JsonMapping) -> JsonObject:
         """Returns the bytes of each of `ids`, as characters of Latin-1. Builds the grammars' table of tokens."""
         table = self._table()
         return {"bytes": [table.token_bytes(token).decode("latin-1") for token in request["ids"]]}
 
-    def constrain(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def constrain(self, request: JsonMapping) -> JsonObject:
         """Gives the answer of an open stream a form; returns what may come first, or why the form is refused."""
         ids, forms, grammars = request["ids"], request["forms"], self._table()
         framed = any(form["prefix"] for form in forms)
@@ -135,7 +136,7 @@ class TextWorker:
             around = grammars.around_thoughts(ids, tags_of(self._source(request)), opens)
         return grammars.constrain(request["stream"], around, forms)
 
-    def thoughts(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def thoughts(self, request: JsonMapping) -> JsonObject:
         """Returns the marks of thoughts behind `ids`, or None where there are none, or none that are tokens."""
         marks, ids, source = None, request["ids"], self._source(request)
         if self._harmony and request["skip_special"]:
@@ -144,7 +145,7 @@ class TextWorker:
             marks = marks_of_tags(self._tokenizer, ids, tags)
         return {"marks": marks and asdict(marks), "thinks": bool(tags_of(source))}
 
-    def accept(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def accept(self, request: JsonMapping) -> JsonObject:
         """Returns what may come behind `token`."""
         return self._table().accept(request["stream"], request["token"])
 
@@ -154,7 +155,7 @@ class TextWorker:
         self._grammars = self._grammars or Grammars(self._tokenizer, self._ends)
         return self._grammars
 
-    def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def open(self, request: JsonMapping) -> JsonObject:
         """Opens a stream for what follows `ids`.
 
         chat: the template wrote them, so that thoughts are told apart. tools: those that may be called, so that calls
@@ -176,20 +177,20 @@ class TextWorker:
     def _syntax(self) -> Syntax | None:
         return self._templates.syntax if self._templates else None
 
-    def _source(self, request: Mapping[str, Any]) -> str:
+    def _source(self, request: JsonMapping) -> str:
         """The text of the template that wrote the prompt of a stream, "" where none did."""
         return self._templates.source(request["tools"]) if self._templates and request["chat"] else ""
 
-    def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def step(self, request: JsonMapping) -> JsonObject:
         return {"pieces": _plain(self._streams[request["stream"]].step(request["ids"]))}
 
-    def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def close(self, request: JsonMapping) -> JsonObject:
         if self._grammars is not None:
             self._grammars.forget(request["stream"])
         return {"pieces": _plain(self._streams.pop(request["stream"]).flush(cut=request["cut"]))}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Reads the object in a small JSON file, {} where the file is missing. Else raises TextError, and OSError."""
     try:
         if not path.is_file():
@@ -209,7 +210,7 @@ def _plain(pieces: Sequence[Piece]) -> list[tuple[Any, ...]]:
     return [(text, thought, call and astuple(call)) for text, thought, call in pieces]
 
 
-def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(worker: TextWorker, request: JsonMapping) -> JsonObject:
     operations = {
         "load": worker.load,
         "render": worker.render,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeinf.errors import UsageError
+from moeinf.types import JsonMapping, JsonObject
 
 THINK_WORDS = ("true", "false", "low", "medium", "high")
 _SWITCHES: Mapping[str, tuple[Any, Any]] = {  # their values for thoughts, and for none
@@ -52,7 +53,7 @@ class TemplateFacts:
         return found | ({_EFFORT: ("high", "no_think")} if self.effort_off else {})
 
 
-def template_variables(facts: TemplateFacts | None, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def template_variables(facts: TemplateFacts | None, think: str | None, given: JsonMapping) -> JsonObject:
     """Returns the variables for a template: those `given` by name, and those that mean `think`, one of THINK_WORDS.
 
     facts: None where there is no template. Raises UsageError for what the template would ignore.
@@ -81,7 +82,7 @@ def think_of_effort(facts: TemplateFacts | None, effort: str) -> bool | str | No
     return think if facts is None or _EFFORT in facts.variables else True
 
 
-def _think_variables(facts: TemplateFacts | None, think: str) -> dict[str, Any]:
+def _think_variables(facts: TemplateFacts | None, think: str) -> JsonObject:
     if think not in THINK_WORDS:
         raise UsageError(f"think cannot be {think!r}; it is one of {', '.join(THINK_WORDS)}")
     if facts is None or not facts.thinks:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from moeinf.types import JsonMapping
 
 if TYPE_CHECKING:  # for whoever has loaded it
     from tokenizers import Tokenizer
@@ -49,13 +50,13 @@ def token_shape(tokenizer: Tokenizer) -> TokenShape | None:
     return TokenShape(longest * shrinks, spaces=not swallows) if complete else None
 
 
-def _state(part: Any) -> Mapping[str, Any]:
+def _state(part: Any) -> JsonMapping:
     """A part of a tokenizer as tokenizer.json has it, {} for none."""
-    found: Mapping[str, Any] = {} if part is None else json.loads(bytes(part.__getstate__()))
+    found: JsonMapping = {} if part is None else json.loads(bytes(part.__getstate__()))
     return found
 
 
-def _is_whole(state: Mapping[str, Any]) -> bool:
+def _is_whole(state: JsonMapping) -> bool:
     """Whether a pre-tokenizer leaves nothing of the text out."""
     kind = state.get("type", "")
     if kind == "Sequence":
@@ -65,11 +66,11 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
     return kind in ("", "ByteLevel", "Metaspace", "Digits")
 
 
-def _is_byte_level(state: Mapping[str, Any]) -> bool:
+def _is_byte_level(state: JsonMapping) -> bool:
     return state.get("type") == "ByteLevel" or any(map(_is_byte_level, state.get("pretokenizers", ())))
 
 
-def _shrinks(state: Mapping[str, Any]) -> int | None:
+def _shrinks(state: JsonMapping) -> int | None:
     """Bytes that a normalizer makes one byte of, at most; None for any number."""
     kind = state.get("type", "Prepend")
     if kind == "Sequence":

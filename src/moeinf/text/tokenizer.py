@@ -18,6 +18,7 @@ from moeinf.text.templates.traced import MARK
 from moeinf.text.text_stream import CallPart, Piece
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.token_shape import TokenShape
+from moeinf.types import Json, JsonMapping, JsonObject
 
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
@@ -79,17 +80,13 @@ class Tokenizer:
         return self._process.info()["template"] is not None
 
     @property
-    def generation_config(self) -> Mapping[str, Any]:
+    def generation_config(self) -> JsonMapping:
         """The folder's generation_config.json, {} if there is none."""
-        config: Mapping[str, Any] = self._process.info()["generation_config"]
+        config: JsonMapping = self._process.info()["generation_config"]
         return config
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any] | None = None,
-        *,
-        continues: bool = False,
+        self, messages: Sequence[JsonMapping], variables: JsonMapping | None = None, *, continues: bool = False
     ) -> tuple[str, list[str]]:
         """Returns the chat as the template writes it, for `encode_chat`, and notes for the user on what it changed.
 
@@ -150,7 +147,7 @@ class Tokenizer:
         *,
         skip_special: bool = True,
         chat: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[JsonMapping] | None = None,
     ) -> TextStream:
         """Opens a detokeniser for what follows prompt_ids.
 
@@ -291,7 +288,7 @@ class TextStream:
         """Takes a token of such an answer; returns a bit for each token that may follow, and whether none may."""
         return _mask(self._request("accept", cpu_s=_GRAMMAR_CPU_S, token=token_id))
 
-    def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Any) -> dict[str, Any]:
+    def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Any) -> JsonObject:
         try:
             return self._process.request(op, limit_s, stream=self._id, **fields)
         except MoeinfError:
@@ -299,18 +296,18 @@ class TextStream:
             raise
 
 
-def _pieces(answer: Mapping[str, Any]) -> list[Piece]:
+def _pieces(answer: JsonMapping) -> list[Piece]:
     return [
         Piece(str(text), bool(thought), None if call is None else CallPart(*call))
         for text, thought, call in answer["pieces"]
     ]
 
 
-def _mask(answer: Mapping[str, Any]) -> tuple[bytes, bool]:
+def _mask(answer: JsonMapping) -> tuple[bytes, bool]:
     return base64.b64decode(answer["mask"]), bool(answer["complete"])
 
 
-def whole_characters(value: Any, depth: int = 0) -> Any:
+def whole_characters(value: Json, depth: int = 0) -> Json:
     """A value with U+FFFD for each half of a surrogate pair, which tokenizers refuse, in texts and keys at any depth.
 
     Those are undecodable bytes of a command line, or what is left of answers that were cut. Raises TextError for a

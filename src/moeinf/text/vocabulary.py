@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from moeinf.text.harmony_channels import is_harmony
+from moeinf.types import JsonMapping
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.
@@ -25,7 +25,7 @@ _END_OF_TURN = (
 
 
 def end_ids(
-    tokenizer: Tokenizer, specials: Mapping[str, str], model: Mapping[str, Any], generation: Mapping[str, Any]
+    tokenizer: Tokenizer, specials: Mapping[str, str], model: JsonMapping, generation: JsonMapping
 ) -> list[int]:
     """The tokens that end an answer: those of the configs, the tokenizer's own, and known ends of turn."""
     listed = [generation.get("eos_token_id"), model.get("eos_token_id")]
@@ -39,7 +39,7 @@ def end_ids(
     return sorted(ids | {i for i in named if i is not None})
 
 
-def special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(config: JsonMapping, token_map: JsonMapping) -> dict[str, str]:
     """What chat templates are given as bos_token, eos_token and so on."""
     tokens: dict[str, str] = {}
     for name in _SPECIAL_NAMES:
@@ -50,7 +50,7 @@ def special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> d
     return tokens
 
 
-def control_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[str]:
+def control_tokens(tokenizer: Tokenizer, config: JsonMapping) -> list[str]:
     """Returns the special tokens. Where tokenizer_config.json says which they are, it decides, as in transformers."""
     listed = config.get("added_tokens_decoder")
     entries = [entry for entry in listed.values() if isinstance(entry, dict)] if isinstance(listed, dict) else []

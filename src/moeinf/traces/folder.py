@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moeinf.errors import UsageError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
-from moeinf.types import MoeShape
+from moeinf.types import JsonMapping, MoeShape
 
 FACTS_FILE: Final = "trace.json"
 WHOLE_FILE: Final = "routing.npz"  # all requests in one: what was imported, or written by other tools
@@ -75,7 +74,7 @@ def read_facts(folder: Path) -> TraceFacts | None:
     return _facts_of(facts, path)
 
 
-def _facts_of(facts: Mapping[str, Any], path: Path) -> TraceFacts:
+def _facts_of(facts: JsonMapping, path: Path) -> TraceFacts:
     if facts.get("format") != FORMAT or not isinstance(facts.get("version"), int):
         raise UsageError(f'{path} does not describe a trace (its format is not "{FORMAT}"); name another folder')
     if facts["version"] > VERSION:

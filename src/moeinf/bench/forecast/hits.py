@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from moeinf.engine.stored.hit_record import LEAST_ACTIVATIONS, HitCount
-from moeinf.types import MoeShape
+from moeinf.types import JsonObject, MoeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def between(places: Sequence[float], values: Sequence[float], at: float) -> floa
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _table() -> JsonObject:
     text = resources.files("moeinf").joinpath("data/hit_curves.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
+    found: JsonObject = json.loads(text)
     return found

@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 from moeinf.bench.simulation.simulate import Cell, Simulated
 from moeinf.bench.simulation.simulation_plan import Plan
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.prefetch import AT_LEAST
 from moeinf.terminal.screen import table
+from moeinf.types import JsonObject
 
 
 def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
@@ -106,7 +106,7 @@ def as_json(simulated: list[Simulated], plan: Plan) -> str:
     return json.dumps([_object(each, plan) for each in simulated], indent=2)
 
 
-def _object(each: Simulated, plan: Plan) -> dict[str, Any]:
+def _object(each: Simulated, plan: Plan) -> JsonObject:
     shape = each.trace.shape
     return {
         "trace": each.trace.name,
@@ -142,7 +142,7 @@ def _object(each: Simulated, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _without_nan(figures: dict[str, Any]) -> dict[str, Any]:
+def _without_nan(figures: JsonObject) -> JsonObject:
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in figures.items()}
 
 

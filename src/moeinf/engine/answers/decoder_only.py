@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.model_kind import finite
@@ -15,7 +14,7 @@ from moeinf.sampling.loop import CachedTokens, Chooser, Monitor, generate
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
-from moeinf.types import Message, Tool
+from moeinf.types import JsonMapping, Message, Tool
 
 
 class DecoderOnly:
@@ -40,7 +39,7 @@ class DecoderOnly:
     def template(self) -> TemplateFacts | None:
         return self._tokenizer.template
 
-    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+    def params(self, given: JsonMapping) -> SamplingParams:
         asked = self._tokenizer.generation_config
         for note in not_done(asked, encoder=False):
             self._notify(note)
@@ -54,7 +53,7 @@ class DecoderOnly:
         prompt: str | Sequence[Message],
         *,
         raw: bool,
-        variables: Mapping[str, Any] | None,
+        variables: JsonMapping | None,
         check_length: Callable[[int], None],
         continues: bool = False,
     ) -> list[int]:

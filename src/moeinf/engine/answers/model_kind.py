@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from moeinf.engine.runner import ModelRunner
 from moeinf.sampling.constraint import AnswerFormat
@@ -12,7 +12,7 @@ from moeinf.sampling.loop import CachedTokens, Chooser, Monitor
 from moeinf.sampling.params import SamplingParams
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
-from moeinf.types import Message, Tool
+from moeinf.types import JsonMapping, Message, Tool
 
 
 class ModelKind(Protocol):
@@ -31,7 +31,7 @@ class ModelKind(Protocol):
         """The most tokens of an answer to it that the checkpoint asks for; -1: it does not say."""
         ...
 
-    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+    def params(self, given: JsonMapping) -> SamplingParams:
         """The sampling options: those given, else the checkpoint's, else the defaults. Raises UsageError."""
         ...
 
@@ -44,7 +44,7 @@ class ModelKind(Protocol):
         prompt: str | Sequence[Message],
         *,
         raw: bool,
-        variables: Mapping[str, Any] | None,
+        variables: JsonMapping | None,
         check_length: Callable[[int], None],
         continues: bool = False,
     ) -> list[int]:

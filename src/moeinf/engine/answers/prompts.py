@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
@@ -11,7 +10,7 @@ from moeinf.engine.vision.parts import GivenPicture, text_alone, without_picture
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.text.thinking_text import template_variables
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.types import Message, ModelInfo, Tool
+from moeinf.types import JsonMapping, JsonObject, Message, ModelInfo, Tool
 
 
 class Prompts:
@@ -40,8 +39,8 @@ class Prompts:
         return self.tokenizer.has_template and not raw
 
     def variables(
-        self, think: bool | str | None, given: Mapping[str, Any], tools: Sequence[Tool], *, raw: bool
-    ) -> dict[str, Any]:
+        self, think: bool | str | None, given: JsonMapping, tools: Sequence[Tool], *, raw: bool
+    ) -> JsonObject:
         """See Model.template_variables."""
         if think is None and not given and not tools:
             return {}
@@ -56,7 +55,7 @@ class Prompts:
         prompt: str | Sequence[Message],
         *,
         raw: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        variables: JsonMapping | None = None,
         continues: bool = False,
     ) -> Prompt:
         """The ids of a prompt, and its pictures; arguments and errors as Model.encode."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
@@ -18,7 +17,7 @@ from moeinf.sampling.loop import CachedTokens, Chooser, Interrupted, Monitor, ge
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.tokenizer import TextStream, Tokenizer
-from moeinf.types import EncoderInput, Message, Tool
+from moeinf.types import EncoderInput, JsonMapping, Message, Tool
 
 
 class EncoderDecoder:
@@ -32,7 +31,7 @@ class EncoderDecoder:
         form: EncoderInput,
         tokenizer: Tokenizer,
         config: RuntimeConfig,
-        config_json: Mapping[str, Any],
+        config_json: JsonMapping,
         notify: Callable[[str], None],
     ) -> None:
         """config_json asks for what generation_config.json would, where that is missing.
@@ -67,7 +66,7 @@ class EncoderDecoder:
         longest = int(finite(self._asked.get("max_length"), 0))
         return max(0, longest - len(self._start)) if longest else -1
 
-    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+    def params(self, given: JsonMapping) -> SamplingParams:
         """Such a model answers greedily unless asked for more, as its checkpoints expect."""
         unused = [
             name
@@ -91,7 +90,7 @@ class EncoderDecoder:
         prompt: str | Sequence[Message],
         *,
         raw: bool,
-        variables: Mapping[str, Any] | None,
+        variables: JsonMapping | None,
         check_length: Callable[[int], None],
         continues: bool = False,
     ) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moeinf.errors import StoreError
 from moeinf.gguf.gguf_vision import family_may_see
@@ -11,20 +11,21 @@ from moeinf.models.family import family_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.text.templates.file import find_template
+from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
     from moeinf.text.thinking_text import TemplateFacts
 
 
-def config(model: StoredModel) -> dict[str, Any]:
+def config(model: StoredModel) -> JsonObject:
     """config.json of the model. Raises StoreError."""
     path = model.path / "config.json"
     with errors_named(path):
         return parse_json_object(read_small(path), str(path), StoreError)
 
 
-def json_file(model: StoredModel, name: str) -> dict[str, Any]:
+def json_file(model: StoredModel, name: str) -> JsonObject:
     """A small JSON file of the model; {} where it is missing or not an object."""
     try:
         value = json.loads((model.path / name).read_bytes())
@@ -39,7 +40,7 @@ def formats_text(model: StoredModel) -> str:
     return text.upper() if text == dtype else text
 
 
-def generation_parameters(model: StoredModel) -> dict[str, Any]:
+def generation_parameters(model: StoredModel) -> JsonObject:
     """The sampling options that the checkpoint recommends."""
     return {
         name: value

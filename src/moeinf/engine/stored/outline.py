@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moeinf.engine.memory.footprint import Footprint, device_footprint, footprint_of
 from moeinf.engine.stored.facts import config, json_file
@@ -15,7 +14,7 @@ from moeinf.engine.weights.placed_dense import PlacedSizes, open_dense
 from moeinf.models.family import family_of
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, Manifest
-from moeinf.types import TensorSpec
+from moeinf.types import JsonMapping, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def outline_of(stored: StoredModel) -> Outline:
 
 
 def outline_of_headers(
-    config_json: Mapping[str, Any], generation: Mapping[str, Any], manifest: Manifest, dense: Sequence[TensorSpec]
+    config_json: JsonMapping, generation: JsonMapping, manifest: Manifest, dense: Sequence[TensorSpec]
 ) -> Outline:
     """The outline of a model that a pull would store. dense: of its dense file, none where the weights are in place."""
     plan, where = family_of(dict(config_json)).tensors, Path(MANIFEST_FILE)
@@ -49,9 +48,7 @@ def outline_of_headers(
     return _outline(config_json, generation, manifest, held)
 
 
-def _outline(
-    config_json: Mapping[str, Any], generation: Mapping[str, Any], manifest: Manifest, held: HeldDense
-) -> Outline:
+def _outline(config_json: JsonMapping, generation: JsonMapping, manifest: Manifest, held: HeldDense) -> Outline:
     family, beams = family_of(dict(config_json)), 1
     if family.encoder_input is not None:
         from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.option import Option, http_options, options
@@ -13,6 +12,7 @@ from moeinf.errors import StoreError, UsageError
 from moeinf.sampling.params import SamplingParams, as_ollama_means
 from moeinf.store.files import parse_json_object
 from moeinf.store.library import StoredModel
+from moeinf.types import JsonMapping
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -23,8 +23,8 @@ class Preset:
 
     system: str = ""
     options: Pairs = ()
-    params: Mapping[str, Any] = field(init=False)  # fields of SamplingParams
-    config: Mapping[str, Any] = field(init=False)  # fields of RuntimeConfig
+    params: JsonMapping = field(init=False)  # fields of SamplingParams
+    config: JsonMapping = field(init=False)  # fields of RuntimeConfig
 
     def __post_init__(self) -> None:
         known = _options()
@@ -52,7 +52,7 @@ class Preset:
         given = config.given()
         return replace(config, **{name: value for name, value in self._values().items() if name not in given})
 
-    def _values(self) -> Mapping[str, Any]:
+    def _values(self) -> JsonMapping:
         typed = RuntimeConfig.of(**self.config)
         return {name: getattr(typed, name) for name in self.config}
 

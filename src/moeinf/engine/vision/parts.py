@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeinf.errors import UsageError
-from moeinf.types import Message
+from moeinf.types import JsonMapping, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[G
     """
     found: list[GivenPicture] = []
 
-    def plain(part: Any) -> Mapping[str, Any]:
+    def plain(part: Any) -> JsonMapping:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
             return {"type": "text", "text": part["text"]}

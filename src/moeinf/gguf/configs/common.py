@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.metadata import Metadata, numbers_of
+from moeinf.types import JsonObject
 
-Config = dict[str, Any]
 SIGMOID, SQRT_SOFTPLUS = 2, 4  # of expert_gating_func, which is softmax (1) elsewhere
 
 
@@ -101,7 +100,7 @@ def head_dim_of(m: Metadata) -> int:
     return key
 
 
-def plain_heads(m: Metadata) -> Config:
+def plain_heads(m: Metadata) -> JsonObject:
     """head_dim, and how much of a head is rotated."""
     head_dim = head_dim_of(m)
     rotated = m.count("rope.dimension_count", head_dim)
@@ -146,7 +145,7 @@ def refuse_unless_sigmoid(m: Metadata) -> None:
     refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
 
 
-def grouped_routing(m: Metadata) -> Config:
+def grouped_routing(m: Metadata) -> JsonObject:
     """The routing of DeepSeek's blocks, which others have too."""
     m.count("expert_shared_feed_forward_length", 0), m.count("leading_dense_block_count", 0)
     dense = dense_layers_of(m)
@@ -165,7 +164,7 @@ def grouped_routing(m: Metadata) -> Config:
     }
 
 
-def granite_multipliers(m: Metadata) -> Config:
+def granite_multipliers(m: Metadata) -> JsonObject:
     return {
         "embedding_multiplier": m.number("embedding_scale", 1.0),
         "residual_multiplier": m.number("residual_scale", 1.0),
@@ -187,13 +186,13 @@ def kv_heads_of(m: Metadata) -> int:
     return count
 
 
-def positions_of(m: Metadata) -> Config:
+def positions_of(m: Metadata) -> JsonObject:
     """rope_theta, and rope_scaling where the positions are others than plain ones."""
     scaling = _scaling(m)
     return {"rope_theta": m.number("rope.freq_base", 1e4), **({"rope_scaling": scaling} if scaling else {})}
 
 
-def _scaling(m: Metadata) -> Config:
+def _scaling(m: Metadata) -> JsonObject:
     factor = m.number("rope.scaling.factor", m.number("rope.scale_linear", 1.0))
     kind = m.text("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
     trained = m.count("rope.scaling.original_context_length", 0)
@@ -226,7 +225,7 @@ def _scaling(m: Metadata) -> Config:
         return {} if factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise UnsupportedModelError(f"{m.where}: {m.architecture}.rope.scaling.type {kind!r:.50} is not supported")
-    found: Config = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained or context}
+    found: JsonObject = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained or context}
     if attention:
         found["attention_factor"] = attention
     found |= {name: value for name, value in (("beta_fast", fast), ("beta_slow", slow)) if value}
@@ -236,8 +235,8 @@ def _scaling(m: Metadata) -> Config:
     return found
 
 
-def _longrope(m: Metadata, trained: int, attention: float) -> Config:
-    found: Config = {"rope_type": "longrope", "original_max_position_embeddings": trained}
+def _longrope(m: Metadata, trained: int, attention: float) -> JsonObject:
+    found: JsonObject = {"rope_type": "longrope", "original_max_position_embeddings": trained}
     for name in ("short", "long"):
         tensor = m.tensor(f"rope_factors_{name}.weight")
         if tensor is None:

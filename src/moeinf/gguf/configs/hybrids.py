@@ -7,7 +7,6 @@ from collections.abc import Callable
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.configs.common import (
     SIGMOID,
-    Config,
     expert_width,
     experts_of,
     granite_multipliers,
@@ -19,6 +18,7 @@ from moeinf.gguf.configs.common import (
     shared_width,
 )
 from moeinf.gguf.metadata import Metadata
+from moeinf.types import JsonObject
 
 
 def _mamba_heads(m: Metadata) -> tuple[int, int]:
@@ -34,7 +34,7 @@ def _recurrent(m: Metadata) -> list[bool]:
     return [m.tensor(f"blk.{i}.ssm_in.weight") is not None for i in range(num_layers_of(m))]
 
 
-def _granite_hybrid(m: Metadata) -> Config:
+def _granite_hybrid(m: Metadata) -> JsonObject:
     heads, head_dim = _mamba_heads(m)
     hidden = m.count("embedding_length")
     refuse_unless(m, heads * head_dim % max(1, hidden) == 0, "ssm.inner_size")
@@ -60,7 +60,7 @@ def _granite_hybrid(m: Metadata) -> Config:
     )
 
 
-def _nemotron_h(m: Metadata) -> Config:
+def _nemotron_h(m: Metadata) -> JsonObject:
     heads, head_dim = _mamba_heads(m)
     refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
     refuse_unless(m, m.count("expert_shared_count", 1) == 1, "expert_shared_count")
@@ -103,7 +103,7 @@ def _kind(m: Metadata, layer: int) -> str:
     return "mlp"
 
 
-def _lfm2_moe(m: Metadata) -> Config:
+def _lfm2_moe(m: Metadata) -> JsonObject:
     refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
     convolved = [m.tensor(f"blk.{i}.shortconv.conv.weight") is not None for i in range(num_layers_of(m))]
     return plain_heads(m) | {
@@ -122,7 +122,7 @@ def _lfm2_moe(m: Metadata) -> Config:
     }
 
 
-def _jamba(m: Metadata) -> Config:
+def _jamba(m: Metadata) -> JsonObject:
     layers = num_layers_of(m)
     sparse = [m.tensor(f"blk.{i}.ffn_gate_inp.weight") is not None for i in range(layers)]
     return {
@@ -140,7 +140,7 @@ def _jamba(m: Metadata) -> Config:
     }
 
 
-def _every(m: Metadata, what: str, layers: list[bool]) -> Config:
+def _every(m: Metadata, what: str, layers: list[bool]) -> JsonObject:
     """The period and the offset that give these layers."""
     chosen = [i for i, each in enumerate(layers) if each]
     offset = chosen[0] if chosen else len(layers)
@@ -150,13 +150,13 @@ def _every(m: Metadata, what: str, layers: list[bool]) -> Config:
     return {f"{what}_period": period, f"{what}_offset": offset}
 
 
-def _bailing(m: Metadata) -> Config:
+def _bailing(m: Metadata) -> JsonObject:
     """Both generations; of the first, files have queries, keys and values apart."""
     second = m.architecture == "bailingmoe2"
     gating = SIGMOID if second else 1
     refuse_unless(m, m.count("expert_gating_func", gating) in (0, gating), "expert_gating_func")
     m.count("expert_shared_feed_forward_length", 0)
-    found: Config = {
+    found: JsonObject = {
         "model_type": "bailing_moe",
         "num_experts": experts_of(m),
         "num_shared_experts": m.count("expert_shared_count", 0),
@@ -187,7 +187,7 @@ def _bailing(m: Metadata) -> Config:
     )
 
 
-HYBRIDS: dict[str, Callable[[Metadata], Config]] = {
+HYBRIDS: dict[str, Callable[[Metadata], JsonObject]] = {
     "granitehybrid": _granite_hybrid,
     "nemotron_h_moe": _nemotron_h,
     "lfm2moe": _lfm2_moe,

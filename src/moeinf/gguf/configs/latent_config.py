@@ -8,7 +8,6 @@ from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.configs.common import (
     SIGMOID,
     SQRT_SOFTPLUS,
-    Config,
     expert_width,
     experts_of,
     grouped_routing,
@@ -21,11 +20,12 @@ from moeinf.gguf.configs.common import (
     routing_is_corrected,
 )
 from moeinf.gguf.metadata import Metadata
+from moeinf.types import JsonObject
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 
 
-def _attention(m: Metadata) -> Config:
+def _attention(m: Metadata) -> JsonObject:
     # "mla": of a head as published. Files from before have these under the plain names.
     plain_key, plain_value = m.count("attention.key_length"), m.count("attention.value_length", 0)
     rotated = m.count("rope.dimension_count")
@@ -40,7 +40,7 @@ def _attention(m: Metadata) -> Config:
     }
 
 
-def _deepseek(m: Metadata) -> Config:
+def _deepseek(m: Metadata) -> JsonObject:
     corrected = routing_is_corrected(m)
     gating = m.count("expert_gating_func", 0) or (SIGMOID if corrected else 1)
     refuse_unless(m, gating == (SIGMOID if corrected else 1), "expert_gating_func")
@@ -51,7 +51,7 @@ def _deepseek(m: Metadata) -> Config:
     return found | {"model_type": "deepseek_v2", "scoring_func": "softmax", "topk_method": groups}
 
 
-def _indexed(m: Metadata) -> Config:
+def _indexed(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     found = {
         "model_type": "deepseek_v32",
@@ -63,7 +63,7 @@ def _indexed(m: Metadata) -> Config:
     return _attention(m) | grouped_routing(m) | found
 
 
-def _streams(m: Metadata) -> Config:
+def _streams(m: Metadata) -> JsonObject:
     """Hyper-connections."""
     return {"hc_mult": m.count("hyper_connection.count"), "hc_eps": m.number("hyper_connection.epsilon")}
 
@@ -75,7 +75,7 @@ def _limit(m: Metadata) -> float:
     return limit
 
 
-def _deepseek4(m: Metadata) -> Config:
+def _deepseek4(m: Metadata) -> JsonObject:
     refuse_unless(m, m.count("expert_gating_func") == SQRT_SOFTPLUS, "expert_gating_func")
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     refuse_unless(m, m.count("expert_shared_count") == 1, "expert_shared_count")
@@ -120,7 +120,7 @@ def _deepseek4(m: Metadata) -> Config:
     }
 
 
-def _glm_dsa(m: Metadata) -> Config:
+def _glm_dsa(m: Metadata) -> JsonObject:
     m.values("attention.indexer.types")  # which layers have one is seen in the tensors
     layers = range(num_layers_of(m))
     own = [m.tensor(f"blk.{i}.indexer.attn_k.weight") is not None for i in layers]
@@ -128,7 +128,7 @@ def _glm_dsa(m: Metadata) -> Config:
     return _indexed(m) | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
 
 
-def _glm5_next(m: Metadata) -> Config:
+def _glm5_next(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("attention.indexer.kpool_select_tail", True), "attention.indexer.kpool_select_tail")
     refuse_unless(m, m.number("attention.layer_norm_epsilon", 1e-6) == 1e-6, "attention.layer_norm_epsilon")
@@ -164,7 +164,7 @@ def _glm5_next(m: Metadata) -> Config:
     )
 
 
-def _hy_v4(m: Metadata) -> Config:
+def _hy_v4(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     owners = m.values("attention.indexer.types")
     if owners is None:
@@ -190,7 +190,7 @@ def _hy_v4(m: Metadata) -> Config:
     )
 
 
-def _mistral4(m: Metadata) -> Config:
+def _mistral4(m: Metadata) -> JsonObject:
     refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     positions = positions_of(m)
     rope = positions.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": positions["rope_theta"]}
@@ -222,7 +222,7 @@ def _linear_heads(m: Metadata) -> int:
     return m.rows(f"blk.{layers[0]}.ssm_beta.weight")
 
 
-def _delta_attention(m: Metadata) -> Config:
+def _delta_attention(m: Metadata) -> JsonObject:
     """Latent attention in some layers, KDA in the others."""
     m.values("attention.head_count_kv")  # 0 of layers with KDA
     found = _attention(m) | grouped_routing(m) | {"norm_topk_prob": m.flag("expert_weights_norm", True)}
@@ -230,7 +230,7 @@ def _delta_attention(m: Metadata) -> Config:
     return found | {"num_experts": found.pop("n_routed_experts")}
 
 
-def _kimi_linear(m: Metadata) -> Config:
+def _kimi_linear(m: Metadata) -> JsonObject:
     linear = _linear_layers(m)
     return _delta_attention(m) | {
         "model_type": "kimi_linear",
@@ -245,7 +245,7 @@ def _kimi_linear(m: Metadata) -> Config:
     }
 
 
-def _ling(m: Metadata) -> Config:
+def _ling(m: Metadata) -> JsonObject:
     refuse_unless(m, m.flag("kda.safe_gate", True), "kda.safe_gate")
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         clamped = any(m.values(name) or [m.number(name, 0.0)])
@@ -262,7 +262,7 @@ def _ling(m: Metadata) -> Config:
     }
 
 
-LATENT: dict[str, Callable[[Metadata], Config]] = {
+LATENT: dict[str, Callable[[Metadata], JsonObject]] = {
     "deepseek2": _deepseek,
     "deepseek32": _indexed,
     "deepseek4": _deepseek4,

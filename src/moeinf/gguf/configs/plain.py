@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.configs.common import (
-    Config,
     counts_of,
     dense_layers_of,
     expert_width,
@@ -23,11 +22,12 @@ from moeinf.gguf.configs.common import (
     slides_of,
 )
 from moeinf.gguf.metadata import Metadata, numbers_of
+from moeinf.types import JsonObject
 
 _NEVER = 1e20  # a factor by which a pair stands still in any context; the converter writes 1e30
 
 
-def _mixtral(m: Metadata) -> Config:
+def _mixtral(m: Metadata) -> JsonObject:
     window = m.count("attention.sliding_window", 0)
     return plain_heads(m) | {
         "model_type": "mixtral",
@@ -37,7 +37,7 @@ def _mixtral(m: Metadata) -> Config:
     }
 
 
-def _glm4_moe(m: Metadata) -> Config:
+def _glm4_moe(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     found = plain_heads(m)
     found.setdefault("partial_rotary_factor", 1.0)
@@ -46,7 +46,7 @@ def _glm4_moe(m: Metadata) -> Config:
     )
 
 
-def _gpt_oss(m: Metadata) -> Config:
+def _gpt_oss(m: Metadata) -> JsonObject:
     slides = slides_of(m, lambda i: i % 2 == 1)
     found = plain_heads(m) | {
         "model_type": "gpt_oss",
@@ -62,7 +62,7 @@ def _gpt_oss(m: Metadata) -> Config:
     return found | {"rope_scaling": {"rope_type": "default"}}
 
 
-def _granite_moe(m: Metadata) -> Config:
+def _granite_moe(m: Metadata) -> JsonObject:
     shared = shared_width(m)
     return (
         plain_heads(m)
@@ -72,7 +72,7 @@ def _granite_moe(m: Metadata) -> Config:
     )
 
 
-def _olmoe(m: Metadata) -> Config:
+def _olmoe(m: Metadata) -> JsonObject:
     clip = m.number("attention.clamp_kqv", 0.0)
     return plain_heads(m) | {
         "model_type": "olmoe",
@@ -83,7 +83,7 @@ def _olmoe(m: Metadata) -> Config:
     }
 
 
-def _phimoe(m: Metadata) -> Config:
+def _phimoe(m: Metadata) -> JsonObject:
     window = m.count("attention.sliding_window", 0)
     return plain_heads(m) | {
         "model_type": "phimoe",
@@ -94,7 +94,7 @@ def _phimoe(m: Metadata) -> Config:
     }
 
 
-def _arctic(m: Metadata) -> Config:
+def _arctic(m: Metadata) -> JsonObject:
     return plain_heads(m) | {
         "model_type": "arctic",
         "num_local_experts": experts_of(m),
@@ -105,12 +105,12 @@ def _arctic(m: Metadata) -> Config:
     }
 
 
-def _dots1(m: Metadata) -> Config:
+def _dots1(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     return plain_heads(m) | grouped_routing(m) | {"model_type": "dots1", "sliding_window": None}
 
 
-def _minimax_m2(m: Metadata) -> Config:
+def _minimax_m2(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     head_dim = head_dim_of(m)
     return {
@@ -122,7 +122,7 @@ def _minimax_m2(m: Metadata) -> Config:
     }
 
 
-def _minimax_m3(m: Metadata) -> Config:
+def _minimax_m3(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     m.count("leading_dense_block_count", 0), m.count("expert_shared_count", 1)
@@ -146,7 +146,7 @@ def _minimax_m3(m: Metadata) -> Config:
     }
 
 
-def _ernie4_5_moe(m: Metadata) -> Config:
+def _ernie4_5_moe(m: Metadata) -> JsonObject:
     m.count("expert_shared_feed_forward_length", 0)
     sparse = [i for i in range(num_layers_of(m)) if i not in dense_layers_of(m)]
     return plain_heads(m) | {
@@ -161,7 +161,7 @@ def _ernie4_5_moe(m: Metadata) -> Config:
     }
 
 
-def _exaone_moe(m: Metadata) -> Config:
+def _exaone_moe(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     layers, dense = range(num_layers_of(m)), dense_layers_of(m)
     found = grouped_routing(m)
@@ -181,7 +181,7 @@ def _exaone_moe(m: Metadata) -> Config:
     )
 
 
-def _gemma4(m: Metadata) -> Config:
+def _gemma4(m: Metadata) -> JsonObject:
     layers = range(num_layers_of(m))
     slides = slides_of(m, lambda i: (i + 1) % 6 == 0)
     sliding, whole = (next((i for i in layers if slides[i] == kind), None) for kind in (True, False))
@@ -232,7 +232,7 @@ def _gemma4(m: Metadata) -> Config:
     }
 
 
-def _dbrx(m: Metadata) -> Config:
+def _dbrx(m: Metadata) -> JsonObject:
     refuse_unless(m, m.number("attention.layer_norm_epsilon", 1e-5) == 1e-5, "attention.layer_norm_epsilon")
     return {
         "model_type": "dbrx",
@@ -249,7 +249,7 @@ def _dbrx(m: Metadata) -> Config:
     }
 
 
-ARCHITECTURES: dict[str, Callable[[Metadata], Config]] = {
+ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "llama": _mixtral,
     "glm4moe": _glm4_moe,
     "dots1": _dots1,

@@ -7,7 +7,6 @@ from itertools import accumulate
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.configs.common import (
-    Config,
     dense_layers_of,
     expert_width,
     experts_of,
@@ -18,9 +17,10 @@ from moeinf.gguf.configs.common import (
     shared_width,
 )
 from moeinf.gguf.metadata import Metadata
+from moeinf.types import JsonObject
 
 
-def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> Config:
+def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> JsonObject:
     m.count("expert_shared_feed_forward_length", 0), m.count("expert_shared_count", 0)
     refuse_unless(m, m.number("expert_weights_scale", 1.0) in (0.0, 1.0), "expert_weights_scale")
     refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
@@ -34,7 +34,7 @@ def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> Config:
     }
 
 
-def _qwen2_moe(m: Metadata) -> Config:
+def _qwen2_moe(m: Metadata) -> JsonObject:
     head_dim = head_dim_of(m)
     refuse_unless(m, m.count("rope.dimension_count", head_dim) == head_dim, "rope.dimension_count")
     return _qwen(m, "qwen2_moe", normalised=False) | {
@@ -46,11 +46,11 @@ def _qwen2_moe(m: Metadata) -> Config:
     }
 
 
-def _qwen3_moe(m: Metadata) -> Config:
+def _qwen3_moe(m: Metadata) -> JsonObject:
     return plain_heads(m) | _qwen(m, "qwen3_moe", normalised=True)
 
 
-def _delta_net(m: Metadata) -> Config:
+def _delta_net(m: Metadata) -> JsonObject:
     """What Qwen3-Next and Qwen3.5 say of their recurrent layers."""
     values, inner = m.count("ssm.time_step_rank"), m.count("ssm.inner_size")
     if not values or inner % values:
@@ -72,20 +72,20 @@ def _delta_net(m: Metadata) -> Config:
     }
 
 
-def _qwen3_next(m: Metadata) -> Config:
+def _qwen3_next(m: Metadata) -> JsonObject:
     apart = not m.has_in_a_layer("ssm_in.weight")
     found = plain_heads(m) | _qwen(m, "qwen3_next", normalised=True) | _delta_net(m)
     found.setdefault("partial_rotary_factor", 1.0)
     return found | ({"stacked_projections": False} if apart else {})
 
 
-def _qwen3_5_moe(m: Metadata) -> Config:
+def _qwen3_5_moe(m: Metadata) -> JsonObject:
     found = plain_heads(m) | _qwen(m, "qwen3_5_moe", normalised=True) | _delta_net(m)
     found.setdefault("partial_rotary_factor", 1.0)
     return found
 
 
-def _qwen4_exp(m: Metadata) -> Config:
+def _qwen4_exp(m: Metadata) -> JsonObject:
     recurrent = _delta_net(m)
     blocks = m.values("attention.compress_ratios") or []
     kinds = zip(blocks, recurrent["layer_types"], strict=False)
@@ -109,7 +109,7 @@ def _qwen4_exp(m: Metadata) -> Config:
     }
 
 
-def _ngrams(m: Metadata) -> Config:
+def _ngrams(m: Metadata) -> JsonObject:
     """The one table of n-grams, which lies whole in the file, and the numbers that choose its rows."""
     names = ("ple.layers", "ple.head_vocab_sizes", "ple.head_offsets", "ple.layer_multipliers")
     layers, of_heads, offsets, multipliers = (_whole_numbers(m, name) for name in names)
@@ -150,12 +150,12 @@ def _whole_numbers(m: Metadata, name: str) -> list[int]:
     return found
 
 
-def _qwen3_vl_moe(m: Metadata) -> Config:
+def _qwen3_vl_moe(m: Metadata) -> JsonObject:
     m.count("n_deepstack_layers", 0)  # of images
     return plain_heads(m) | _qwen(m, "qwen3_vl_moe", normalised=True)
 
 
-QWEN: dict[str, Callable[[Metadata], Config]] = {
+QWEN: dict[str, Callable[[Metadata], JsonObject]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_vl_moe,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from moeinf.gguf.configs.common import (
     SIGMOID,
-    Config,
     counts_of,
     dense_layers_of,
     expert_width,
@@ -24,6 +23,7 @@ from moeinf.gguf.configs.common import (
     slides_of,
 )
 from moeinf.gguf.metadata import Metadata, shortest
+from moeinf.types import JsonObject
 
 _LLAMA4_CHUNK = 8192  # of attention, and of the sharpening of queries: what no file says, and every checkpoint has
 
@@ -33,7 +33,7 @@ def _kinds(m: Metadata, whole: Callable[[int], bool], windowed: str = "sliding_a
     return [windowed if slides else "full_attention" for slides in slides_of(m, whole)]
 
 
-def _ropes(m: Metadata, rotated: int, rotated_sliding: int, head_dim: int) -> Config:
+def _ropes(m: Metadata, rotated: int, rotated_sliding: int, head_dim: int) -> JsonObject:
     """Positions of each kind of layer: those with a window have plain ones of their own base."""
     whole = positions_of(m)
     theta = whole["rope_theta"]
@@ -47,7 +47,7 @@ def _ropes(m: Metadata, rotated: int, rotated_sliding: int, head_dim: int) -> Co
     }
 
 
-def _afmoe(m: Metadata) -> Config:
+def _afmoe(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     found = grouped_routing(m)
@@ -66,7 +66,7 @@ def _afmoe(m: Metadata) -> Config:
     }
 
 
-def _hy_v3(m: Metadata) -> Config:
+def _hy_v3(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     width = expert_width(m)
@@ -84,7 +84,7 @@ def _hy_v3(m: Metadata) -> Config:
     }
 
 
-def _hunyuan(m: Metadata) -> Config:
+def _hunyuan(m: Metadata) -> JsonObject:
     width = expert_width(m)
     m.count("expert_shared_feed_forward_length", width)
     refuse_unless(m, shared_width(m) == width, "expert_shared_feed_forward_length")
@@ -97,7 +97,7 @@ def _hunyuan(m: Metadata) -> Config:
     }
 
 
-def _llama4(m: Metadata) -> Config:
+def _llama4(m: Metadata) -> JsonObject:
     refuse_unless(m, m.count("attention.sliding_window", _LLAMA4_CHUNK) == _LLAMA4_CHUNK, "attention.sliding_window")
     m.count("interleave_moe_layer_step", 1)
     dense = dense_layers_of(m)
@@ -119,7 +119,7 @@ def _llama4(m: Metadata) -> Config:
     }
 
 
-def _laguna(m: Metadata) -> Config:
+def _laguna(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     refuse_unless(m, m.count("expert_shared_count", 1) == 1, "expert_shared_count")
@@ -145,7 +145,7 @@ def _laguna(m: Metadata) -> Config:
     }
 
 
-def _mellum(m: Metadata) -> Config:
+def _mellum(m: Metadata) -> JsonObject:
     refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     head_dim, window = head_dim_of(m), m.count("attention.sliding_window", 0)
     rotated = m.count("rope.dimension_count", head_dim)
@@ -162,7 +162,7 @@ def _mellum(m: Metadata) -> Config:
     }
 
 
-def _mimo2(m: Metadata) -> Config:
+def _mimo2(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     heads, kinds = counts_of(m, "attention.head_count_kv"), _kinds(m, lambda i: i == 0 or (i + 1) % 6 == 0)
@@ -195,7 +195,7 @@ def _mimo2(m: Metadata) -> Config:
     )
 
 
-def _step(m: Metadata) -> Config:
+def _step(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     m.count("leading_dense_block_count", 0), m.count("moe_every_n_layers", 1)
@@ -243,7 +243,7 @@ def _limits(m: Metadata, name: str, num_layers: int) -> list[float]:
     return [shortest(float(each)) for each in values[:num_layers]]
 
 
-def _granite_swa(m: Metadata) -> Config:
+def _granite_swa(m: Metadata) -> JsonObject:
     m.count("expert_shared_feed_forward_length", 0)
     rotated = m.values("attention.rope_pattern")
     theta = m.number("rope.freq_base", 1e4)
@@ -268,7 +268,7 @@ def _granite_shared(m: Metadata) -> int:
     return rows if m.has_in_a_layer("ffn_gate_shexp.weight") else rows // 2
 
 
-def _cohere2(m: Metadata) -> Config:
+def _cohere2(m: Metadata) -> JsonObject:
     gating = m.count("expert_gating_func", 0) or SIGMOID
     refuse_unless(m, gating in (1, SIGMOID), "expert_gating_func")
     refuse_unless(m, m.number("expert_weights_scale", 1.0) in (0.0, 1.0), "expert_weights_scale")
@@ -294,7 +294,7 @@ def _cohere2(m: Metadata) -> Config:
     }
 
 
-WINDOWED: dict[str, Callable[[Metadata], Config]] = {
+WINDOWED: dict[str, Callable[[Metadata], JsonObject]] = {
     "afmoe": _afmoe,
     "hy_v3": _hy_v3,
     "hunyuan-moe": _hunyuan,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import or_
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
@@ -23,7 +23,17 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
 from moeinf.models.layers.vision.vision import Vision
-from moeinf.types import DTYPE_BYTES, DType, EncoderInput, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import (
+    DTYPE_BYTES,
+    DType,
+    EncoderInput,
+    JsonObject,
+    ModelInfo,
+    MoeShape,
+    Profiler,
+    TensorPlan,
+    Workspace,
+)
 
 
 class Family(ABC):
@@ -40,7 +50,7 @@ class Family(ABC):
     no_vision: str = "moeinf runs the text of this family alone"  # why it does not
 
     @abstractmethod
-    def __init__(self, config: dict[str, Any]) -> None: ...
+    def __init__(self, config: JsonObject) -> None: ...
 
     @property
     @abstractmethod
@@ -159,7 +169,7 @@ class DecoderFamily(Family):
     matrices: ClassVar[tuple[str, ...]] = ()  # beside those that end on _proj.weight
     no_matrices: ClassVar[tuple[str, ...]] = ()  # of these
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(self.parse(Fields(config)))
 
     @staticmethod

@@ -7,13 +7,13 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from moeinf.errors import StoreError
 from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.pull.coded.blocks import Loss, Losses, added
 from moeinf.store.files import errors_named, is_there, make_folders, parse_json_object, publish, read_small
 from moeinf.store.processes.partials import JOURNAL_FILE, PulledAs
+from moeinf.types import Json
 
 _VERSION = 2
 _DAMAGED = "the journal of the interrupted pull is damaged; starting again"
@@ -148,7 +148,7 @@ class Journal:
         publish(self._folder / JOURNAL_FILE, json.dumps(value).encode())
 
 
-def _parsed_losses(value: Any) -> dict[str, Losses] | None:
+def _parsed_losses(value: Json) -> dict[str, Losses] | None:
     """Returns what `_save` has written, None for anything else."""
     try:
         return {

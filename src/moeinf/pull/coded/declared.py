@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from moeinf.errors import UnsupportedModelError
+from moeinf.types import Json, JsonMapping
 
 _LANGUAGE_MODELS = ("text_config", "thinker_config", "llm_config", "language_config")
 METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
@@ -75,7 +76,7 @@ class Declared:
 NOTHING = Declared()
 
 
-def declared_by(config: Mapping[str, Any]) -> Declared:
+def declared_by(config: JsonMapping) -> Declared:
     """Reads quantization_config. Raises UnsupportedModelError for what is not read, by its name."""
     value = _said(config)
     if value is None:
@@ -109,14 +110,14 @@ def declared_by(config: Mapping[str, Any]) -> Declared:
     return Declared(method)
 
 
-def _said(config: Mapping[str, Any]) -> Any:
+def _said(config: JsonMapping) -> Json:
     """What is said of the checkpoint, else of its language model: Kimi-K2.5 as published has it there alone."""
     value = config.get("quantization_config") or config.get("compression_config")
     inner = (config.get(name) for name in _LANGUAGE_MODELS) if value is None else ()
     return value or next((said for each in inner if isinstance(each, dict) and (said := _said(each))), value)
 
 
-def _gptq(value: Mapping[str, Any]) -> Declared:
+def _gptq(value: JsonMapping) -> Declared:
     _only(value, "bits", 4, 8)
     _only(value, "pack_dtype", None, "int32")
     _only(value, "rotation", None, "")
@@ -138,7 +139,7 @@ def _gptq(value: Mapping[str, Any]) -> Declared:
     return Declared("gptq", None, (), value["bits"], size, act_order, symmetric, not v2, bool(rules))
 
 
-def _compressed(value: Mapping[str, Any]) -> Declared:
+def _compressed(value: JsonMapping) -> Declared:
     where = "config.json: quantization_config"
     _only(value, "format", None, *_FORMATS)
     for name in ("sparsity_config", "transform_config"):
@@ -187,7 +188,7 @@ def _names_a_class(target: str) -> bool:
     return target[:1].isupper()
 
 
-def _only(value: Mapping[str, Any], name: str, *allowed: Any) -> None:
+def _only(value: JsonMapping, name: str, *allowed: Any) -> None:
     found = value.get(name)
     if not any(found is each or (type(found) is type(each) and found == each) for each in allowed):
         known = ", ".join(str(each) for each in allowed if each is not None) or "null"
@@ -196,7 +197,7 @@ def _only(value: Mapping[str, Any], name: str, *allowed: Any) -> None:
         )
 
 
-def _count(value: Mapping[str, Any], name: str, default: Any, minimum: int) -> Any:
+def _count(value: JsonMapping, name: str, default: Json, minimum: int) -> Json:
     found = value.get(name)
     if found is None:
         return default
@@ -207,8 +208,8 @@ def _count(value: Mapping[str, Any], name: str, default: Any, minimum: int) -> A
     return found
 
 
-def _tile(value: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    tile: Sequence[Any] | None = value.get(name)
+def _tile(value: JsonMapping, name: str) -> tuple[int, int] | None:
+    tile: Sequence[Json] | None = value.get(name)
     if tile is None:
         return None
     if not isinstance(tile, list) or len(tile) != 2 or not all(type(n) is int and 0 < n < _MOST for n in tile):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.config import config_of
@@ -35,7 +34,7 @@ from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify_placed import header_digest, samples_digest
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
-from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes
+from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, JsonObject, MoeShape, TensorPlan, TensorSpec, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def headers_of(gguf: Gguf, source: ModelSource) -> Headers:
 
 
 def _manifest_of(
-    gguf: Gguf, config: dict[str, Any], source: ModelSource, folder: str, files: Sequence[PlacedFile]
+    gguf: Gguf, config: JsonObject, source: ModelSource, folder: str, files: Sequence[PlacedFile]
 ) -> Manifest:
     """Without what only the weights tell: the scales beside blocks."""
     family = family_of(config)

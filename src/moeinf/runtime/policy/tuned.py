@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from moeinf._native import TunedUse
 from moeinf.runtime.policy.tuned_archive import checked_weights, dumps, opened
-from moeinf.types import Float32Array, MoeShape
+from moeinf.types import Float32Array, JsonMapping, MoeShape
 
 MOST_PARAMETERS: Final = 2_000_000
 MOST_BYTES: Final = 4 * MOST_PARAMETERS + (1 << 20)  # of the file
@@ -89,7 +89,7 @@ class TunedNetwork:
             return cls(model_id, shape, checked_weights(arrays, weight_shapes(shape)), _gain_of(facts))
 
 
-def _gain_of(facts: Mapping[str, Any]) -> Gain:
+def _gain_of(facts: JsonMapping) -> Gain:
     rates = tuple(facts["percents"]), tuple(facts["default"]), tuple(facts["tuned"])
     gain = Gain(*rates, facts["requests"], facts["tokens"])
     numbers = (*gain.percents, *gain.default, *gain.tuned, gain.requests, gain.tokens)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from moeinf.server.anthropic.tool_changes import is_change
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.agent_noise import quiet_text
 from moeinf.server.prompt.pictures import joined, picture_at, picture_of
-from moeinf.types import Message
+from moeinf.types import JsonMapping, JsonObject, Message
 
-Block = Mapping[str, Any]
+Block = JsonMapping
 _ROLES = ("system", "user", "assistant")
 
 
-def plain_messages(system: str | Sequence[Block] | None, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def plain_messages(system: str | Sequence[Block] | None, messages: Sequence[JsonMapping]) -> list[Message]:
     """The chat in OpenAI's form. Raises Refusal, which names the message, for what a model here cannot read."""
     if not messages:
         raise Refusal(400, "messages is empty; give at least one")
@@ -29,7 +28,7 @@ def plain_messages(system: str | Sequence[Block] | None, messages: Sequence[Mapp
     return plain
 
 
-def _turns(message: Mapping[str, Any], where: str) -> Iterator[Message]:
+def _turns(message: JsonMapping, where: str) -> Iterator[Message]:
     """The turns that one message becomes: results of tools are turns of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
@@ -41,7 +40,7 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[Message]:
     if role == "assistant":
         yield _assistant_turn(blocks, where)
         return
-    parts: list[dict[str, Any]] = []
+    parts: list[JsonObject] = []
     for block in blocks:
         if block["type"] != "tool_result":
             parts.append(_part(block, where))
@@ -54,7 +53,7 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[Message]:
         yield {"role": role, "content": joined(parts, where)}
 
 
-def _part(block: Block, where: str) -> dict[str, Any]:
+def _part(block: Block, where: str) -> JsonObject:
     if block["type"] != "image":
         return {"type": "text", "text": _text(block, where)}
     source = block.get("source")
@@ -67,7 +66,7 @@ def _part(block: Block, where: str) -> dict[str, Any]:
 
 
 def _assistant_turn(blocks: Sequence[Block], where: str) -> Message:
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    texts, thoughts, calls = list[str](), list[str](), list[JsonObject]()
     for block in blocks:
         if block["type"] == "thinking":
             thoughts.append(_string(block, "thinking", where))
@@ -75,13 +74,13 @@ def _assistant_turn(blocks: Sequence[Block], where: str) -> Message:
             calls.append(_call(block, where))
         elif block["type"] != "redacted_thinking":  # nobody here can read it
             texts.append(_text(block, where))
-    turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    turn: JsonObject = {"role": "assistant", "content": "\n".join(texts)}
     if thought := "\n".join(thoughts):
         turn |= {"reasoning_content": thought, "thinking": thought}
     return turn | ({"tool_calls": calls} if calls else {})
 
 
-def _call(block: Block, where: str) -> dict[str, Any]:
+def _call(block: Block, where: str) -> JsonObject:
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):
         raise Refusal(400, f"{where}: the input of a tool_use block must be an object")

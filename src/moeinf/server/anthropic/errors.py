@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 from moeinf.server.http_errors import Fault
+from moeinf.types import JsonObject
 
 _TYPES = {
     "not_found": "not_found_error",
@@ -20,7 +20,7 @@ _TYPES = {
 _TOO_LONG = "prompt is too long: "
 
 
-def error_body(fault: Fault, request_id: str = "") -> dict[str, Any]:
+def error_body(fault: Fault, request_id: str = "") -> JsonObject:
     """request_id: of the request, where it has got one already."""
     kind = _TYPES.get(fault.kind, "invalid_request_error")
     too_long = fault.kind == "context" and "is empty" not in fault.message

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 from moeinf.engine.completion import Completion
+from moeinf.types import JsonObject
 
 
 class Head:
@@ -14,7 +14,7 @@ class Head:
     def __init__(self, model: str) -> None:
         self._fields = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
 
-    def message(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, int]) -> dict[str, Any]:
+    def message(self, content: list[JsonObject], ending: JsonObject, usage: dict[str, int]) -> JsonObject:
         """ending: what `ending_of` gives."""
         return {**self._fields, "content": content, **ending, "usage": usage}
 
@@ -32,7 +32,7 @@ def ending_of(completion: Completion | None) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": completion.stop}
 
 
-def tool_use(name: str) -> dict[str, Any]:
+def tool_use(name: str) -> JsonObject:
     """The block of a call whose input is to come."""
     return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": {}}
 

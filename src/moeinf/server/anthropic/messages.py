@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from moeinf.server.figures import figures
 from moeinf.server.http import Answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.service import Service, keep_alive_of
+from moeinf.types import JsonObject
 
 
 async def messages(service: Service, request: Request, request_id: str) -> Response:
@@ -52,9 +52,9 @@ def ask_of(asked: MessageRequest) -> Ask:
     )
 
 
-def blocks_of(answer: Answer, *, thoughts_shown: bool) -> list[dict[str, Any]]:
+def blocks_of(answer: Answer, *, thoughts_shown: bool) -> list[JsonObject]:
     """The content of a whole message."""
-    blocks: list[dict[str, Any]] = []
+    blocks: list[JsonObject] = []
     if answer.thinking:
         signature = Signature()
         signature.add(answer.thinking)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.thinking_field import ADAPTIVE, budget_of
 from moeinf.server.prompt.tools import checked_tools
-from moeinf.types import Tool
+from moeinf.types import JsonMapping, JsonObject, Tool
 
 TOOL_FIELDS = ("type", "name", "description", "input_schema")
 
@@ -36,7 +36,7 @@ class Metadata(msgspec.Struct):
 class OutputFormat(msgspec.Struct):
     published: ClassVar[Fields] = NESTED
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: JsonObject
 
 
 class OutputConfig(msgspec.Struct):
@@ -59,9 +59,9 @@ class Prompted(msgspec.Struct, kw_only=True):
 
     published: ClassVar[Fields] = PROMPT
     model: str
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: list[JsonObject]
+    system: str | list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -94,7 +94,7 @@ def prompt_of(asked: Prompted) -> Ask:
     )
 
 
-def params_given(asked: MessageRequest) -> dict[str, Any]:
+def params_given(asked: MessageRequest) -> JsonObject:
     """The fields of SamplingParams that the request sets. Raises Refusal."""
     if asked.max_tokens < 0:
         raise Refusal(400, "max_tokens must be at least 0")
@@ -121,7 +121,7 @@ def forced_tool(choice: ToolChoice | None) -> str | None:
     return choice.name or "" if choice.type == "tool" else ""
 
 
-def _function(tool: Mapping[str, Any], where: str) -> Tool:
+def _function(tool: JsonMapping, where: str) -> Tool:
     tool = {name: value for name, value in tool.items() if value is not None}
     kind = tool.get("type", "custom")
     if kind != "custom":
@@ -135,7 +135,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Tool:
     return {"type": "function", "function": function}
 
 
-def format_of(asked: MessageRequest) -> dict[str, Any] | None:
+def format_of(asked: MessageRequest) -> JsonObject | None:
     """The JSON schema that the answer is held to."""
     given = asked.output_format or (asked.output_config.format if asked.output_config else None)
     return given.schema if given else None

@@ -14,6 +14,7 @@ from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
 from moeinf.server.http_errors import fault_of
+from moeinf.types import JsonObject
 
 PING_S = 1.0  # between two pings while a model loads or reads
 
@@ -76,7 +77,7 @@ class MessageStream:
             yield from self._block(f"call {event.index}", tool_use(event.name))
         yield self._delta("input_json_delta", partial_json=event.arguments)
 
-    def _block(self, name: str, content: dict[str, Any]) -> Iterator[bytes]:
+    def _block(self, name: str, content: JsonObject) -> Iterator[bytes]:
         """Opens a block, unless the open one is that of this name."""
         if self._open != name:
             yield from self._close()

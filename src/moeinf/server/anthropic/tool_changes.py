@@ -5,12 +5,12 @@ A chat template tells of all tools at once, in front of the chat: of those that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from moeinf.server.http_errors import Refusal
+from moeinf.types import JsonMapping
 
-Given = Mapping[str, Any]
+Given = JsonMapping
 _ADDED, _REMOVED = "tool_addition", "tool_removal"
 
 

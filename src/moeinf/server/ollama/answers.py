@@ -20,6 +20,7 @@ from moeinf.server.http import Answer
 from moeinf.server.http_errors import fault_of
 from moeinf.server.ollama.errors import error_body
 from moeinf.text.text_stream import CallPart
+from moeinf.types import JsonObject
 
 PROGRESS_S = 0.5  # between two lines that tell how far loading and reading the prompt are
 
@@ -35,7 +36,7 @@ class Lines(ABC):
         self._chosen: list[Chosen] = []  # tokens whose probabilities have not been told
 
     @abstractmethod
-    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> JsonObject:
         """The fields for a piece of text, of thoughts, and calls of tools; each may be empty."""
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
@@ -59,7 +60,7 @@ class Lines(ABC):
             ending = self._ending(event.completion, event.load_s)
             yield self._line(self.said(""), **self._logprobs(), **ending)
 
-    def _logprobs(self) -> dict[str, Any]:
+    def _logprobs(self) -> JsonObject:
         """How probable the tokens since the last such line were, where the client asked for that."""
         told, self._chosen = logprobs(self._chosen), []
         return {"logprobs": told} if told else {}
@@ -86,23 +87,23 @@ class Lines(ABC):
             self._told_s = self._clock()
             yield self._line(self.said(""), done=False, **more)
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> JsonObject:
         """The one object of an answer that is not streamed."""
         ending = self._ending(answer.completion, answer.load_s)
         calls = answer.completion.tool_calls if answer.completion is not None else ()
         told = {"logprobs": logprobs(answer.chosen)} if answer.chosen else {}
         return {**self._head(), **self.said(answer.text, answer.thinking, calls), **told, **ending}
 
-    def _line(self, said: dict[str, Any], **more: Any) -> bytes:
+    def _line(self, said: JsonObject, **more: Any) -> bytes:
         return _encoded({**self._head(), **said, **more})
 
-    def _head(self) -> dict[str, Any]:
+    def _head(self) -> JsonObject:
         moment = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         return {"model": self._ask.model, "created_at": moment.replace("+00:00", "Z")}
 
-    def _ending(self, completion: Completion | None, load_s: float) -> dict[str, Any]:
+    def _ending(self, completion: Completion | None, load_s: float) -> JsonObject:
         """The fields of the last line. Durations are nanoseconds."""
-        ending: dict[str, Any] = {"done": True}
+        ending: JsonObject = {"done": True}
         if completion is None:
             ending["done_reason"] = "unload" if self._ask.keep_alive == (0.0,) else "load"
             return ending | {"total_duration": self._passed(), "load_duration": _nanoseconds(load_s)}
@@ -125,35 +126,35 @@ class Lines(ABC):
 class ChatLines(Lines):
     _num_calls = 0
 
-    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> JsonObject:
+        more: JsonObject = {"thinking": thinking} if thinking else {}
         if calls:
             more["tool_calls"] = [self._told(call) for call in calls]
         return {"message": {"role": "assistant", "content": text, **more}}
 
-    def _told(self, call: ToolCall) -> dict[str, Any]:
+    def _told(self, call: ToolCall) -> JsonObject:
         function = {"index": self._num_calls, "name": call.name, "arguments": json.loads(call.arguments)}
         self._num_calls += 1
         return {"id": f"call_{secrets.token_hex(4)}", "function": function}
 
 
 class GenerateLines(Lines):
-    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> JsonObject:
         """Nobody gives generate any tools to call."""
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
-def logprobs(tokens: Sequence[Chosen]) -> list[dict[str, Any]]:
+def logprobs(tokens: Sequence[Chosen]) -> list[JsonObject]:
     """The tokens with their probabilities, those of thoughts and tags among them."""
     return [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
 
 
-def _chance(chance: Chance) -> dict[str, Any]:
+def _chance(chance: Chance) -> JsonObject:
     text = chance.token.decode("utf-8", "replace")
     return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}
 
 
-def _extension(completion: Completion) -> dict[str, Any]:
+def _extension(completion: Completion) -> JsonObject:
     """What ollama has no field for; `moeinf run` prints it as it would its own figures."""
     stats = completion.stats
     return {
@@ -167,7 +168,7 @@ def _extension(completion: Completion) -> dict[str, Any]:
     }
 
 
-def _encoded(value: dict[str, Any]) -> bytes:
+def _encoded(value: JsonObject) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 

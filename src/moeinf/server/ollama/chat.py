@@ -27,7 +27,7 @@ from moeinf.server.prompt.pictures import joined, picture_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
 from moeinf.text.thinking_text import THINK_WORDS
-from moeinf.types import Message
+from moeinf.types import JsonObject, Message
 
 
 async def chat(service: Service, request: Request) -> Response:
@@ -115,9 +115,7 @@ async def _capabilities(service: Service, asked: Asking) -> tuple[str, ...]:
     return await service.pools.store.run(lambda: capabilities_of(service.find(asked.model)))
 
 
-def _with_images(
-    content: str | list[dict[str, Any]], images: Sequence[Any] | None, where: str
-) -> str | list[dict[str, Any]]:
+def _with_images(content: str | list[JsonObject], images: Sequence[Any] | None, where: str) -> str | list[JsonObject]:
     """The content, with the images that come beside it in front. Raises Refusal."""
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return joined([*(picture_of(image, where) for image in images), *texts], where) if images else content
@@ -126,10 +124,7 @@ def _with_images(
 def message_of(message: ChatMessage, where: str) -> Message:
     """A message as a chat template gets it. Raises Refusal."""
     content = plain_content(message.content, where)
-    plain: dict[str, Any] = {
-        "role": role_of(message.role, where),
-        "content": _with_images(content, message.images, where),
-    }
+    plain: JsonObject = {"role": role_of(message.role, where), "content": _with_images(content, message.images, where)}
     if message.thinking:
         plain |= {"thinking": message.thinking, "reasoning_content": message.thinking}
     told = {"tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id, "name": message.tool_name}

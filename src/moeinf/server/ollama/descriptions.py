@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from moeinf.config.option import options
 from moeinf.engine.stored.facts import (
@@ -25,16 +24,17 @@ from moeinf.store.files import errors_named, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import MANIFEST_FILE
 from moeinf.text.quantities import count_text
+from moeinf.types import JsonObject
 
 _MOST_KEPT = 64  # models whose facts are kept: an id stands for the content, so that they stay true
 
 
-def entry(model: StoredModel) -> dict[str, Any]:
+def entry(model: StoredModel) -> JsonObject:
     """A model as `tags` lists it. Raises StoreError."""
     return {**identity(model), "modified_at": model.modified.isoformat(), "size": model.size_bytes}
 
 
-def identity(model: StoredModel) -> dict[str, Any]:
+def identity(model: StoredModel) -> JsonObject:
     """Name, digest and details. Raises StoreError."""
     digest, details = _identity(model.id, model.path)
     digest = model.own_id if model.preset_text else digest
@@ -46,7 +46,7 @@ def capabilities_of(model: StoredModel) -> tuple[str, ...]:
     return _capabilities(model.id, model.path)
 
 
-def shown(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
+def shown(model: StoredModel, *, verbose: bool) -> JsonObject:
     """A model as `show` tells of it; verbose: with config.json and the tensors of an expert.
 
     Raises StoreError, TextError.
@@ -75,7 +75,7 @@ def shown(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
 
 
 @lru_cache(_MOST_KEPT)
-def _identity(identifier: str, path: Path) -> tuple[str, dict[str, Any]]:
+def _identity(identifier: str, path: Path) -> tuple[str, JsonObject]:
     model = StoredModel("", identifier, path)
     info = model.manifest.info
     with errors_named(path):
@@ -107,7 +107,7 @@ def _recommended(model: StoredModel) -> dict[str, object]:
     return {each.ollama: found[each.name] for each in options(SamplingParams) if each.name in found}
 
 
-def _model_info(model: StoredModel) -> dict[str, Any]:
+def _model_info(model: StoredModel) -> JsonObject:
     """The metadata that a GGUF file would have, which clients look up by these names."""
     info, moe, checkpoint = model.manifest.info, model.manifest.moe, config(model)
     own = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from moeinf.server.http import json_response
 from moeinf.server.ollama.descriptions import entry, shown
 from moeinf.server.ollama.requests import ShowRequest
 from moeinf.server.service import Service
+from moeinf.types import JsonObject
 
 API_VERSION = "0.13.5"  # of ollama, whose API this is: its clients refuse what looks older than they need
 _NEVER = datetime(9999, 12, 31, tzinfo=timezone.utc)  # clients parse a time in any case
@@ -28,7 +28,7 @@ async def tags(service: Service, request: Request) -> Response:
 async def show(service: Service, request: Request) -> Response:
     asked = await service.body(request, ShowRequest)
 
-    def described() -> dict[str, Any]:
+    def described() -> JsonObject:
         return shown(service.find(asked.named), verbose=bool(asked.verbose))
 
     return json_response(await service.pools.store.run(described))
@@ -44,7 +44,7 @@ async def version(service: Service, request: Request) -> Response:
     return json_response({"version": API_VERSION})
 
 
-def _entries(service: Service) -> list[dict[str, Any]]:
+def _entries(service: Service) -> list[JsonObject]:
     """The models whose manifests are sound; `moeinf list` tells of the others."""
     entries = []
     for model in service.library.list():
@@ -53,7 +53,7 @@ def _entries(service: Service) -> list[dict[str, Any]]:
     return entries
 
 
-def _running(service: Service, loaded: Loaded) -> dict[str, Any]:
+def _running(service: Service, loaded: Loaded) -> JsonObject:
     """The open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with."""
     model, plan = loaded.model, loaded.model.plan
     on_gpu = isinstance(plan, DevicePlan)

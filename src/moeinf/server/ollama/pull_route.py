@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -25,10 +24,11 @@ from moeinf.server.ollama.requests import PullRequest
 from moeinf.server.service import Service
 from moeinf.store.library import Library
 from moeinf.store.quantisation import CHOICES
+from moeinf.types import JsonObject
 
 STOP_S = 5.0  # within which a pull stops whose client has gone
 STEP_S = 0.2  # between two lines about the same file
-Status = dict[str, Any]  # a line of the answer
+Status = JsonObject  # a line of the answer
 SUCCESS: Status = {"status": "success"}
 
 

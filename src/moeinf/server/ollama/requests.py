@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -16,6 +15,7 @@ from moeinf.server.body_fields import Fields
 from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.fields import ASKING, GENERATE, NAMED, PULL, SHOW
 from moeinf.server.prompt.called import CallOfTurn
+from moeinf.types import Json, JsonMapping, JsonObject
 
 log = logging.getLogger("moeinf.server")
 _MOST_SHOWN = 10  # names of unknown options in one line of the log
@@ -31,10 +31,10 @@ class Asking(msgspec.Struct, kw_only=True):
 
     model: str
     stream: bool | None = None
-    options: dict[str, Any] | None = None
+    options: JsonObject | None = None
     keep_alive: str | float | None = None
     think: bool | str | None = None
-    format: str | dict[str, Any] | None = None
+    format: str | JsonObject | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -44,9 +44,9 @@ class ChatMessage(msgspec.Struct):
 
     published: ClassVar[Fields] = NAMED
     role: str
-    content: Any = None
+    content: Json = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[Json] | None = None
     tool_calls: list[CallOfTurn] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -57,8 +57,8 @@ class ChatRequest(Asking, kw_only=True):
 
     published: ClassVar[Fields] = ASKING
     messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class GenerateRequest(Asking, kw_only=True):
@@ -66,7 +66,7 @@ class GenerateRequest(Asking, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: list[Any] | None = None
+    images: list[Json] | None = None
 
 
 class NamedRequest(msgspec.Struct, kw_only=True):
@@ -101,7 +101,7 @@ class CopyRequest(msgspec.Struct, kw_only=True):
     destination: str
 
 
-def given_options(given: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def given_options(given: JsonMapping | None) -> tuple[JsonObject, JsonObject]:
     """Fields of SamplingParams, and fields of RuntimeConfig. Names that mean nothing here are logged, as ollama does.
 
     Raises Refusal for a value of another type, UsageError for one that is out of range.
@@ -113,7 +113,7 @@ def given_options(given: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict
         log.info("options without a meaning here: %s", ", ".join(unknown[:_MOST_SHOWN]))
     of_model = {each.name for each in options(RuntimeConfig)}
     params = as_ollama_means({name: value for name, value in said.items() if name not in of_model})
-    config: dict[str, Any] = {name: value for name, value in said.items() if name in of_model}
+    config: JsonObject = {name: value for name, value in said.items() if name in of_model}
     SamplingParams(**params)  # refuses what is out of range, before a stream begins
     RuntimeConfig.of(**config)
     return params, config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from moeinf.server.prompt.continuing import begun_answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
-from moeinf.types import Message, Tool
+from moeinf.types import JsonObject, Message, Tool
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -76,7 +75,7 @@ def message_of(message: ChatMessage, where: str) -> Message:
     role, given, thought = role_of(message.role, where), message.content, ""
     if role == "assistant":
         given, thought = thoughts_apart(given, where)
-    plain: dict[str, Any] = {"role": role, "content": plain_content(given, where) or message.refusal or ""}
+    plain: JsonObject = {"role": role, "content": plain_content(given, where) or message.refusal or ""}
     if thought := message.reasoning_content or message.reasoning or message.thinking or thought:
         plain |= {"reasoning_content": thought, "thinking": thought}
     named = ("tool_calls", "function_call", "tool_call_id", "name")
@@ -89,7 +88,7 @@ def _tools(asked: ChatRequest) -> tuple[Tool, ...]:
     return () if asked.tool_choice == "none" else tools
 
 
-def _forced(choice: str | dict[str, Any] | None) -> str | None:
+def _forced(choice: str | JsonObject | None) -> str | None:
     """The tool that must be called; "": any; None: the model decides. Raises Refusal."""
     if choice in (None, "auto", "none"):
         return None

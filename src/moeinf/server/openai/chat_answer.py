@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 from moeinf.server.ask import Call, Chance, Chosen, Text
 from moeinf.server.http import Answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import Sampling
 from moeinf.server.openai.stream import ChunkStream
+from moeinf.types import JsonObject
 
 
-def message_of_answer(answer: Answer) -> dict[str, Any]:
+def message_of_answer(answer: Answer) -> JsonObject:
     calls = [_call(at, call.name, call.arguments) for at, call in enumerate(answer.made.tool_calls)]
     for call in calls:
         del call["index"]  # which a stream alone has
@@ -22,7 +22,7 @@ def message_of_answer(answer: Answer) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
+def _call(index: int, name: str, arguments: str) -> JsonObject:
     """A call, or the first part of one."""
     function = {"name": name, "arguments": arguments}
     return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
@@ -41,13 +41,13 @@ class ChatStream(ChunkStream):
         self._begun, self._thoughts_shown = False, thoughts_shown
         self._tokens: list[Chosen] = []
 
-    def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
+    def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         if isinstance(piece, Chosen):
             self._tokens.append(piece)
             return None
         if isinstance(piece, Text) and piece.thought and not self._thoughts_shown:
             return None
-        delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
+        delta: JsonObject = {} if self._begun else {"role": "assistant"}
         self._begun = True
         if isinstance(piece, Call):
             delta["tool_calls"] = [_part(piece)]
@@ -57,18 +57,18 @@ class ChatStream(ChunkStream):
         return {"delta": delta, "logprobs": logprobs(tokens) if tokens else None}
 
 
-def _part(part: Call) -> dict[str, Any]:
+def _part(part: Call) -> JsonObject:
     if part.name is None:
         return {"index": part.index, "function": {"arguments": part.arguments}}
     return _call(part.index, part.name, part.arguments)
 
 
-def logprobs(tokens: Sequence[Chosen]) -> dict[str, Any]:
+def logprobs(tokens: Sequence[Chosen]) -> JsonObject:
     """How probable the tokens were, those of thoughts and tags among them."""
     told = [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
     return {"content": told, "refusal": None}
 
 
-def _chance(chance: Chance) -> dict[str, Any]:
+def _chance(chance: Chance) -> JsonObject:
     text = chance.token.decode("utf-8", "replace")
     return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +12,7 @@ from moeinf.server.openai.requests import CompletionRequest, params_given
 from moeinf.server.openai.response_format import format_of
 from moeinf.server.openai.stream import ChunkStream
 from moeinf.server.service import Service, keep_alive_of
+from moeinf.types import JsonObject
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -45,5 +44,5 @@ def ask_of(asked: CompletionRequest) -> Ask:
 
 
 class TextStream(ChunkStream):
-    def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
+    def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         return {"text": piece.text} if isinstance(piece, Text) else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from moeinf.server.http_errors import Fault
+from moeinf.types import JsonObject
 
 _TYPES = {
     "not_found": "not_found_error",
@@ -21,7 +20,7 @@ _CODES = {
 }
 
 
-def error_body(fault: Fault) -> dict[str, Any]:
+def error_body(fault: Fault) -> JsonObject:
     code = _CODES.get(fault.kind)
     kind = _TYPES.get(fault.kind, "invalid_request_error")
     return {"error": {"message": fault.message, "type": kind, "param": None, "code": code}}

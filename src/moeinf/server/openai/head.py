@@ -9,6 +9,7 @@ from typing import Any
 from moeinf.engine.completion import Completion
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
+from moeinf.types import JsonObject
 
 
 class Head:
@@ -19,7 +20,7 @@ class Head:
         self._fields = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._whole, self._chunk = whole, chunk
 
-    def whole(self, choice: dict[str, Any], completion: Completion) -> dict[str, Any]:
+    def whole(self, choice: JsonObject, completion: Completion) -> JsonObject:
         return {
             **self._fields,
             "object": self._whole,
@@ -28,7 +29,7 @@ class Head:
             "moeinf": figures(completion.stats),
         }
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def chunk(self, choices: list[JsonObject], **more: Any) -> bytes:
         return sse({**self._fields, "object": self._chunk, "choices": choices, **more})
 
 
@@ -38,7 +39,7 @@ def finish_reason(completion: Completion) -> str:
     return "tool_calls" if completion.tool_calls else "stop"
 
 
-def usage_of(completion: Completion) -> dict[str, Any]:
+def usage_of(completion: Completion) -> JsonObject:
     prompt, generated = completion.stats.prompt_tokens, len(completion.token_ids)
     return {
         "prompt_tokens": prompt,

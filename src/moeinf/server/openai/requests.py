@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.fields import CHAT, MESSAGE, REASONING, STREAM, STRUCTURED, TEXT, THINKING
 from moeinf.server.prompt.called import Called, CallOfTurn
 from moeinf.server.prompt.content import stops
+from moeinf.types import Json, JsonObject
 
 
 class StreamOptions(msgspec.Struct):
@@ -26,9 +27,9 @@ class StructuredOutputs(msgspec.Struct):
     """The form of an answer, as vLLM has it. json: a schema, or the text of one."""
 
     published: ClassVar[Fields] = STRUCTURED
-    json: dict[str, Any] | str | None = None
+    json: JsonObject | str | None = None
     regex: str | None = None
-    choice: list[Any] | None = None
+    choice: list[Json] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -60,13 +61,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     n_predict: int | None = None
     keep_alive: str | float | None = None
     # the form of the answer: see format.py
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[Any] | None = None
+    guided_choice: list[Json] | None = None
     guided_grammar: str | None = None
-    json_schema: dict[str, Any] | str | None = None
+    json_schema: JsonObject | str | None = None
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
@@ -95,7 +96,7 @@ class ChatMessage(msgspec.Struct):
 
     published: ClassVar[Fields] = MESSAGE
     role: str
-    content: Any = None
+    content: Json = None
     name: str | None = None
     tool_calls: list[CallOfTurn] | None = None
     function_call: Called | None = None
@@ -120,11 +121,11 @@ class ChatRequest(Sampling, kw_only=True):
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
     thinking_budget: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -132,18 +133,18 @@ class ChatRequest(Sampling, kw_only=True):
 
 class CompletionRequest(Sampling, kw_only=True):
     published: ClassVar[Fields] = TEXT
-    prompt: str | list[Any]
+    prompt: str | list[Json]
 
 
 _MOST_BIAS = 100
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def params_given(request: Sampling) -> dict[str, Any]:
+def params_given(request: Sampling) -> JsonObject:
     """The fields of SamplingParams that the request sets. Raises Refusal."""
     if request.n not in (None, 1):
         raise Refusal(400, f"n is {request.n}, but one answer is made a request; ask once for each")
-    given: dict[str, Any] = {
+    given: JsonObject = {
         option.name: value
         for name, option in http_options("openai", SamplingParams).items()
         if (value := getattr(request, name, None)) is not None

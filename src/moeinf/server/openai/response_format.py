@@ -10,6 +10,7 @@ from moeinf.sampling.constraint import AnswerFormat, Language, one_of
 from moeinf.server.body import check_size
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.requests import Sampling, StructuredOutputs
+from moeinf.types import JsonMapping
 
 
 def format_of(asked: Sampling) -> AnswerFormat | None:
@@ -24,7 +25,7 @@ def format_of(asked: Sampling) -> AnswerFormat | None:
     return next(iter(given.values()), None)
 
 
-def _response_format(given: Mapping[str, Any], where: str) -> AnswerFormat | None:
+def _response_format(given: JsonMapping, where: str) -> AnswerFormat | None:
     """OpenAI's three types, with the schema where others put it, and the regex and grammar of other servers."""
     kind = given.get("type")
     if kind in (None, "text"):
@@ -54,7 +55,7 @@ def _structured(given: StructuredOutputs, where: str) -> AnswerFormat | None:
     return None
 
 
-def _schema(given: object, where: str) -> Mapping[str, Any]:
+def _schema(given: object, where: str) -> JsonMapping:
     """A JSON schema, as an object or as the text of one."""
     if isinstance(given, str):
         check_size(given.encode(), where)

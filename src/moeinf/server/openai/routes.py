@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from moeinf.server.openai.completions import completions
 from moeinf.server.openai.errors import error_body
 from moeinf.server.service import Service
 from moeinf.store.library import StoredModel
+from moeinf.types import JsonObject
 
 
 def routes(service: Service) -> list[Route]:
@@ -43,7 +43,7 @@ async def _model(service: Service, request: Request) -> Response:
     return json_response(await service.pools.store.run(lambda: _described(service.find(name))))
 
 
-def _described(stored: StoredModel) -> dict[str, Any]:
+def _described(stored: StoredModel) -> JsonObject:
     """With the fields of Anthropic's API, which has models at the same paths."""
     modified = stored.modified
     return {

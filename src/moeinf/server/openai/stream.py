@@ -13,6 +13,7 @@ from moeinf.server.http_errors import fault_of
 from moeinf.server.openai.errors import error_body
 from moeinf.server.openai.head import Head, finish_reason, usage_of
 from moeinf.server.openai.requests import Sampling
+from moeinf.types import JsonObject
 
 
 class ChunkStream(ABC):
@@ -23,7 +24,7 @@ class ChunkStream(ABC):
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
 
     @abstractmethod
-    def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
+    def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         """The choice for a piece of an answer; for an empty text, that of the last chunk. None: it is not shown."""
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
@@ -45,5 +46,5 @@ class ChunkStream(ABC):
                 yield self._head.chunk([], usage=usage_of(completion))
             yield sse(b"[DONE]")
 
-    def _chunk(self, choice: dict[str, Any], reason: str | None, **more: Any) -> bytes:
+    def _chunk(self, choice: JsonObject, reason: str | None, **more: Any) -> bytes:
         return self._head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)

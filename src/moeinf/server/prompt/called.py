@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from moeinf.server.body import check_size
+from moeinf.types import JsonObject
 
 
 class Called(msgspec.Struct):
     """The function of a call that the model has made."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | JsonObject | None = None
 
     def __post_init__(self) -> None:
         """Raises Refusal for a text of JSON that is larger than a body may be."""

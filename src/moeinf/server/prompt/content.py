@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.pictures import joined, picture_at
+from moeinf.types import JsonObject
 
 _TEXT_KINDS = ("text", "input_text", "output_text")
 _THOUGHT_KINDS = ("thinking", "reasoning", "redacted_thinking")  # the last of which nobody here can read
 
 
-def plain_content(content: object, where: str) -> str | list[dict[str, Any]]:
+def plain_content(content: object, where: str) -> str | list[JsonObject]:
     """The text of a content that is a string, null, or a list of parts; the parts, where some are pictures.
 
     Raises Refusal for audio and the like.
@@ -23,7 +23,7 @@ def plain_content(content: object, where: str) -> str | list[dict[str, Any]]:
         return content
     if not isinstance(content, list):
         raise Refusal(400, f"{where}: content must be text or a list of parts")
-    parts = list[dict[str, Any]]()
+    parts = list[JsonObject]()
     for part in content:
         kind = part.get("type") or "text" if isinstance(part, dict) else None
         if kind == "refusal":
@@ -58,7 +58,7 @@ def thoughts_apart(content: object, where: str) -> tuple[object, str]:
     return others, "\n".join(filter(None, texts))
 
 
-def _thought(part: dict[str, Any], where: str) -> str:
+def _thought(part: JsonObject, where: str) -> str:
     """Its text, which stands under the name of its type or as text, and may be a list of parts again."""
     found = part.get(part["type"], part.get("text"))
     content = plain_content(found, where)

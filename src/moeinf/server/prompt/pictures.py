@@ -6,10 +6,11 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, unquote_to_bytes
 
 from moeinf.server.http_errors import Refusal
+from moeinf.types import JsonObject
 
 MOST_PICTURES: Final = 32  # of one message
 _MOST_HEAD = 1024  # characters of a data: URL before its comma
@@ -17,7 +18,7 @@ _SPACE = re.compile(rb"[ \t\r\n\f]+")  # which encoders put between lines of bas
 _BY_NAME = bytes.maketrans(b"-_", b"+/")  # the letters of base64 that is safe in names of files
 
 
-def picture_of(data: object, where: str) -> dict[str, Any]:
+def picture_of(data: object, where: str) -> JsonObject:
     """The part of a message that a picture in base64 is, or in a data: URL. Raises Refusal, which names the place."""
     if not isinstance(data, str) or not data:
         raise Refusal(400, f"{where}: an image must be the bytes of a PNG or JPEG file in base64")
@@ -26,7 +27,7 @@ def picture_of(data: object, where: str) -> dict[str, Any]:
     return {"type": "image", "image": found, "name": f"the image of {where}"}
 
 
-def picture_at(url: object, where: str) -> dict[str, Any]:
+def picture_at(url: object, where: str) -> JsonObject:
     """The same of a data: URL, or of an object that has it. Raises Refusal, also for every other URL."""
     found = url.get("url") if isinstance(url, dict) else url
     if not isinstance(found, str) or found[:64].lstrip()[:5].lower() != "data:":
@@ -59,7 +60,7 @@ def _from_base64(data: bytes, where: str) -> bytes:
         raise Refusal(400, f"{where}: an image is no base64 ({error})") from error
 
 
-def joined(parts: Sequence[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+def joined(parts: Sequence[JsonObject], where: str) -> str | list[JsonObject]:
     """The content of a message: text alone where it has no picture, else the parts. Raises Refusal for too many."""
     pictures = sum(part["type"] == "image" for part in parts)
     if not pictures:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from moeinf.server.http_errors import Refusal
-from moeinf.types import Tool
+from moeinf.types import JsonMapping, Tool
 
 
-def checked_tools(tools: Iterable[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
+def checked_tools(tools: Iterable[JsonMapping] | None) -> tuple[Tool, ...]:
     """The tools as chat templates take them. Raises Refusal for what is no function with a name."""
     return tuple(_checked(tool, f"tools[{at}]") for at, tool in enumerate(tools or ()))
 
 
-def _checked(tool: Mapping[str, Any], where: str) -> Tool:
+def _checked(tool: JsonMapping, where: str) -> Tool:
     kind, function = tool.get("type") or "function", tool.get("function")
     if kind != "function":
         raise Refusal(400, f"{where}: a tool of type {kind!r:.60} cannot be called; give functions")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from moeinf.store.checked_json import CheckedObject
 from moeinf.store.format import round_up
-from moeinf.types import BLOCK_ALIGN_BYTES, ExpertLayout, Format, MoeShape, TensorSpec, format_bytes
+from moeinf.types import BLOCK_ALIGN_BYTES, ExpertLayout, Format, Json, JsonObject, MoeShape, TensorSpec, format_bytes
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA256_OR_NONE = re.compile(r"([0-9a-f]{64})?")
@@ -55,7 +54,7 @@ class DensePlace:
     name: str  # that the family knows
     sources: tuple[TensorPlace, ...]
     shape: tuple[int, ...]  # that the family wants
-    undo: tuple[dict[str, Any], ...] = ()  # moeinf.gguf.undo
+    undo: tuple[JsonObject, ...] = ()  # moeinf.gguf.undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class InPlace:
             for place in self.dense
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Without fields that few have, so that ids of models stay what they were."""
         value = asdict(self)
         value["files"] = [{k: v for k, v in file.items() if v or k not in _RARE} for file in value["files"]]
@@ -202,7 +201,12 @@ def _parse_tensor(item: CheckedObject, files: tuple[PlacedFile, ...]) -> TensorP
 
 
 def _parse_layer(
-    item: CheckedObject, row: list[Any], number: int, files: tuple[PlacedFile, ...], moe: MoeShape, layout: ExpertLayout
+    item: CheckedObject,
+    row: list[Json],
+    number: int,
+    files: tuple[PlacedFile, ...],
+    moe: MoeShape,
+    layout: ExpertLayout,
 ) -> tuple[PartPlace, ...]:
     parts = []
     for values in row:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from moeinf.store.checked_json import CheckedObject
-from moeinf.types import ExpertLayout, MoeShape
+from moeinf.types import ExpertLayout, JsonObject, MoeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Scales:
     def __bool__(self) -> bool:
         return bool(self.dense or any(self.experts))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"dense": dict(self.dense), "experts": [dict(layer) for layer in self.experts]}
 
 

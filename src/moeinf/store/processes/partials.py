@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, read_small
@@ -17,6 +16,7 @@ from moeinf.store.manifest import ModelSource, parse_source
 from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name, written
 from moeinf.store.processes.locks import Lock, TakenError, is_taken, take
 from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
+from moeinf.types import JsonMapping, JsonObject
 
 JOURNAL_FILE = "journal.json"
 _LOOK_S = 0.5  # between two looks at whether another pull has ended
@@ -34,7 +34,7 @@ class PulledAs:
     source: ModelSource  # its revision is the one that was asked for, "" for the default
     quantisation: Quantisation = KEEP
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"label": self.name, "source": self.source.to_json(), "quantisation": asdict(self.quantisation)}
 
 
@@ -92,7 +92,7 @@ def _asked(folder: Path) -> PulledAs | None:
         return None
 
 
-def _parse_asked(values: Mapping[str, Any], where: str) -> PulledAs:
+def _parse_asked(values: JsonMapping, where: str) -> PulledAs:
     """Raises ValueError or StoreError for anything but what `PulledAs.to_json` has made."""
     name, source, formats = (values.get(key) for key in ("label", "source", "quantisation"))
     if not (isinstance(name, str) and isinstance(source, dict) and isinstance(formats, dict)):

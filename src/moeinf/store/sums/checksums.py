@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from moeinf.errors import StoreError
 from moeinf.store.files import fault_of_read, parse_json_object, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.placed.sums import covers_experts
-from moeinf.types import SumRun
+from moeinf.types import Json, SumRun
 
 CHECKSUMS_FILE: Final = "checksums.bin"
 _MAGIC: Final = b"moeinf checksums 1\n"
@@ -89,7 +89,7 @@ def parse_checksums(data: bytes, where: str, sizes: Mapping[str, int]) -> tuple[
     )
 
 
-def _is_run(item: Any, sizes: Mapping[str, int]) -> bool:
+def _is_run(item: Json, sizes: Mapping[str, int]) -> bool:
     """Tells whether an entry names a known file, and bytes in it by whole numbers."""
     if not isinstance(item, list) or len(item) != 4 or not isinstance(item[0], str) or item[0] not in sizes:
         return False

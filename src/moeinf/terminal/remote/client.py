@@ -13,6 +13,7 @@ from typing import Any
 
 from moeinf.config.server_options import address_of
 from moeinf.errors import ContextLengthError, ModelNotFoundError, MoeinfError
+from moeinf.types import JsonObject
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0  # for what the server knows without its model
@@ -47,10 +48,10 @@ class ServerClient:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._silent(error) from None
 
-    def stream(self, path: str, body: object, should_stop: Callable[[], bool]) -> Generator[dict[str, Any], None, None]:
+    def stream(self, path: str, body: object, should_stop: Callable[[], bool]) -> Generator[JsonObject, None, None]:
         """Yields the lines of a streamed answer until it ends or should_stop; hanging up ends it on the server, too."""
         connection = self._connected()
-        lines: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
+        lines: queue.SimpleQueue[JsonObject | Exception | None] = queue.SimpleQueue()
         wire = connection.sock
         wire.settimeout(None)
         threading.Thread(target=self._read, args=(connection, path, body, lines), name="answer", daemon=True).start()
@@ -75,7 +76,7 @@ class ServerClient:
         connection: http.client.HTTPConnection,
         path: str,
         body: object,
-        lines: queue.SimpleQueue[dict[str, Any] | Exception | None],
+        lines: queue.SimpleQueue[JsonObject | Exception | None],
     ) -> None:
         """Puts each line, then None, or the exception that ended them, whatever it was: somebody waits for it."""
         last: Exception | None = None

@@ -19,13 +19,13 @@ from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
 from moeinf.terminal.remote.client import NoServerError, ServerClient
 from moeinf.text.thinking_text import TemplateFacts, template_variables
-from moeinf.types import Message
+from moeinf.types import JsonMapping, JsonObject, Message
 
 if TYPE_CHECKING:
     from moeinf.sampling.constraint import AnswerFormat
 
 _THINK: Mapping[str, bool] = {"true": True, "false": False}
-Line = dict[str, Any]  # of a streamed answer
+Line = JsonObject  # of a streamed answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RemoteModel:
 
     encoder_decoder = False
 
-    def __init__(self, client: ServerClient, stored: StoredModel, told: Mapping[str, Any]) -> None:
+    def __init__(self, client: ServerClient, stored: StoredModel, told: JsonMapping) -> None:
         """told: the model's entry in /api/ps."""
         self.name, self.manifest, self.url = stored.name, stored.manifest, client.url
         self.last: Completion | None = None
@@ -67,7 +67,7 @@ class RemoteModel:
         """See Model.params."""
         return resolve_params(given, generation_config=json_file(self._stored, "generation_config.json"))
 
-    def template_variables(self, think: bool | str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    def template_variables(self, think: bool | str | None, given: JsonMapping) -> JsonObject:
         """See Model.template_variables."""
         return template_variables(self._facts, None if think is None else str(think).lower(), given)
 
@@ -78,7 +78,7 @@ class RemoteModel:
         *,
         raw: bool = False,
         think: bool | str | None = None,
-        variables: Mapping[str, Any] | None = None,
+        variables: JsonMapping | None = None,
         format: AnswerFormat | None = None,
         hooks: Hooks = NO_HOOKS,
     ) -> Iterator[str]:
@@ -89,7 +89,7 @@ class RemoteModel:
                 f"num_predict: an answer of the server at {self.url} has at least one token; give 1 or more"
             )
         names = http_options("ollama", SamplingParams)
-        body: dict[str, Any] = {
+        body: JsonObject = {
             "model": self._name,
             "options": {name: getattr(given, option.name) for name, option in names.items()},
             "think": None if think is None else _THINK.get(str(think).lower(), think),
@@ -182,5 +182,5 @@ def _stats(line: Line) -> GenerationStats:
     )
 
 
-def _cache(told: Mapping[str, Any]) -> CacheStats:
+def _cache(told: JsonMapping) -> CacheStats:
     return CacheStats(**{each.name: told[each.name] for each in fields(CacheStats)})

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Any
 
 from moeinf.errors import ModelNotFoundError
 from moeinf.store.naming.names import meant, plain_name
 from moeinf.terminal.remote.client import ServerClient
 from moeinf.terminal.screen import table
 from moeinf.text.quantities import from_now_text, size_text
+from moeinf.types import JsonObject
 
 _HEAD = ("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL", "EXPERTS")
 _NEVER_YEAR = 9999
 
 
-def running_models(client: ServerClient) -> list[dict[str, Any]]:
+def running_models(client: ServerClient) -> list[JsonObject]:
     """The models that are loaded, as /api/ps tells of them."""
-    models: list[dict[str, Any]] = client.ask("GET", "/api/ps")["models"]
+    models: list[JsonObject] = client.ask("GET", "/api/ps")["models"]
     return models
 
 
-def running_lines(models: list[dict[str, Any]], now: datetime | None = None) -> list[str]:
+def running_lines(models: list[JsonObject], now: datetime | None = None) -> list[str]:
     """A table with a header."""
     now = now or datetime.now(timezone.utc)
     return table([_HEAD, *(_row(model, now) for model in models)])
 
 
-def _row(model: dict[str, Any], now: datetime) -> tuple[str, ...]:
+def _row(model: JsonObject, now: datetime) -> tuple[str, ...]:
     return (
         model["name"],
         model["digest"][:12],
@@ -47,13 +47,13 @@ def _processor(size: int, vram: int) -> str:
     return f"{on_cpu}%/{100 - on_cpu}% CPU/GPU"
 
 
-def _until(expires: datetime, told: dict[str, Any], now: datetime) -> str:
+def _until(expires: datetime, told: JsonObject, now: datetime) -> str:
     if expires.year == _NEVER_YEAR:
         return "Forever"
     return from_now_text(expires, now) if expires > now or not told["answering"] else "Answering"
 
 
-def _experts(told: dict[str, Any]) -> str:
+def _experts(told: JsonObject) -> str:
     """`34/256, 38% hit`"""
     hits = "" if told["hit_rate"] is None else f", {100 * told['hit_rate']:.0f}% hit"
     return f"{told['slots']}/{told['experts']}{hits}"

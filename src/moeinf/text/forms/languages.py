@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any
 
 from llguidance import gbnf_to_lark, regex_to_lark
+
+from moeinf.types import Json
 
 # In one place: as people indent. How much there may be in all says json_space.py.
 _SPACE = {"x-guidance": {"whitespace_pattern": r"( {1,2}|\n[ \t]{0,32})"}}
@@ -38,7 +39,7 @@ def _schema(text: str) -> str:
     return f"%json {json.dumps({**schema, **_SPACE})}"
 
 
-def _check_multiples(value: Any) -> None:
+def _check_multiples(value: Json) -> None:
     """Raises GrammarError for a multipleOf that takes minutes: it needs a state for each remainder."""
     if isinstance(value, dict):
         multiple = value.get("multipleOf")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.text.templates.traced import Traced
 from moeinf.text.tool_calls.call_messages import with_calls_written
-
-Message = Mapping[str, Any]
+from moeinf.types import Message
 
 _TOOLS = "calls of tools were written out, and their results put into user turns"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jinja2
 
@@ -14,8 +13,9 @@ from moeinf.text.templates.rendering import ChatTemplate, marked
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.templates.traced import BEGUN, Traced, origins_of
 from moeinf.text.thinking_text import TemplateFacts
-from moeinf.text.tool_calls.call_messages import Message, described, fitted, in_templates_form, told_of
+from moeinf.text.tool_calls.call_messages import described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.types import JsonMapping, Message
 
 
 class ChatTemplates:
@@ -42,7 +42,7 @@ class ChatTemplates:
         return replace(facts, tools=read_facts(self._with_tools).tools)
 
     def render(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
+        self, messages: Sequence[Message], variables: JsonMapping, *, continues: bool = False
     ) -> tuple[str, list[str]]:
         """Returns text with marked control tokens (see traced.MARK), and notes for the user.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from moeinf.errors import TextError, remedy_of
+from moeinf.types import JsonMapping
 
 
-def find_template(folder: Path, tokenizer_config: Mapping[str, Any], *, with_tools: bool = False) -> str | None:
+def find_template(folder: Path, tokenizer_config: JsonMapping, *, with_tools: bool = False) -> str | None:
     """The checkpoint's chat template, or None for a base model. Raises TextError where one is there but unreadable.
 
     with_tools: the one for chats with tools, where there are two.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from moeinf.text.templates.sandbox import GivenDict, GivenList
 from moeinf.text.templates.traced import BEGUN, GIVEN, MARK, OWN, Traced, alternatives
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.types import Json, JsonObject, Message
 
-Message = Mapping[str, Any]
 
-
-def given(value: Any) -> Any:
+def given(value: Json) -> Json:
     """A value as a template is given it, at any depth. What moeinf has written itself stays its own."""
     if isinstance(value, str):
         kept = value if isinstance(value, Traced) else Traced(value)
@@ -35,7 +33,7 @@ def given_messages(messages: Sequence[Message], roles: Sequence[str]) -> GivenLi
     return made
 
 
-def begun(message: Message) -> dict[str, Any]:
+def begun(message: Message) -> JsonObject:
     """A message whose text is the beginning of the answer."""
     content = message.get("content")
     if isinstance(content, str):
@@ -49,7 +47,7 @@ def with_own_marks(syntax: Syntax, control: Sequence[str]) -> Syntax:
     pattern = alternatives(control)
     first = re.compile(f"[{re.escape(''.join(sorted({token[0] for token in control})))}]") if control else None
 
-    def marked(value: Any) -> Any:
+    def marked(value: Json) -> Json:
         """No character of a client begins a control token."""
         if isinstance(value, str):
             return first.sub(lambda match: match[0] + MARK, value.replace(MARK, "")) if first else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jinja2
 from jinja2.exceptions import SecurityError
@@ -13,8 +12,7 @@ from moeinf.text.templates.accommodations import accommodations, drops_result, d
 from moeinf.text.templates.given import given, given_messages
 from moeinf.text.templates.sandbox import environment
 from moeinf.text.templates.traced import MARK, OWN, Traced, alternatives, origins_of, traced_concat
-
-Message = Mapping[str, Any]
+from moeinf.types import JsonMapping, Message
 
 _MAX_OUTPUT_CHARS = 4 << 20
 
@@ -29,7 +27,7 @@ class ChatTemplate:
         self._template = environment().from_string(source)
 
     def render(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], *, prompts: bool = True
+        self, messages: Sequence[Message], variables: JsonMapping, *, prompts: bool = True
     ) -> tuple[Traced, list[str]]:
         """Returns the text, and a note for each change that the template required.
 
@@ -57,7 +55,7 @@ class ChatTemplate:
             return without_results
         raise refusals[0] if refusals else jinja2.TemplateError("the template leaves out the system message")
 
-    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any], prompts: bool) -> Traced:
+    def _render(self, messages: Sequence[Message], variables: JsonMapping, prompts: bool) -> Traced:
         known = {"tools": None, "documents": None, **self._specials} | given(variables)
         known |= {"messages": given_messages(messages, self._roles), "add_generation_prompt": prompts}
         pieces: list[str] = []

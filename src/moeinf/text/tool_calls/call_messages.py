@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from moeinf.errors import TextError
 from moeinf.text.templates.traced import Traced
 from moeinf.text.tool_calls.history import ChatCalls
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
+from moeinf.types import JsonMapping, JsonObject, Message
 
-Message = Mapping[str, Any]
 _THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # of templates and clients; the first that holds text
 _ROLES = {"developer": "system", "function": "tool"}
 _ONE_CALL_A_TURN = "tool_calls[0]"  # in templates that look at no other call of a turn: gpt-oss
 
 
-def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> list[dict[str, Any]]:
+def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> list[JsonObject]:
     """Messages in OpenAI's form as templates read them. Raises TextError for calls that are none.
 
     developer is system; function_call and the role function, OpenAI's old form, are tool_calls and tool; content that
@@ -40,13 +39,13 @@ def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> lis
     return made
 
 
-def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+def _with_thoughts(message: JsonObject) -> JsonObject:
     thoughts = [message.pop(name, None) for name in _THOUGHT_NAMES]
     thought = next((text for text in thoughts if isinstance(text, str) and text), None)
     return message if thought is None else message | {"reasoning_content": thought, "thinking": thought}
 
 
-def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def described(tools: Sequence[JsonMapping]) -> list[JsonObject]:
     """Tools with the members that templates read unasked. Raises TextError for what is no function."""
     made = []
     for tool in tools:
@@ -127,7 +126,7 @@ def with_calls_written(
 
 
 def told_of(
-    tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], template: str, syntax: Syntax | None
+    tools: Sequence[JsonMapping], messages: Sequence[Message], template: str, syntax: Syntax | None
 ) -> list[Message]:
     """Messages whose system message tells of the tools, where the text of a template shows that it does not."""
     if syntax is None or syntax.describe is None or re.search(r"\btools\b", template):

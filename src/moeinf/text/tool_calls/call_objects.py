@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from moeinf.text.tool_calls.json_text import joined, read_json, read_value, text_as_json
 from moeinf.text.tool_calls.reading import End, Fragment, Name, NotACallError, Reading, Source
+from moeinf.types import Json
 
 _MAX_NAME_CHARS = 128
 _MAX_MARKS = 8  # that a model writes instead of one
@@ -91,7 +91,7 @@ def _stripped_name(name: object) -> str:
     return checked_name(name.strip() if isinstance(name, str) else name)
 
 
-def _in_function(value: Any, held: str | None) -> tuple[str | None, str | None]:
+def _in_function(value: Json, held: str | None) -> tuple[str | None, str | None]:
     """Name and arguments of a call whose member function has them; None and what was there for other values."""
     if not isinstance(value, dict) or "name" not in value:
         return None, held
@@ -205,7 +205,7 @@ def _expect_object(source: Source) -> Reading[None]:
         raise NotACallError
 
 
-def _object_text(value: Any) -> str:
+def _object_text(value: Json) -> str:
     """The object that a value other than an object stands for. Raises NotACallError where it stands for none."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return "{}"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.errors import TextError
 from moeinf.text.tool_calls.json_text import begun_json
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.types import JsonMapping, JsonObject
 
 
 @dataclass
@@ -34,14 +34,14 @@ class ChatCalls:
         self._ids: set[str] = set()
         self._num_calls = 0
 
-    def turn(self, given: object) -> list[dict[str, Any]]:
+    def turn(self, given: object) -> list[JsonObject]:
         """The calls of the next turn, as templates read them. Raises TextError for what are none."""
         if not isinstance(given, Sequence) or isinstance(given, str):
             raise TextError('the tool_calls of a message in this chat are no list; each is {"function": {"name": ...}}')
         self._turns.append([])
         return [self._made(call) for call in given]
 
-    def _made(self, call: object) -> dict[str, Any]:
+    def _made(self, call: object) -> JsonObject:
         function = call.get("function") if isinstance(call, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not (isinstance(call, Mapping) and isinstance(function, Mapping) and isinstance(name, str) and name):
@@ -64,7 +64,7 @@ class ChatCalls:
         self._ids.add(made)
         return made
 
-    def answered(self, result: Mapping[str, Any]) -> dict[str, Any]:
+    def answered(self, result: JsonMapping) -> JsonObject:
         """A result with id and name of its call, where it belongs to one."""
         given, name = (str(result.get(key) or "") for key in ("tool_call_id", "name"))
         name = name or str(result.get("tool_name") or "")
@@ -86,7 +86,7 @@ class ChatCalls:
             yield from (call for call in calls if not call.answered and name in ("", call.name))
 
 
-def _object(arguments: object) -> dict[str, Any] | None:
+def _object(arguments: object) -> JsonObject | None:
     """Arguments as an object; None where they are none.
 
     Of those that the end of an answer cut off, what came; those that were encoded twice are decoded twice.

@@ -12,10 +12,10 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from moeinf.text.text_stream import TOKEN_MARK
 from moeinf.text.tool_calls.reading import Fragment, NotACallError, Reading, Result, Source
+from moeinf.types import Json
 
 _MAX_DEPTH = 100  # of arrays and objects; far below what parsers of clients bear
 _MAX_DIGITS = 4000  # of a number; Python reads 4,300
@@ -54,12 +54,12 @@ def joined(reading: Reading[Result]) -> Reading[str]:
     return "".join(parts)
 
 
-def read_value(source: Source) -> Reading[Any]:
+def read_value(source: Source) -> Reading[Json]:
     """One JSON value, once it is whole."""
     return json.loads((yield from joined(read_json(source))))
 
 
-def text_as_json(text: str) -> Any:
+def text_as_json(text: str) -> Json:
     """What a whole text means as JSON; None where it means nothing."""
     source = Source()
     source.text, source.ended = f"{text.strip()} ", True  # with a character behind a word, so that it is whole
@@ -70,7 +70,7 @@ def text_as_json(text: str) -> Any:
     return None if source.text[source.at :].strip() else json.loads("".join(fragments))
 
 
-def begun_json(text: str) -> Any:
+def begun_json(text: str) -> Json:
     """What a text that may have been cut off means as JSON, as far as it came; None where it means nothing."""
     source = Source()
     source.text = text.strip()

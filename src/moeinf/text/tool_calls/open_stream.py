@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
@@ -12,6 +11,7 @@ from moeinf.text.thoughts import Tags, ThoughtStream
 from moeinf.text.tool_calls.call_stream import CallStream, TextStream
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.types import JsonMapping
 
 
 def open_stream(
@@ -22,7 +22,7 @@ def open_stream(
     tags: Tags | None,
     answer_tags: Tags | None = None,
     syntax: Syntax | None,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[JsonMapping],
 ) -> TextStream:
     """Opens a stream for what follows `context`, the end of a prompt.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from moeinf.text.tool_calls.json_text import text_as_json
 from moeinf.text.tool_calls.schemas import Schema, kinds_of
+from moeinf.types import Json, JsonMapping
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _ANY_CASE = {word.lower(): value for word, value in _WORDS.items()}
@@ -19,14 +20,14 @@ NO_TEXT = STRUCTURED | {"number", "integer", "boolean", "null"}
 class ToolSchemas:
     """The tools of a request, as far as readers ask about them."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Sequence[JsonMapping]) -> None:
         functions = [tool.get("function") for tool in tools]
         self._schemas = {str(f.get("name")): Schema(f.get("parameters")) for f in functions if isinstance(f, Mapping)}
 
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
 
-    def value(self, tool: str, parameter: str, text: str, untyped: frozenset[str] = STRUCTURED) -> Any:
+    def value(self, tool: str, parameter: str, text: str, untyped: frozenset[str] = STRUCTURED) -> Json:
         """The value of a parameter. Text that cannot be of its type stays text, for the caller to refuse.
 
         untyped: what text may be beside text where the schema does not say, which is a syntax's own rule.
@@ -62,7 +63,7 @@ def _as_one_of(types: frozenset[str], text: str, *, loose: bool) -> Any:
     return text
 
 
-def _as_json(text: str) -> Any:
+def _as_json(text: str) -> Json:
     try:
         value = json.loads(text)
         json.dumps(value, allow_nan=False)
@@ -71,7 +72,7 @@ def _as_json(text: str) -> Any:
     return value
 
 
-def _as_python(text: str) -> Any:
+def _as_python(text: str) -> Json:
     """A list, tuple or dict as Python writes it; None for other text, and for what JSON has no form for."""
     if not text.lstrip().startswith(("[", "{", "(")):
         return None

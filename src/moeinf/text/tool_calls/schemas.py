@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import unquote
+
+from moeinf.types import Json, JsonMapping
 
 _ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 30  # of schemas within schemas
@@ -41,7 +42,7 @@ _NUMBER_FORMATS = {
 class Schema:
     """The schema of a tool's arguments. Each part of it is looked at once, so that circles of references end."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Json) -> None:
         self._root = root
 
     def types(self, parameter: str) -> frozenset[str] | None:
@@ -52,13 +53,13 @@ class Schema:
 class _Walk(ABC):
     """Goes through the schemas that hold for one value: what it says itself, and what it refers to."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Json) -> None:
         self._root = root
-        self._found: dict[int, Any] = {}  # by the identity of a schema
-        self._kept: list[Any] = []  # schemas that were made here, whose identity must not come again
+        self._found: dict[int, Json] = {}  # by the identity of a schema
+        self._kept: list[Json] = []  # schemas that were made here, whose identity must not come again
         self._depth = 0
 
-    def of(self, schema: Any) -> Any:
+    def of(self, schema: Json) -> Json:
         if not isinstance(schema, Mapping) or self._depth == _MAX_DEPTH:
             return None
         if id(schema) not in self._found:
@@ -70,9 +71,9 @@ class _Walk(ABC):
         return self._found[id(schema)]
 
     @abstractmethod
-    def _look(self, schema: Mapping[str, Any]) -> Any: ...
+    def _look(self, schema: JsonMapping) -> Json: ...
 
-    def _parts(self, schema: Mapping[str, Any]) -> list[Any]:
+    def _parts(self, schema: JsonMapping) -> list[Json]:
         """The schemas that hold beside what a schema says itself."""
         reference = schema.get("$ref")
         referred = [_referred(self._root, reference)] if isinstance(reference, str) else []
@@ -82,17 +83,17 @@ class _Walk(ABC):
 class _Properties(_Walk):
     """Finds the schema of an object's property, wherever it is declared; None where it is not."""
 
-    def __init__(self, root: Any, name: str) -> None:
+    def __init__(self, root: Json, name: str) -> None:
         super().__init__(root)
         self._name = name
 
-    def _look(self, schema: Mapping[str, Any]) -> Any:
+    def _look(self, schema: JsonMapping) -> Json:
         options = [[self.of(option) for option in _list(schema.get(key))] for key in ("anyOf", "oneOf")]
         either = [{"anyOf": _known(each)} for each in options if _known(each)]
         found = _known([*self._declared(schema), *map(self.of, self._parts(schema)), *either])
         return found[0] if len(found) == 1 else {"allOf": found} if found else None
 
-    def _declared(self, schema: Mapping[str, Any]) -> list[Any]:
+    def _declared(self, schema: JsonMapping) -> list[Json]:
         properties, patterns = schema.get("properties"), schema.get("patternProperties")
         found = [properties[self._name]] if isinstance(properties, Mapping) and self._name in properties else []
         if isinstance(patterns, Mapping):
@@ -104,17 +105,17 @@ class _Properties(_Walk):
 class _Types(_Walk):
     """Finds the types that a schema allows: those that all of its parts allow. The empty set for a contradiction."""
 
-    def _look(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
+    def _look(self, schema: JsonMapping) -> frozenset[str] | None:
         said = [_listed(schema), _of_values(schema), *map(self.of, self._parts(schema))]
         said += [self._any_of(schema[key]) for key in ("anyOf", "oneOf") if _list(schema.get(key))]
         return frozenset.intersection(*_known(said)) if _known(said) else _hinted(schema)
 
-    def _any_of(self, options: Sequence[Any]) -> frozenset[str] | None:
+    def _any_of(self, options: Sequence[Json]) -> frozenset[str] | None:
         types = [self.of(option) for option in options]
         return frozenset.union(*types) if _known(types) == types else None
 
 
-def _listed(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def _listed(schema: JsonMapping) -> frozenset[str] | None:
     listed = schema.get("type")
     types = {_type_named(entry) for entry in (listed if isinstance(listed, list) else [listed]) if entry is not None}
     types |= {"integer"} if "number" in types else set()
@@ -129,18 +130,18 @@ def _type_named(name: object) -> str:
     return next((known for begins, known in _OTHER_NAMES.items() if word.startswith(begins)), word)
 
 
-def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def _of_values(schema: JsonMapping) -> frozenset[str] | None:
     values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     return frozenset(kind for value in values for kind in kinds_of(value)) or None
 
 
-def _hinted(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def _hinted(schema: JsonMapping) -> frozenset[str] | None:
     if schema.get("format") in _NUMBER_FORMATS:
         return _NUMBER_FORMATS[schema["format"]]
     return next((types for key, types in _HINTS.items() if key in schema), None)
 
 
-def kinds_of(value: Any) -> frozenset[str]:
+def kinds_of(value: Json) -> frozenset[str]:
     """The names by which JSON schema may call a value."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
@@ -160,15 +161,15 @@ def _matches(pattern: str, name: str) -> bool:
         return False
 
 
-def _known(values: Sequence[Any]) -> list[Any]:
+def _known(values: Sequence[Json]) -> list[Json]:
     return [value for value in values if value is not None]
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: Json) -> list[Json]:
     return value if isinstance(value, list) else []
 
 
-def _referred(root: Any, reference: str) -> Any:
+def _referred(root: Json, reference: str) -> Json:
     """What a reference within the schema, such as #/$defs/Colour, refers to; None where it leads nowhere."""
     if not reference.startswith("#"):
         return None

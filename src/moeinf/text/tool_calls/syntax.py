@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.types import JsonMapping
 
 # A call of a message, as templates get it: {"id": ..., "function": {"name": ..., "arguments": {...}}}.
-MessageCall = Mapping[str, Any]
+MessageCall = JsonMapping
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Syntax:
     closes: tuple[str, ...]
     read: Callable[[Source, str, ToolSchemas], Reading[None]]
     call_id: Callable[[str, str, int], str] | None = None  # of its id so far, its tool's name, and n
-    describe: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
+    describe: Callable[[Sequence[JsonMapping], str], str] | None = None
     frame: Callable[[str, str], tuple[str, str]] | None = None
     write: Callable[[Sequence[MessageCall]], str] | None = None
     result_role: str = "tool"

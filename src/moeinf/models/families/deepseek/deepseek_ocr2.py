@@ -6,7 +6,6 @@ Checkpoints hold a model of images beside it, which is left out.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from moeinf.models.families.deepseek.deepseek_v2 import SoftmaxRouter
 from moeinf.models.fields import Fields
@@ -15,6 +14,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import MlpForm, Moe, sparse_layers
 from moeinf.models.layers.rope import whole_heads
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 _IMAGES = r"model\.(sam_model|qwen2_model|projector|view_seperator|vision_tower|multi_modal_projector)\b.*"
 
@@ -41,5 +41,5 @@ class Family(DecoderFamily):
     name = "deepseek_ocr2"
     ignored = (_IMAGES,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part(config, prefix="model.").fields))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import SILU
@@ -40,7 +39,7 @@ from moeinf.models.layers.streams.mixed_decoder import (
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.layers.streams.ngram_layer import Given
 from moeinf.models.layers.streams.spread import NoColumns
-from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+from moeinf.types import ExpertForm, JsonObject, Profiler, TensorPlan, Workspace
 
 _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}  # tokens that an entry stands for, where config.json does not say
@@ -237,7 +236,7 @@ class Family(DecoderFamily):
     name = "deepseek_v4"
     divisible = False
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         c = self._config = Config.parse(Fields(config))
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 

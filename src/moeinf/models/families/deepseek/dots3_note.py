@@ -22,6 +22,7 @@ from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import of_kind
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 _INDEXED, _FULL, _SLIDING = "indexed_attention", "full_attention", "sliding_attention"
 _SIZES = {  # of layers with a window, where nothing is said of them
@@ -174,7 +175,7 @@ class Family(deepseek_v32.Family):
     ahead = (r"model\.mtp\..*",)
     renamed: ClassVar[Mapping[str, str]] = {r"^model\.language_model\.": "model."}
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part(config, prefix="model.").fields))
 
     def attention(self, layers: Layers) -> list[Attention]:

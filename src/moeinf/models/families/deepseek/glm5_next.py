@@ -32,7 +32,7 @@ from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.text_part import VISION, text_part
-from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+from moeinf.types import ExpertForm, JsonObject, Profiler, TensorPlan, Workspace
 
 _LINEAR = "linear_attention"
 _STREAMS = StreamNames("hc_attn_", "hc_ffn_", None)
@@ -128,7 +128,7 @@ class Family(deepseek_v2.Family):
     no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, *NO_INDEX_MATRICES, ".b_proj.weight")
     ignored = (VISION,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config)
         spec = _parse(text.fields)
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))

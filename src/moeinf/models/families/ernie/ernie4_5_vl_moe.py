@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moeinf.models.families.ernie import ernie4_5_moe
 from moeinf.models.families.ernie.ernie4_5_moe import BiasRowMoe, SoftmaxRouter, parse_with
@@ -22,7 +21,7 @@ from moeinf.models.layers.protocol import Layers, Weights
 from moeinf.models.layers.rope import rope_fields, whole_heads
 from moeinf.models.text_part import text_part
 from moeinf.models.widened import widened
-from moeinf.types import TensorPlan
+from moeinf.types import JsonObject, TensorPlan
 
 _IMAGES = r"model\.(vision_model|resampler_model)\..*"
 
@@ -66,5 +65,5 @@ class Router(SoftmaxRouter):
 class Family(ernie4_5_moe.Family):
     name = "ernie4_5_vl_moe"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part({"tie_word_embeddings": True} | config, prefix="model.").fields))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
@@ -33,7 +32,7 @@ from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import text_part
-from moeinf.types import Activation, MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
 
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
 _MORE_NORMS = (
@@ -171,7 +170,7 @@ def _rope(f: Fields, kind: str, head_dim: int) -> Rope:
     return rope_of(own, partial_rotary(own, head_dim), 1e4, f.count("max_position_embeddings"))
 
 
-def _vision(config: dict[str, Any], hidden_size: int) -> Vision | None:
+def _vision(config: JsonObject, hidden_size: int) -> Vision | None:
     f = Fields(config)
     if f.get("vision_config") is None or f.get("text_config") is None:
         return None
@@ -234,7 +233,7 @@ class ScaledBlock(MoeBlock):
 class Family(DecoderFamily):
     name = "gemma4"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part({"tie_word_embeddings": True} | config)
         self._config = c = Config.parse(text.fields, text.prefix)
         self.decoder, self.moe = c.decoder, c.moe

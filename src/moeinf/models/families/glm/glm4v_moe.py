@@ -6,17 +6,17 @@ Checkpoints hold a model of images beside it (`model.visual.*`), which is left o
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.text_part import VISION, text_part
+from moeinf.types import JsonObject
 
 
 class Family(glm4_moe.Family):
     name = "glm4v_moe"
     ignored = (VISION,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config)
         text.fields.only("use_qk_norm", False, None)
         text.fields.present("attention_bias")

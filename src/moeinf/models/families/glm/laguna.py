@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields
@@ -19,9 +18,9 @@ from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, sparse_layers
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.types import TensorPlan
+from moeinf.types import JsonObject, TensorPlan
 
-_ROPES: dict[str, dict[str, Any]] = {
+_ROPES: dict[str, JsonObject] = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }

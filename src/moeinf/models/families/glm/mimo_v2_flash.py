@@ -6,7 +6,6 @@ Layers with a window have twice the key/value heads of those that see all tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import CommonAttention, DecoderFamily, Spec
@@ -16,10 +15,11 @@ from moeinf.models.layers.moe import Moe, sparse_layers
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.types import JsonObject
 
 _MTP = r"model\.mtp\..*"
 _PARTIAL = 0.334
-_ROPES: dict[str, dict[str, Any]] = {
+_ROPES: dict[str, JsonObject] = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }

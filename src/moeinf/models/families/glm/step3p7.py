@@ -21,7 +21,7 @@ from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.text_part import text_part
-from moeinf.types import ExpertForm, ExpertPiece, TensorPlan
+from moeinf.types import ExpertForm, ExpertPiece, JsonObject, TensorPlan
 
 _KINDS = ("full_attention", "sliding_attention")
 _NAMES = BlockNames(
@@ -234,5 +234,5 @@ class Family(DecoderFamily):
     renamed = _RENAMED
     no_matrices = (".g_proj.weight",)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part(config, prefix="model.").fields))

@@ -15,7 +15,7 @@ from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import Rope, plain_rope, rope_fields, rope_kind, rope_of, whole_heads
-from moeinf.types import MoeShape, Profiler, TensorPlan
+from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan
 
 _LISTED = ("moe_topk", "moe_intermediate_size", "num_shared_expert")  # may have a number for each layer
 _ALPHA = ("rope_type", "type", "rope_theta", "alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -28,7 +28,7 @@ class Config:
     intermediate_size: int
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
+    def parse(config: JsonObject) -> Config:
         f = Fields({name: _common(name, value) if name in _LISTED else value for name, value in config.items()})
         size = f.count("intermediate_size")
         for name, *allowed in (
@@ -87,7 +87,7 @@ class Family(DecoderFamily):
     name = "hunyuan_v1_moe"
     num_shared_experts = 1
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 

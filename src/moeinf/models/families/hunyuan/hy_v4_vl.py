@@ -6,10 +6,11 @@ Checkpoints hold a model of images beside it (`vit.*`), which is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moeinf.models.families.hunyuan import hy_v4
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 _VISION = r"(vit|model\.vision_tower)\..*"
 
@@ -19,5 +20,5 @@ class Family(hy_v4.Family):
     ignored = (_VISION,)
     renamed: ClassVar[Mapping[str, str]] = {r"\.hc_head\.hc_pre\.": ".hc_head.", **hy_v4.Family.renamed}
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(hy_v4.parse(text_part(config, prefix="model.").fields))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
@@ -29,7 +29,7 @@ from moeinf.models.layers.moe_plan import UngatedExperts, ungated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.types import Profiler, TensorPlan, Workspace
+from moeinf.types import JsonObject, Profiler, TensorPlan, Workspace
 
 MTP = r"mtp\..*"  # further layers that guess tokens ahead: kept, and not used
 MIN_STEP = 0.001  # time_step_min of every published config, and its default
@@ -161,7 +161,7 @@ class Family(DecoderFamily):
     renamed: ClassVar[Mapping[str, str]] = {r"^model\.": "backbone."}
     transposed: ClassVar[tuple[str, str] | None] = None  # as UngatedExperts has it
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take_config(Config.parse(Fields(config)))
 
     def take_config(self, c: Config) -> None:

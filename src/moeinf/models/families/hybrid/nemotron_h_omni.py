@@ -6,10 +6,11 @@ Checkpoints hold models that see and hear beside it, which are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moeinf.models.families.hybrid import nemotron_h
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 
 class Family(nemotron_h.Family):
@@ -24,7 +25,7 @@ class Family(nemotron_h.Family):
         **nemotron_h.Family.renamed,
     }
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         if config.get("text_config") is None and "llm_config" in config:  # as published
             config = config | {"text_config": config["llm_config"]}
         self.take_config(nemotron_h.Config.parse(text_part(config).fields))

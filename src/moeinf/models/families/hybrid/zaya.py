@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
@@ -22,7 +21,7 @@ from moeinf.models.layers.protocol import Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.compressed_heads import CompressedConvolutions, CompressedHeads
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.streams.stem import PlainStem
-from moeinf.types import MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan, Workspace
 
 _ROPES = {
     "hybrid": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
@@ -209,7 +208,7 @@ class Family(DecoderFamily):
     name = "zaya"
     divisible = False  # routers hand states on, and layers have further ones
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         c = self._config = Config.parse(Fields(config))
         self.decoder, self.moe = c.decoder, c.moe
 

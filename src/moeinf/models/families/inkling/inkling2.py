@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from moeinf.models.families.inkling.relative_decoder import (
     ATTENTION,
@@ -38,7 +37,7 @@ from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStat
 from moeinf.models.layers.streams.hyper import Connection, streamed
 from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.models.text_part import VISION
-from moeinf.types import DType, ExpertForm, ModelInfo, Profiler, TensorPlan, Workspace
+from moeinf.types import DType, ExpertForm, JsonObject, ModelInfo, Profiler, TensorPlan, Workspace
 
 _GATE, _SINKS = "gate_attn", "attn_sink_proj"
 
@@ -221,7 +220,7 @@ class Family(DecoderFamily):
     divisible = False  # states beside those of the layers
     config_of = staticmethod(Config.parse)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         c = self._config = self.config_of(text_fields(config))
         self.decoder, self.moe = c.decoder, c.blocks.moe
 

@@ -35,7 +35,7 @@ from moeinf.models.layers.recurrent.beside import ConvolutionsBeside
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.models.layers.weights import as_matrix
-from moeinf.types import MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan, Workspace
 
 _NORMS = LayerNorms("attn_norm", None, "mlp_norm")
 _OTHERS = r"model\.(visual|audio)\..*"
@@ -182,7 +182,7 @@ class Family(DecoderFamily):
     name = "inkling_mm_model"
     divisible = False  # states beside those of the layers
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         c = Config.parse(text_fields(config))
         self._config, self.decoder, self.moe, self.num_shared_experts = c, c.decoder, c.moe, c.num_shared
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
@@ -16,7 +15,7 @@ from moeinf.models.layers.attention_config import Scores, Shapes, Sharpening, Si
 from moeinf.models.layers.decoder import DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.recurrent.beside import convolutions_bytes
 from moeinf.models.text_part import text_part
-from moeinf.types import Workspace
+from moeinf.types import JsonObject, Workspace
 
 KEYS, VALUES, ATTENTION, BLOCK = range(4)  # the convolutions of a layer
 PROJECTIONS = ("wq_du", "wk_dv", "wv_dv", "wr_du", "wo_ud")
@@ -84,7 +83,7 @@ class RelativeDecoder:
         return sum(convolutions_bytes(self.kernel, sum(self.widths_of(i))) for i in range(self.decoder.num_layers))
 
 
-def text_fields(config: dict[str, Any]) -> Fields:
+def text_fields(config: JsonObject) -> Fields:
     """Of the language model, of a whole checkpoint or alone."""
     return text_part(config, prefix=_PREFIX).fields
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import rope_fields
 from moeinf.models.text_part import text_part
-from moeinf.types import Activation, MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
 
 _OTHER_MODELS = r"(vision_model|multi_modal_projector)\..*"
 
@@ -159,7 +158,7 @@ class Family(DecoderFamily):
     name = "llama4"
     num_shared_experts = 1
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config, prefix="model.")
         self._config = c = Config.parse(text.fields)
         self.decoder, self.moe, self.repeats = c.decoder, c.moe, c.moe.top_k > 1

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moeinf.models.activations import silu_alone
 from moeinf.models.families.mixtral.mixtral import NAMES
@@ -25,7 +25,7 @@ from moeinf.models.layers.recurrent.lightning import Lightning, LightningConfig,
 from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.rope import whole_heads
 from moeinf.models.layers.routers import softmax_router
-from moeinf.types import Expected, Profiler, TensorPlan
+from moeinf.types import Expected, JsonObject, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Family(DecoderFamily):
     renamed: ClassVar[Mapping[str, str]] = {r"\.mlp\.": ".block_sparse_moe."}
     matrices = (".qkv_proj.weight", ".output_gate.weight")
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(Fields(config)))
         c = self.spec.lightning
         shapes, memory = partial(lightning_shapes, c), lightning_workspace(c)

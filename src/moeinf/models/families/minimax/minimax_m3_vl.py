@@ -6,7 +6,6 @@ Checkpoints hold a model of images beside it, which is left out (MiniMaxM3VL in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
@@ -21,7 +20,7 @@ from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.sparse.block_sparse import block_index_workspace, index_token_bytes
 from moeinf.models.layers.sparse.group_sparse import group_index_shapes, parse_groups
 from moeinf.models.text_part import text_part
-from moeinf.types import ExpertForm, TensorPlan, Workspace
+from moeinf.types import ExpertForm, JsonObject, TensorPlan, Workspace
 
 _NAMES = BlockNames(
     block="",
@@ -107,7 +106,7 @@ class Family(DecoderFamily):
     spec: Config
     ignored = (_IMAGES,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config, prefix="language_model.model.")
         spec, head_prefix = _parse(text.fields), text.prefix.removesuffix("model.")
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))

@@ -7,7 +7,6 @@ learned. Queries grow with the logarithm of their position. Checkpoints hold a m
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.moe import Moe, sparse_layers
 from moeinf.models.layers.rope import Rope, names_positions, rope_fields
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 _ROPE = {
     "rope_type": "yarn",
@@ -135,7 +135,7 @@ class Family(deepseek_v32.Family):
     ignored = _OTHER_MODELS
     ahead = (r"mtp_dspark\..*",)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config)
         spec = _parse(text.fields, f"{text.prefix}rotary_emb.alpha")
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))

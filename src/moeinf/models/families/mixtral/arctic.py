@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields, routed_shape
@@ -22,7 +21,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Router, Weights
-from moeinf.types import Activation, MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
 
@@ -36,7 +35,7 @@ class Config:
     parallel: bool  # experts beside attention, and a dense MLP behind it
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
+    def parse(config: JsonObject) -> Config:
         f = Fields(config)
         f.only("attention_bias", False, None)
         f.only("quantization", None)
@@ -72,7 +71,7 @@ def _dense(weights: Weights, prefix: str, norm: NormConfig, activation: Activati
 class Family(DecoderFamily):
     name = "arctic"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 

@@ -6,7 +6,6 @@ Experts were published transposed. Checkpoints hold a model of images beside it,
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from moeinf.models.activations import silu_alone
 from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter
@@ -16,6 +15,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.rope import whole_heads
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 _IMAGES = r"(vision_tower|multi_modal_projector)\..*"
 
@@ -48,7 +48,7 @@ class Family(DecoderFamily):
     name = "aria"
     ignored = (_IMAGES,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config, prefix="language_model.model.")
         spec = _parse(text.fields)
         decoder = spec.decoder.named(prefix=text.prefix, head_prefix="language_model.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
@@ -13,7 +12,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, copies, frequen
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import names_positions
-from moeinf.types import ExpertForm, ExpertPiece, MoeShape, Profiler, TensorPlan
+from moeinf.types import ExpertForm, ExpertPiece, JsonObject, MoeShape, Profiler, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 # what a config that names no positions means, in every transformers that has the model
@@ -35,7 +34,7 @@ class Config:
     limit: float  # of what the experts' activation is given
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
+    def parse(config: JsonObject) -> Config:
         f = Fields(config)
         if not names_positions(f):
             f = f.replaced(rope_parameters=_YARN)
@@ -79,7 +78,7 @@ class BiasedRouter:
 class Family(DecoderFamily):
     name = "gpt_oss"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 

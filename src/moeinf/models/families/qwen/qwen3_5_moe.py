@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from moeinf.models.layers.rope import Rope, rope_fields
 from moeinf.models.layers.vision.merging_tower import MergingConfig, MergingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import VISION, text_part
+from moeinf.types import JsonObject
 
 
-def parse(config: dict[str, Any]) -> Spec:
+def parse(config: JsonObject) -> Spec:
     text = text_part(config)
     for name, *allowed in (
         ("attn_output_gate", True),
@@ -33,7 +33,7 @@ def parse(config: dict[str, Any]) -> Spec:
     return replace(c, decoder=replace(c.decoder.named(prefix=text.prefix), attention=attention))
 
 
-def turned_by_pictures(config: dict[str, Any], rope: Rope | None, default: list[int]) -> Rope | None:
+def turned_by_pictures(config: JsonObject, rope: Rope | None, default: list[int]) -> Rope | None:
     """The positions of text, of which pictures turn some frequencies by their rows and columns, one in three.
 
     default: how many turn by time, rows and columns.
@@ -50,7 +50,7 @@ def turned_by_pictures(config: dict[str, Any], rope: Rope | None, default: list[
 
 
 def merging_vision(
-    config: dict[str, Any], decoder: DecoderConfig, ids: tuple[int, int, int], *, deep: bool = False
+    config: JsonObject, decoder: DecoderConfig, ids: tuple[int, int, int], *, deep: bool = False
 ) -> Vision | None:
     """ids: those of the start, a picture and the end, where config.json has none; deep: layers may be given rows."""
     f = Fields(config)
@@ -72,6 +72,6 @@ class Family(qwen3_next.Family):
     name = "qwen3_5_moe"
     ignored = (VISION,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(parse(config))
         self.vision, self.no_vision = seeing(lambda: merging_vision(config, self.decoder, (248053, 248056, 248054)))

@@ -6,19 +6,18 @@ Checkpoints hold models that see, hear (`thinker.visual.*`, `thinker.audio_tower
 
 from __future__ import annotations
 
-from typing import Any
-
 from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 _OTHERS = r"(thinker\.(audio_tower|visual)|talker|code2wav)\..*"
 
 
-def _parse(config: dict[str, Any]) -> Spec:
+def _parse(config: JsonObject) -> Spec:
     Fields(config).within("thinker_config")
     whole = {"text_config": {}} | (config.get("thinker_config") or {})
     if "quantization_config" in config:
@@ -35,5 +34,5 @@ class Family(DecoderFamily):
     name = "qwen3_omni_moe"
     ignored = (_OTHERS,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(config))

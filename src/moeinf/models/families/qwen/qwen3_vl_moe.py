@@ -6,7 +6,6 @@ Its first layers are given more of a picture, behind each, than the rows that st
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.families.qwen.qwen3_5_moe import merging_vision, turned_by_pictures
@@ -15,9 +14,10 @@ from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part
+from moeinf.types import JsonObject
 
 
-def _parse(config: dict[str, Any]) -> Spec:
+def _parse(config: JsonObject) -> Spec:
     text = text_part(config)
     f = text.fields
     f.only("norm_topk_prob", True, None)
@@ -33,7 +33,7 @@ class Family(DecoderFamily):
     name = "qwen3_vl_moe"
     ignored = (VISION,)
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self.take(_parse(config))
         self.vision, self.no_vision = seeing(
             lambda: merging_vision(config, self.decoder, (151652, 151655, 151653), deep=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,7 @@ from moeinf.models.layers.streams.ngram_layer import (
 from moeinf.models.layers.streams.ngrams import NgramConfig
 from moeinf.models.layers.streams.spread import Columns, NgramColumns, NoColumns, StreamsStem
 from moeinf.models.text_part import VISION, text_part
-from moeinf.types import Expected, Profiler, TensorPlan, Workspace
+from moeinf.types import Expected, JsonObject, Profiler, TensorPlan, Workspace
 
 _LINEAR = "linear_attention"
 _MIXER = "hyper_connection_mixer."
@@ -119,7 +118,7 @@ class Family(DecoderFamily):
     name = "qwen4_exp"
     divisible = False
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         text = text_part(config)
         c = self._config = Config.parse(text.fields, text.prefix)
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts

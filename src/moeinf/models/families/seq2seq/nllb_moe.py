@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
-from typing import Any
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from moeinf.types import (
     Expected,
     Float32Array,
     IntArray,
+    JsonObject,
     ModelInfo,
     MoeShape,
     Profiler,
@@ -79,7 +79,7 @@ class Config:
     activation: Activation
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
+    def parse(config: JsonObject) -> Config:
         f = Fields(config)
         f.only("router_dtype", "float32", None)
         f.only("router_type", "tokens_masked", None)
@@ -228,7 +228,7 @@ def sinusoids(positions: IntArray, hidden_size: int) -> Float32Array:
 class Family(EncoderDecoderFamily):
     name = "nllb-moe"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self._config = c = Config.parse(config)
         f = Fields(config)
         self.encoder_input = EncoderInput(

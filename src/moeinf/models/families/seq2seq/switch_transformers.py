@@ -30,7 +30,18 @@ from moeinf.models.layers.encoder_decoder import (
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
-from moeinf.types import Activation, DType, EncoderInput, IntArray, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import (
+    Activation,
+    DType,
+    EncoderInput,
+    IntArray,
+    JsonObject,
+    ModelInfo,
+    MoeShape,
+    Profiler,
+    TensorPlan,
+    Workspace,
+)
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 ATTENTIONS = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}  # of a layer
@@ -56,7 +67,7 @@ class Config:
     tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
+    def parse(config: JsonObject) -> Config:
         f = Fields(config)
         activation = activation_of(f, "dense_act_fn", activation_of(f, "feed_forward_proj", "relu"))
         f.only("is_gated_act", False, None)
@@ -169,7 +180,7 @@ class RelativeBias:
 class Family(EncoderDecoderFamily):
     name = "switch_transformers"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: JsonObject) -> None:
         self._config = c = Config.parse(config)
         f = Fields(config)
         self.encoder_input = EncoderInput(

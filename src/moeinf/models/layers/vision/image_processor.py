@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from moeinf.errors import UsageError
 from moeinf.models.fields import Fields
-from moeinf.types import ByteArray, Float32Array
+from moeinf.types import ByteArray, Float32Array, JsonMapping
 
 FILES = ("preprocessor_config.json", "processor_config.json")  # that may hold the settings
 BICUBIC = 3  # what Pillow calls it
@@ -150,7 +149,7 @@ class PooledPatches:
         return Patches(cut.reshape(rows * cols, -1), (rows, cols))
 
 
-def settings_of(files: Mapping[str, Any]) -> Fields:
+def settings_of(files: JsonMapping) -> Fields:
     """The settings of a checkpoint's image processor, from either of the files that may have them; else none.
 
     files: the objects in preprocessor_config.json and processor_config.json, where they are.

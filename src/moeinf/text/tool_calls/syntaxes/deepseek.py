@@ -12,14 +12,14 @@ words of DeepSeek-V3.1's model card.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from moeinf.text.tool_calls.call_objects import ended_by, read_name, read_section, read_some_arguments
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.types import JsonMapping
 
 _OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _FENCE = "```"
@@ -47,7 +47,7 @@ def _read_call(tools: ToolSchemas, source: Source) -> Reading[None]:
     yield from ended_by(source, _END_CALL, _CALL, _CLOSE)
 
 
-def _describe(tools: Sequence[Mapping[str, Any]], template: str) -> str:
+def _describe(tools: Sequence[JsonMapping], template: str) -> str:
     name, arguments = "tool_call_name", "tool_call_arguments"
     before, behind = _around_arguments(name, template)
     call = f"{before}{arguments}{behind}"
@@ -74,7 +74,7 @@ def _frame(name: str, template: str) -> tuple[str, str]:
     return f"{_OPEN}{_CALL}{before}", f"{behind}{_END_CALL}{_CLOSE}"
 
 
-def _described(function: Mapping[str, Any]) -> str:
+def _described(function: JsonMapping) -> str:
     parameters = json.dumps(function["parameters"], ensure_ascii=False)
     return f"### {function['name']}\nDescription: {function['description']}\n\nParameters: {parameters}"
 
