@@ -24,7 +24,7 @@ from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.text.quantities import count_text
 from moeinf.text.text_stream import Piece
-from moeinf.types import JsonMapping, JsonObject, Message, Tool
+from moeinf.types import Json, JsonMapping, JsonObject, Message, Tool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,7 +91,7 @@ class Model:
         if self.config.prefetch:
             parts.generator.warm_up(parts.activations.collection)
 
-    def params(self, **given: Any) -> SamplingParams:
+    def params(self, **given: Json) -> SamplingParams:
         """Sampling options: `given`, else the model's own, else the checkpoint's generation_config, else the defaults.
 
         An encoder-decoder model answers greedily unless asked for more, as its checkpoints expect. Raises UsageError.

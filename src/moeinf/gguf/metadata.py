@@ -7,13 +7,13 @@ import struct
 from array import array
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, GgufTensor, Value
 from moeinf.store.files import errors_named, open_regular, read_fully
+from moeinf.types import Json
 
 # Of an architecture: what says nothing of the mathematics, or says again what tensors and other fields say.
 _HARMLESS = {
@@ -67,7 +67,7 @@ class Metadata:
     def __contains__(self, name: str) -> bool:
         return self.get(name) is not None
 
-    def values(self, name: str) -> list[Any] | None:
+    def values(self, name: str) -> list[Json] | None:
         """A list with a value for each layer; None where there is none, or one value for all."""
         self._read.add(name)
         value = self.gguf.metadata.get(f"{self.architecture}.{name}")

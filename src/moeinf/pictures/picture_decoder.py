@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from moeinf.text.memory_limit import limit_memory
 from moeinf.types import JsonObject
@@ -104,7 +104,7 @@ def _fault(error: BaseException) -> str:
     return f"is damaged or cut short ({' '.join(str(error).split())[:200]}); save it anew"
 
 
-def _write(answers: Any, value: JsonObject) -> None:
+def _write(answers: BinaryIO, value: JsonObject) -> None:
     answers.write(json.dumps(value).encode() + b"\n")
     answers.flush()
 

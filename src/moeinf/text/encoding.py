@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from moeinf.types import Json
 
 # What tokens swallow beside them: Unicode's White_Space, as tokenizers has it (str.strip takes more).
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -67,7 +69,7 @@ def _joined(pieces: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return joined
 
 
-def _pre_tokenizers(tokenizer: Tokenizer) -> tuple[Any, Any]:
+def _pre_tokenizers(tokenizer: Tokenizer) -> tuple[PreTokenizer | None, PreTokenizer | None]:
     """The tokenizer's own, and that for pieces which do not begin the text; None where there is no difference."""
     own = tokenizer.pre_tokenizer
     made = None if own is None else json.loads(bytes(own.__getstate__()))  # not all of the tokenizer, which is large
@@ -78,7 +80,7 @@ def _pre_tokenizers(tokenizer: Tokenizer) -> tuple[Any, Any]:
     return own, Tokenizer.from_str(json.dumps(bare | {"pre_tokenizer": further})).pre_tokenizer
 
 
-def _without_first(value: Any) -> Any:
+def _without_first(value: Json) -> Json:
     """A pre-tokenizer that puts no space in front of the first word of a text."""
     if isinstance(value, list):
         return [_without_first(each) for each in value]

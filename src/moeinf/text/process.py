@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from moeinf.config.environment import debug_wanted
 from moeinf.errors import MoeinfError, TextError
-from moeinf.types import JsonMapping, JsonObject
+from moeinf.types import Json, JsonMapping, JsonObject
 
 _LOAD_LIMIT_S = 60.0
 _LOOK_S = 0.1  # between two looks whether the caller still wants the answer
@@ -69,7 +68,7 @@ class TextProcess:
         finally:
             self._should_stop = before
 
-    def request(self, op: str, limit_s: float, **fields: Any) -> JsonObject:
+    def request(self, op: str, limit_s: float, **fields: Json) -> JsonObject:
         """Returns the worker's answer. Blocks for at most limit_s, after the load. Raises TextError, Stopped.
 
         A field cpu_s bounds the seconds of processor time, too, which a busy machine makes no longer.

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -33,7 +33,7 @@ from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens
-from moeinf.types import JsonMapping, JsonObject
+from moeinf.types import Json, JsonMapping, JsonObject
 
 if TYPE_CHECKING:  # loads llguidance, which only an answer of a given form needs
     from moeinf.text.grammar import Grammars
@@ -205,7 +205,7 @@ def read_json(path: Path) -> JsonObject:
     return value
 
 
-def _plain(pieces: Sequence[Piece]) -> list[tuple[Any, ...]]:
+def _plain(pieces: Sequence[Piece]) -> list[tuple[Json, ...]]:
     """Pieces as JSON can hold them."""
     return [(text, thought, call and astuple(call)) for text, thought, call in pieces]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.errors import UsageError
-from moeinf.types import JsonMapping, JsonObject
+from moeinf.types import Json, JsonMapping, JsonObject
 
 THINK_WORDS = ("true", "false", "low", "medium", "high")
-_SWITCHES: Mapping[str, tuple[Any, Any]] = {  # their values for thoughts, and for none
+_SWITCHES: Mapping[str, tuple[Json, Json]] = {  # their values for thoughts, and for none
     "enable_thinking": (True, False),  # Qwen, GLM, ...
     "thinking": (True, False),  # DeepSeek, Granite
     "thinking_mode": ("enabled", "disabled"),  # MiniMax-M3
@@ -47,7 +46,7 @@ class TemplateFacts:
         return bool(self.switches)
 
     @property
-    def switches(self) -> dict[str, tuple[Any, Any]]:
+    def switches(self) -> dict[str, tuple[Json, Json]]:
         """The variables that switch thoughts, with their values for on and off."""
         found = {name: values for name, values in _SWITCHES.items() if name in self.variables}
         return found | ({_EFFORT: ("high", "no_think")} if self.effort_off else {})

@@ -10,6 +10,9 @@ from moeinf.types import JsonMapping
 
 if TYPE_CHECKING:  # for whoever has loaded it
     from tokenizers import Tokenizer
+    from tokenizers.models import Model
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 # Bytes of a text for one byte of what a normalizer makes of it, at most. Composed letters of the canonical forms have a
 # third of the bytes; the compatible forms make an ASCII letter of a mathematical one as well.
@@ -50,7 +53,7 @@ def token_shape(tokenizer: Tokenizer) -> TokenShape | None:
     return TokenShape(longest * shrinks, spaces=not swallows) if complete else None
 
 
-def _state(part: Any) -> JsonMapping:
+def _state(part: PreTokenizer | Normalizer | Model | None) -> JsonMapping:
     """A part of a tokenizer as tokenizer.json has it, {} for none."""
     found: JsonMapping = {} if part is None else json.loads(bytes(part.__getstate__()))
     return found

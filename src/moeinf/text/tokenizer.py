@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from moeinf.errors import CheckpointError, MoeinfError, TextError, UsageError
 from moeinf.store.processes.leftovers import scratch_folder
@@ -231,7 +231,7 @@ def beyond_the_embedding(num_ids: int, num_embeddings: int) -> list[str]:
 class TextStream:
     """Text, thoughts and calls of generated ids as they come, right across characters that are split over tokens."""
 
-    def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: Any) -> None:
+    def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: Json) -> None:
         self._process = process
         self._id = stream_id
         self._context, self._kind = context, kind
@@ -288,7 +288,7 @@ class TextStream:
         """Takes a token of such an answer; returns a bit for each token that may follow, and whether none may."""
         return _mask(self._request("accept", cpu_s=_GRAMMAR_CPU_S, token=token_id))
 
-    def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Any) -> JsonObject:
+    def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Json) -> JsonObject:
         try:
             return self._process.request(op, limit_s, stream=self._id, **fields)
         except MoeinfError:

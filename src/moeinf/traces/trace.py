@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import DAMAGE
@@ -196,7 +197,7 @@ _ARRAYS: Final = frozenset(
 )
 
 
-def _of_arrays(name: str, arrays: Mapping[str, Any]) -> Trace:
+def _of_arrays(name: str, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Trace:
     """Raises ValueError, KeyError, IndexError or TypeError for arrays that are no trace."""
 
     def optional(name: str, read: Callable[[Any], Any]) -> Any:
@@ -219,7 +220,7 @@ def _of_arrays(name: str, arrays: Mapping[str, Any]) -> Trace:
     return trace
 
 
-def _whole_numbers(array: Any) -> IntArray:
+def _whole_numbers(array: npt.NDArray[np.generic]) -> IntArray:
     """Raises TypeError for an array of anything else."""
     if array.dtype.kind not in "iu":
         raise TypeError(f"numbers of type {array.dtype} where whole ones belong")
@@ -227,7 +228,7 @@ def _whole_numbers(array: Any) -> IntArray:
     return whole
 
 
-def _numbers(array: Any) -> Float32Array:
+def _numbers(array: npt.NDArray[np.generic]) -> Float32Array:
     """Raises TypeError for an array of anything but floating-point numbers."""
     if array.dtype.kind != "f":
         raise TypeError(f"numbers of type {array.dtype} where floating-point ones belong")

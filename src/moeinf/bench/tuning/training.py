@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -41,7 +41,9 @@ def train(lessons: Lessons, rounds: int, seed: int, progress: Callable[[int, int
     return network.weights()
 
 
-def _loss(network: UseNetwork, lessons: Lessons, used: Any, start: int, frequency: Any) -> torch.Tensor:
+def _loss(
+    network: UseNetwork, lessons: Lessons, used: Float32Array, start: int, frequency: Float32Array
+) -> torch.Tensor:
     end = min(start + STRETCH, len(used))
     before = used[start - 1 : start] if start else np.zeros_like(used[:1])
     inputs = np.concatenate([before, used[start:end]])
@@ -53,7 +55,7 @@ def _loss(network: UseNetwork, lessons: Lessons, used: Any, start: int, frequenc
     return (losses * counts).sum() / counts.sum().clamp(min=1)
 
 
-def labels_of(used: Any, start: int, end: int) -> Any:
+def labels_of(used: Float32Array, start: int, end: int) -> Float32Array:
     """[passes, L, 2, E]: whether the next token uses an expert, and whether any of the next HORIZON does."""
     labels = np.zeros((end - start, used.shape[1], 2, used.shape[2]), np.float32)
     for ahead in range(1, HORIZON + 1):
@@ -64,7 +66,7 @@ def labels_of(used: Any, start: int, end: int) -> Any:
     return labels
 
 
-def _frequencies(used: Any) -> Any:
+def _frequencies(used: Float32Array) -> Float32Array:
     """[stretches, half-lives, L, E]: decayed means of what was used before each stretch."""
     decays = np.exp2(-1 / np.array(HALF_LIVES))[:, None, None]
     running = np.zeros((len(HALF_LIVES), *used.shape[1:]))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moeinf.errors import UsageError
-from moeinf.types import JsonMapping, Message
+from moeinf.types import Json, JsonMapping, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[G
     """
     found: list[GivenPicture] = []
 
-    def plain(part: Any) -> JsonMapping:
+    def plain(part: Json) -> JsonMapping:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
             return {"type": "text", "text": part["text"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.types import Json, JsonMapping
@@ -188,7 +187,7 @@ def _names_a_class(target: str) -> bool:
     return target[:1].isupper()
 
 
-def _only(value: JsonMapping, name: str, *allowed: Any) -> None:
+def _only(value: JsonMapping, name: str, *allowed: Json) -> None:
     found = value.get(name)
     if not any(found is each or (type(found) is type(each) and found == each) for each in allowed):
         known = ", ".join(str(each) for each in allowed if each is not None) or "null"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from moeinf.errors import HubError
 from moeinf.pull.events import PullProgress
@@ -113,7 +113,7 @@ def _fetch(remote: Remote, part: Path, progress: PullProgress) -> bool:
     return bool(digest.hexdigest() == expected)
 
 
-def _hash_prefix(fd: int, num_bytes: int, path: Path, digest: Any) -> None:
+def _hash_prefix(fd: int, num_bytes: int, path: Path, digest: hashlib._Hash) -> None:
     buffer = memoryview(bytearray(min(_HASH_BYTES, num_bytes)))
     for start in range(0, num_bytes, _HASH_BYTES):
         piece = buffer[: num_bytes - start]

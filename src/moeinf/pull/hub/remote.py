@@ -37,7 +37,7 @@ class RemoteFile:
     blob_id: str  # git's: SHA-1 of a small head and the content
     commit: str
 
-    def hasher(self) -> tuple[Any, str]:
+    def hasher(self) -> tuple[hashlib._Hash, str]:
         """Returns a hash object to feed with the content, and the digest that it must give."""
         if self.sha256:
             return hashlib.sha256(), self.sha256

@@ -13,14 +13,14 @@ import numpy as np
 
 from moeinf.errors import StoreError
 from moeinf.runtime.policy.eamc import DAMAGE
-from moeinf.types import Float32Array, MoeShape
+from moeinf.types import Float32Array, Json, JsonMapping, JsonObject, MoeShape
 
 _FORMAT: Final = "moeinf tuned"
 _VERSION: Final = 1
 MOST_WEIGHT: Final = 1e4  # either way, as TunedUse has it: no product of such weights overflows
 
 
-def dumps(model_id: str, shape: MoeShape, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> bytes:
+def dumps(model_id: str, shape: MoeShape, facts: JsonMapping, weights: Mapping[str, Float32Array]) -> bytes:
     own = {"format": _FORMAT, "version": _VERSION, "model_id": model_id, "shape": _shape_as_list(shape)}
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {"facts": np.frombuffer(json.dumps({**own, **facts}).encode(), np.uint8), **weights}
@@ -31,7 +31,7 @@ def dumps(model_id: str, shape: MoeShape, facts: Mapping[str, Any], weights: Map
 @contextmanager
 def opened(
     data: bytes, model_id: str, shape: MoeShape, most_bytes: int
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+) -> Iterator[tuple[JsonObject, dict[str, Float32Array]]]:
     """Facts and arrays, which are to be read inside: what is raised there as a fault of them is damage, too.
 
     Raises StoreError for what is damaged, of another version, or of another model.
@@ -58,7 +58,9 @@ def opened(
         ) from error
 
 
-def checked_weights(arrays: dict[str, Any], wanted: Mapping[str, tuple[int, ...]]) -> Mapping[str, Float32Array]:
+def checked_weights(
+    arrays: Mapping[str, Float32Array], wanted: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, Float32Array]:
     """Raises ValueError for what are no weights of these shapes."""
     if {name: array.shape for name, array in arrays.items()} != dict(wanted):
         raise ValueError("its weights have other shapes")
@@ -67,5 +69,5 @@ def checked_weights(arrays: dict[str, Any], wanted: Mapping[str, tuple[int, ...]
     return arrays
 
 
-def _shape_as_list(shape: MoeShape) -> list[Any]:
+def _shape_as_list(shape: MoeShape) -> list[Json]:
     return [shape.num_layers, shape.num_experts, shape.top_k, list(shape.counts)]

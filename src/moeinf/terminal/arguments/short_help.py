@@ -42,7 +42,7 @@ _HelpAll = Annotated[
 def with_help_all(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb with one more option, --help-all, which ends the command."""
 
-    def command(**given: Any) -> None:
+    def command(**given: object) -> None:
         del given[_ALL]
         verb(**given)
 

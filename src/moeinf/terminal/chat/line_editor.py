@@ -8,7 +8,7 @@ import select
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
@@ -171,7 +171,7 @@ class FileHistory(History):
         return [entry for entry in map(_entry, text.split("\n")) if isinstance(entry, str)]
 
 
-def _entry(line: str) -> Any:
+def _entry(line: str) -> object:
     try:
         return json.loads(line)
     except ValueError:

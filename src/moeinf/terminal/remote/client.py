@@ -9,11 +9,10 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from typing import Any
 
 from moeinf.config.server_options import address_of
 from moeinf.errors import ContextLengthError, ModelNotFoundError, MoeinfError
-from moeinf.types import JsonObject
+from moeinf.types import Json, JsonObject
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0  # for what the server knows without its model
@@ -37,7 +36,7 @@ class ServerClient:
         self.loopback = self._host in _LOOPBACK
         self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
 
-    def ask(self, method: str, path: str, body: object = None, *, timeout_s: float | None = ANSWER_S) -> Any:
+    def ask(self, method: str, path: str, body: object = None, *, timeout_s: float | None = ANSWER_S) -> Json:
         """The JSON of an answer. timeout_s: for each read; None waits for ever."""
         with closing(self._connected()) as connection:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moeinf.config.option import http_options
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
@@ -19,7 +19,7 @@ from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
 from moeinf.terminal.remote.client import NoServerError, ServerClient
 from moeinf.text.thinking_text import TemplateFacts, template_variables
-from moeinf.types import JsonMapping, JsonObject, Message
+from moeinf.types import Json, JsonMapping, JsonObject, Message
 
 if TYPE_CHECKING:
     from moeinf.sampling.constraint import AnswerFormat
@@ -63,7 +63,7 @@ class RemoteModel:
     def warm_up(self) -> None:
         """See Model.warm_up. Does nothing: where the server has the model open, its cache is as it should be."""
 
-    def params(self, **given: Any) -> SamplingParams:
+    def params(self, **given: Json) -> SamplingParams:
         """See Model.params."""
         return resolve_params(given, generation_config=json_file(self._stored, "generation_config.json"))
 

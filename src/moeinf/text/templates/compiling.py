@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -41,17 +40,17 @@ class TracingGenerator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
-    def _output_const_repr(self, group: Iterable[Any]) -> str:
+    def _output_const_repr(self, group: Iterable[object]) -> str:
         return f"environment.own({super()._output_const_repr(group)})"
 
 
 def formatted(
-    environment: SandboxedEnvironment, text: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]
+    environment: SandboxedEnvironment, text: Traced, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Traced:
     """text.format(*args, **kwargs), in which texts stay what they are."""
     formatter, numbers = SandboxedFormatter(environment), count()
     origin = OWN if set(origins_of(text)) <= {OWN} else GIVEN
-    parts: list[Any] = []
+    parts: list[object] = []
     for literal, field, spec, conversion in formatter.parse(text):
         parts.append(Traced(literal, origin))
         if field is None:

@@ -17,6 +17,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 from markupsafe import Markup
@@ -47,7 +48,7 @@ class Sandbox(SandboxedEnvironment):
     own = staticmethod(own)
     intercepted_binops = frozenset(["**", "*", "%"])
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         if operator == "*":
             if max(_num_repeated(left, right), _num_repeated(right, left)) > _MAX_REPEATED:
                 raise SecurityError("operator * gives too long a text or list for a template")
@@ -57,20 +58,21 @@ class Sandbox(SandboxedEnvironment):
             raise SecurityError(f"operator {operator} gives too large a number for a template")
         return super().call_binop(context, operator, left, right)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         given = isinstance(obj, GivenList | GivenDict) and modifies_known_mutable(obj, attr)
         return super().is_safe_attribute(obj, attr, value) and not given
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         text, wrapped = getattr(value, "__self__", None), super().wrap_str_format(value)
-        if wrapped is None or not isinstance(text, Traced) or value.__name__ != "format":
+        if wrapped is None or not isinstance(text, Traced) or getattr(value, "__name__", "") != "format":
             return wrapped
         return lambda *args, **kwargs: formatted(self, text, args, kwargs)
 
 
-def _num_repeated(repeated: Any, count: Any) -> int:
-    sized = isinstance(repeated, str | bytes | list | tuple) and isinstance(count, int)
-    return len(repeated) * count if sized else 0
+def _num_repeated(repeated: object, count: object) -> int:
+    if isinstance(repeated, str | bytes | list | tuple) and isinstance(count, int):
+        return len(repeated) * count
+    return 0
 
 
 def _result_bits(operator: str, left: int, right: int) -> int:
@@ -109,7 +111,7 @@ class _Namespace(Namespace):
             _check_name(name)
         Namespace.__init__(args[0], attributes)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _check_name(name)
         super().__setitem__(name, value)
 
@@ -137,7 +139,11 @@ def environment() -> Sandbox:
 
 
 def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes HTML
     return Traced(
@@ -147,20 +153,20 @@ def _tojson(
     )
 
 
-def _safe(value: Any) -> Any:
+def _safe(value: object) -> str:
     """jinja2's own, which loses who wrote a text, for what the template has not written."""
     return value if isinstance(value, str) and OWN in origins_of(value) else Markup(value)
 
 
 @jinja2.pass_environment
 def _join(
-    environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+    environment: jinja2.Environment, value: Iterable[object], d: str = "", attribute: str | int | None = None
 ) -> str:
     parts = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return (d if isinstance(d, Traced) else Traced(str(d))).join(map(str, parts))
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     """What filters such as map give, which is no list."""
     if isinstance(value, Iterator):
         return list(value)

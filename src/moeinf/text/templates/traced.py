@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 OWN = "o"  # written by the template, or by moeinf
 GIVEN = "g"  # by a client, or by nobody knows whom
@@ -120,7 +120,7 @@ def origins_of(text: str) -> str:
     return text._origins if isinstance(text, Traced) else GIVEN * len(text)
 
 
-def traced_concat(parts: Iterable[Any]) -> Traced:
+def traced_concat(parts: Iterable[object]) -> Traced:
     listed = [part if isinstance(part, str) else str(part) for part in parts]
     return _traced("".join(listed), "".join(map(origins_of, listed)))
 

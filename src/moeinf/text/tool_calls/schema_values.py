@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from moeinf.text.tool_calls.json_text import text_as_json
 from moeinf.text.tool_calls.schemas import Schema, kinds_of
@@ -47,7 +46,7 @@ class ToolSchemas:
         )  # half a pair can be escaped in JSON
 
 
-def _as_one_of(types: frozenset[str], text: str, *, loose: bool) -> Any:
+def _as_one_of(types: frozenset[str], text: str, *, loose: bool) -> Json:
     """What text means as JSON or in Python's spelling, where that has one of these types; else the text.
 
     loose: whether the schema asks for these types, so that TRUE and the like can only mean one thing.

@@ -11,10 +11,11 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moeinf.config.user_text import decoded
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
+from moeinf.types import Json, JsonMapping
 
 NAME: Final = "fingerprinting"
 MODEL: Final = "gpt-oss-20b"
@@ -47,5 +48,5 @@ def _request(path: Path) -> ForeignRequest:
     return ForeignRequest(experts, num_prompt, [num_prompt, *single] if num_prompt else single, weights)
 
 
-def _of_all(layers: Sequence[Sequence[Any]], name: str) -> list[list[Any]]:
+def _of_all(layers: Sequence[Sequence[JsonMapping]], name: str) -> list[list[Json]]:
     return [[layer[name] for layer in token] for token in layers]
