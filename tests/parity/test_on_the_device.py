@@ -6,7 +6,7 @@ tensors have a shape and strides but no numbers; kernels check what they are giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.rotary import DevicePositions
 from moeinf.models.gpu.staging import Staging
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array, Profiler
 from tests.support.checkpoints import random_tensors
@@ -75,10 +76,13 @@ class FakeStaging(Staging):
 
 class FakeLayers(DeviceLayers):
     def run_or_replay(
-        self, compute: Callable[[Tensor, DevicePositions], Tensor], x: Tensor, positions: DevicePositions, cache: object
+        self,
+        compute: Callable[[Tensor, Sequence[Span[DevicePositions]]], Tensor],
+        x: Tensor,
+        spans: Sequence[Span[DevicePositions]],
     ) -> Any:
         with OnTheDevice():  # type: ignore[no-untyped-call]
-            return compute(x, positions)
+            return compute(x, spans)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -9,7 +9,7 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.soft_tokens import ends_seen
 from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, format_bytes
 
@@ -50,7 +50,7 @@ class KVState:
         return [(self.keys.reshape(shape), 0), (self.values.reshape(shape), self._heads)]
 
 
-class NativeAttention:
+class NativeAttention(OneByOne[Float32Array, Angles]):
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
     def __init__(self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, site: AttentionSite) -> None:

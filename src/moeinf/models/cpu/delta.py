@@ -11,14 +11,14 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS, delta_state
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Float32Array
 
 
-class NativeDeltaNet:
+class NativeDeltaNet(OneByOne[Float32Array, object]):
     """See Layers.delta_net."""
 
     def __init__(self, weights: NativeWeights, config: DeltaConfig, site: AttentionSite) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from moeinf.models.layers.attention_config import (
     LatentHeads,
     NormConfig,
 )
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.protocol import PoolsOf
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
@@ -143,9 +143,12 @@ class NativeLayers:
         return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
     def run_or_replay(
-        self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, positions: Angles, cache: object
+        self,
+        compute: Callable[[Float32Array, Sequence[Span[Angles]]], Float32Array],
+        x: Float32Array,
+        spans: Sequence[Span[Angles]],
     ) -> Float32Array:
-        return compute(x, positions)
+        return compute(x, spans)
 
 
 _NOTHING: Float32Array = np.empty((0, 0), np.float32)

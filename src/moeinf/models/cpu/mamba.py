@@ -7,13 +7,13 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Float32Array
 
 
-class NativeMamba2:
+class NativeMamba2(OneByOne[Float32Array, object]):
     """See Layers.mamba2."""
 
     def __init__(self, weights: NativeWeights, config: MambaConfig, site: AttentionSite) -> None:

@@ -13,7 +13,7 @@ from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Gate, NormConfig
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.soft_tokens import ends_seen
 from moeinf.types import ByteArray
 
@@ -42,7 +42,7 @@ class DeviceKVState:
         bytes_of_host(rows[heads:], self.values[:, start:end])
 
 
-class DeviceAttention:
+class DeviceAttention(OneByOne[Tensor, DevicePositions]):
     """See Layers.attention."""
 
     def __init__(

@@ -34,7 +34,7 @@ from moeinf.models.layers.attention_config import (
     LatentHeads,
     NormConfig,
 )
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import PoolsOf
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaRule
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
@@ -161,21 +161,23 @@ class DeviceLayers:
         return x.to(self.weights.device.kind, non_blocking=True)  # torch orders the streams of both devices
 
     def run_or_replay(
-        self, compute: Callable[[Tensor, DevicePositions], Tensor], x: Tensor, positions: DevicePositions, cache: Cache
+        self,
+        compute: Callable[[Tensor, Sequence[Span[DevicePositions]]], Tensor],
+        x: Tensor,
+        spans: Sequence[Span[DevicePositions]],
     ) -> Float32Array:
         """Waits for the device; a decode step, of one token of each beam, becomes a captured program.
 
         But one of a picture's tokens, to which layers may add what another token's do not.
         """
+        cache = spans[0].cache
         few = len(x) <= min(cache.beams, MAX_ROWS) and not any_within(cache.pictures, cache.length, len(x))
-        if self._program is None or not few:
-            return self.staging.to_host(compute(x, positions))
+        if self._program is None or not few or len(spans) > 1:
+            return self.staging.to_host(compute(x, spans))
         if self._input is None or self._input.shape != x.shape:
             self._input = torch.empty_like(x)
         given, owner = self._input.copy_(x), (cache, len(x), cache.positions)
-        return self.staging.to_host(
-            self._program.run(lambda: compute(given, positions), owner, lambda: cache.advance(1))
-        )
+        return self.staging.to_host(self._program.run(lambda: compute(given, spans), owner, lambda: cache.advance(1)))
 
 
 class DeviceGatedMLP:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Span
 from moeinf.types import ByteArray
 
 
@@ -27,7 +29,7 @@ class NoAttention:
     def new_state(self, capacity: int) -> NoState:
         return NoState()
 
-    def add_to(self, x: Hidden, cache: Cache, positions: object) -> None:
+    def add_rows(self, x: Hidden, spans: Sequence[Span[object]]) -> None:
         pass
 
 

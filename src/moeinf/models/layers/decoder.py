@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
@@ -22,6 +23,8 @@ from moeinf.models.layers.streams.stem import PlainStem, Stem
 from moeinf.types import Activation, Expected, Float32Array, Profiler
 
 HEAD = "lm_head.weight"
+FEW_ROWS: Final = 8  # of one sequence, which the kernels attend with as with one token
+MOST_ROWS: Final = 64  # that they multiply as they multiply one
 QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
 
 
@@ -206,8 +209,15 @@ def parse_decoder(
     )
 
 
+class Part(NamedTuple):
+    """Tokens that follow what the cache of a sequence holds."""
+
+    ids: Sequence[int]
+    cache: Cache
+
+
 class Decoder:
-    """A whole model of one sequence at a time."""
+    """A whole model, of one sequence or of several at a time."""
 
     def __init__(
         self,
@@ -287,56 +297,102 @@ class Decoder:
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
 
-        def compute(x: Hidden, positions: Positions) -> Hidden:
-            kinds = [positions, *others]
+        return self.step([Part(ids, cache)], between_layers, of_tokens=of_tokens, last_only=last_only)
+
+    def step(
+        self,
+        parts: Sequence[Part],
+        between_layers: Callable[[], None] | None = None,
+        *,
+        of_tokens: int = 0,
+        last_only: bool = True,
+    ) -> Float32Array:
+        """Logits [parts or tokens, vocab] of tokens of several sequences, which go through the layers together.
+
+        Arguments as of `forward`; each part is a pass of its own, and gets the logits that it would get alone: on the
+        CPU bit for bit, if it is the only one, or if none has more than FEW_ROWS tokens, and all have MOST_ROWS at
+        most (numerics.md). A pass that is given up is given up for all.
+        """
+
+        def compute(x: Hidden, spans: Sequence[Span[Positions]]) -> Hidden:
+            kinds: Sequence[Sequence[Span[Positions]]] = [spans, *others]
             x = self._stem.begin(x)
             for decoder, layers in self._stages:
                 if decoder is not self:
                     x = decoder._layers.carried(x)
-                    kinds = [rotary(cache.length, len(ids), cache) for rotary in decoder._rotaries]
-                decoder._run(layers, x, kinds, cache, between_layers)
+                    kinds = decoder._spans(parts)
+                decoder._run(layers, x, kinds, between_layers)
             if len(self._stages) > 1:
                 x = self._layers.carried(x)
-            logits = self._head(self._stem.end(x[-1:] if last_only else x))[:, : self.config.logits.count]
-            cache.commit(len(ids))
+            pick = self._last_rows(spans) if last_only else lambda rows: rows
+            logits = self._head(self._stem.end(x, pick))[:, : self.config.logits.count]
+            for part in parts:
+                part.cache.commit(len(part.ids))
             cap, math = self.config.logits.cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap
 
+        self._profiler.lap("other")
+        inputs = [self._inputs(part, of_tokens) for part in parts]
+        x = inputs[0] if len(inputs) == 1 else self._layers.weights.math.concatenate(inputs, 0)
+        most = max(len(part.ids) for part in parts)
+        self._layers.begin_pass(of_tokens or most)  # behind a tower, whose passes are its own
+        spans, *others = self._spans(parts)
+        logits = self._layers.run_or_replay(compute, x, spans)
+        for part in parts:
+            self._stem.seen(part.ids, part.cache)
+        self._profiler.lap("head")
+        return logits
+
+    def _inputs(self, part: Part, of_tokens: int) -> Array:
+        """What layers are given of a part, whose sequence is told how far it goes."""
+        ids, cache = part.ids, part.cache
         reach = max(of_tokens, cache.length + len(ids))
         assert not cache.outgrown(reach), "the caller begins such a sequence anew"
         cache.reach = reach
-        self._profiler.lap("other")
         x = self._stem.inputs([max(0, token) for token in ids] if cache.pictures else ids, cache)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
         put_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host)
-        self._layers.begin_pass(of_tokens or len(ids))  # behind a tower, whose passes are its own
-        positions, *others = (rotary(cache.length, len(ids), cache) for rotary in self._rotaries)
-        logits = self._layers.run_or_replay(compute, x, positions, cache)
-        self._stem.seen(ids, cache)
-        self._profiler.lap("head")
-        return logits
+        return x
+
+    def _spans(self, parts: Sequence[Part]) -> list[list[Span[Positions]]]:
+        """The rows of each part, by kind of positions."""
+        ends = list(accumulate(len(part.ids) for part in parts))
+        return [
+            [
+                Span(slice(end - len(ids), end), cache, rotary(cache.length, len(ids), cache))
+                for (ids, cache), end in zip(parts, ends, strict=True)
+            ]
+            for rotary in self._rotaries
+        ]
+
+    def _last_rows(self, spans: Sequence[Span[Positions]]) -> Callable[[Hidden], Hidden]:
+        """What picks the row of each span's last token."""
+        if len(spans) == 1:
+            return lambda x: x[-1:]
+        ends, joined = [span.rows.stop for span in spans], self._layers.weights.math.concatenate
+        return lambda x: joined([x[end - 1 : end] for end in ends], 0)
 
     def _run(
         self,
         layers: range,
         x: Hidden,
-        kinds: Sequence[Positions],
-        cache: Cache,
+        kinds: Sequence[Sequence[Span[Positions]]],
         between_layers: Callable[[], None] | None,
     ) -> None:
         """Runs some of the layers, which change x."""
+        with_pictures = [span for span in kinds[0] if span.cache.pictures]
         for layer in layers:
             attention, block = self._attention[layer], self._blocks[layer]
             if between_layers is not None:
                 between_layers()
-            attention.add_to(x, cache, kinds[self._rotary_of[layer]])
+            attention.add_rows(x, kinds[self._rotary_of[layer]])
             self._profiler.lap("attention")
             if layer + 1 < layers.stop:
                 self._look_ahead(layer, x)
             block.add_to(x)
-            if cache.pictures:
-                add_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host, layer)
+            for rows, cache in ((span.rows, span.cache) for span in with_pictures):
+                add_rows(x[rows], cache.pictures, cache.length, self._layers.weights.math.of_host, layer)
             self._profiler.lap("experts")
 
     def _look_ahead(self, layer: int, x: Hidden) -> None:

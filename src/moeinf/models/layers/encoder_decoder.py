@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden, function_of
 from moeinf.models.layers.attention_config import Heads
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Beams, Block, Experts, Layers, Positions, Weights
 from moeinf.types import Activation, Float32Array, IntArray, Profiler
@@ -204,7 +204,8 @@ class EncoderDecoder:
         assert len(ids) == tokens * cache.beams and 1 in (tokens, cache.beams)
         blocks = [layer.block for layer in self._decoder.layers]
 
-        def compute(x: Hidden, positions: Positions) -> Hidden:
+        def compute(x: Hidden, spans: Sequence[Span[Positions]]) -> Hidden:
+            positions = spans[0].positions
             for i, (layer, state) in enumerate(zip(self._decoder.layers, cache.states, strict=True)):
                 if between_layers is not None:
                     between_layers()
@@ -220,7 +221,8 @@ class EncoderDecoder:
         self._layers.begin_pass(of_tokens or tokens)
         cache.move_kept(self._layers.weights.math.of_host)
         x = self._decoder.embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
-        logits = self._layers.run_or_replay(compute, x, self._positions(cache.length, tokens, cache), cache)
+        span = Span(slice(0, len(ids)), cache, self._positions(cache.length, tokens, cache))
+        logits = self._layers.run_or_replay(compute, x, [span])
         self._profiler.lap("head")
         return logits
 

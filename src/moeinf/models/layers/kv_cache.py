@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from moeinf.models.layers.array_math import A
 from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.types import ByteArray
 
@@ -177,3 +179,30 @@ class Cache:
             parts.append(kept[at : at + size].reshape(state.planes, num_tokens, state.row_bytes))
             at += size
         return parts
+
+
+P_co = TypeVar("P_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Generic[P_co]):
+    """The rows of a pass that go on with one sequence, behind what its cache holds.
+
+    positions: of these rows, as LayersOf.rotary gives them.
+    """
+
+    rows: slice
+    cache: Cache
+    positions: P_co
+
+
+class OneByOne(Generic[A, P_co]):
+    """What of moeinf.models.layers.protocol.Attention computes the rows of each sequence by themselves."""
+
+    def add_rows(self, x: A, spans: Sequence[Span[P_co]]) -> None:
+        for span in spans:
+            self.add_to(x[span.rows], span.cache, span.positions)
+
+    def add_to(self, x: A, cache: Cache, positions: P_co) -> None:  # type: ignore[misc]
+        """As AttentionOf.add_rows, where all rows are of one sequence."""
+        raise NotImplementedError

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from moeinf.models.layers.array_math import Hidden, function_of
 from moeinf.models.layers.attention_config import MLP_NAMES
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Positions, Router, Weights
 from moeinf.types import Activation, Profiler
 
@@ -174,9 +174,9 @@ class Looked:
     def new_state(self, capacity: int) -> LayerState:
         return self._attention.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
         self._block.look(x)
-        self._attention.add_to(x, cache, positions)
+        self._attention.add_rows(x, spans)
 
 
 class Routed:

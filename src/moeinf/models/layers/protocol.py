@@ -22,7 +22,7 @@ from moeinf.models.layers.attention_config import (
     LatentHeads,
     NormConfig,
 )
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, Span
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
@@ -62,8 +62,12 @@ class AttentionOf(Protocol[A_contra, P_contra]):
         """What this layer keeps of a sequence, with room for so many tokens."""
         ...
 
-    def add_to(self, x: A_contra, cache: Cache, positions: P_contra) -> None:
-        """x += residual * attention(norm(x)); stores what it keeps of the tokens behind those seen."""
+    def add_rows(self, x: A_contra, spans: Sequence[Span[P_contra]]) -> None:
+        """x += residual * attention(norm(x)); stores what it keeps of the tokens behind those seen.
+
+        spans: of several sequences, or of one, which together are all rows of x, in order. A row does not depend on
+        those of another sequence, nor on how many there are.
+        """
         ...
 
 
@@ -367,10 +371,13 @@ class LayersOf(Protocol[A, P, R_co]):
         """x, on the device of these layers, which computes from here on; of a model whose layers are on several."""
         ...
 
-    def run_or_replay(self, compute: Callable[[A, P], A], x: A, positions: P, cache: Cache) -> Float32Array:
-        """compute(x, positions), the layers of one pass over a cache, as logits in host memory.
+    def run_or_replay(
+        self, compute: Callable[[A, Sequence[Span[P]]], A], x: A, spans: Sequence[Span[P]]
+    ) -> Float32Array:
+        """compute(x, spans), the layers of one pass, as logits in host memory.
 
-        The CPU calls `compute` every time. A GPU calls it for a prompt; of a decode step it records the work that
+        The CPU calls `compute` every time. A GPU calls it for a prompt, and where there are several spans; of a decode
+        step of one sequence it records the work that
         `compute` submits the first time, and replays that afterwards without calling it, but counts the tokens in the
         cache as Cache.commit does. What `compute` does on the host besides must not matter to a later step."""
         ...

@@ -15,7 +15,7 @@ from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes, heads_workspace
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.compressed_heads import CompressedConvolutions, CompressedHeads
@@ -94,7 +94,7 @@ def _of_sum() -> list[str]:
     return [f"{whose}_{what}" for whose in ("hidden_states", "residual") for what in ("scale", "bias")]
 
 
-class ZayaAttention:
+class ZayaAttention(OneByOne[Array, Positions]):
     """moeinf.models.layers.protocol.Attention."""
 
     def __init__(self, layers: Layers, c: Config, site: AttentionSite, number: int) -> None:

@@ -18,6 +18,7 @@ from moeinf.models.families.inkling.relative_decoder import (
     PROJECTIONS,
     VALUES,
     RelativeDecoder,
+    mixed_of_spans,
     text_fields,
 )
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
@@ -25,7 +26,7 @@ from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts, interleaved
@@ -149,9 +150,9 @@ class Inkling2Attention:
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
-        self._convolutions.begin(cache)
-        added = self._attended(self._normed(self._given(x)), cache, positions)
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
+        self._convolutions.begin(spans)
+        added = self._attended(self._normed(self._given(x)), spans)
         if self._opens:
             self._states.add(x)
             x[...] = added
@@ -169,20 +170,15 @@ class Inkling2Attention:
             return [norms[0](given[0])] * 3
         return [norms[min(i, len(norms) - 1)](given[min(i, len(given) - 1)]) for i in range(3)]
 
-    def _attended(self, given: Sequence[Hidden], cache: Cache, positions: Positions) -> Hidden:
+    def _attended(self, given: Sequence[Hidden], spans: Sequence[Span[Positions]]) -> Hidden:
         of_queries, of_keys, of_values = given
         beside, a = self._convolutions, self._config
         k = beside(KEYS, self._k(of_keys), *([of_keys] if self._dynamic else []))
         v = beside(VALUES, self._v(of_values), *([of_values] if self._dynamic else []))
-        mixed = self._core.mixed(
-            self._q_length(self._q(of_queries), a.head_dim),
-            self._k_length(k, a.head_dim),
-            rms_normed(self._math, v.reshape(len(v), -1, a.head_dim), a.norm_eps).reshape(*v.shape),
-            cache,
-            positions,
-            relative=self._r_length(self._r(of_queries), self._d_rel),
-            sinks=self._sinks(of_queries),
-        )
+        q, k = self._q_length(self._q(of_queries), a.head_dim), self._k_length(k, a.head_dim)
+        v = rms_normed(self._math, v.reshape(len(v), -1, a.head_dim), a.norm_eps).reshape(*v.shape)
+        relative, sinks = self._r_length(self._r(of_queries), self._d_rel), self._sinks(of_queries)
+        mixed = mixed_of_spans(self._core, self._math, (q, k, v), spans, relative=relative, sinks=sinks)
         gated = mixed * self._math.sigmoid(self._gate(of_queries))
         return beside(ATTENTION, self._o(gated))
 
@@ -205,9 +201,8 @@ class BlocksStem(NormedStem):
         self._blocks.left.clear()
         return super().begin(x)
 
-    def end(self, x: Hidden) -> Hidden:
-        left = [each[len(each) - len(x) :] for each in self._blocks.left]  # of the last tokens
-        return self._blocks.given(x, self._query, left)[0]
+    def end(self, x: Hidden, pick: Callable[[Hidden], Hidden]) -> Hidden:
+        return self._blocks.given(pick(x), self._query, [pick(each) for each in self._blocks.left])[0]
 
 
 def query(weights: Weights, c: Config, name: str) -> Array:

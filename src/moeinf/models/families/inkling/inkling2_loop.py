@@ -7,6 +7,7 @@ each, which gates mix into what the layer is given. Every pass has keys, values 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import CommonAttention
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import Block, Experts, HeadsCore, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, convolutions_bytes
 from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, rms_normed
@@ -137,10 +138,10 @@ class LoopAttention(Inkling2Attention):
         found._core, found._convolutions, found._number = core, convolutions, number
         return found
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
         if self._starts:
             self._passes.begin(x, self._number)
-        super().add_to(x, cache, positions)
+        super().add_rows(x, spans)
 
     def _given(self, x: Hidden) -> list[Hidden]:
         given = super()._given(x)

@@ -7,7 +7,7 @@ hold models of images and of sound beside it, which are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from moeinf.models.families.inkling.relative_decoder import (
     PROJECTIONS,
     VALUES,
     RelativeDecoder,
+    mixed_of_spans,
     text_fields,
 )
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
@@ -26,7 +27,7 @@ from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.moe_block import DenseBlock, MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, interleaved
@@ -100,7 +101,7 @@ class InklingAttention:
         self, layers: Layers, a: AttentionConfig, site: AttentionSite, convolutions: ConvolutionsBeside[Array]
     ) -> None:
         weights, prefix = layers.weights, site.prefix
-        self._convolutions, self._head_dim = convolutions, a.head_dim
+        self._convolutions, self._head_dim, self._math = convolutions, a.head_dim, weights.math
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
         self._q, self._k, self._v, self._r, self._o = (weights.linear(f"{prefix}{n}.weight") for n in PROJECTIONS)
         self._q_norm, self._k_norm = (weights.norm(NormConfig(f"{prefix}{n}_norm.weight", a.norm_eps)) for n in "qk")
@@ -109,13 +110,13 @@ class InklingAttention:
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
         beside = self._convolutions
-        beside.begin(cache)
+        beside.begin(spans)
         hidden = self._norm(x)
         q, k, v = self._q(hidden), beside(KEYS, self._k(hidden)), beside(VALUES, self._v(hidden))
         q, k = self._normed(self._q_norm, q), self._normed(self._k_norm, k)
-        mixed = self._core.mixed(q, k, v, cache, positions, relative=self._r(hidden))
+        mixed = mixed_of_spans(self._core, self._math, (q, k, v), spans, relative=self._r(hidden))
         x += beside(ATTENTION, self._o(mixed))
 
     def _normed(self, norm: Callable[[Array], Array], heads: Array) -> Array:

@@ -6,7 +6,7 @@ What a layer adds to is the state behind its norm, and both are scaled (MiniMaxF
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -18,7 +18,7 @@ from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Sight
 from moeinf.models.layers.decoder import Decoder, parse_decoder
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.moe import BlockSite, Moe, all_routed
 from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions, Router, Weights
 from moeinf.models.layers.recurrent.lightning import Lightning, LightningConfig, lightning_shapes, lightning_workspace
@@ -85,9 +85,9 @@ class Scaled:
     def new_state(self, capacity: int) -> LayerState:
         return self._attention.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
         x[...] = self._norm(x)
-        self._attention.add_to(x, cache, positions)
+        self._attention.add_rows(x, spans)
         x *= self._scales.state
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionSite, CompressedHeads, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.protocol import CompressedCore, Layers, Positions, Weights
 from moeinf.types import Workspace
 
@@ -131,7 +131,7 @@ class Pools:
         return found
 
 
-class CompressedAttention:
+class CompressedAttention(OneByOne[Array, Positions]):
     """moeinf.models.layers.protocol.Attention, of a layer whose output replaces its input."""
 
     def __init__(self, layers: Layers, c: CompressedConfig, site: AttentionSite, number: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
@@ -94,9 +95,11 @@ def index_workspace(c: IndexConfig) -> Workspace:
 
 @dataclass(slots=True)
 class Selection:
-    """What the last layer with an indexer has chosen for the tokens of this pass, by the first of each part."""
+    """What the last layer with an indexer has chosen for the tokens of this pass.
 
-    parts: dict[int, object] = field(default_factory=dict)
+    By the cache of their sequence, and the first token of each part."""
+
+    parts: WeakKeyDictionary[Cache, dict[int, object]] = field(default_factory=WeakKeyDictionary)
 
 
 class IndexedLatentAttention(LatentAttention):
@@ -152,7 +155,7 @@ class IndexedLatentAttention(LatentAttention):
         self._store(hidden, cache, positions)
         if self._chooses:
             core.store_keys(self.keys(hidden), cache, positions)
-            self._shared.parts.clear()
+            self._shared.parts[cache] = {}
         size = core.at_once(tokens)
         scale = (self._index.num_heads * self._index.head_dim) ** -0.5
         for at in range(0, tokens, size):
@@ -161,8 +164,8 @@ class IndexedLatentAttention(LatentAttention):
             if self._chooses:
                 queries = self._index_queries(self._index_norm(compressed))
                 weights = self._index_weights(part) * scale
-                self._shared.parts[at] = core.choose(queries, weights, cache, positions, at)
-            chosen = self._shared.parts[at]
+                self._shared.parts[cache][at] = core.choose(queries, weights, cache, positions, at)
+            chosen = self._shared.parts[cache][at]
             mixed = core.attend_to(expanded, chosen, cache, positions, at)
             out = self._output(self._gated(mixed, gates))
             x[at : at + size] = out if self._replaces else x[at : at + size] + out

@@ -20,10 +20,10 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import Growth, LatentHeads, NormConfig, Scores, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.protocol import LatentCore, Layers, Positions
 from moeinf.models.layers.rope import Rope, mscale, rope_fields, rope_of
 from moeinf.types import LatentSizes, Workspace
@@ -206,7 +206,7 @@ LATENT_MATRICES: tuple[str, ...] = ("kv_a_proj_with_mqa.weight",)
 NO_LATENT_MATRICES: tuple[str, ...] = ("kv_b_proj.weight",)
 
 
-class LatentAttention:
+class LatentAttention(OneByOne[Array, Positions]):
     """moeinf.models.layers.protocol.Attention."""
 
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:

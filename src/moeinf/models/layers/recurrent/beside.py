@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Generic
 
 from moeinf.models.layers.array_math import A
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import WeightsOf
 from moeinf.models.layers.recurrent.state import RecurrentState
 
@@ -30,7 +30,7 @@ class ConvolutionsBeside(Generic[A]):
         self._math, self._kernel, self._number, self._channels = weights.math, kernel, number, sum(widths)
         self._convolutions, self._scales = convolutions, scales or [1.0] * len(widths)
         self._places = [slice(a, b) for a, b in pairwise(accumulate(widths, initial=0))]
-        self._states: list[RecurrentState[A]] = []  # one: of the cache of this pass
+        self._states: list[tuple[slice, RecurrentState[A]]] = []  # of this pass, which rows go on with which
 
     def again(self, number: int) -> ConvolutionsBeside[A]:
         """The same convolutions with another state of the cache, of a layer that runs several times."""
@@ -41,14 +41,18 @@ class ConvolutionsBeside(Generic[A]):
     def new_state(self, capacity: int) -> RecurrentState[A]:
         return RecurrentState(self._math, (self._kernel - 1, self._channels), (0,))
 
-    def begin(self, cache: Cache) -> None:
-        """Said at the beginning of the layer: what comes behind its attention is not given the cache."""
-        self._states[:] = [cache.states[self._number]]
+    def begin(self, spans: Sequence[Span[object]]) -> None:
+        """Said at the beginning of the layer: what comes behind its attention is not told of sequences."""
+        self._states[:] = [(span.rows, span.cache.states[self._number]) for span in spans]
 
     def __call__(self, which: int, x: A, *given: A) -> A:
         """x [tokens, channels of this one] -> the same. given: what a dynamic one makes its weights of."""
-        (state,), place, scale = self._states, (slice(None), self._places[which]), self._scales[which]
-        total = x + self._convolutions[which](x, state.conv[place], state.new_conv[place], *given)
+        place, scale, convolution = (slice(None), self._places[which]), self._scales[which], self._convolutions[which]
+        seen = [
+            convolution(x[rows], state.conv[place], state.new_conv[place], *(each[rows] for each in given))
+            for rows, state in self._states
+        ]
+        total = x + (seen[0] if len(seen) == 1 else self._math.concatenate(seen, 0))
         return total if scale == 1.0 else total * scale
 
 

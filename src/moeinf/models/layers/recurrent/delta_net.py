@@ -14,7 +14,7 @@ import numpy as np
 
 from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import WeightsOf
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE, DeltaConfig, delta_shapes, delta_workspace
@@ -31,7 +31,7 @@ def delta_state(config: DeltaConfig, math: ArrayMathOf[A]) -> RecurrentState[A]:
     return RecurrentState(math, (config.kernel - 1, config.channels), heads)
 
 
-class DeltaNet(Generic[A]):
+class DeltaNet(OneByOne[A, object]):
     """See Layers.delta_net: spelled out in the layers' math, for a GPU, and as the twin of models/cpu/delta.py.
 
     State and arithmetic are float32.

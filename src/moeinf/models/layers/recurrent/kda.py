@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import LayersOf, P, R, WeightsOf
 from moeinf.models.layers.recurrent.channel_delta import CHUNK
 from moeinf.models.layers.recurrent.convolution import Convolution
@@ -80,7 +79,7 @@ def kda_workspace(c: KdaConfig) -> Workspace:
     return Workspace(parts=SLICE * (3 * c.hidden_size + 24 * c.width), fixed=pairs, inputs=c.width)
 
 
-class Kda(Generic[A]):
+class Kda(OneByOne[A, object]):
     """moeinf.models.layers.protocol.Attention. State and arithmetic are float32."""
 
     def __init__(self, layers: LayersOf[A, P, R], config: KdaConfig, site: AttentionSite) -> None:

@@ -8,13 +8,12 @@ Of a head with keys k, queries q and values v, and its decay a:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic
 
 import numpy as np
 
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import LayersOf, P, R
 from moeinf.models.layers.recurrent.mamba2 import CHUNK
 from moeinf.models.layers.recurrent.mamba_config import SLICE
@@ -75,7 +74,7 @@ def lightning_workspace(c: LightningConfig) -> Workspace:
     return Workspace(parts=SLICE * (3 * c.hidden_size + 18 * c.width), fixed=fixed, inputs=c.width)
 
 
-class Lightning(Generic[A]):
+class Lightning(OneByOne[A, object]):
     """moeinf.models.layers.protocol.Attention, of a site without a norm. State and arithmetic are float32."""
 
     def __init__(self, layers: LayersOf[A, P, R], config: LightningConfig, site: AttentionSite) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mixer import Recurrent
@@ -38,7 +38,7 @@ class Mamba1Config:
         return 2 * 4 * self.inner * (self.kernel - 1 + self.state_size)
 
 
-class Mamba1:
+class Mamba1(OneByOne[Array, object]):
     """x += mamba(norm(x)), of the tensors that mamba1_shapes names.
 
     Token by token: in a model of Jamba's size that costs less than a tenth of what its products do.

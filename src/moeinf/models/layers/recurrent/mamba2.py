@@ -14,7 +14,7 @@ import numpy as np
 
 from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import WeightsOf
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mamba_config import SLICE, MambaConfig, mamba_shapes, mamba_workspace
@@ -24,7 +24,7 @@ from moeinf.models.layers.recurrent.state import RecurrentState
 CHUNK = 64  # tokens of which each is weighed for each: what that costs grows with their number
 
 
-class Mamba2(Generic[A]):
+class Mamba2(OneByOne[A, object]):
     """See Layers.mamba2: spelled out in the layers' math, for a GPU, and as the twin of models/cpu/mamba.py.
 
     State and arithmetic are float32.

@@ -11,7 +11,7 @@ from functools import partial
 
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mixer import Recurrent
@@ -34,7 +34,7 @@ class ShortConvConfig:
         return 2 * 4 * (self.kernel - 1) * self.hidden_size
 
 
-class ShortConv:
+class ShortConv(OneByOne[Array, object]):
     """x += short_conv(norm(x)), of the tensors that short_conv_shapes names."""
 
     def __init__(self, weights: Weights, config: ShortConvConfig, site: AttentionSite) -> None:

@@ -6,10 +6,11 @@ of a token lie side by side, [tokens, count * hidden].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.protocol import Attention, Block, Positions, RoutedBlock
 
 
@@ -34,9 +35,9 @@ class StreamedAttention:
     def new_state(self, capacity: int) -> LayerState:
         return self._layer.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
         given, known = self._connection.read(x)
-        self._layer.add_to(given, cache, positions)
+        self._layer.add_rows(given, spans)
         self._connection.write(x, given, known)
 
 

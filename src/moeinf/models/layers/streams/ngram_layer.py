@@ -8,11 +8,12 @@ Of a token's rows e of the table and streams x_s:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, Span
 from moeinf.models.layers.protocol import Attention, Positions, Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.state import RecurrentState
@@ -68,12 +69,13 @@ class NgramLayer:
     def new_state(self, capacity: int) -> RecurrentState[Array]:
         return RecurrentState(self._math, (self._config.before, self._config.streams.width), (0,))
 
-    def add_to(self, x: Hidden, cache: Cache) -> None:
+    def add_to(self, x: Hidden, rows: slice, cache: Cache) -> None:
+        """rows: those of the pass that go on with the sequence of a cache."""
         state: RecurrentState[Array] = cache.states[self._number]
-        before = state.conv
+        before, x, looked_up = state.conv, x[rows], self._given.rows[0][rows]
         for at in range(0, len(x), SLICE):
             part = x[at : at + SLICE]
-            gated = self._gated(part, self._given.rows[0][at : at + SLICE, self._columns] * 1.0)
+            gated = self._gated(part, looked_up[at : at + SLICE, self._columns] * 1.0)
             flat = gated.reshape(*part.shape)
             normed = self._conv_norm(gated).reshape(*part.shape)
             part += flat + self._math.silu(self._convolution(normed, before, state.new_conv))
@@ -97,9 +99,10 @@ class WithNgrams:
     def new_state(self, capacity: int) -> LayerState:
         return self._layer.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
-        self._ngrams.add_to(x, cache)
-        self._layer.add_to(x, cache, positions)
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
+        for span in spans:
+            self._ngrams.add_to(x, span.rows, span.cache)
+        self._layer.add_rows(x, spans)
 
 
 def ngram_layer_shapes(c: NgramLayerConfig, prefix: str) -> Shapes:

@@ -93,8 +93,8 @@ class StreamsStem:
         math = self._layers.weights.math
         return math.sum(x.reshape(len(x), self._count, self._hidden), 1, False) * (1 / self._count)
 
-    def end(self, x: Hidden) -> Hidden:
-        return self._mixed(x)
+    def end(self, x: Hidden, pick: Callable[[Hidden], Hidden]) -> Hidden:
+        return self._mixed(pick(x))
 
     def seen(self, ids: Sequence[int], cache: Cache) -> None:
         self._columns.seen(ids, cache)

@@ -22,8 +22,8 @@ class Stem(Protocol):
         """These inputs -> what the first layer is given. Like the layers, it may be captured on a GPU."""
         ...
 
-    def end(self, x: Hidden) -> Hidden:
-        """What the last layer leaves -> [tokens, hidden_size]."""
+    def end(self, x: Hidden, pick: Callable[[Hidden], Hidden]) -> Hidden:
+        """What the last layer leaves -> [rows, hidden_size], of those rows of the pass that `pick` leaves of any."""
         ...
 
     def seen(self, ids: Sequence[int], cache: Cache) -> None:
@@ -46,8 +46,8 @@ class PlainStem:
     def begin(self, x: Array) -> Hidden:
         return x
 
-    def end(self, x: Hidden) -> Hidden:
-        return x
+    def end(self, x: Hidden, pick: Callable[[Hidden], Hidden]) -> Hidden:
+        return pick(x)
 
     def seen(self, ids: Sequence[int], cache: Cache) -> None:
         pass

@@ -12,7 +12,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Shapes
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import plain_rope
 from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
@@ -67,7 +67,7 @@ def attend_all(
     attention: Attention = part.attention(config, site)
     if not cache.states:
         cache.states.append(attention.new_state(cache.capacity))
-    attention.add_to(x, cache, turned)
+    attention.add_rows(x, [Span(slice(0, len(x)), cache, turned)])
 
 
 def by_blocks(x: Array, block: Callable[[Array], Array]) -> None:

@@ -1,0 +1,77 @@
+"""Several sequences in one step: each gets the logits that it gets alone, bit for bit, in every family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moeinf._native import Kernels
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.decoder import FEW_ROWS, Decoder, Part
+from moeinf.types import Float32Array, Profiler
+from tests.support.checkpoints import random_tensors, scaled
+from tests.support.pairs.experts import resident_experts, stored
+from tests.support.tiny_models import all_configs
+
+CONFIGS = all_configs()
+SCALE = 0.2
+CONTEXT = 256
+LENGTHS = (3, 75, 18)  # of the prompts: below and beyond what windows, chunks and pools have room for
+ROWS = ((1, 1, 1), (1, 4, 0), (2, FEW_ROWS, 1), (0, 1, 3), (1, 0, 1))  # of each sequence in each step; 0: it sits out
+
+
+def decoder_of(config: dict[str, Any], *, threads: int = 2, isa: str = "") -> Decoder:
+    family = family_of(config)
+    assert isinstance(family, DecoderFamily)
+    kernels = Kernels(threads, isa)
+    tensors = scaled(random_tensors(config, layout=-1, by_name=True), SCALE)
+    layers = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
+    return family.build(layers, resident_experts(family.tensors, tensors, kernels), Profiler())
+
+
+def texts(vocab_size: int) -> list[list[int]]:
+    """A prompt and what follows it, for each sequence."""
+    rng = np.random.default_rng(7)
+    following = [sum(rows[i] for rows in ROWS) for i in range(len(LENGTHS))]
+    sizes = [length + more for length, more in zip(LENGTHS, following, strict=True)]
+    return [rng.integers(4, vocab_size, size).tolist() for size in sizes]
+
+
+def cuts(text: Sequence[int], which: int) -> list[list[int]]:
+    """What goes through the layers behind the prompt in each step."""
+    at, found = LENGTHS[which], []
+    for rows in ROWS:
+        found.append(list(text[at : at + rows[which]]))
+        at += rows[which]
+    return found
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def test_each_sequence_gets_what_it_gets_alone(name: str) -> None:
+    decoder = decoder_of(CONFIGS[name])
+    given = texts(decoder.config.vocab_size)
+
+    def prefilled(text: Sequence[int], which: int) -> tuple[Any, Float32Array]:
+        cache = decoder.new_cache(CONTEXT)
+        return cache, decoder.forward(text[: LENGTHS[which]], cache)
+
+    alone: list[list[Float32Array]] = []
+    for which, text in enumerate(given):
+        cache, _ = prefilled(text, which)
+        alone.append([decoder.forward(ids, cache) for ids in cuts(text, which) if ids])
+    caches = [prefilled(text, which)[0] for which, text in enumerate(given)]
+    together: list[list[Float32Array]] = [[] for _ in given]
+    for step in range(len(ROWS)):
+        parts = [(i, Part(cuts(text, i)[step], caches[i])) for i, text in enumerate(given) if ROWS[step][i]]
+        for (i, _), logits in zip(parts, decoder.step([part for _, part in parts]), strict=True):
+            together[i].append(logits[None])
+    for one, other in zip(alone, together, strict=True):
+        for first, second in zip(one, other, strict=True):
+            np.testing.assert_array_equal(first, second)
