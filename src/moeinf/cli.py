@@ -192,7 +192,7 @@ def show(
     worker_key_file: Annotated[str, typer.Option(metavar="PATH", help="File with the key of the workers.")] = "",
 ) -> None:
     """Show what a stored model is, and the memory it needs."""
-    from moeinf.engine.stored.facts import licence_text, template_text
+    from moeinf.engine.stored.facts import StoredFacts, licence_text
     from moeinf.engine.stored.modelfile import own_modelfile
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.stored.find_stored import find_stored
@@ -218,7 +218,7 @@ def show(
         return print_harmless(_shares(stored, devices, workers, worker_key_file))
     texts: dict[str, Callable[[StoredModel], str]] = {
         "--license": licence_text,
-        "--template": template_text,
+        "--template": lambda stored: StoredFacts(stored).template,
         "--system": lambda stored: preset_of(stored).system,
         "--modelfile": own_modelfile,
         "--plan": stored_forecast,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
-from moeinf.engine.stored.facts import why_no_vision
+from moeinf.engine.stored.facts import facts_of
 from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
@@ -139,7 +139,7 @@ def _refuse_pictures(ask: Ask, stored: StoredModel) -> None:
     """Raises Refusal for a picture that the model cannot see, before anybody waits."""
     if ask.prompt is None or isinstance(ask.prompt, str) or not without_pictures(ask.prompt)[1]:
         return
-    if why := why_no_vision(stored):
+    if why := facts_of(stored).why_no_vision:
         raise Refusal(400, f"{why}; leave out images")
 
 

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.decoder_only import DecoderOnly
 from moeinf.engine.answers.prompts import check_least, check_length
-from moeinf.engine.stored.facts import config as config_of
+from moeinf.engine.stored.facts import facts_of
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.tower_sizes import added_tokens
 from moeinf.errors import UsageError
-from moeinf.models.family import family_of
 from moeinf.models.layers.soft_tokens import SOFT_IDS
 from moeinf.sampling.constraint import GrammarConstraint
 from moeinf.sampling.params import SamplingParams
@@ -52,7 +51,7 @@ class Texts:
         context: tokens that there is room for, as far as that is known. config: with which the model is opened.
         should_stop: whether nobody waits for it any longer, which raises Stopped.
         """
-        if ask.prompt is None or family_of(config_of(stored)).encoder_input is not None:
+        if ask.prompt is None or facts_of(stored).family.encoder_input is not None:
             return
         longest = stored.manifest.info.context_length
         with self._tokenizer(stored, should_stop) as tokenizer:

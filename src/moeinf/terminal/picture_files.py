@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.config.user_text import open_file
-from moeinf.engine.stored.facts import why_no_vision
+from moeinf.engine.stored.facts import StoredFacts
 from moeinf.errors import UsageError
 from moeinf.pictures.decode import MOST_BYTES, check_decoder
 from moeinf.store.library import StoredModel
@@ -28,7 +28,7 @@ def check_pictures(stored: StoredModel, pictures: Sequence[Path], words: Sequenc
     To a model that sees, a single word that is named like a picture file and is none is one, too: it is not to be
     answered as text.
     """
-    why = why_no_vision(stored)
+    why = StoredFacts(stored).why_no_vision
     if pictures and why:
         raise UsageError(f"{why}; put the whole prompt into quotes if {pictures[0]} is part of it")
     for word in words if not why else ():

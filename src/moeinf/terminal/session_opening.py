@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
-from moeinf.engine.stored.facts import template_facts
+from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import preset_of
 from moeinf.pull.origins import stored_model
 from moeinf.store.files import errors_named
@@ -92,7 +92,7 @@ def shares_text(stored: StoredModel, config: RuntimeConfig) -> str:
 def check_template(stored: StoredModel, chat: ChatOptions) -> None:
     """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
     if chat.think or chat.variables:
-        template_variables(template_facts(stored), chat.think, chat.variables or {})
+        template_variables(StoredFacts(stored).template_facts, chat.think, chat.variables or {})
 
 
 def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from moeinf.errors import StoreError
 from moeinf.gguf.gguf_vision import family_may_see
-from moeinf.models.family import family_of
+from moeinf.models.family import AnyFamily, family_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
+from moeinf.store.library import StoredModel
 from moeinf.text.templates.file import find_template
 from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
-    from moeinf.store.library import StoredModel
+    from pathlib import Path
+
+    from moeinf.store.manifest import Manifest, ModelSource
     from moeinf.text.thinking_text import TemplateFacts
+
+_MOST_KEPT = 64  # models whose facts are kept: an id stands for the content, so that they stay true
 
 
 def config(model: StoredModel) -> JsonObject:
@@ -57,54 +64,93 @@ def licence_text(model: StoredModel) -> str:
     return ""
 
 
-def template_text(model: StoredModel, *, with_tools: bool = False) -> str:
-    """The chat template, "" for a base model. with_tools: the one for chats with tools. Raises TextError."""
-    return find_template(model.path, json_file(model, "tokenizer_config.json"), with_tools=with_tools) or ""
+class StoredFacts:
+    """What a model can do. Each of its small files is read when it is first asked for, and once."""
+
+    def __init__(self, stored: StoredModel) -> None:
+        self.name, self._stored = stored.name, stored
+
+    @cached_property
+    def family(self) -> AnyFamily:
+        """Raises StoreError, UnsupportedModelError."""
+        return family_of(config(self._stored))
+
+    @cached_property
+    def context_length(self) -> int:
+        """Raises StoreError."""
+        return self._manifest().info.context_length
+
+    @cached_property
+    def template(self) -> str:
+        """The chat template, "" for a base model. Raises TextError."""
+        return self._template_file(with_tools=False)
+
+    @cached_property
+    def template_with_tools(self) -> str:
+        """The one for chats with tools. Raises TextError."""
+        return self._template_file(with_tools=True)
+
+    @cached_property
+    def template_facts(self) -> TemplateFacts | None:
+        """What the chat template can be told; None for a base model. Raises TextError."""
+        if not self.template:
+            return None
+        from moeinf.text.templates.template_facts import read_facts  # imports jinja2, which nothing else here needs
+
+        return read_facts(self.template)
+
+    @cached_property
+    def why_no_vision(self) -> str:
+        """Why the model takes no pictures, with the remedy where there is one; "" where it does. Raises StoreError."""
+        manifest, name = self._manifest(), self.name
+        if manifest.vision_bytes:
+            return ""
+        if manifest.in_place is not None or manifest.source.kind == "file" or manifest.source.file:
+            return self._no_mmproj(manifest.source)
+        if told := next((line for line in manifest.fallbacks if "vision tower" in line), ""):
+            return f"{name} takes text alone: {told}"
+        if self.family.vision is None:
+            return f"{name} takes text alone: {self.family.no_vision}"
+        return f"{name} was stored without its vision tower: `moeinf pull` it again, if its checkpoint has one"
+
+    @cached_property
+    def capabilities(self) -> tuple[str, ...]:
+        """What the architecture does and the chat template knows of, in the words of ollama where it has some.
+
+        Raises StoreError, and TextError for a chat template that cannot be read.
+        """
+        kind = self.family.encoder_input
+        if kind is not None:
+            return ("translation" if kind.languages else "text to text",)
+        facts = self.template_facts
+        sees = ["vision"] if self._manifest().vision_bytes else []
+        extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
+        return ("completion", *sees, *(name for name, known in extra.items() if known))
+
+    def _manifest(self) -> Manifest:
+        """Not kept with the facts: that of a large model takes megabytes."""
+        return replace(self._stored).manifest
+
+    def _template_file(self, *, with_tools: bool) -> str:
+        path, settings = self._stored.path, json_file(self._stored, "tokenizer_config.json")
+        return find_template(path, settings, with_tools=with_tools) or ""
+
+    def _no_mmproj(self, source: ModelSource) -> str:
+        """Of a model of GGUF files, whose tower is a file of its own."""
+        if not family_may_see(self.family.name):
+            return f"{self.name} takes text alone: moeinf runs the text of this family alone"
+        again = f"{source.location}{':' if source.file else ''}{source.file}"
+        return (
+            f"{self.name} was stored without a vision tower, which is a file of its own: "
+            f"`moeinf pull {again} --mmproj FILE`"
+        )
 
 
-def template_facts(model: StoredModel) -> TemplateFacts | None:
-    """What the chat template can be told; None for a base model. Raises TextError."""
-    source = template_text(model)
-    if not source:
-        return None
-    from moeinf.text.templates.template_facts import read_facts  # imports jinja2, which nothing else here needs
-
-    return read_facts(source)
+def facts_of(stored: StoredModel) -> StoredFacts:
+    """The facts of a model that many requests ask about, which are read once."""
+    return _facts(stored.name, stored.id, stored.path)
 
 
-def why_no_vision(model: StoredModel) -> str:
-    """Why a model takes no pictures, with the remedy where there is one; "" where it does."""
-    manifest = model.manifest
-    if manifest.vision_bytes:
-        return ""
-    if manifest.in_place is not None or manifest.source.kind == "file" or manifest.source.file:
-        return _no_mmproj(model)
-    if told := next((line for line in manifest.fallbacks if "vision tower" in line), ""):
-        return f"{model.name} takes text alone: {told}"
-    family = family_of(config(model))
-    if family.vision is None:
-        return f"{model.name} takes text alone: {family.no_vision}"
-    return f"{model.name} was stored without its vision tower: `moeinf pull` it again, if its checkpoint has one"
-
-
-def _no_mmproj(model: StoredModel) -> str:
-    """Of a model of GGUF files, whose tower is a file of its own."""
-    if not family_may_see(family_of(config(model)).name):
-        return f"{model.name} takes text alone: moeinf runs the text of this family alone"
-    source = model.manifest.source
-    again = f"{source.location}{':' if source.file else ''}{source.file}"
-    return (
-        f"{model.name} was stored without a vision tower, which is a file of its own: "
-        f"`moeinf pull {again} --mmproj FILE`"
-    )
-
-
-def capabilities(model: StoredModel) -> list[str]:
-    """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
-    kind = family_of(config(model)).encoder_input
-    if kind is not None:
-        return ["translation" if kind.languages else "text to text"]
-    facts = template_facts(model)
-    sees = ["vision"] if model.manifest.vision_bytes else []
-    extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
-    return ["completion", *sees, *(name for name, known in extra.items() if known)]
+@lru_cache(_MOST_KEPT)
+def _facts(name: str, identifier: str, path: Path) -> StoredFacts:
+    return StoredFacts(StoredModel(name, identifier, path))

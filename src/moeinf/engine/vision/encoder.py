@@ -12,7 +12,7 @@ import numpy as np
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.engine.stored.facts import why_no_vision
+from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.parts import GivenPicture
 from moeinf.engine.vision.tower_file import TowerFile, open_tower
@@ -121,7 +121,7 @@ def open_vision(
     """How the model sees, or a line that says why it does not. kernels: of the CPU, where towers run."""
     stored, vision = weights.stored, weights.family.vision
     if vision is None or not stored.manifest.vision_bytes:
-        return why_no_vision(stored) or f"{stored.name} takes text alone: {weights.family.no_vision}"
+        return StoredFacts(stored).why_no_vision or f"{stored.name} takes text alone: {weights.family.no_vision}"
     try:
         form = processor_of(stored, vision, config)
     except CheckpointError as error:

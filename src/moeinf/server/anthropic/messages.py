@@ -8,6 +8,7 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moeinf.engine.stored.facts import facts_of
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
 from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, prompt_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
@@ -23,7 +24,9 @@ async def messages(service: Service, request: Request, request_id: str) -> Respo
     asked, ask = await service.read(request, MessageRequest, ask_of)
     forced, tools = forced_tool(asked.tool_choice), ask.tools
     if forced is not None:
-        calls = await service.pools.store.run(lambda: forced_calls(service.find(asked.model), tools, forced or None))
+        calls = await service.pools.store.run(
+            lambda: forced_calls(facts_of(service.find(asked.model)), tools, forced or None)
+        )
         ask = replace(ask, format=calls)
     job = await service.submit(request, ask, asked.metadata.user_id if asked.metadata else None)
     head = Head(asked.model)

@@ -9,10 +9,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moeinf.engine.stored.facts import facts_of
 from moeinf.server.ask import Ask
 from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
-from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import (
     Asking,
     ChatMessage,
@@ -112,7 +112,7 @@ async def _think(service: Service, asked: Asking) -> bool | str | None:
 
 async def _capabilities(service: Service, asked: Asking) -> tuple[str, ...]:
     """Raises ModelNotFoundError."""
-    return await service.pools.store.run(lambda: capabilities_of(service.find(asked.model)))
+    return await service.pools.store.run(lambda: facts_of(service.find(asked.model)).capabilities)
 
 
 def _with_images(content: str | list[JsonObject], images: Sequence[Any] | None, where: str) -> str | list[JsonObject]:

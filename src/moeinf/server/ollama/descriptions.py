@@ -7,15 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from moeinf.config.option import options
-from moeinf.engine.stored.facts import (
-    capabilities,
-    config,
-    formats_text,
-    json_file,
-    licence_text,
-    template_facts,
-    template_text,
-)
+from moeinf.engine.stored.facts import config, facts_of, formats_text, json_file, licence_text
 from moeinf.engine.stored.modelfile import own_modelfile
 from moeinf.engine.stored.parameters import parameter_rows
 from moeinf.engine.stored.preset import preset_of
@@ -41,29 +33,25 @@ def identity(model: StoredModel) -> JsonObject:
     return {"name": model.name, "model": model.name, "digest": digest, "details": details}
 
 
-def capabilities_of(model: StoredModel) -> tuple[str, ...]:
-    """Raises StoreError, and TextError for a chat template that cannot be read."""
-    return _capabilities(model.id, model.path)
-
-
 def shown(model: StoredModel, *, verbose: bool) -> JsonObject:
     """A model as `show` tells of it; verbose: with config.json and the tensors of an expert.
 
     Raises StoreError, TextError.
     """
-    preset = preset_of(model)
+    preset, facts = preset_of(model), facts_of(model)
+    template = facts.template_facts
     parameters = parameter_rows(_recommended(model), preset)
     described = {
         "modelfile": f"# The chat template is the checkpoint's own.\n{own_modelfile(model)}\n",
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),
-        "template": template_text(model),
+        "template": facts.template,
         **({"system": preset.system} if preset.system else {}),
         "license": licence_text(model),
         "details": identity(model)["details"],
         "model_info": _model_info(model),
-        "capabilities": capabilities_of(model),
+        "capabilities": facts.capabilities,
         "modified_at": model.modified.isoformat(),
-        "moeinf": {"always_thinks": _always_thinks(model.id, model.path)},
+        "moeinf": {"always_thinks": template is not None and template.thinks and not template.switchable},
     }
     if verbose:
         described["model_info"]["moeinf.config"] = config(model)
@@ -88,17 +76,6 @@ def _identity(identifier: str, path: Path) -> tuple[str, JsonObject]:
         "parameter_size": count_text(info.num_params),
         "quantization_level": formats_text(model),
     }
-
-
-@lru_cache(_MOST_KEPT)
-def _capabilities(identifier: str, path: Path) -> tuple[str, ...]:
-    return tuple(capabilities(StoredModel("", identifier, path)))
-
-
-@lru_cache(_MOST_KEPT)
-def _always_thinks(identifier: str, path: Path) -> bool:
-    facts = template_facts(StoredModel("", identifier, path))
-    return facts is not None and facts.thinks and not facts.switchable
 
 
 def _recommended(model: StoredModel) -> dict[str, object]:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moeinf.engine.stored.facts import facts_of
 from moeinf.server.ask import Ask
 from moeinf.server.http import Answer
 from moeinf.server.http_errors import Refusal
@@ -28,7 +29,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
     asked, ask = await service.read(request, ChatRequest, ask_of)
     forced, tools = _forced(asked.tool_choice), ask.tools
     if forced is not None:
-        calls = await service.pools.store.run(lambda: forced_calls(service.find(asked.model), tools, forced or None))
+        calls = await service.pools.store.run(
+            lambda: forced_calls(facts_of(service.find(asked.model)), tools, forced or None)
+        )
         ask = replace(ask, format=calls)
     job = await service.submit(request, ask, asked.user)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")

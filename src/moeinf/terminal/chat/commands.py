@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from moeinf.engine.stored.facts import licence_text, template_text
+from moeinf.engine.stored.facts import StoredFacts, licence_text
 from moeinf.errors import ModelNotFoundError, MoeinfError
 from moeinf.store.library import StoredModel
 from moeinf.terminal.answer_stats import cache_lines
@@ -89,7 +89,7 @@ class Commands:
             "info": lambda stored: "\n".join(show_lines(stored)),
             "license": lambda stored: licence_text(stored) or _none("licence"),
             "parameters": self._parameters_text,
-            "template": lambda stored: template_text(stored) or _none("prompt template"),
+            "template": lambda stored: StoredFacts(stored).template or _none("prompt template"),
         }
         if what == "system":
             print(harmless(self._conversation.system or _none("system message")))

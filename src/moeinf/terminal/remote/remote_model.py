@@ -6,19 +6,18 @@ import base64
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moeinf.config.option import http_options
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
-from moeinf.engine.stored.facts import json_file, template_facts, template_text
+from moeinf.engine.stored.facts import StoredFacts, json_file
 from moeinf.engine.vision.parts import text_alone
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
 from moeinf.terminal.remote.client import NoServerError, ServerClient
-from moeinf.text.thinking_text import TemplateFacts, template_variables
+from moeinf.text.thinking_text import template_variables
 from moeinf.types import Json, JsonMapping, JsonObject, Message
 
 if TYPE_CHECKING:
@@ -52,13 +51,10 @@ class RemoteModel:
         """told: the model's entry in /api/ps."""
         self.name, self.manifest, self.url = stored.name, stored.manifest, client.url
         self.last: Completion | None = None
-        self.tokenizer = _Text(bool(template_text(stored)))
+        self._facts = StoredFacts(stored)
+        self.tokenizer = _Text(bool(self._facts.template))
         self.plan, self.tier = _Plan(told["context_length"]), _Tier(told["moeinf"]["slots"])
         self._client, self._stored, self._name = client, stored, told["name"]
-
-    @cached_property
-    def _facts(self) -> TemplateFacts | None:
-        return template_facts(self._stored)
 
     def warm_up(self) -> None:
         """See Model.warm_up. Does nothing: where the server has the model open, its cache is as it should be."""
@@ -69,7 +65,7 @@ class RemoteModel:
 
     def template_variables(self, think: bool | str | None, given: JsonMapping) -> JsonObject:
         """See Model.template_variables."""
-        return template_variables(self._facts, None if think is None else str(think).lower(), given)
+        return template_variables(self._facts.template_facts, None if think is None else str(think).lower(), given)
 
     def stream(
         self,

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
-from moeinf.engine.stored.facts import capabilities, config, formats_text, generation_parameters, licence_text
+from moeinf.engine.stored.facts import StoredFacts, config, formats_text, generation_parameters, licence_text
 from moeinf.engine.stored.outline import outline_of
 from moeinf.engine.stored.parameters import parameter_rows
 from moeinf.engine.stored.preset import preset_of
@@ -49,7 +49,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
         ],
     )
     lines += section("MoE", _moe_rows(model))
-    lines += section("Capabilities", [(capability, "") for capability in capabilities(model)])
+    lines += section("Capabilities", [(capability, "") for capability in StoredFacts(model).capabilities])
     preset = preset_of(model)
     if parameters := parameter_rows(generation_parameters(model), preset):
         lines += section("Parameters", parameters)
@@ -142,7 +142,7 @@ def show_json(model: StoredModel) -> str:
             "dtype": info.dtype,
             "quantization": formats_text(model),
             "fallbacks": list(model.manifest.fallbacks),
-            "capabilities": capabilities(model),
+            "capabilities": list(StoredFacts(model).capabilities),
             "generation_config": generation_parameters(model),
             "own_options": list(preset_of(model).options),
             "system": preset_of(model).system,
