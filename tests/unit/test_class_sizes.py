@@ -32,7 +32,6 @@ METHODS = {
     "models/cpu/layers:NativeLayers": 24,
     "models/layers/protocol:LayersOf": 24,
     "runtime/cache/tier:ExpertTier": 24,
-    "server/answer_worker:Worker": 24,
     "distributed/listener:Listener": 23,
     "engine/gpu:GpuRunner": 23,
     "models/fields:Fields": 23,

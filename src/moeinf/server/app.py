@@ -70,7 +70,7 @@ def _own_routes(service: Service) -> list[Route]:
         return json_response({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        loaded, waiting = service.worker.loaded, service.worker.waiting
+        loaded, waiting = service.worker.opened.loaded, service.worker.waiting
         text = service.metrics.text(waiting=waiting, loaded=loaded.stored.name if loaded else None)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

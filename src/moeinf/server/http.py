@@ -17,7 +17,7 @@ from moeinf.engine.completion import Completion
 from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
 from moeinf.server.blocking.thread_pool import ThreadPool
 from moeinf.server.http_errors import Fault, fault_of, log_fault
-from moeinf.server.job import Job
+from moeinf.server.turns.job import Job
 from moeinf.types import JsonObject
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from moeinf.server.ask import Ended, Failed
 from moeinf.server.http_errors import fault_of
-from moeinf.server.job import Job
+from moeinf.server.turns.job import Job
 
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

@@ -20,7 +20,6 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.server_options import ServerOptions
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
-from moeinf.server.answer_worker import Open, Worker
 from moeinf.server.app import build_app
 from moeinf.server.blocking.exit_deadline import ExitDeadline
 from moeinf.server.blocking.thread_pool import Pools
@@ -30,6 +29,8 @@ from moeinf.server.metrics import Metrics
 from moeinf.server.ollama.descriptions import identity
 from moeinf.server.service import Service
 from moeinf.server.texts import Texts
+from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.opened import Open
 from moeinf.store.library import Library
 from moeinf.traces.folder import prepare_folder
 

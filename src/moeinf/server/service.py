@@ -12,23 +12,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.config.server_options import seconds_of
-from moeinf.engine.model import Model
 from moeinf.engine.stored.facts import facts_of
 from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
-from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Ask
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.body import body_of
 from moeinf.server.gate.guard import key_of
 from moeinf.server.http import Answer, Encode, EventStream, json_response, streamed, whole_answer
 from moeinf.server.http_errors import Refusal, StoppingError
-from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.prompt.agent_noise import without_noise
 from moeinf.server.prompt.prompt_preset import with_preset
 from moeinf.server.texts import Texts
+from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.job import Job
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.process import Stopped
 
@@ -55,12 +54,7 @@ class Service:
 
     def find(self, name: str) -> StoredModel:
         """The stored model of that name, as a client writes it. Blocks. Raises ModelNotFoundError."""
-        return self.worker.find(unquote(name))
-
-    def open_model(self, stored: StoredModel) -> Model | None:
-        """The model where it is loaded."""
-        loaded = self.worker.loaded
-        return loaded.model if loaded is not None and loaded.stored.id == stored.id else None
+        return self.worker.opened.find(unquote(name))
 
     async def read(self, request: Request, kind: type[T], made: Callable[[T], Made]) -> tuple[T, Made]:
         """The request's JSON as this type, and what `made` makes of it. Raises Refusal, and what `made` raises."""
@@ -114,17 +108,17 @@ class Service:
         _refuse_pictures(ask, stored)
         with _given_up():
             return self.texts.count(
-                stored, ask, self.worker.config_for(stored, ask), lambda: gone() or self.worker.stopping
+                stored, ask, self.worker.opened.config_for(stored, ask), lambda: gone() or self.worker.stopping
             )
 
     def refuse(self, job: Job) -> None:
         """Raises what would be said against a job whose turn has not come yet. Blocks."""
         ask = job.ask
         stored = self.find(ask.model)
-        model = None if ask.config else self.open_model(stored)
+        model = None if ask.config else self.worker.opened.model_of(stored)
         context = stored.manifest.info.context_length if model is None else model.plan.context
         with _given_up():
-            self.texts.check(stored, ask, context, self.worker.config_for(stored, ask), lambda: job.cancelled)
+            self.texts.check(stored, ask, context, self.worker.opened.config_for(stored, ask), lambda: job.cancelled)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ FORMAT = {"type": "object", "properties": SAD, "required": ["sad"], "additionalP
 @pytest.fixture(scope="module")
 def story(storyteller: HttpServer) -> str:
     """What the model says without a server."""
-    stored = Library(storyteller.worker.library.home).find("demo:chat")
+    stored = Library(storyteller.worker.opened.library.home).find("demo:chat")
     with Model(stored, RuntimeConfig(device="cpu")) as model:
         answer = model.generate(CHAT, model.params(temperature=0, num_predict=400))
         assert answer.finish_reason == "stop", "the story ends where the next one would begin"

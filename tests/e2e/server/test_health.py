@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from moeinf.server.answer_worker import Worker
+from moeinf.server.turns.answer_worker import Worker
 from moeinf.store.library import StoredModel
 from tests.support.live_server import live_server
 
@@ -21,7 +21,7 @@ def test_a_server_whose_model_thread_has_ended_is_not_healthy(
     with live_server(demo) as server:
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
         monkeypatch.setattr(Worker, "_take_turn", fail)
-        monkeypatch.setattr("moeinf.server.answer_worker.log.error", fail)
+        monkeypatch.setattr("moeinf.server.turns.opened.log.error", fail)
         assert (
             httpx.post(f"{server.url}/v1/completions", json=asked, timeout=30).status_code == 200
         )  # that it waited for

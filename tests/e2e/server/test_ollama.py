@@ -112,13 +112,13 @@ def test_the_context_of_the_server_is_an_upper_bound(demo: StoredModel, asked: i
         assert client.generate("demo", "The king said", options={"num_predict": 2}).eval_count == 2
         (model,) = client.ps().models
         assert model.context_length == 2048
-        loaded = running.worker.loaded
+        loaded = running.worker.opened.loaded
         told = httpx.post(
             f"{running.url}/v1/completions", json={"model": "demo", "prompt": "The king", "max_tokens": 2}, timeout=60
         )
         assert told.status_code == 200
         client.generate("demo", "The king said", options={"num_predict": 1, "num_ctx": asked})
-        now = running.worker.loaded
+        now = running.worker.opened.loaded
         assert loaded is not None and now is not None and now.model is loaded.model, "it was not opened again"
         client.generate("demo", "The king said", options={"num_predict": 1, "num_ctx": 64})
         (model,) = client.ps().models
@@ -295,7 +295,7 @@ def test_no_folder_of_the_servers_machine_is_pulled(own: HttpServer) -> None:
 def test_show_tells_of_each_stop_and_of_the_system_message(own: HttpServer) -> None:
     stops, system = ["<|a|>", "User:", "x y", 'say "no"'], "You are a cat."
     preset = Preset(system, (*(("stop", text) for text in stops), ("temperature", "0.5")))
-    stored = own.worker.library.copy("demo", "cat", preset.dumps())
+    stored = own.worker.opened.library.copy("demo", "cat", preset.dumps())
     shown = ollama.Client(own.url).show("cat")
     told = httpx.post(f"{own.url}/api/show", json={"model": "cat"}).json()
     assert told["system"] == system

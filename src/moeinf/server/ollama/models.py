@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from moeinf.engine.memory.plan import DevicePlan
 from moeinf.errors import StoreError
-from moeinf.server.answer_worker import Loaded
 from moeinf.server.http import json_response
 from moeinf.server.ollama.descriptions import entry, shown
 from moeinf.server.ollama.requests import ShowRequest
 from moeinf.server.service import Service
+from moeinf.server.turns.opened import Loaded
 from moeinf.types import JsonObject
 
 API_VERSION = "0.13.5"  # of ollama, whose API this is: its clients refuse what looks older than they need
@@ -35,7 +35,7 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def ps(service: Service, request: Request) -> Response:
-    loaded = service.worker.loaded
+    loaded = service.worker.opened.loaded
     running = [_running(service, loaded)] if loaded is not None else []
     return json_response({"models": running})
 

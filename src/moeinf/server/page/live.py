@@ -20,8 +20,8 @@ from moeinf.engine.model import Model
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT
-from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Loading, Reading
+from moeinf.server.turns.answer_worker import Worker
 from moeinf.types import IntArray
 
 PERIOD_S: Final = 0.5  # from one event to the next
@@ -152,7 +152,7 @@ def observed(worker: Worker) -> Observed | None:
     """What the worker does; None once the server ends. It takes no lock, and waits for nothing."""
     if worker.stopping:
         return None
-    job, loaded, waiting = worker.current, worker.loaded, worker.waiting
+    job, loaded, waiting = worker.current, worker.opened.loaded, worker.waiting
     event = None if job is None else job.last_event
     if loaded is None:
         if job is None:

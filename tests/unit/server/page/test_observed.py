@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from moeinf.config import RuntimeConfig
-from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Ask, Reading, Text
-from moeinf.server.job import Job
 from moeinf.server.page.live import Observed, observed
+from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.job import Job
 from tests.support.spoken_model import NamedModels, SpokenModel
 
 

@@ -9,8 +9,8 @@ from moeinf.engine.model import Model
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.server.ask import Call, Chance, Chosen, Reading, Text
 from moeinf.server.http_errors import StoppingError
-from moeinf.server.job import Job
 from moeinf.server.prompt.thinking_field import think_for
+from moeinf.server.turns.job import Job
 from moeinf.text.text_stream import Piece
 from moeinf.text.tokenizer import Tokenizer
 

@@ -14,10 +14,11 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.errors import ModelNotFoundError
-from moeinf.server.answer_worker import Worker
 from moeinf.server.ask import Ask, Ended, Event, Failed, Text
 from moeinf.server.http_errors import BusyError, StoppingError
-from moeinf.server.job import Job
+from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.job import Job
+from moeinf.server.turns.opened import OpenModel
 from tests.support.spoken_model import NamedModels, SpokenModel
 
 
@@ -43,7 +44,7 @@ def worker_of(opened: Opened, *, keep_alive_s: float | None = None, max_queue: i
     try:
         yield worker
     finally:
-        worker.stop()
+        assert worker.stop(10.0), "the model waits at its gate, which a test that failed did not open"
 
 
 async def events_of(worker: Worker, ask: Ask) -> list[Event]:
@@ -104,11 +105,11 @@ def test_options_of_a_request_open_the_model_anew() -> None:
 def test_an_idle_model_is_closed() -> None:
     with worker_of(opened := Opened(), keep_alive_s=0.0) as worker:
         asyncio.run(events_of(worker, Ask("a", "hi")))
-        until(lambda: worker.loaded is None)
+        until(lambda: worker.opened.loaded is None)
         asyncio.run(events_of(worker, Ask("a", "hi", keep_alive=(None,))))
-        assert worker.loaded is not None and worker.loaded.expires is None
+        assert worker.opened.loaded is not None and worker.opened.loaded.expires is None
         asyncio.run(events_of(worker, Ask("a", keep_alive=(0.0,))))
-        until(lambda: worker.loaded is None)
+        until(lambda: worker.opened.loaded is None)
         assert [model.closed for model in opened.models] == [True, True]
 
 
@@ -117,7 +118,7 @@ def test_unload_by_id() -> None:
         assert not asyncio.run(worker.unload("id of a"))
         asyncio.run(events_of(worker, Ask("a")))
         assert asyncio.run(worker.unload("id of a"))
-        assert worker.loaded is None
+        assert worker.opened.loaded is None
 
 
 def test_an_error_ends_one_request_and_not_the_worker() -> None:
@@ -228,12 +229,12 @@ def test_a_fault_between_two_requests_costs_no_later_answer(monkeypatch: pytest.
         asyncio.run(events_of(worker, Ask("a", "hi")))
         faults = iter([OverflowError("timeout doesn't fit"), ValueError("another one")])
 
-        def idle_s(each: Worker) -> float | None:
+        def idle_s(each: OpenModel) -> float | None:
             if (fault := next(faults, None)) is not None:
                 raise fault
             return None
 
-        monkeypatch.setattr(Worker, "_idle_s", idle_s)
+        monkeypatch.setattr(OpenModel, "idle_s", idle_s)
         for _ in range(3):
             events = asyncio.run(asyncio.wait_for(events_of(worker, Ask("a", "hi")), 10.0))
             assert text_of(events) == "one two three"
@@ -242,11 +243,11 @@ def test_a_fault_between_two_requests_costs_no_later_answer(monkeypatch: pytest.
 def test_a_model_that_is_open_is_found_where_its_files_have_gone() -> None:
     with worker_of(Opened()) as worker:
         asyncio.run(events_of(worker, Ask("a", "hi")))
-        worker.library = cast(Any, NamedModels("b"))
-        assert worker.find("a").name == "a"
+        worker.opened.library = cast(Any, NamedModels("b"))
+        assert worker.opened.find("a").name == "a"
         assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
         with pytest.raises(ModelNotFoundError):
-            worker.find("c")
+            worker.opened.find("c")
 
 
 @pytest.mark.parametrize("error", [MemoryError("for a copy of the prefixes"), SystemExit(3), GeneratorExit()])
@@ -288,7 +289,7 @@ def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pyt
         worker.submit(running)
         worker.submit(waiting)
         monkeypatch.setattr(Worker, "_take_turn", fail)
-        monkeypatch.setattr("moeinf.server.answer_worker.log.error", fail)  # what would tell of it fails, too
+        monkeypatch.setattr("moeinf.server.turns.opened.log.error", fail)  # what would tell of it fails, too
         gate.release(3)
         assert text_of(await told(running)) == "one two three"
         refused = (await asyncio.wait_for(told(waiting), 10.0))[-1]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.server import fair_queue
-from moeinf.server.fair_queue import FairQueue
+from moeinf.server.turns import fair_queue
+from moeinf.server.turns.fair_queue import FairQueue
 
 
 def all_of(queue: FairQueue[int]) -> list[int]:
