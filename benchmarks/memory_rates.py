@@ -29,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' random blocks
 
 from moeinf._native import Kernels
-from moeinf.bench.kernel_rates import CACHED_BYTES, MATRIX_BYTES, cached_rate, has_width, matrix_of, memory_rate
+from moeinf.engine.speed.kernel_rates import CACHED_BYTES, MATRIX_BYTES, cached_rate, has_width, matrix_of, memory_rate
 from moeinf.hardware import cpu_name, machine
 from moeinf.types import FORMAT_BLOCKS, ByteArray, Format
 from tests.support.blocks import even_blocks

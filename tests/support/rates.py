@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from moeinf.bench.forecast.rates import Products, Rates
 from moeinf.engine.build_context import open_kernels
-from moeinf.hardware import cpu_name, machine
+from moeinf.engine.speed.rates import Conditions, Products, Rates
+from moeinf.hardware import machine
 
 # Each weight takes a nanosecond in one row, and a tenth of that for each of many.
 _PRODUCTS: Final = Products((1, 100), (1e-9, 1e-8))
 PLAIN: Final = Rates(
-    cpu="a CPU",
-    isa="generic",
-    threads=1,
-    memory_bytes=1 << 30,
-    measured="2026-01-02T03:04:05+00:00",
+    Conditions("a CPU", "generic", threads=1, memory_bytes=1 << 30, measured="2026-01-02T03:04:05+00:00"),
     disk={1 << 20: 1e9, 4 << 20: 2e9},
     direct=True,
     memory=1e10,
@@ -28,8 +24,7 @@ PLAIN: Final = Rates(
 )
 
 
-def rates_of_this_machine() -> Rates:
+def rates_of_this_machine(threads: int | None = None) -> Rates:
+    """threads: all, if None."""
     here = machine()
-    return replace(
-        PLAIN, cpu=cpu_name(), isa=open_kernels(1, "").isa, threads=here.cores, memory_bytes=here.total_bytes
-    )
+    return replace(PLAIN, conditions=Conditions.now(open_kernels(threads or here.cores, ""), here))

@@ -22,7 +22,6 @@ FIELDS = {
     "pull/checkpoint/conversion_plan:Conversion": 14,
     "server/ask:Ask": 14,
     "store/manifest:Manifest": 14,
-    "bench/forecast/rates:Rates": 13,
 }
 METHODS = {
     "runtime/io/python_reader:PureReader": 26,

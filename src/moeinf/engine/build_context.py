@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.footprint import Footprint, device_footprint, footprint_of
+from moeinf.engine.memory.footprint import Footprint, footprint_of
 from moeinf.engine.reporting import Reporting
+from moeinf.engine.stored.outline import Outline
 from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.tower_sizes import seeing_footprint
 from moeinf.errors import UsageError
@@ -106,9 +107,13 @@ class BuildContext:
         return seeing_footprint(found, weights.stored, weights.family.vision, self.host.config, threads)
 
     @property
+    def outline(self) -> Outline:
+        return Outline(self.manifest, self.footprint, self.weights.dense)
+
+    @property
     def device_footprint(self) -> Footprint:
         """The same on a GPU, where weights may have another form."""
-        return device_footprint(self.footprint, self.manifest, self.weights.dense)
+        return self.outline.device_footprint
 
 
 def policy_of(context: BuildContext, num_slots: int) -> DevicePolicy:

@@ -49,6 +49,11 @@ class StoredModel:
     asked_revision: str | None = None  # under this name; None where the source record tells, as in older stores
 
     @property
+    def home(self) -> Path:
+        """The folder of the store that has it."""
+        return self.path.parents[1]
+
+    @property
     def own_id(self) -> str:
         """The id of what the name stands for: another one than the weights' where a preset goes with them."""
         if not self.preset_text:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import moeinf
-from moeinf.bench.forecast.rates import save
+from moeinf.engine.speed.rates_file import save
 from moeinf.engine.stored.preset import Preset, preset_of
 from moeinf.pull.pull import ensure
 from moeinf.server.ask import Ask

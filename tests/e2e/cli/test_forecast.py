@@ -10,8 +10,9 @@ import pytest
 
 from moeinf.bench.forecast import checkup, known
 from moeinf.bench.forecast.forecast_report import rate_text
-from moeinf.bench.forecast.rates import Rates, Reading, save
 from moeinf.config import RuntimeConfig
+from moeinf.engine.speed.rates import Rates, Reading
+from moeinf.engine.speed.rates_file import save
 from moeinf.errors import DeviceError
 from moeinf.pull import steps
 from tests.support.checkpoints import random_tensors, write_checkpoint
@@ -30,7 +31,9 @@ def rates(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured")
 
     monkeypatch.setattr(known, "measure", refused)
-    monkeypatch.setattr(known, "measure_reading", lambda config, kinds: dict.fromkeys(kinds, Reading(2e9, 1e9)))
+    monkeypatch.setattr(
+        "moeinf.engine.speed.kept.measure_reading", lambda *given: dict.fromkeys(given[-1], Reading(2e9, 1e9))
+    )
 
 
 def test_fit_tells_memory_by_part_and_speed(command: Command) -> None:
@@ -106,7 +109,7 @@ def test_doctor_tells_the_machine_and_its_rates(command: Command) -> None:
     assert {each["name"] for each in told["findings"]} >= {"CPU", "memory", "GPU", "store", "server"}
     assert "bf16 50%, q8_0 50%, q6_k 50%" in done.out and "of the memory's rate" in done.out
     assert told["rates"]["reading"]["q4_k"] == {"2048": {"plain": 2e9, "product": 1e9}}
-    assert told["rates"]["isa"] == rates_of_this_machine().isa
+    assert told["rates"]["isa"] == rates_of_this_machine().conditions.isa
     assert done.code == (1 if any(each["remedy"] for each in told["findings"]) else 0)
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from moeinf import __version__
 from moeinf._native import available_isas
-from moeinf.bench.forecast.rates import Rates
 from moeinf.config.environment import api_key, server_address
+from moeinf.engine.speed.rates import Rates
 from moeinf.errors import DeviceError, MoeinfError
 from moeinf.gpu.cuda import find_cuda, is_absent, without_advice
 from moeinf.hardware import Machine, cpu_name

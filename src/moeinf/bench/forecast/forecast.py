@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
-from moeinf.bench.forecast.rates import Kind, Rates
-from moeinf.bench.forecast.speed import PROMPT_TOKENS, Step, decode_step, prefill
-from moeinf.bench.forecast.weight_bytes import main_kinds
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, shortenings
+from moeinf.engine.speed.rates import Kind, Rates
+from moeinf.engine.speed.speed import PROMPT_TOKENS, Step, decode_step, prefill
+from moeinf.engine.speed.weight_bytes import main_kinds
 from moeinf.engine.stored.hit_record import HitCount
 from moeinf.engine.stored.outline import Outline
 from moeinf.hardware import Machine
@@ -27,7 +27,7 @@ class Forecast:
     plan: MemoryPlan
     rates: Rates
     hits: ExpectedHits
-    decode: Step  # of one token, behind a prompt
+    decode: Step  # of one token, behind that prompt
     prefill: Step  # of a prompt of PROMPT_TOKENS, or what the context has room for
     notes: tuple[str, ...]  # what the plan and the rates gave up for want of memory
 
@@ -50,7 +50,6 @@ def forecast(
     """
     footprint, manifest = outline.footprint, outline.manifest
     plan = plan_memory(footprint, config, machine)
-    prompt = min(PROMPT_TOKENS, plan.context)
     stride = footprint.layout.stride_bytes
     kinds = main_kinds(outline)
     rates = known_rates(kinds)
@@ -60,8 +59,8 @@ def forecast(
         plan,
         rates,
         hits,
-        decode_step(outline, plan, rates, hits, prompt),
-        prefill(outline, plan, rates, prompt),
+        decode_step(outline, plan, rates, hits.read_share),
+        prefill(outline, plan, rates, min(PROMPT_TOKENS, plan.context)),
         (*shortenings(plan, footprint, config), *_want_of_reading(rates, kinds)),
     )
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.products import MAIN_KINDS
-from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.subject import Subject
 from moeinf.engine.memory.plan import PROCESS_BYTES, sequence_text
+from moeinf.engine.speed.rates import Rates
+from moeinf.engine.speed.rates_file import rates_json
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
 from moeinf.types import FORMAT_BLOCKS, Format
@@ -26,8 +27,9 @@ def doctor_lines(findings: Sequence[Finding], rates: Rates) -> list[str]:
 
 def _rate_rows(rates: Rates) -> list[tuple[str, str]]:
     disk = ", ".join(f"{size_text(rate)}/s at {binary_size_text(size)}" for size, rate in rates.disk.items())
+    made = rates.conditions
     return [
-        ("measured", f"{rates.measured}, {rates.threads} threads, {rates.isa}"),
+        ("measured", f"{made.measured}, {made.threads} threads, {made.isa}"),
         ("disk", disk),
         ("memory", f"{size_text(rates.memory)}/s" if rates.memory else "too little is free to tell"),
         ("decode", _shares_text(rates)),
@@ -53,7 +55,7 @@ def _products_text(rates: Rates, format: Format) -> str:
 
 
 def doctor_json(findings: Sequence[Finding], rates: Rates) -> str:
-    value = {"findings": [each.to_json() for each in findings], "rates": rates.to_json()}
+    value = {"findings": [each.to_json() for each in findings], "rates": rates_json(rates)}
     return json.dumps(value, indent=2)
 
 
@@ -69,7 +71,7 @@ def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str
         ],
     )
     lines += section("Memory", [*memory_rows(forecast), ("in all", size_text(process_bytes(forecast)))])
-    hits, rates = forecast.hits, forecast.rates
+    hits, made = forecast.hits, forecast.rates.conditions
     lines += section(
         "Speed (forecast)",
         [
@@ -78,7 +80,7 @@ def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str
             ("read", f"{size_text(forecast.decode.read_bytes)} a token"),
             ("decode", f"{rate_text(forecast.decode.tokens_per_s)} behind a prompt of {forecast.prefill.tokens}"),
             ("prefill", f"{rate_text(forecast.prefill.tokens_per_s)} of a prompt of {forecast.prefill.tokens}"),
-            ("rates", f"of {rates.measured[:10]}, {rates.threads} threads, {rates.isa} (`moeinf doctor`)"),
+            ("rates", f"of {made.measured[:10]}, {made.threads} threads, {made.isa} (`moeinf doctor`)"),
         ],
     )
     notes = [*forecast.notes, *_want_of_disk(subject, free_bytes)]
@@ -168,7 +170,7 @@ def fit_json(subject: Subject, forecast: Forecast, free_bytes: int) -> str:
             "decode_tokens_per_s": round(forecast.decode.tokens_per_s, 3),
             "prefill_tokens_per_s": round(forecast.prefill.tokens_per_s, 3),
             "notes": [*forecast.notes, *_want_of_disk(subject, free_bytes)],
-            "rates_measured": forecast.rates.measured,
+            "rates_measured": forecast.rates.conditions.measured,
         },
         indent=2,
     )

@@ -18,8 +18,8 @@ from moeinf.terminal.arguments.shell_completion import model_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moeinf.bench.forecast.rates import Kind, Rates
     from moeinf.bench.forecast.subject import Subject
+    from moeinf.engine.speed.rates import Kind, Rates
     from moeinf.store.library import StoredModel
 
 _PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory")
@@ -42,7 +42,7 @@ def doctor(
 
     here = machine()
     rates = _rates(RuntimeConfig(), MAIN_KINDS, again=again)
-    findings = [*check_machine(store_home(), here, rates.isa), *check_rates(rates)]
+    findings = [*check_machine(store_home(), here, rates.conditions.isa), *check_rates(rates)]
     print(doctor_json(findings, rates) if json else "\n".join(doctor_lines(findings, rates)))
     if any(each.remedy for each in findings):
         raise typer.Exit(1)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from moeinf.bench.forecast.measure import measure, measure_reading
-from moeinf.bench.forecast.rates import Kind, Rates, file_of, load, save
+from moeinf.bench.forecast.measure import measure
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import open_kernels
-from moeinf.errors import MoeinfError
+from moeinf.engine.speed.kept import Report, keep, kept_rates, with_reading
+from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.hardware import machine
 
 
 def known_rates(
     home: Path,
     config: RuntimeConfig,
-    report: Callable[[str], None] = lambda line: None,
+    report: Report = lambda line: None,
     *,
     again: bool = False,
     kinds: Iterable[Kind] = (),
@@ -27,18 +27,9 @@ def known_rates(
     nothing is reported. Raises as `measure` does.
     """
     here = machine()
-    isa, threads = open_kernels(1, config.isa).isa, config.threads or here.cores
-    kept = None if again else load(file_of(home, isa, threads))
-    if kept is not None and not kept.fits(here, isa, threads):
-        kept = None
-    rates = kept or measure(home, config, report)
-    missing = [kind for kind in kinds if rates.reading_of(kind) is None]
-    found = measure_reading(config, missing) if missing else {}
-    if kept is not None and not found:
-        return kept
-    rates = rates.with_reading(found)
-    try:
-        save(rates, home)
-    except MoeinfError as error:
-        report(f"the rates are not kept: {error}")
-    return rates
+    kernels = open_kernels(config.threads or here.cores, config.isa)
+    rates = None if again else kept_rates(home, kernels, here)
+    if rates is None:
+        rates = measure(home, config, report)
+        keep(rates, home, report)
+    return with_reading(rates, kinds, home, kernels, here, report)

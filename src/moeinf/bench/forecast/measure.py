@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,22 +15,23 @@ import numpy as np
 from moeinf._native import Kernels
 from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.bench.disk_speed import read_rate
-from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SMALL_BYTE, SPAN_BYTES, ProductBench
-from moeinf.bench.forecast.rates import Kind, Products, Rates, Reading, now
-from moeinf.bench.kernel_rates import matrix_of, memory_rate
+from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SPAN_BYTES, ProductBench
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import open_kernels
 from moeinf.engine.model import Model
+from moeinf.engine.speed.kept import Report
+from moeinf.engine.speed.kernel_rates import measure_reading
+from moeinf.engine.speed.rates import Conditions, Products, Rates
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DiskSpaceError, OutOfMemoryError
-from moeinf.hardware import cpu_name, machine
+from moeinf.hardware import machine
 from moeinf.pull.pull import pull
 from moeinf.pull.steps import free_bytes
 from moeinf.store.files import errors_named, make_folders, write_fully
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.processes.leftovers import scratch_file, scratch_folder
 from moeinf.text.quantities import shortage_text, size_text
-from moeinf.types import Format, block_of
+from moeinf.types import Format
 
 READ_BYTES: Final = (256 << 10, 1 << 20, 4 << 20, 16 << 20)  # of one read: the sizes of experts
 _IN_FLIGHT: Final = 8  # about as many as a layer asks for at once
@@ -45,12 +46,6 @@ _TURNS: Final = 2  # of the products
 _PROMPT_TOKENS: Final = 64
 _DECODE_TOKENS: Final = 96
 _STREAMED: Final = "33%"  # of the embedded model's experts in memory
-
-_READING_BYTES: Final = 128 << 20  # of memory that is gone through: more than caches hold
-_CALL_BYTES: Final = 1 << 20  # of the weights of one call, as of a matrix of a small layer
-_READING_REPEATS: Final = 3
-
-Report = Callable[[str], None]
 
 
 def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: None) -> Rates:
@@ -71,45 +66,11 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
     report("measuring the memory")
     memory = memory_bytes_per_s(config)
     experts, linear = _products(kernels, span, report)
-    reading = measure_reading(config, MAIN_KINDS, report)
+    reading = measure_reading(kernels, here, MAIN_KINDS, report)
     report("measuring a model")
-    layer_s, streamed_layer_s = _layers(config)
-    return Rates(
-        cpu_name(),
-        kernels.isa,
-        kernels.threads,
-        here.total_bytes,
-        now(),
-        disk,
-        config.direct_io,
-        memory,
-        experts,
-        linear,
-        {},
-        layer_s,
-        streamed_layer_s,
-    ).with_reading(reading)
-
-
-def measure_reading(
-    config: RuntimeConfig, kinds: Iterable[Kind], report: Report = lambda line: None
-) -> dict[Kind, Reading]:
-    """How fast products of one row go through memory, beside a plain read: a tenth of a second for each kind.
-
-    None where too little memory is free to tell.
-    """
-    here = machine()
-    kernels = open_kernels(config.threads or here.cores, config.isa)
-    if here.available_bytes < 4 * _READING_BYTES:
-        return {}
-    found = {}
-    for kind in kinds:
-        report(f"measuring {kind.format} of {kind.width} from memory")
-        pattern = np.full(block_of(kind.format)[1], SMALL_BYTE, np.uint8)
-        w = matrix_of(kind.format, kind.width, _CALL_BYTES, pattern)
-        rate = memory_rate(kernels, w, 1, _READING_BYTES, _READING_REPEATS)
-        found[kind] = Reading(rate.plain_median, rate.product_median)
-    return found
+    conditions = Conditions.now(kernels, here)
+    rates = Rates(conditions, disk, config.direct_io, memory, experts, linear, {}, *_layers(config))
+    return rates.with_reading(reading)
 
 
 def _products(

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import Arena, ExpertKernel, Kernels, Matrix
-from moeinf.bench.forecast.rates import Kind, Products
+from moeinf.engine.speed.kernel_rates import SMALL_BYTE
+from moeinf.engine.speed.rates import Kind, Products
 from moeinf.types import BLOCK_ALIGN_BYTES, Float32Array, Format, format_bytes
 
 FORMATS: Final[tuple[Format, ...]] = ("bf16", "f16", "q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "iq4_nl", "mxfp4")
@@ -24,7 +25,6 @@ _LINEAR_ROWS: Final = (1, 16, 128, 512)
 _PASS_TOKENS: Final = 512  # of which many rows are a part
 _LEAST_S: Final = 0.06
 _ROUNDS: Final = 2
-SMALL_BYTE: Final = 0x2C  # of all weights: every format reads it as an ordinary small number
 
 Clock = Callable[[], float]
 

@@ -67,7 +67,7 @@ def _base(stored: StoredModel) -> str:
     """What has the weights alone: another stored name, else the source; the name itself where it has nothing more."""
     if not stored.preset_text:
         return stored.name
-    library = Library(stored.path.parents[1])
+    library = Library(stored.home)
     names = [model.name for model in library.list() if model.id == stored.id and not model.preset_text]
     source = stored.manifest.source
     if names or stored.manifest.quantisation != KEEP:  # no pull of FROM would store the source in those formats

@@ -11,19 +11,12 @@ import pytest
 
 from moeinf.bench.forecast.checkup import check_rates
 from moeinf.bench.forecast.forecast import forecast
-from moeinf.bench.forecast.rates import Kind, Rates, Reading
-from moeinf.bench.forecast.speed import Step, prefill
 from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
-from moeinf.bench.forecast.weight_bytes import (
-    dense_weights,
-    expert_weights,
-    head_weights,
-    main_kinds,
-    token_weights,
-    token_weights_s,
-)
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
+from moeinf.engine.speed.rates import Kind, Rates
+from moeinf.engine.speed.speed import prefill
+from moeinf.engine.speed.weight_bytes import main_kinds, token_weights
 from moeinf.engine.stored.hit_record import load_hits
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
@@ -31,7 +24,6 @@ from moeinf.hardware import Machine, machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from moeinf.store.placed.expert_slices import SliceSlots
-from moeinf.types import format_bytes
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.rates import PLAIN
 
@@ -67,36 +59,6 @@ def test_a_run_that_holds_every_expert_counts_nothing(tmp_path: Path) -> None:
     assert load_hits(stored) == {}
 
 
-def test_weights_are_counted_once_each(demo: StoredModel) -> None:
-    outline = outline_of(demo)
-    info, moe = outline.manifest.info, outline.manifest.moe
-    experts = sum(expert_weights(outline, 0).values())
-    assert experts == 3 * 128 * 64
-    assert sum(head_weights(outline).values()) == info.vocab_size * info.hidden_size  # tied to the embedding
-    counted = sum((dense_weights(outline) + head_weights(outline)).values()) + moe.top_k * moe.num_layers * experts
-    assert 0.99 * info.active_params < counted <= info.active_params
-
-
-def test_an_embedding_that_is_looked_up_makes_no_logits(tmp_path: Path) -> None:
-    stored = pull(str(write_checkpoint(tmp_path / "checkpoint", random_tensors())), home=tmp_path / "home")
-    info = stored.manifest.info
-    assert sum(head_weights(outline_of(stored)).values()) == info.vocab_size * info.hidden_size
-
-
-def test_decoding_takes_what_its_bytes_take_at_the_rate_of_their_format_and_width(demo: StoredModel) -> None:
-    outline = outline_of(demo)
-    experts, dense = token_weights(outline)
-    kinds = main_kinds(outline)
-    assert kinds == [Kind("bf16", 128), Kind("bf16", 64)]
-    by_products = token_weights_s(outline, PLAIN)
-    assert by_products == pytest.approx(sum((experts + dense).values()) * 1e-9)  # of PLAIN
-    known = PLAIN.with_reading(dict.fromkeys(experts + dense, Reading(4e9, 2e9)))
-    num_bytes = sum(
-        count / kind.width * format_bytes(kind.format, (kind.width,)) for kind, count in (experts + dense).items()
-    )
-    assert token_weights_s(outline, known) == pytest.approx(num_bytes / 2e9)
-
-
 def test_the_rates_are_those_of_what_a_token_reads_most_of(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Kind] = []
 
@@ -111,7 +73,7 @@ def test_the_rates_are_those_of_what_a_token_reads_most_of(demo: StoredModel, mo
     assert note.startswith("too little memory is free to measure how fast bf16 of 128, bf16 of 64 is read")
     experts = token_weights(outline)[0]
     counts = (experts, Counter({Kind("f32", 64): sum(experts.values()) // 1000}))
-    monkeypatch.setattr("moeinf.bench.forecast.weight_bytes.token_weights", lambda _: counts)
+    monkeypatch.setattr("moeinf.engine.speed.weight_bytes.token_weights", lambda _: counts)
     assert set(main_kinds(outline)) == set(experts)
 
 
@@ -136,14 +98,6 @@ def test_slices_count_for_the_part_of_experts_that_they_hold(demo: StoredModel) 
     assert sliced.resident_share == (slots + 0.5) / total > whole.resident_share == slots / total
     read = prefill(outline, sliced.plan, PLAIN, 64).read_bytes / prefill(outline, whole.plan, PLAIN, 64).read_bytes
     assert read == pytest.approx((total - slots - 0.5) / (total - slots))
-
-
-def test_the_longer_of_reading_and_computing_is_never_hidden() -> None:
-    for compute, read in ((1.0, 0.0), (0.0, 1.0), (2.0, 1.0), (1.0, 2.0)):
-        for hidden in (0.0, 0.5, 1.0):
-            step = Step(4, compute, 1.0, read, hidden)
-            assert max(compute, read) <= step.seconds <= compute + read
-            assert step.tokens_per_s == 4 / step.seconds
 
 
 def _measured_in_vain(_: Sequence[Kind]) -> Rates:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from moeinf.bench.forecast.rates import Kind, Products, Rates, nearest
+from moeinf.engine.speed.rates import Kind, Products, Rates, nearest
 from moeinf.engine.stored.outline import Outline
 from moeinf.models.layers.decoder import HEAD
 from moeinf.types import Format, format_bytes

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from moeinf._native import Kernels
-from moeinf.bench.kernel_rates import KernelRate, cached_rate, has_width, matrix_of, memory_rate
+from moeinf.engine.speed.kernel_rates import KernelRate, cached_rate, has_width, matrix_of, memory_rate
 from moeinf.types import FORMAT_BLOCKS, Format
 
-PROGRAM = Path(__file__).parents[3] / "benchmarks" / "memory_rates.py"
+PROGRAM = Path(__file__).parents[4] / "benchmarks" / "memory_rates.py"
 
 
 @pytest.mark.parametrize("format", list(FORMAT_BLOCKS))
@@ -31,7 +31,7 @@ def test_every_format_has_rates_in_memory_and_in_caches(format: Format) -> None:
 
 def test_the_share_is_that_of_neighbours_in_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(40.0, 20.0), (20.0, 8.0), (10.0, 9.0)]
-    monkeypatch.setattr("moeinf.bench.kernel_rates.product_read_rates", lambda *_: pairs)
+    monkeypatch.setattr("moeinf.engine.speed.kernel_rates.product_read_rates", lambda *_: pairs)
     found = memory_rate(Kernels(1), matrix_of("f32", 8, 32, np.zeros(32, np.uint8)), 1, 1 << 20, 3)
     assert found == KernelRate(plain=40.0, plain_median=20.0, product=20.0, product_median=9.0, share=0.5)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from moeinf._native import Kernels, Matrix, cached_product_rates, product_read_rates
+from moeinf.engine.speed.rates import Kind, Reading
+from moeinf.hardware import Machine
 from moeinf.types import ByteArray, Format, block_of, format_bytes
 
 MATRIX_BYTES: Final = 16 << 20  # of one call, between those of an expert and of a head
 CACHED_BYTES: Final = 256 << 10  # of a thread: a quarter to a half of a second-level cache
+SMALL_BYTE: Final = 0x2C  # of all weights: every format reads it as an ordinary small number
 _ROWS_STEP: Final = 16
+_READING_BYTES: Final = 128 << 20  # of memory that is gone through: more than caches hold
+_CALL_BYTES: Final = 1 << 20  # of the weights of one call, as of a matrix of a small layer
+_READING_REPEATS: Final = 3
 
 
 class KernelRate(NamedTuple):
@@ -48,3 +55,22 @@ def memory_rate(kernels: Kernels, w: Matrix, num_x: int, span_bytes: int, repeat
 def cached_rate(kernels: Kernels, w: Matrix, num_x: int, repeats: int) -> float:
     """Bytes a second of products with a matrix that each thread has in its cache."""
     return max(cached_product_rates(kernels, w, num_x, repeats))
+
+
+def measure_reading(
+    kernels: Kernels, here: Machine, kinds: Iterable[Kind], report: Callable[[str], None] = lambda line: None
+) -> dict[Kind, Reading]:
+    """How fast products of one row go through memory, beside a plain read: a tenth of a second for each kind.
+
+    {} where too little memory is free to tell.
+    """
+    if here.available_bytes < 4 * _READING_BYTES:
+        return {}
+    found = {}
+    for kind in kinds:
+        report(f"measuring {kind.format} of {kind.width} from memory")
+        pattern = np.full(block_of(kind.format)[1], SMALL_BYTE, np.uint8)
+        w = matrix_of(kind.format, kind.width, _CALL_BYTES, pattern)
+        rate = memory_rate(kernels, w, 1, _READING_BYTES, _READING_REPEATS)
+        found[kind] = Reading(rate.plain_median, rate.product_median)
+    return found
