@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeinf import __version__
-from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
+from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.bench.disk_speed import disk_bytes_per_s
 from moeinf.bench.routing import recorded_routing
 from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
@@ -23,6 +23,8 @@ from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.memory.plan import DevicePlan, wanted_context
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import no_progress
+from moeinf.engine.speed.weight_bytes import formats_text, token_bytes
+from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DeviceError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
@@ -223,12 +225,12 @@ def passages_of(model: Model, workload: Workload, text: str) -> list[tuple[list[
 
 
 def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> ModelFacts:
-    info, plan = model.manifest.info, model.plan
+    info, plan, outline = model.manifest.info, model.plan, outline_of(stored)
     return {
         "moeinf_version": __version__,
         "cpu_info": cpu_name(),
         "model_filename": model.name,
-        "model_type": f"{info.architecture} {formats_text(stored)}",
+        "model_type": f"{info.architecture} {formats_text(outline)}",
         "model_size": stored.size_bytes,
         "model_n_params": info.num_params,
         "n_threads": model.kernels.threads,
@@ -248,7 +250,7 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "vram_limit_bytes": plan.limit_bytes if isinstance(plan, DevicePlan) else 0,
         "host_experts": plan.host_slots if isinstance(plan, DevicePlan) else 0,
         "experts_total": model.manifest.moe.total_experts,
-        "weight_bytes_per_token": weight_bytes_per_token(stored),
+        "weight_bytes_per_token": token_bytes(outline),
     }
 
 

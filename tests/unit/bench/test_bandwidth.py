@@ -1,4 +1,4 @@
-"""What a token reads of a stored model, counted from its parts."""
+"""A benchmark stands beside what memory can give, and refuses what cannot be."""
 
 from __future__ import annotations
 
@@ -6,47 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
+from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.bench.columns import COLUMNS
 from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
-from moeinf.config.pull_options import PullOptions
+from moeinf.engine.speed.weight_bytes import token_bytes
+from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
-from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
-from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
-
-EXPERT = 3 * 128 * 64  # weights of one expert of the embedded model; a token uses 4 in each of 6 layers
-ATTENTION = 128 * (128 + 64 + 64 + 128)  # q, k, v and o of one layer
-ROUTERS_AND_NORMS = 6 * (32 * 128 + 2 * 128 + 2 * 32) + 128
-VOCABULARY = 4096 * 128
-
-
-def test_a_tied_embedding_is_read_as_the_head(demo: StoredModel) -> None:
-    weights = 6 * (4 * EXPERT + ATTENTION) + ROUTERS_AND_NORMS + VOCABULARY
-    assert weight_bytes_per_token(demo) == 2 * weights
-    assert formats_text(demo) == "bf16"
-
-
-def test_a_head_of_its_own_leaves_the_embedding_out(tmp_path: Path) -> None:
-    stored = pull("demo", PullOptions(quant="q8_0"), home=tmp_path)
-    quantised = 6 * (4 * EXPERT + ATTENTION) + VOCABULARY
-    assert weight_bytes_per_token(stored) == quantised // 32 * 34 + 2 * ROUTERS_AND_NORMS
-    assert formats_text(stored) == "q8_0"
-
-
-def test_formats_that_differ_are_both_told(tmp_path: Path) -> None:
-    stored = pull("demo", PullOptions(quant_experts="q4_0", quant_dense="q8_0"), home=tmp_path)
-    assert formats_text(stored) == "q4_0, dense q8_0"
-
-
-def test_an_untied_embedding_is_not_counted(tmp_path: Path) -> None:
-    tensors = random_tensors()
-    stored = pull(str(write_checkpoint(tmp_path / "checkpoint", tensors)), home=tmp_path / "home")
-    dense = sum(t.numel() for name, t in tensors.items() if ".experts." not in name and "embed_tokens" not in name)
-    expert = 3 * CONFIG["hidden_size"] * CONFIG["moe_intermediate_size"]
-    assert weight_bytes_per_token(stored) == 2 * (dense + 2 * 2 * expert)  # bf16; two layers, two experts in each
 
 
 def test_with_too_little_memory_no_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +60,7 @@ def test_a_decode_row_has_its_share_of_the_memory_bandwidth(demo: StoredModel, m
     monkeypatch.setattr("moeinf.bench.live_bench.memory_bytes_per_s", lambda config: 50e9)
     rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1))
     prefill, decode = rows[2:]
-    used = weight_bytes_per_token(demo) * decode["median_ts"]
+    used = token_bytes(outline_of(demo)) * decode["median_ts"]
     assert decode["weights_gb_per_s"] == pytest.approx(used / 1e9, rel=0.01)
     assert decode["memory_share"] == pytest.approx(used / 50e9, rel=0.01, abs=0.001)
     assert prefill["memory_share"] == 0 and prefill["memory_gb_per_s"] == 50

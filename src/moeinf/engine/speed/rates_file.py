@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 from moeinf.engine.speed.rates import Conditions, Products, Rates, Reading
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
-from moeinf.types import FORMAT_BLOCKS, Format
+from moeinf.types import FORMAT_BLOCKS, Format, JsonObject
 
 _VERSION: Final = 2  # of the file, and of how things are measured
 
@@ -44,57 +43,50 @@ def load(path: Path) -> Rates | None:
         return None  # they can be measured again
 
 
-def _parse(value: Mapping[str, object]) -> Rates:
-    fields = {name: each for name, each in value.items() if name != "version"}
-    disk = {int(size): _positive(rate) for size, rate in _object(fields.pop("disk")).items()}
-    products = {name: _products(_object(fields.pop(name))) for name in ("experts", "linear")}
-    texts = {name: str(fields.pop(name)) for name in ("cpu", "isa", "measured")}
-    counts = {name: int(_positive(fields.pop(name))) for name in ("threads", "memory_bytes")}
-    conditions = Conditions(**texts, **counts)  # type: ignore[arg-type]
-    seconds = {name: _positive(fields.pop(name)) for name in ("memory", "layer_s", "streamed_layer_s")}
-    reading = _reading(_object(fields.pop("reading")))
-    direct = fields.pop("direct") is True
-    if fields or not disk or not all(products.values()):
-        raise ValueError(f"rates: {sorted(fields)}")
-    return Rates(conditions, disk, direct, reading=reading, **products, **seconds)  # type: ignore[arg-type]
+def _parse(value: JsonObject) -> Rates:
+    found = Rates(
+        Conditions(
+            str(value["cpu"]),
+            str(value["isa"]),
+            int(_number(value["threads"])),
+            int(_number(value["memory_bytes"])),
+            str(value["measured"]),
+        ),
+        {int(size): _positive(rate) for size, rate in value["disk"].items()},
+        value["direct"] is True,
+        _number(value["memory"]),
+        _products(value["experts"]),
+        _products(value["linear"]),
+        {format: _reading(value["reading"][format]) for format in FORMAT_BLOCKS if format in value["reading"]},
+        _number(value["layer_s"]),
+        _number(value["streamed_layer_s"]),
+    )
+    if value.keys() != {"version", *rates_json(found)} or not (found.disk and found.experts and found.linear):
+        raise ValueError("rates")
+    return found
 
 
-def _products(value: Mapping[str, object]) -> dict[Format, Products]:
+def _products(value: JsonObject) -> dict[Format, Products]:
     found: dict[Format, Products] = {}
     for format in FORMAT_BLOCKS:
-        if format in value:
-            each = _object(value[format])
-            rows, seconds = _list(each["rows"]), _list(each["seconds"])
-            if len(rows) != len(seconds) or not rows:
-                raise ValueError(format)
-            found[format] = Products(tuple(int(_positive(n)) for n in rows), tuple(_positive(s) for s in seconds))
+        if each := value.get(format):
+            pairs = [(int(_number(n)), _number(s)) for n, s in zip(each["rows"], each["seconds"], strict=True)]
+            rows, seconds = zip(*pairs, strict=True)
+            found[format] = Products(rows, seconds)
     return found
 
 
-def _reading(value: Mapping[str, object]) -> dict[Format, dict[int, Reading]]:
-    found: dict[Format, dict[int, Reading]] = {}
-    for format in FORMAT_BLOCKS:
-        for width, each in _object(value.get(format, {})).items():
-            reading = Reading(**{name: _positive(rate) for name, rate in _object(each).items()})
-            if not (reading.plain and reading.product):
-                raise ValueError(format)
-            found.setdefault(format, {})[int(width)] = reading
-    return found
-
-
-def _object(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError("no object")
-    return dict(value)
-
-
-def _list(value: object) -> Sequence[object]:
-    if not isinstance(value, list):
-        raise ValueError("no list")
-    return value
+def _reading(value: JsonObject) -> dict[int, Reading]:
+    return {int(width): Reading(_positive(each["plain"]), _positive(each["product"])) for width, each in value.items()}
 
 
 def _positive(value: object) -> float:
+    if number := _number(value):
+        return number
+    raise ValueError("0 is no rate")
+
+
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ValueError(f"{value!r} is no rate")
     return float(value)

@@ -1,4 +1,4 @@
-"""The weights that tokens use, by format and width, and the seconds that products with them take."""
+"""The weights that a token uses: their formats, widths and bytes, and the seconds that products with them take."""
 
 from __future__ import annotations
 
@@ -65,6 +65,30 @@ def main_kinds(outline: Outline) -> list[Kind]:
     sizes = {kind: num_bytes(kind, count) for kind, count in (experts + dense).items()}
     least = sum(sizes.values()) / 50
     return sorted((kind for kind in sizes if sizes[kind] > least), key=lambda kind: -sizes[kind])
+
+
+def token_bytes(outline: Outline) -> int:
+    """Bytes of weights, as they are stored, that one decode step reads: all dense ones, and top_k experts a layer.
+
+    Of an embedding a token reads one row, unless it is the head too.
+    """
+    moe, manifest = outline.manifest.moe, outline.manifest
+    dense = sum(format_bytes(format, shape) for format, shape in outline.held.kinds.values())
+    parts = (spec for layer in range(moe.num_layers) for spec in manifest.layout_of(layer).tensors)
+    return dense + moe.top_k * sum(spec.num_bytes for spec in parts)
+
+
+def formats_text(outline: Outline) -> str:
+    """The format of most of the experts' bytes, and of most of the dense layers' if it differs: "q4_k, dense q8_0"."""
+    experts, dense = _main_format(token_weights(outline)[0]), _main_format(dense_weights(outline))
+    return experts if dense in (experts, "") else f"{experts}, dense {dense}"
+
+
+def _main_format(weights: Mapping[Kind, int]) -> str:
+    totals: Counter[str] = Counter()
+    for kind, count in weights.items():
+        totals[kind.format] += num_bytes(kind, count)
+    return max(totals, key=lambda name: totals[name], default="")
 
 
 def num_bytes(kind: Kind, count: int) -> int:

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory.plan import plan_device_memory
 from moeinf.engine.speed.rates import CardRates, Kind, Reading
 from moeinf.engine.speed.speed import Step, device_decode_step
 from moeinf.engine.speed.weight_bytes import (
     dense_weights,
     expert_weights,
+    formats_text,
     head_weights,
     main_kinds,
+    token_bytes,
     token_weights,
     token_weights_s,
 )
@@ -23,9 +26,40 @@ from moeinf.engine.stored.outline import outline_of
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from moeinf.types import format_bytes
-from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.footprints import LARGE, on
 from tests.support.rates import PLAIN
+
+EXPERT = 3 * 128 * 64  # weights of one expert of the embedded model; a token uses 4 in each of 6 layers
+ATTENTION = 128 * (128 + 64 + 64 + 128)  # q, k, v and o of one layer
+ROUTERS_AND_NORMS = 6 * (32 * 128 + 2 * 128 + 2 * 32) + 128
+VOCABULARY = 4096 * 128
+
+
+def test_a_tied_embedding_is_read_as_the_head(demo: StoredModel) -> None:
+    weights = 6 * (4 * EXPERT + ATTENTION) + ROUTERS_AND_NORMS + VOCABULARY
+    assert token_bytes(outline_of(demo)) == 2 * weights
+    assert formats_text(outline_of(demo)) == "bf16"
+
+
+def test_a_head_of_its_own_leaves_the_embedding_out(tmp_path: Path) -> None:
+    stored = pull("demo", PullOptions(quant="q8_0"), home=tmp_path)
+    quantised = 6 * (4 * EXPERT + ATTENTION) + VOCABULARY
+    assert token_bytes(outline_of(stored)) == quantised // 32 * 34 + 2 * ROUTERS_AND_NORMS
+    assert formats_text(outline_of(stored)) == "q8_0"
+
+
+def test_formats_that_differ_are_both_told(tmp_path: Path) -> None:
+    stored = pull("demo", PullOptions(quant_experts="q4_0", quant_dense="q8_0"), home=tmp_path)
+    assert formats_text(outline_of(stored)) == "q4_0, dense q8_0"
+
+
+def test_an_untied_embedding_is_not_counted(tmp_path: Path) -> None:
+    tensors = random_tensors()
+    stored = pull(str(write_checkpoint(tmp_path / "checkpoint", tensors)), home=tmp_path / "home")
+    dense = sum(t.numel() for name, t in tensors.items() if ".experts." not in name and "embed_tokens" not in name)
+    expert = 3 * CONFIG["hidden_size"] * CONFIG["moe_intermediate_size"]
+    assert token_bytes(outline_of(stored)) == 2 * (dense + 2 * 2 * expert)  # bf16; two layers, two experts in each
 
 
 def test_weights_are_counted_once_each(demo: StoredModel) -> None:
