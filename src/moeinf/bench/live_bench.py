@@ -19,8 +19,9 @@ from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.config.guess_options import RECORDED, GuessOptions
 from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.completion import GenerationStats
+from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.engine.memory.footprint import kept_format
-from moeinf.engine.memory.plan import DevicePlan, wanted_context
+from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import no_progress
 from moeinf.engine.speed.weight_bytes import formats_text, token_bytes

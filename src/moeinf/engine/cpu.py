@@ -11,7 +11,8 @@ from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.joining import RankReaders, join, shared
 from moeinf.engine.memory.footprint import kept_format
-from moeinf.engine.memory.plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes, sequence_text
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.engine.memory.plan_notes import prefixes_text, sequence_text
 from moeinf.engine.weights.expert_files import (
     Parts,
     parts_of_layers,

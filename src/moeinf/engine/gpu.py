@@ -10,7 +10,8 @@ from typing import TypeVar
 from moeinf._native import ExpertKernel
 from moeinf.engine.build_context import BuildContext
 from moeinf.engine.cards.card import ExpertCard, parts_of, readers_of
-from moeinf.engine.memory.plan import DevicePlan, prefixes_text
+from moeinf.engine.memory.device_plan import DevicePlan
+from moeinf.engine.memory.plan_notes import prefixes_text
 from moeinf.engine.weights.device_form import conversion_notice, device_layouts, for_device
 from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import OutOfMemoryError

@@ -21,7 +21,7 @@ from moeinf.engine.build_context import BuildContext, Deciders, Host, Observatio
 from moeinf.engine.devices import runner_on_a_device
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.memory.footprint import kept_format, unequal_bytes
-from moeinf.engine.memory.plan import shortenings
+from moeinf.engine.memory.plan_notes import shortenings
 from moeinf.engine.reporting import Notify, Reporting
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.stored.hit_record import record_hits

@@ -6,7 +6,8 @@ from typing import Final
 
 from moeinf.config import gpu_option
 from moeinf.engine.build_context import BuildContext
-from moeinf.engine.memory.plan import plan_device_memory, plan_memory
+from moeinf.engine.memory.device_plan import plan_device_memory
+from moeinf.engine.memory.plan import plan_memory
 from moeinf.engine.speed.card_rates import card_rates
 from moeinf.engine.speed.kept import decode_rates
 from moeinf.engine.speed.speed import Step, decode_step, device_decode_step

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.engine.memory.plan import DEVICE_OVERHEAD_BYTES as OVERHEAD
+from moeinf.engine.memory.device_plan import DEVICE_OVERHEAD_BYTES as OVERHEAD
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import DeviceError, OutOfMemoryError

@@ -15,7 +15,7 @@ import torch
 from moeinf.bench.forecast.known import known_rates
 from moeinf.bench.forecast.subject import forecast_of, stored_subject
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.plan import plan_device_memory
+from moeinf.engine.memory.device_plan import plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.engine.preference import slower
 from moeinf.engine.reporting import Notify, Reporting, log_warning

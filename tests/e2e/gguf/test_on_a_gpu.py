@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType, quants
 from moeinf._native import quantise
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.memory.plan import DevicePlan, plan_device_memory
+from moeinf.engine.memory.device_plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ExpertReadError, NotFiniteError

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.plan import DevicePlan, plan_device_memory
+from moeinf.engine.memory.device_plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.gpu.open_gpu import OpenGpu

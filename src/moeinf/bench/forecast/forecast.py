@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.plan import MemoryPlan, plan_memory, shortenings
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory
+from moeinf.engine.memory.plan_notes import shortenings
 from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.engine.speed.speed import PROMPT_TOKENS, Step, decode_step, prefill
 from moeinf.engine.speed.weight_bytes import main_kinds

@@ -9,7 +9,8 @@ from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.products import MAIN_KINDS
 from moeinf.bench.forecast.subject import Subject
-from moeinf.engine.memory.plan import PROCESS_BYTES, sequence_text
+from moeinf.engine.memory.plan import PROCESS_BYTES
+from moeinf.engine.memory.plan_notes import sequence_text
 from moeinf.engine.speed.rates import Rates
 from moeinf.engine.speed.rates_file import rates_json
 from moeinf.terminal.screen import section

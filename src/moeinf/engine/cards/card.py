@@ -13,14 +13,9 @@ from moeinf._native import Arena, IdleWindow
 from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.cards.stages import Stage, stages_of
-from moeinf.engine.memory.plan import (
-    CONTEXT_BYTES,
-    PINNED_PERCENT,
-    DevicePlan,
-    plan_device_memory,
-    sequence_text,
-    wanted_context,
-)
+from moeinf.engine.memory.device_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
+from moeinf.engine.memory.plan import wanted_context
+from moeinf.engine.memory.plan_notes import sequence_text
 from moeinf.engine.memory.slots import SPARE_HOST_SLOTS, least_host_slots, ring_bytes
 from moeinf.engine.weights.device_form import ExpertConversion
 from moeinf.engine.weights.expert_files import placed_reads

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from moeinf.engine.build_context import BuildContext
+from moeinf.engine.memory.device_plan import DEVICE_OVERHEAD_BYTES, device_room
 from moeinf.engine.memory.footprint import Footprint, sequence_bytes
-from moeinf.engine.memory.plan import DEVICE_OVERHEAD_BYTES, device_room, wanted_context
+from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.weights.device_form import device_bytes
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.models.layers.assemble import DecoderFamily

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moeinf.engine.memory.plan import DevicePlan, MemoryPlan
+from moeinf.engine.memory.device_plan import DevicePlan
+from moeinf.engine.memory.plan import MemoryPlan
 from moeinf.engine.speed.rates import CardRates, Rates
 from moeinf.engine.speed.weight_bytes import dense_weights, expert_weights, head_weights, product_s, token_weights_s
 from moeinf.engine.stored.outline import Outline

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.engine.memory.plan import DevicePlan
+from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.errors import StoreError
 from moeinf.server.http import json_response
 from moeinf.server.ollama.descriptions import entry, shown

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from moeinf.engine.memory.plan import DevicePlan
+from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.engine.model import Model
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats

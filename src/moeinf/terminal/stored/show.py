@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
+from moeinf.engine.memory.device_plan import smallest_device_bytes
+from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
 from moeinf.engine.stored.facts import StoredFacts, config, formats_text, generation_parameters, licence_text
 from moeinf.engine.stored.outline import outline_of
 from moeinf.engine.stored.parameters import parameter_rows

@@ -7,25 +7,27 @@ import dataclasses
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.footprint import TEXT_BYTES, TEXT_COPIES, Footprint, device_activation_bytes
-from moeinf.engine.memory.plan import (
+from moeinf.engine.memory.device_plan import (
     CONTEXT_BYTES,
     DEVICE_OVERHEAD_BYTES,
     HOST_OVERHEAD_BYTES,
     MAX_DEVICE_CHUNK,
+    DevicePlan,
+    plan_device_memory,
+    smallest_device_bytes,
+)
+from moeinf.engine.memory.footprint import TEXT_BYTES, TEXT_COPIES, Footprint, device_activation_bytes
+from moeinf.engine.memory.plan import (
     MIN_CHUNK,
     MIN_CONTEXT,
     MIN_FREE_BYTES,
     PROCESS_BYTES,
-    DevicePlan,
-    plan_device_memory,
     plan_memory,
     program_bytes,
     reserve_bytes,
-    shortenings,
     smallest_bytes,
-    smallest_device_bytes,
 )
+from moeinf.engine.memory.plan_notes import shortenings
 from moeinf.engine.memory.slots import RING_BYTES
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError

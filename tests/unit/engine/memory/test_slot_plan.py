@@ -8,8 +8,9 @@ from typing import cast
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.device_plan import plan_device_memory
 from moeinf.engine.memory.footprint import Footprint
-from moeinf.engine.memory.plan import MemoryPlan, plan_device_memory, plan_memory
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory
 from moeinf.store.format import expert_layout
 from moeinf.types import Format, MoeShape
 from tests.support.footprints import FOOTPRINT, MIB, on

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.memory.plan import plan_device_memory
+from moeinf.engine.memory.device_plan import plan_device_memory
 from moeinf.engine.speed.rates import CardRates, Kind, Reading
 from moeinf.engine.speed.speed import Step, device_decode_step
 from moeinf.engine.speed.weight_bytes import (

@@ -1,0 +1,40 @@
+"""What users are told of a memory plan."""
+
+from __future__ import annotations
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.device_plan import DevicePlan
+from moeinf.engine.memory.footprint import Footprint
+from moeinf.engine.memory.plan import PREFILL_CHUNK, MemoryPlan, wanted_context
+from moeinf.text.quantities import size_text
+
+
+def sequence_text(plan: MemoryPlan) -> str:
+    """What a sequence takes, and for how many tokens."""
+    return f"{size_text(plan.kv_bytes)} for {plan.context} tokens" + (f" ({plan.kept})" if plan.kept else "")
+
+
+def prefixes_text(plan: MemoryPlan) -> str:
+    """To be put behind where a plan's memory goes."""
+    return f" · RAM for prefixes {size_text(plan.prefix_bytes)}" if plan.prefix_bytes else ""
+
+
+def shortenings(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig) -> list[str]:
+    """A note for each part of the plan that memory is too short for."""
+    context = wanted_context(footprint.info, config)
+    chunk = config.prefill_chunk or (plan.prefill_chunk if isinstance(plan, DevicePlan) else PREFILL_CHUNK)
+    limit = "--vram" if isinstance(plan, DevicePlan) else "--ram"
+    notes = []
+    if plan.context < context:
+        notes.append(
+            f"memory is short: the context has {plan.context} tokens instead of {context}; free memory, raise "
+            f"{limit} where it was given, or insist with --num-ctx {context}"
+        )
+    if (
+        plan.prefill_chunk < min(chunk, plan.context) and not footprint.workspace.source
+    ):  # a source goes through as a whole
+        notes.append(
+            f"memory is short: {plan.prefill_chunk} tokens of a prompt run together instead of {chunk}, which "
+            "takes longer"
+        )
+    return notes
