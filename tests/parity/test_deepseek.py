@@ -22,9 +22,9 @@ from moeinf.models.fields import Fields
 from moeinf.models.gpu import latent as device_latent
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import LatentHeads, NormConfig
+from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.mla import LatentAttention, latent_shapes, parse_latent
+from moeinf.models.layers.latent.mla import LatentAttention, LatentHeads, LatentPart, latent_shapes, parse_latent
 from moeinf.models.layers.moe import BlockSite, Moe
 from moeinf.models.layers.rope import plain_rope
 from moeinf.models.layers.routers import SigmoidRouter
@@ -144,7 +144,7 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     data = weights.view(-1).view(torch.uint8).numpy()
     layers, given = make(dtype, StoredTensor(data, dtype, (HEADS * (PLAIN + VALUE), RANK)))
     rope = plain_rope(ROTARY, 1e4, interleaved)
-    core = layers.latent_core("kv_b", LatentHeads(HEADS, PLAIN, rope, 0.07, window=window), 0)
+    core = layers.make(LatentPart("kv_b", LatentHeads(HEADS, PLAIN, rope, 0.07, window=window), 0))
     cache = Cache([core.new_state(1024)], 1024)
     rows = rng.standard_normal((SEEN + NEW, RANK + ROTARY)).astype(np.float32)
     queries = rng.standard_normal((NEW, HEADS, PLAIN + ROTARY)).astype(np.float32)

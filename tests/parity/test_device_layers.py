@@ -18,6 +18,7 @@ from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.families.llama.llama4 import SeveralExperts
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
@@ -29,7 +30,6 @@ from moeinf.models.layers.attention_config import (
     Scores,
     Sharpening,
     Sight,
-    attention_shapes,
 )
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
@@ -143,7 +143,7 @@ def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], re
     results: list[list[Tensor]] = []
     both: tuple[Any, Any] = (ours, theirs)
     for layers in both:
-        attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight", residual))
+        attention = layers.make(AttentionPart(config, AttentionSite(0, "a.", "norm.weight", residual)))
         rotary, cache = layers.rotary(config.rope, 40), Cache([attention.new_state(40)], 40)
         results.append([])
         for number, tokens in enumerate((3, 1, 12, 1)):

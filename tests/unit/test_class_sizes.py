@@ -25,11 +25,8 @@ FIELDS = {
 }
 METHODS = {
     "runtime/io/python_reader:PureReader": 26,
-    "models/gpu/layers:DeviceLayers": 25,
     "pull/checkpoint/tensors:Tensors": 25,
     "text/templates/traced:Traced": 25,
-    "models/cpu/layers:NativeLayers": 24,
-    "models/layers/protocol:LayersOf": 24,
     "runtime/cache/tier:ExpertTier": 24,
     "distributed/listener:Listener": 23,
     "engine/gpu:GpuRunner": 23,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.cpu.delta import NativeChannelDelta
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaRule
+from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart, ChannelDeltaRule
 from moeinf.types import Float32Array
 
 HEADS = 3
-Rule = NativeChannelDelta | ChannelDeltaRule[Float32Array]
+Rule = Callable[..., Float32Array]
 
 
 def drawn(tokens: int, dim: int) -> list[Float32Array]:
@@ -51,7 +52,8 @@ def given_by(rule: Rule, given: list[Float32Array], *sizes: int) -> tuple[Float3
 @pytest.mark.parametrize("isa", ["twin", *_native.available_isas()])
 @pytest.mark.parametrize("dim", [5, 32, 77, 128])
 def test_any_number_of_tokens_gives_what_the_recurrence_gives(dim: int, isa: str) -> None:
-    rule: Rule = ChannelDeltaRule(NumpyMath()) if isa == "twin" else NativeChannelDelta(_native.Kernels(2, isa))
+    layers = NativeLayers(_native.Kernels(2, "" if isa == "twin" else isa), {}, "f32")
+    rule: Rule = ChannelDeltaRule(NumpyMath()) if isa == "twin" else layers.make(ChannelDeltaPart())
     for tokens in (1, 2, 16, 17, 70):
         given = drawn(tokens, dim)
         for found, wanted in zip(given_by(rule, given), as_written(given), strict=True):
@@ -61,9 +63,9 @@ def test_any_number_of_tokens_gives_what_the_recurrence_gives(dim: int, isa: str
 
 def test_a_token_is_the_same_in_calls_of_any_length_and_on_any_number_of_threads() -> None:
     given = drawn(40, 24)
-    whole = given_by(NativeChannelDelta(_native.Kernels(1)), given)
+    whole = given_by(NativeLayers(_native.Kernels(1), {}, "f32").make(ChannelDeltaPart()), given)
     for threads, sizes in ((1, (1,) * 40), (2, (3, 36, 1)), (5, ())):
-        found = given_by(NativeChannelDelta(_native.Kernels(threads)), given, *sizes)
+        found = given_by(NativeLayers(_native.Kernels(threads), {}, "f32").make(ChannelDeltaPart()), given, *sizes)
         assert all(np.array_equal(a, b) for a, b in zip(found, whole, strict=True))
 
 

@@ -16,6 +16,7 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.gpu import heads as device_heads
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.attention_config import AttentionConfig, Scores, Sharpening, Sight
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
@@ -83,7 +84,7 @@ class Case:
 
     def given(self, layers: Any, cuts: list[int], of_pass: int) -> Tensor:
         """The same of a core of these layers, in calls that end at the cuts."""
-        core = layers.heads_core(self.config, 0, "profiles" if self.extent else None)
+        core = layers.make(HeadsPart(self.config, 0, "profiles" if self.extent else None))
         cache = Cache([core.new_state(TOKENS + 3)], TOKENS + 3)
         rotary, math, found = layers.rotary(self.config.rope, 600), layers.weights.math, []
         for start, end in zip([0, *cuts], [*cuts, TOKENS], strict=True):

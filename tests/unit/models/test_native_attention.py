@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from moeinf import _native
+from moeinf.models.cpu.attention import NativeAttention
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
+from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes, attention_workspace
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
@@ -22,8 +25,6 @@ from moeinf.models.layers.attention_config import (
     Shapes,
     Sharpening,
     Sight,
-    attention_shapes,
-    attention_workspace,
 )
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
@@ -177,7 +178,7 @@ def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(
     tensors = drawn(attention_shapes(config, "a.") | norms, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(_native.Kernels(2, isa), stored, "f32")
-    attention = layers.attention(config, site)
+    attention = NativeAttention(layers.memory, AttentionPart(config, site))
     rotary = layers.rotary(config.rope, 64)
     passes = (3, 1, 20, 1, 30, 5)
     x = rng.standard_normal((sum(passes), HIDDEN)).astype(np.float32)
@@ -209,7 +210,10 @@ def test_tokens_of_a_picture_see_each_other(option: str, window: int | None, isa
 
     def in_passes(*borders: int) -> Float32Array:
         found: Float32Array = x.copy()
-        attention, rotary = layers.attention(config, SITE), layers.rotary(config.rope, tokens)
+        attention, rotary = (
+            NativeAttention(layers.memory, AttentionPart(config, SITE)),
+            layers.rotary(config.rope, tokens),
+        )
         cache = Cache([attention.new_state(tokens)], tokens)
         cache.pictures = pictures
         layers.begin_pass(tokens)
@@ -225,7 +229,7 @@ def test_tokens_of_a_picture_see_each_other(option: str, window: int | None, isa
         whole, in_passes(100, 601, tokens)
     )
     config = replace(config, sight=Sight(sees="all"))
-    every = layers.attention(config, SITE)
+    every = NativeAttention(layers.memory, AttentionPart(config, SITE))
     cache = Cache([every.new_state(tokens)], tokens)
     every.add_to(x, cache, layers.rotary(config.rope, tokens)(0, tokens, cache))
     assert (
@@ -251,7 +255,7 @@ def test_biases_of_a_fused_matrix_are_its_parts() -> None:
     for config, given in ((fused, tensors), (replace(PLAIN, projections=Projections(bias=True)), tensors | parts)):
         stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in given.items()}
         layers = NativeLayers(_native.Kernels(1), stored, "f32")
-        attention, x = layers.attention(config, SITE), np.ones((9, HIDDEN), np.float32)
+        attention, x = NativeAttention(layers.memory, AttentionPart(config, SITE)), np.ones((9, HIDDEN), np.float32)
         cache = Cache([attention.new_state(9)], 9)
         attention.add_to(x, cache, layers.rotary(config.rope, 9)(0, 9, cache))
         found.append(x)
@@ -262,7 +266,8 @@ def test_biases_of_a_fused_matrix_are_its_parts() -> None:
 def test_ends_that_cannot_be_are_refused(ends: list[int]) -> None:
     tensors = drawn(attention_shapes(PLAIN, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(4))
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
-    attention = NativeLayers(_native.Kernels(1), stored, "f32").attention(PLAIN, SITE)
+    memory = HostMemory(NativeWeights(_native.Kernels(1), stored), "f32")
+    attention = NativeAttention(memory, AttentionPart(PLAIN, SITE))
     state, tables = attention.new_state(3), ROPE.tables(0, 3)
     with pytest.raises(ValueError, match="ends"):
         attention._native.run(
@@ -341,7 +346,7 @@ def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, chunked: 
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(_native.Kernels(2, isa), stored, kept)
-    attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight"))
+    attention = NativeAttention(layers.memory, AttentionPart(config, AttentionSite(0, "a.", "norm.weight")))
     rotary = layers.rotary(config.rope, tokens)
     given = rng.standard_normal((tokens, HIDDEN)).astype(np.float32)
 
@@ -393,7 +398,7 @@ def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(0))
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(kernels, stored, kept)
-    attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight"))
+    attention = NativeAttention(layers.memory, AttentionPart(config, AttentionSite(0, "a.", "norm.weight")))
     cache = Cache([attention.new_state(length + tokens)], length + tokens)
     for _ in range(2):  # the second joins what the first has taken piece by piece
         cache.length = length

@@ -10,11 +10,11 @@ import pytest
 
 from moeinf import _native
 from moeinf.models.cpu.delta import NativeDeltaNet
-from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes
-from moeinf.models.layers.recurrent.delta_net import DeltaNet
+from moeinf.models.layers.recurrent.delta_net import DeltaNet, DeltaNetPart
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
@@ -37,7 +37,7 @@ CLOSE = 2e-5
 SITE = AttentionSite(0, "d.", "norm.weight")
 
 
-def layers_of(config: DeltaConfig, kernels: _native.Kernels) -> NativeLayers:
+def memory_of(config: DeltaConfig, kernels: _native.Kernels) -> HostMemory:
     """Of random weights with decays between nothing and nearly all."""
     rng = np.random.default_rng(3)
     shapes = delta_shapes(config, "d.") | {"norm.weight": (config.hidden_size,)}
@@ -45,9 +45,8 @@ def layers_of(config: DeltaConfig, kernels: _native.Kernels) -> NativeLayers:
         name: (rng.standard_normal(shape) / (shape[1] ** 0.5 if len(shape) == 2 else 2)).astype(np.float32)
         for name, shape in shapes.items()
     }
-    return NativeLayers(
-        kernels, {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}, "f32"
-    )
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    return HostMemory(NativeWeights(kernels, stored), "f32")
 
 
 def stale(layer: DeltaNet[Float32Array] | NativeDeltaNet) -> Cache:
@@ -91,8 +90,8 @@ def config(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_any_number_of_tokens_gives_what_the_twin_gives(config: DeltaConfig, isa: str, stacked: bool) -> None:
     config = replace(config, stacked=stacked)
-    layers = layers_of(config, _native.Kernels(2, isa))
-    ours, twin = (layers.delta_net(config, SITE), DeltaNet(layers.weights, config, SITE))
+    memory = memory_of(config, _native.Kernels(2, isa))
+    ours, twin = (NativeDeltaNet(memory, DeltaNetPart(config, SITE)), DeltaNet(memory, DeltaNetPart(config, SITE)))
     for tokens in LENGTHS:
         x = hidden(config, tokens)
         expected = given(twin, stale(twin), x)
@@ -101,7 +100,7 @@ def test_any_number_of_tokens_gives_what_the_twin_gives(config: DeltaConfig, isa
 
 
 def test_a_token_is_the_same_in_passes_of_any_length(config: DeltaConfig) -> None:
-    ours = layers_of(config, _native.Kernels(2)).delta_net(config, SITE)
+    ours = NativeDeltaNet(memory_of(config, _native.Kernels(2)), DeltaNetPart(config, SITE))
     x = hidden(config, 150)
     whole = given(ours, stale(ours), x)
     for passes in ((1,) * 150, (64, 1, 2, 70, 13), (3, 147)):
@@ -110,7 +109,7 @@ def test_a_token_is_the_same_in_passes_of_any_length(config: DeltaConfig) -> Non
 
 def test_results_are_the_same_for_every_number_of_threads(config: DeltaConfig) -> None:
     def outcome(threads: int, tokens: int) -> list[bytes]:
-        layer = layers_of(config, _native.Kernels(threads)).delta_net(config, SITE)
+        layer = NativeDeltaNet(memory_of(config, _native.Kernels(threads)), DeltaNetPart(config, SITE))
         added, state = given(layer, stale(layer), hidden(config, tokens))
         return [array.tobytes() for array in (added, state.conv, state.heads)]
 
@@ -119,7 +118,7 @@ def test_results_are_the_same_for_every_number_of_threads(config: DeltaConfig) -
 
 
 def test_a_pass_that_is_not_committed_has_changed_nothing(config: DeltaConfig) -> None:
-    ours = layers_of(config, _native.Kernels(1)).delta_net(config, SITE)
+    ours = NativeDeltaNet(memory_of(config, _native.Kernels(1)), DeltaNetPart(config, SITE))
     cache, undisturbed = stale(ours), stale(ours)
     for tokens in (1, 100):
         ours.add_to(hidden(config, tokens), cache, None)
@@ -129,8 +128,8 @@ def test_a_pass_that_is_not_committed_has_changed_nothing(config: DeltaConfig) -
 
 def test_what_does_not_fit_together_is_refused() -> None:
     c = PLAIN
-    layers = layers_of(c, _native.Kernels(1))
-    matrices = {name: layers.weights.linear(name).native for name in (*c.projections("d."), "d.out_proj.weight")}
+    memory = memory_of(c, _native.Kernels(1))
+    matrices = {name: memory.weights.linear(name).native for name in (*c.projections("d."), "d.out_proj.weight")}
 
     def vector(count: int) -> Float32Array:
         return np.ones(count, np.float32)
@@ -150,7 +149,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
             "norm_eps": 1e-6,
             "unit_eps": 1e-6,
         }
-        return _native.DeltaLayer(layers.weights.kernels, **options | changed)
+        return _native.DeltaLayer(memory.weights.kernels, **options | changed)
 
     for match, changed in (
         ("share keys", {"num_key_heads": 3}),

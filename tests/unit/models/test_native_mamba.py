@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.mamba import NativeMamba2
 from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.recurrent.mamba2 import CHUNK, Mamba2, Scan
+from moeinf.models.layers.recurrent.mamba2 import CHUNK, Mamba2, Mamba2Part, Scan
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.models.layers.weights import StoredTensor
@@ -36,7 +36,7 @@ SITE = AttentionSite(0, "m.", "front.weight", residual=0.7)
 Layer = Mamba2[Float32Array] | NativeMamba2
 
 
-def layers_of(config: MambaConfig, kernels: _native.Kernels) -> NativeLayers:
+def memory_of(config: MambaConfig, kernels: _native.Kernels) -> HostMemory:
     """Of random weights with decays between nothing and nearly all."""
     rng = np.random.default_rng(3)
     shapes = mamba_shapes(config, "m.") | {"front.weight": (config.hidden_size,)}
@@ -44,9 +44,8 @@ def layers_of(config: MambaConfig, kernels: _native.Kernels) -> NativeLayers:
         name: (rng.standard_normal(shape) / (shape[1] ** 0.5 if len(shape) == 2 else 2)).astype(np.float32)
         for name, shape in shapes.items()
     }
-    return NativeLayers(
-        kernels, {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}, "f32"
-    )
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    return HostMemory(NativeWeights(kernels, stored), "f32")
 
 
 def stale(layer: Layer) -> Cache:
@@ -112,8 +111,8 @@ def test_chunks_give_what_the_recurrence_gives(tokens: int) -> None:
 
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_any_number_of_tokens_gives_what_the_twin_gives(config: MambaConfig, isa: str) -> None:
-    layers = layers_of(config, _native.Kernels(2, isa))
-    ours, twin = layers.mamba2(config, SITE), Mamba2(layers.weights, config, SITE)
+    memory = memory_of(config, _native.Kernels(2, isa))
+    ours, twin = NativeMamba2(memory, Mamba2Part(config, SITE)), Mamba2(memory, Mamba2Part(config, SITE))
     for tokens in LENGTHS:
         x = hidden(config, tokens)
         expected = given(twin, stale(twin), x)
@@ -122,17 +121,17 @@ def test_any_number_of_tokens_gives_what_the_twin_gives(config: MambaConfig, isa
 
 
 def test_a_token_is_the_same_in_passes_of_any_length_and_for_any_number_of_threads() -> None:
-    ours = layers_of(PLAIN, _native.Kernels(2)).mamba2(PLAIN, SITE)
+    ours = NativeMamba2(memory_of(PLAIN, _native.Kernels(2)), Mamba2Part(PLAIN, SITE))
     x = hidden(PLAIN, 150)
     whole = given(ours, stale(ours), x)
     for passes in ((1,) * 150, (64, 1, 2, 70, 13)):
         assert_close(given(ours, stale(ours), x, passes), whole)
-    alone = layers_of(PLAIN, _native.Kernels(1)).mamba2(PLAIN, SITE)
+    alone = NativeMamba2(memory_of(PLAIN, _native.Kernels(1)), Mamba2Part(PLAIN, SITE))
     assert [array.tobytes() for array in given(alone, stale(alone), x)] == [array.tobytes() for array in whole]
 
 
 def test_a_pass_that_is_not_committed_has_changed_nothing() -> None:
-    ours = layers_of(PLAIN, _native.Kernels(1)).mamba2(PLAIN, SITE)
+    ours = NativeMamba2(memory_of(PLAIN, _native.Kernels(1)), Mamba2Part(PLAIN, SITE))
     cache, undisturbed = stale(ours), stale(ours)
     for tokens in (1, 100):
         ours.add_to(hidden(PLAIN, tokens), cache, None)
@@ -142,8 +141,8 @@ def test_a_pass_that_is_not_committed_has_changed_nothing() -> None:
 
 def test_what_does_not_fit_together_is_refused() -> None:
     c = PLAIN
-    layers = layers_of(c, _native.Kernels(1))
-    matrices = [layers.weights.linear(f"m.{name}_proj.weight").native for name in ("in", "out")]
+    memory = memory_of(c, _native.Kernels(1))
+    matrices = [memory.weights.linear(f"m.{name}_proj.weight").native for name in ("in", "out")]
 
     def made(**changed: Any) -> _native.MambaLayer:
         sizes = {"norm": c.hidden_size, "conv_bias": c.channels, "gate_norm": c.inner}
@@ -151,7 +150,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         options: dict[str, Any] = {name: np.ones(size, np.float32) for name, size in sizes.items()}
         options |= {"taps": np.ones((c.kernel, c.channels), np.float32), "num_groups": c.num_groups}
         options |= {"norm_eps": 1e-6, "residual": 1.0, "input": matrices[0], "output": matrices[1]}
-        return _native.MambaLayer(layers.weights.kernels, **options | changed)
+        return _native.MambaLayer(memory.weights.kernels, **options | changed)
 
     for match, changed in (
         ("share keys", {"num_groups": 3}),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.cpu.attention import KVState
+from moeinf.models.cpu.attention import KVState, NativeAttention
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Scores, Sight, attention_shapes
+from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Scores, Sight
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
@@ -38,7 +39,9 @@ class Layer:
         }
         stored = {n: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for n, t in self.tensors.items()}
         self.layers = NativeLayers(_native.Kernels(2, isa), stored, "q8_0")
-        self.attention = self.layers.attention(self.config, AttentionSite(0, "a.", None, 1.0))
+        self.attention = NativeAttention(
+            self.layers.memory, AttentionPart(self.config, AttentionSite(0, "a.", None, 1.0))
+        )
 
     def product(self, name: str, x: Float32Array) -> Float32Array:
         made: Float32Array = x @ self.tensors[f"a.{name}_proj.weight"].T
@@ -79,8 +82,8 @@ def test_attention_to_a_quantised_cache_equals_its_twin(
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_numbers_without_a_scale_are_kept_as_zeros_and_what_is_not_finite_stays_so(isa: str) -> None:
     layer = Layer(isa, 10, sinks=False)
-    state = layer.attention.new_state(1)
-    cache = Cache([state], 1)
+    cache = Cache([layer.attention.new_state(1)], 1)
+    state: KVState = cache.states[0]
     x = np.zeros((1, HIDDEN), np.float32)
     layer.attention.add_to(x, cache, layer.layers.rotary(None, 1)(0, 1, cache))
     assert not state.keys.any() and not x.any()

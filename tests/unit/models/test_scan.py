@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.cpu.mamba import NativeScan
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.recurrent.mamba2 import Scan
+from moeinf.models.layers.recurrent.mamba2 import Scan, ScanPart
 from moeinf.types import Float32Array
 
 HEADS = 3
@@ -47,7 +47,7 @@ def given_by(rule: Any, given: list[Float32Array], *sizes: int) -> tuple[Float32
 @pytest.mark.parametrize("isa", ["twin", *_native.available_isas()])
 @pytest.mark.parametrize("dim", [5, 77, 128])
 def test_any_number_of_tokens_gives_what_the_recurrence_gives(dim: int, isa: str) -> None:
-    rule = Scan(NumpyMath()) if isa == "twin" else NativeScan(_native.Kernels(2, isa))
+    rule = Scan(NumpyMath()) if isa == "twin" else NativeLayers(_native.Kernels(2, isa), {}, "f32").make(ScanPart())
     for tokens in (1, 2, 70):
         given = drawn(tokens, dim)
         for found, wanted in zip(given_by(rule, given), as_written(given), strict=True):
@@ -56,9 +56,9 @@ def test_any_number_of_tokens_gives_what_the_recurrence_gives(dim: int, isa: str
 
 def test_a_token_is_the_same_in_calls_of_any_length_and_on_any_number_of_threads() -> None:
     given = drawn(40, 24)
-    whole = given_by(NativeScan(_native.Kernels(1)), given)
+    whole = given_by(NativeLayers(_native.Kernels(1), {}, "f32").make(ScanPart()), given)
     for threads, sizes in ((1, (1,) * 40), (2, (3, 36, 1)), (5, ())):
-        found = given_by(NativeScan(_native.Kernels(threads)), given, *sizes)
+        found = given_by(NativeLayers(_native.Kernels(threads), {}, "f32").make(ScanPart()), given, *sizes)
         assert all(np.array_equal(a, b) for a, b in zip(found, whole, strict=True))
 
 

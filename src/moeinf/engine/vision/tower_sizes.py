@@ -14,7 +14,7 @@ from moeinf.engine.stored.facts import json_file
 from moeinf.engine.vision.parts import GivenPicture
 from moeinf.errors import CheckpointError, UsageError
 from moeinf.models.family import family_of
-from moeinf.models.layers.attention_config import attention_workspace
+from moeinf.models.layers.attention.grouped import attention_workspace
 from moeinf.models.layers.vision.image_processor import FILES, ImageProcessor, settings_of
 from moeinf.models.layers.vision.vision import MLP_ROWS, Vision
 from moeinf.pictures.decode import decode

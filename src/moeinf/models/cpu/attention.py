@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 import moeinf._native as _native
-from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.soft_tokens import ends_seen
-from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, format_bytes
+from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing, format_bytes
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
 
@@ -51,15 +52,16 @@ class KVState:
 
 
 class NativeAttention(OneByOne[Float32Array, Angles]):
-    """See Layers.attention. Keys and values are kept in the cache's format."""
+    """An AttentionPart. Keys and values are kept in the cache's format."""
 
-    def __init__(self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, site: AttentionSite) -> None:
+    def __init__(self, memory: HostMemory, part: AttentionPart[Float32Array, Angles, Routing]) -> None:
+        config, site, weights = part.config, part.site, memory.weights
         assert config.norm not in ("layer", "centred") or config.head_norms is None, (
             "no family has layer norms of heads"
         )
         s = config.scores.sharpening or Sharpening(0.0, 1)
         assert s.growth != "smooth"
-        self._layer, self._config, self._kept = site.layer, config, kept
+        self._layer, self._config, self._kept = site.layer, config, memory.kept
         rope, gate, norms = config.rope, config.gate, config.head_norms
         shape = _native.AttentionShape(
             head_dim=config.head_dim,

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.attention_config import Heads
-from moeinf.models.layers.encoder_decoder import attended, split_heads
+from moeinf.models.cpu.weights import HostMemory
+from moeinf.models.layers.encoder_decoder import BeamsPart, attended, split_heads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Routing
 
 
 class HostBeams:
-    """moeinf.models.layers.protocol.Beams for numpy. Pages are touched only as tokens arrive."""
+    """A BeamsPart. Pages are touched only as tokens arrive."""
 
     rewinds = True
 
-    def __init__(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> None:
-        self._math, self._num_heads, self._scale, self._bias = NumpyMath(), heads.num_heads, heads.scale, bias
-        self._keys: Float32Array = np.empty((num_beams, heads.num_heads, capacity, heads.head_dim), np.float32)
+    def __init__(self, memory: HostMemory, part: BeamsPart[Float32Array, Angles, Routing]) -> None:
+        heads, shape = part.heads, (part.num_beams, part.heads.num_heads, part.capacity, part.heads.head_dim)
+        self._math, self._num_heads, self._scale, self._bias = NumpyMath(), heads.num_heads, heads.scale, part.bias
+        self._keys: Float32Array = np.empty(shape, np.float32)
         self._values: Float32Array = np.empty_like(self._keys)
         self._source: tuple[Float32Array, Float32Array] | None = None
 

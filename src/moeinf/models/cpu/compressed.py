@@ -10,12 +10,11 @@ import numpy as np
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.indexed import best, scores_of, turned_at_end
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.attention_config import CompressedHeads
+from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.compressed import entry_share, kept_shapes
-from moeinf.models.layers.protocol import PoolsOf
+from moeinf.models.layers.latent.compressed import CompressedHeads, CompressedPart, entry_share, kept_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
-from moeinf.types import ByteArray, Float32Array, IntArray
+from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 
 class EntryState:
@@ -42,13 +41,12 @@ class EntryState:
 
 
 class NativeCompressedCore:
-    """moeinf.models.layers.protocol.CompressedCore."""
+    """A CompressedPart."""
 
-    def __init__(
-        self, heads: CompressedHeads, sinks: Float32Array, pools: PoolsOf[Float32Array] | None, layer: int, number: int
-    ) -> None:
-        self._heads, self._sinks, self._pools, self._layer, self._number = heads, sinks[:, None], pools, layer, number
-        self._rows: Float32Array = np.empty((0, heads.head_dim), np.float32)  # of the pass and the window before it
+    def __init__(self, memory: HostMemory, part: CompressedPart[Float32Array, Angles, Routing]) -> None:
+        self._heads, self._sinks, self._pools = part.heads, part.sinks[:, None], part.pools
+        self._layer, self._number = part.layer, part.number
+        self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
 
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
         return RecurrentState(NumpyMath(), *kept_shapes(self._heads))

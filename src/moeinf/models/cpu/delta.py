@@ -9,21 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 import moeinf._native as _native
-from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import AttentionSite
+from moeinf.models.cpu.attention import Angles
+from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache, OneByOne
-from moeinf.models.layers.recurrent.delta_config import DeltaConfig
-from moeinf.models.layers.recurrent.delta_net import UNIT_EPS, delta_state
+from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart
+from moeinf.models.layers.recurrent.delta_net import UNIT_EPS, DeltaNetPart, delta_state
 from moeinf.models.layers.recurrent.state import RecurrentState
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Routing
 
 
 class NativeDeltaNet(OneByOne[Float32Array, object]):
-    """See Layers.delta_net."""
+    """A DeltaNetPart."""
 
-    def __init__(self, weights: NativeWeights, config: DeltaConfig, site: AttentionSite) -> None:
-        c, prefix = config, site.prefix
-        self._config, self._math, self._layer = config, weights.math, site.layer
+    def __init__(self, memory: HostMemory, part: DeltaNetPart[Float32Array, Angles, Routing]) -> None:
+        c, site, weights, prefix = part.config, part.site, memory.weights, part.site.prefix
+        self._config, self._math, self._layer = c, weights.math, site.layer
         taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._native = _native.DeltaLayer(
             weights.kernels,
@@ -57,10 +57,10 @@ def _lengths(key_dim: int, length: float) -> Float32Array:
 
 
 class NativeChannelDelta:
-    """See Layers.channel_delta."""
+    """A ChannelDeltaPart."""
 
-    def __init__(self, kernels: _native.Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self, memory: HostMemory, part: ChannelDeltaPart[Float32Array, Angles, Routing]) -> None:
+        self._kernels = memory.weights.kernels
 
     def __call__(self, *given: Float32Array) -> Float32Array:
         q, k, v, decay, rate, state, new_state = given

@@ -6,20 +6,18 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles, KVState
-from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import AttentionConfig
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
+from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import Float32Array, KVFormat
+from moeinf.types import Float32Array, Routing
 
 
 class NativeHeadsCore:
-    """moeinf.models.layers.protocol.HeadsCore. Keys and values are kept in the cache's format."""
+    """A HeadsPart. Keys and values are kept in the cache's format."""
 
-    def __init__(
-        self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, layer: int, profiles: str | None
-    ) -> None:
-        self._config, self._kept, self._layer = config, kept, layer
-        rope = config.rope
+    def __init__(self, memory: HostMemory, part: HeadsPart[Float32Array, Angles, Routing]) -> None:
+        weights, config, profiles = memory.weights, part.config, part.profiles
+        self._config, self._kept, self._layer, rope = config, memory.kept, part.layer, config.rope
         self._native = _native.HeadsLayer(
             weights.kernels,
             num_heads=config.num_heads,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.latent import LatentState, NativeLatentCore, growth_in
-from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat
+from moeinf.models.layers.latent.indexed import IndexedPart
+from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing
 
 _BLOCK = 4096  # positions that are scored at once
 
@@ -43,16 +41,15 @@ class IndexedState(LatentState):
 
 
 class NativeIndexedCore(NativeLatentCore):
-    """moeinf.models.layers.protocol.IndexedCore.
+    """An IndexedPart.
 
     Each token is scored and attends on its own, over what it sees: so it does not depend on the tokens of its call.
     """
 
-    def __init__(self, weights: NativeWeights, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
-        """latent: as NativeLatentCore takes them."""
-        super().__init__(weights, *latent)
-        self._index, self._keeps_keys = index, keeps_keys
-        self._index_growth = growth_in(weights, index.growth) if keeps_keys else None
+    def __init__(self, memory: HostMemory, part: IndexedPart[Float32Array, Angles, Routing]) -> None:
+        super().__init__(memory, part.latent)
+        self._index, self._keeps_keys = part.index, part.keeps_keys
+        self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState:
         return IndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))

@@ -8,10 +8,10 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import Growth, LatentHeads
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
+from moeinf.models.layers.latent.mla import Growth, LatentPart
+from moeinf.types import ByteArray, Float32Array, KVFormat, Routing, format_bytes
 
 _TOKENS = 128  # whose queries exist at once
 
@@ -37,14 +37,13 @@ class LatentState:
 
 
 class NativeLatentCore:
-    """moeinf.models.layers.protocol.LatentCore, over the weights as they are stored."""
+    """A LatentPart, over the weights as they are stored."""
 
-    def __init__(
-        self, weights: NativeWeights, keys_values: str, kept: KVFormat, heads: LatentHeads, layer: int
-    ) -> None:
-        tensor = weights.tensors[keys_values]
+    def __init__(self, memory: HostMemory, part: LatentPart[Float32Array, Angles, Routing]) -> None:
+        weights, heads, layer = memory.weights, part.heads, part.layer
+        tensor = weights.tensors[part.keys_values]
         (rows, rank), rope, nope_dim = tensor.shape, heads.rope, heads.qk_nope_head_dim
-        self._kept, self._layer, self._width = kept, layer, rank + rope.rotary_dim
+        self._kept, self._layer, self._width = memory.kept, layer, rank + rope.rotary_dim
         self._source = layer if heads.source is None else heads.source
         self._sharpening, self._growth = heads.sharpening, growth_in(weights, heads.growth)
         value_dim = rows // heads.num_heads - nope_dim

@@ -10,36 +10,51 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
-from moeinf.models.cpu.block_sparse import NativeBlockSparse
 from moeinf.models.cpu.compressed import NativeCompressedCore
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
-from moeinf.models.cpu.group_sparse import NativeGroupSparse
 from moeinf.models.cpu.heads import NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
 from moeinf.models.cpu.pooled import NativePooledCore
-from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.array_math import function_of
-from moeinf.models.layers.attention_config import (
-    MLP_NAMES,
-    AttentionConfig,
-    AttentionSite,
-    BlockIndex,
-    CompressedHeads,
-    GroupIndex,
-    Heads,
-    IndexHeads,
-    LatentHeads,
-    NormConfig,
-)
+from moeinf.models.cpu.router import SoftmaxRouter
+from moeinf.models.cpu.sparse import NativeBlockSparse, NativeGroupSparse
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
+from moeinf.models.layers.attention.block_sparse import BlockSparsePart
+from moeinf.models.layers.attention.group_sparse import GroupSparsePart
+from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention.own_heads import HeadsPart
+from moeinf.models.layers.attention_config import NormConfig
+from moeinf.models.layers.encoder_decoder import BeamsPart
 from moeinf.models.layers.kv_cache import Cache, Span
-from moeinf.models.layers.protocol import PoolsOf
-from moeinf.models.layers.recurrent.delta_config import DeltaConfig
-from moeinf.models.layers.recurrent.mamba_config import MambaConfig
+from moeinf.models.layers.latent.compressed import CompressedPart
+from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
+from moeinf.models.layers.latent.mla import LatentPart
+from moeinf.models.layers.protocol import M, Part, Table
+from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart
+from moeinf.models.layers.recurrent.delta_net import DeltaNetPart
+from moeinf.models.layers.recurrent.mamba2 import Mamba2Part, ScanPart
 from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.routers import SoftmaxRouterPart
 from moeinf.models.layers.weights import Embedding, StoredTensor
-from moeinf.types import Activation, Float32Array, KVFormat, Routing
+from moeinf.types import Float32Array, KVFormat, Routing
+
+PARTS = Table[HostMemory](
+    AttentionPart[Float32Array, Angles, Routing].made_by(NativeAttention),
+    HeadsPart[Float32Array, Angles, Routing].made_by(NativeHeadsCore),
+    BlockSparsePart[Float32Array, Angles, Routing].made_by(NativeBlockSparse),
+    GroupSparsePart[Float32Array, Angles, Routing].made_by(NativeGroupSparse),
+    LatentPart[Float32Array, Angles, Routing].made_by(NativeLatentCore),
+    IndexedPart[Float32Array, Angles, Routing].made_by(NativeIndexedCore),
+    PooledPart[Float32Array, Angles, Routing].made_by(NativePooledCore),
+    CompressedPart[Float32Array, Angles, Routing].made_by(NativeCompressedCore),
+    DeltaNetPart[Float32Array, Angles, Routing].made_by(NativeDeltaNet),
+    ChannelDeltaPart[Float32Array, Angles, Routing].made_by(NativeChannelDelta),
+    Mamba2Part[Float32Array, Angles, Routing].made_by(NativeMamba2),
+    ScanPart[Float32Array, Angles, Routing].made_by(NativeScan),
+    BeamsPart[Float32Array, Angles, Routing].made_by(HostBeams),
+    SoftmaxRouterPart[Float32Array, Angles, Routing].made_by(SoftmaxRouter),
+)
 
 
 class NativeLayers:
@@ -48,7 +63,7 @@ class NativeLayers:
     def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], kept: KVFormat) -> None:
         """kept: the format of keys and values."""
         self.weights = NativeWeights(kernels, tensors)
-        self._kept: KVFormat = kept
+        self.memory = HostMemory(self.weights, kept)
 
     def begin_pass(self, num_tokens: int) -> None:
         self.weights.kernels.begin_pass(num_tokens)
@@ -77,63 +92,8 @@ class NativeLayers:
     def angles(self, cos: Float32Array, sin: Float32Array) -> Angles:
         return cos, sin
 
-    def attention(self, config: AttentionConfig, site: AttentionSite) -> NativeAttention:
-        return NativeAttention(self.weights, self._kept, config, site)
-
-    def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> NativeLatentCore:
-        return NativeLatentCore(self.weights, keys_values, self._kept, heads, layer)
-
-    def indexed_core(
-        self,
-        keys_values: str,
-        heads: LatentHeads,
-        index: IndexHeads,
-        layer: int,
-        *,
-        keeps_keys: bool,
-        pooled: Callable[[Float32Array], Float32Array] | None = None,
-    ) -> NativeIndexedCore:
-        latent = (self.weights, keys_values, self._kept, heads, layer)
-        if pooled is not None:
-            return NativePooledCore(*latent, index=index, pooled=pooled)
-        return NativeIndexedCore(*latent, index=index, keeps_keys=keeps_keys)
-
-    def compressed_core(
-        self, heads: CompressedHeads, sinks: Float32Array, pools: PoolsOf[Float32Array] | None, layer: int, number: int
-    ) -> NativeCompressedCore:
-        return NativeCompressedCore(heads, sinks, pools, layer, number)
-
-    def heads_core(self, config: AttentionConfig, layer: int, profiles: str | None = None) -> NativeHeadsCore:
-        return NativeHeadsCore(self.weights, self._kept, config, layer, profiles)
-
-    def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> HostBeams:
-        return HostBeams(heads, capacity, num_beams, bias)
-
-    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> NativeDeltaNet:
-        return NativeDeltaNet(self.weights, config, site)
-
-    def mamba2(self, config: MambaConfig, site: AttentionSite) -> NativeMamba2:
-        return NativeMamba2(self.weights, config, site)
-
-    def scan(self) -> NativeScan:
-        return NativeScan(self.weights.kernels)
-
-    def channel_delta(self) -> NativeChannelDelta:
-        return NativeChannelDelta(self.weights.kernels)
-
-    def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> NativeBlockSparse:
-        return NativeBlockSparse(self.weights, self._kept, config, site, index)
-
-    def group_sparse(self, config: AttentionConfig, site: AttentionSite, index: GroupIndex) -> NativeGroupSparse:
-        return NativeGroupSparse(self.weights, self._kept, config, site, index)
-
-    def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> SoftmaxRouter:
-        return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
-
-    def gated_mlp(
-        self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES, activation: Activation = "silu"
-    ) -> GatedMLP:
-        return GatedMLP(self.weights, prefix, norm, names, activation)
+    def make(self, part: Part[Float32Array, Angles, Routing, M]) -> M:
+        return PARTS.make(self.memory, part)
 
     def head(
         self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
@@ -152,42 +112,3 @@ class NativeLayers:
 
 
 _NOTHING: Float32Array = np.empty((0, 0), np.float32)
-
-
-class GatedMLP:
-    """See Layers.gated_mlp."""
-
-    def __init__(
-        self, weights: NativeWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str], activation: Activation
-    ) -> None:
-        self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}.weight") for n in names)
-        self._norm, self._activated = weights.norm(norm), function_of(weights.math, activation)
-
-    def add_to(self, x: Float32Array) -> None:
-        hidden = self._norm(x)
-        x += self._down(self._activated(self._gate(hidden)) * self._up(hidden))
-
-
-class SoftmaxRouter:
-    """See Layers.softmax_router. What it returns of a single token holds until it is called again."""
-
-    def __init__(
-        self, weights: NativeWeights, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool
-    ) -> None:
-        assert norm is None or norm.kind not in ("layer", "centred"), (
-            "no family has a layer norm in front of this router"
-        )
-        norm_weight = None if norm is None else weights.norm_vectors(norm.name, norm.kind)[0]
-        matrix, eps = weights.linear(gate).native, 0.0 if norm is None else norm.eps
-        self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, eps, top_k, normalise)
-        self._cols, self._top_k = weights.tensors[gate].shape[1], top_k
-        self._of_token = self._room(1)  # new arrays take as long as the norm and the choice together
-
-    def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:
-        hidden, routing = self._of_token if len(x) == 1 else self._room(len(x))
-        self._native.run(x, hidden, routing.ids, routing.weights)
-        return hidden, routing
-
-    def _room(self, tokens: int) -> tuple[Float32Array, Routing]:
-        ids, weights = np.empty((tokens, self._top_k), np.int64), np.empty((tokens, self._top_k), np.float32)
-        return np.empty((tokens, self._cols), np.float32), Routing(ids, weights)

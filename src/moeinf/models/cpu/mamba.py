@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 import moeinf._native as _native
-from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import AttentionSite
+from moeinf.models.cpu.attention import Angles
+from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache, OneByOne
-from moeinf.models.layers.recurrent.mamba_config import MambaConfig
+from moeinf.models.layers.recurrent.mamba2 import Mamba2Part, ScanPart
 from moeinf.models.layers.recurrent.state import RecurrentState
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Routing
 
 
 class NativeMamba2(OneByOne[Float32Array, object]):
-    """See Layers.mamba2."""
+    """A Mamba2Part."""
 
-    def __init__(self, weights: NativeWeights, config: MambaConfig, site: AttentionSite) -> None:
-        c, prefix = config, site.prefix
-        self._config, self._math, self._layer = config, weights.math, site.layer
+    def __init__(self, memory: HostMemory, part: Mamba2Part[Float32Array, Angles, Routing]) -> None:
+        c, site, weights, prefix = part.config, part.site, memory.weights, part.site.prefix
+        self._config, self._math, self._layer = c, weights.math, site.layer
         taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         bias = weights.vector(f"{prefix}conv1d.bias") if c.conv_bias else np.zeros(c.channels, np.float32)
         self._native = _native.MambaLayer(
@@ -46,10 +46,10 @@ class NativeMamba2(OneByOne[Float32Array, object]):
 
 
 class NativeScan:
-    """See Layers.scan."""
+    """A ScanPart."""
 
-    def __init__(self, kernels: _native.Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self, memory: HostMemory, part: ScanPart[Float32Array, Angles, Routing]) -> None:
+        self._kernels = memory.weights.kernels
 
     def __call__(self, *given: Float32Array) -> Float32Array:
         q, k, v, decay, state, new_state = given

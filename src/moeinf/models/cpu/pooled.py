@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.indexed import IndexedState, NativeIndexedCore, positions_of_best, scores_of
-from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray, Float32Array, IntArray
+from moeinf.models.layers.latent.indexed import IndexedPart, IndexHeads, PooledPart
+from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 
 class PooledState(IndexedState):
@@ -32,12 +32,11 @@ class PooledState(IndexedState):
 
 
 class NativePooledCore(NativeIndexedCore):
-    """moeinf.models.layers.protocol.IndexedCore; positions rotate neither keys nor queries."""
+    """A PooledPart."""
 
-    def __init__(self, *latent: Any, index: IndexHeads, pooled: Callable[[Float32Array], Float32Array]) -> None:
-        """latent: as NativeLatentCore takes them."""
-        super().__init__(*latent, index=index, keeps_keys=True)
-        self._pooled = pooled
+    def __init__(self, memory: HostMemory, part: PooledPart[Float32Array, Angles, Routing]) -> None:
+        super().__init__(memory, IndexedPart(part.latent, part.index, keeps_keys=True))
+        self._pooled = part.pooled
 
     def new_state(self, capacity: int) -> PooledState:
         return PooledState(self._index, *self.state_of(capacity))

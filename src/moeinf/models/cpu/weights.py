@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -12,7 +12,7 @@ import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
-from moeinf.types import Float32Array, Routing
+from moeinf.types import Float32Array, KVFormat, Routing
 
 
 class NativeWeights:
@@ -32,6 +32,14 @@ class NativeWeights:
 
     def linear(self, name: str, bias: str | None = None) -> Linear:
         return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
+
+    def adding(self, name: str) -> Callable[[Float32Array, Float32Array], None]:
+        product = self.linear(name)
+
+        def add(x: Float32Array, out: Float32Array) -> None:
+            out += product(x)
+
+        return add
 
     def transposed(self, name: str) -> Linear:
         return Linear(self.kernels, transposed(self.tensors[name]))
@@ -71,6 +79,14 @@ class NativeWeights:
 
     def routing(self, ids: np.ndarray, weights: Float32Array) -> Routing:
         return Routing(ids, np.ascontiguousarray(weights, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What parts are made with on the CPU."""
+
+    weights: NativeWeights
+    kept: KVFormat  # of keys and values
 
 
 class Linear:

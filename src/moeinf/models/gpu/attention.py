@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeinf.gpu.matrix import DeviceMatrix
+from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
-from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Gate, NormConfig
+from moeinf.models.gpu.weights import DeviceMemory
+from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention_config import Gate, NormConfig
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.soft_tokens import ends_seen
 from moeinf.types import ByteArray
@@ -43,11 +44,11 @@ class DeviceKVState:
 
 
 class DeviceAttention(OneByOne[Tensor, DevicePositions]):
-    """See Layers.attention."""
+    """An AttentionPart."""
 
-    def __init__(
-        self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, site: AttentionSite
-    ) -> None:
+    def __init__(self, memory: DeviceMemory, part: AttentionPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        config, site, weights = part.config, part.site, memory.weights
+        assert config.sight.sees != "all", "towers run on the CPU"
         assert config.norm not in ("layer", "centred") or config.head_norms is None, (
             "no family has layer norms of heads"
         )
@@ -56,7 +57,7 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
         p, gate, norms = c.projections, c.gate, c.head_norms
         gated = gate is not None and gate.name is None
         weights = weights.with_wide_heads(config, site.prefix)
-        self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
+        self._weights, self._dtype, self._layer, self._residual = weights, memory.kept, site.layer, site.residual
         self._replaces = site.replaces
         prefix = site.prefix
         inputs = "qkk" if p.values_of_keys else "qkv"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeinf.gpu.matrix import MAX_ROWS
-from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, VectorOps
+from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
+from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions
-from moeinf.models.layers.attention_config import Heads
+from moeinf.models.gpu.weights import DeviceMemory
+from moeinf.models.layers.encoder_decoder import BeamsPart
 from moeinf.models.layers.kv_cache import Cache
 
 
 class DeviceBeams:
-    """moeinf.models.layers.protocol.Beams. Lengths are read on the device, so that a step can be captured.
+    """A BeamsPart. Lengths are read on the device, so that a step can be captured.
 
     To the kernels a step is one token: the heads of all beams side by side, each with keys of its own, over what was
     decoded; and over the source, whose keys they share, queries of one group.
@@ -21,15 +22,16 @@ class DeviceBeams:
 
     rewinds = True
 
-    def __init__(
-        self, vectors: VectorOps, heads: Heads, past: Tensor, spare: Tensor | None, bias: Tensor | None
-    ) -> None:
-        """past: zeros of past_shape; spare: as large, for `keep` of several beams; layers may share it."""
-        self._vectors, self._num_heads, self._scale, self._spare = vectors, heads.num_heads, heads.scale, spare
-        self._bias = None if bias is None else bias.contiguous()
-        self._past = past
-        self._source = past.new_zeros((2, heads.num_heads, past.shape[3], heads.head_dim))
-        self._last_of_source = torch.zeros(1, dtype=torch.int32, device=past.device)
+    def __init__(self, memory: DeviceMemory, part: BeamsPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        heads, kind = part.heads, memory.weights.device.kind
+        self._vectors, self._num_heads, self._scale = memory.weights.ops.vectors, heads.num_heads, heads.scale
+        self._bias = None if part.bias is None else part.bias.contiguous()
+        shape = (2, part.num_beams, heads.num_heads, part.capacity, heads.head_dim)  # keys, then values
+        if part.num_beams > 1 and (memory.spare is None or memory.spare.shape != shape):
+            memory.spare = torch.zeros(shape, device=kind)
+        self._past, self._spare = torch.zeros(shape, device=kind), memory.spare
+        self._source = self._past.new_zeros((2, heads.num_heads, part.capacity, heads.head_dim))
+        self._last_of_source = torch.zeros(1, dtype=torch.int32, device=kind)
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
@@ -65,8 +67,3 @@ class DeviceBeams:
             position = positions.position + at if at else positions.position
             self._vectors.attend(queries[few], past, position, positions.start + at, form, out[few])
         return out.view(q.shape)
-
-
-def past_shape(heads: Heads, capacity: int, num_beams: int) -> tuple[int, ...]:
-    """Keys, then values."""
-    return 2, num_beams, heads.num_heads, capacity, heads.head_dim

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moeinf.gpu.matrix import DeviceRouting
 from moeinf.models.gpu.indexed import turned_at_end
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
-from moeinf.models.layers.attention_config import CompressedHeads
+from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.compressed import FIXED, entry_share, kept_shapes
-from moeinf.models.layers.protocol import PoolsOf
+from moeinf.models.layers.latent.compressed import FIXED, CompressedHeads, CompressedPart, entry_share, kept_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import ByteArray
 
@@ -45,13 +45,12 @@ class DeviceEntryState:
 
 
 class DeviceCompressedCore:
-    """moeinf.models.layers.protocol.CompressedCore."""
+    """A CompressedPart."""
 
-    def __init__(
-        self, heads: CompressedHeads, sinks: Tensor, pools: PoolsOf[Tensor] | None, layer: int, number: int
-    ) -> None:
-        self._heads, self._sinks, self._pools, self._layer, self._number = heads, sinks, pools, layer, number
-        self._rows = torch.empty((0, heads.head_dim), device=sinks.device)  # of the pass and the window before it
+    def __init__(self, memory: DeviceMemory, part: CompressedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        self._heads, self._sinks, self._pools = part.heads, part.sinks, part.pools
+        self._layer, self._number = part.layer, part.number
+        self._rows = torch.empty((0, part.heads.head_dim), device=part.sinks.device)  # of the pass, the window before
 
     def new_state(self, capacity: int) -> RecurrentState[Tensor]:
         return RecurrentState(TorchMath(self._sinks.device), *kept_shapes(self._heads))

@@ -5,25 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeinf.gpu.matrix import MAX_ROWS
+from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.attention import DeviceKVState
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
-from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import SCORES_AT_ONCE, AttentionConfig
+from moeinf.models.gpu.weights import DeviceMemory
+from moeinf.models.layers.attention.own_heads import SCORES_AT_ONCE, HeadsPart
 from moeinf.models.layers.kv_cache import Cache
 
 
 class DeviceHeadsCore:
-    """moeinf.models.layers.protocol.HeadsCore."""
+    """A HeadsPart."""
 
-    def __init__(
-        self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, layer: int, profiles: str | None
-    ) -> None:
-        self._config, self._dtype, self._layer = config, dtype, layer
+    def __init__(self, memory: DeviceMemory, part: HeadsPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        weights = memory.weights
+        self._config, self._dtype, self._layer = part.config, memory.kept, part.layer
         self._vectors, self._kind = weights.ops.vectors, weights.device.kind
-        self._profiles = None if profiles is None else weights.table(profiles)  # [width, extent]
-        self._scale = config.scale
+        self._profiles = None if part.profiles is None else weights.table(part.profiles)  # [width, extent]
+        self._scale = part.config.scale
 
     def new_state(self, capacity: int) -> DeviceKVState:
         c = self._config

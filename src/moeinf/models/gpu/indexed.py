@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import KeyValues
 from moeinf.models.gpu.latent import DeviceLatentCore, DeviceLatentState, growth_in
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
-from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.latent.indexed import IndexedPart
 from moeinf.types import ByteArray
 
 NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
@@ -39,17 +40,16 @@ class DeviceIndexedState(DeviceLatentState):
 
 
 class DeviceIndexedCore(DeviceLatentCore):
-    """moeinf.models.layers.protocol.IndexedCore.
+    """An IndexedPart.
 
     A single token, which is captured, chooses among all positions of the cache: those behind its own have the lowest
     scores, so that what it sees comes first. Tokens of a prompt gather their rows one after the other.
     """
 
-    def __init__(self, weights: DeviceWeights, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
-        """latent: as DeviceLatentCore takes them."""
-        super().__init__(weights, *latent)
-        self._index, self._keeps_keys = index, keeps_keys
-        self._index_growth = growth_in(weights, index.growth) if keeps_keys else None
+    def __init__(self, memory: DeviceMemory, part: IndexedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        super().__init__(memory, part.latent)
+        self._index, self._keeps_keys = part.index, part.keeps_keys
+        self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> DeviceIndexedState:
         return DeviceIndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, positions_of, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
-from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import Growth, LatentHeads
+from moeinf.models.gpu.weights import TORCH_DTYPES, DeviceMemory, DeviceWeights
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.latent.mla import Growth, LatentPart
 from moeinf.types import ByteArray
 
 _NUMBERS = 1 << 22  # of queries that exist at once: 16 MiB
@@ -39,13 +40,15 @@ class DeviceLatentState:
 
 
 class DeviceLatentCore:
-    """moeinf.models.layers.protocol.LatentCore. Positions are read on the device, so that a step can be captured."""
+    """A LatentPart. Positions are read on the device, so that a step can be captured."""
 
-    def __init__(
-        self, weights: DeviceWeights, keys_values: Tensor, dtype: torch.dtype, heads: LatentHeads, layer: int
-    ) -> None:
-        """keys_values [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
-        self._vectors, self._dtype, self._layer = weights.ops.vectors, dtype, layer
+    def __init__(self, memory: DeviceMemory, part: LatentPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        weights, heads, layer = memory.weights, part.heads, part.layer
+        matrix = weights.matrix(part.keys_values)
+        assert matrix.format in TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
+        # [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in
+        keys_values = matrix.data.view(TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
+        self._vectors, self._dtype, self._layer = weights.ops.vectors, memory.kept, layer
         self._source = layer if heads.source is None else heads.source
         nope_dim = heads.qk_nope_head_dim
         self._into = keys_values[:, :nope_dim]  # W_UK

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import KeyValues
-from moeinf.models.gpu.block_sparse import best_blocks, positions_of_blocks
 from moeinf.models.gpu.indexed import NUMBERS, DeviceIndexedCore, DeviceIndexedState
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
-from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.gpu.sparse import best_blocks, positions_of_blocks
+from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
 
 
 class DevicePooledCore(DeviceIndexedCore):
-    """moeinf.models.layers.protocol.IndexedCore; positions rotate neither keys nor queries.
+    """A PooledPart.
 
     A single token, which is captured, chooses among all pools of the cache, whose keys are made anew for that, and
     attends to as many positions as any token may, of which what it does not see comes last.
     """
 
-    def __init__(self, *latent: Any, index: IndexHeads, pooled: Callable[[Tensor], Tensor]) -> None:
-        """latent: as DeviceLatentCore takes them."""
-        super().__init__(*latent, index=index, keeps_keys=True)
-        self._pooled = pooled
+    def __init__(self, memory: DeviceMemory, part: PooledPart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        super().__init__(memory, IndexedPart(part.latent, part.index, keeps_keys=True))
+        self._pooled = part.pooled
 
     def new_state(self, capacity: int) -> DeviceIndexedState:
         return DeviceIndexedState(self._index.kept, *self.state_of(capacity))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -27,6 +28,7 @@ from moeinf.models.layers.weights import (
 )
 from moeinf.types import DEVICE_FORMATS
 
+TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NOWHERE: Final = torch.device("meta")
 
 
@@ -105,22 +107,23 @@ class DeviceWeights:
 
     def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
-        return lambda x: self.product(x.contiguous(), matrix, added)
+        return partial(self.product, matrix=matrix, bias=added)
+
+    def adding(self, name: str) -> Callable[[Tensor, Tensor], None]:
+        matrix = self.matrix(name)
+        return lambda x, out: self.ops.matrices.linear(x, matrix, out, add=True)
 
     def transposed(self, name: str) -> Callable[[Tensor], Tensor]:
-        return partial(self._times, self._matrix(name, [transposed(in_memory(self._tensors[name]))]))
+        return partial(self.product, matrix=self._matrix(name, [transposed(in_memory(self._tensors[name]))]))
 
     def linears(self, name: str, rows: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
         whole, found, at = self.matrix(name), list[Callable[[Tensor], Tensor]](), 0
         row_bytes, cols = len(whole.data) // sum(rows), whole.rows * whole.cols // sum(rows)
         for count in rows:
             data = whole.data[at * row_bytes : (at + count) * row_bytes]
-            found.append(partial(self._times, DeviceMatrix(data, whole.format, count, cols)))
+            found.append(partial(self.product, matrix=DeviceMatrix(data, whole.format, count, cols)))
             at += count
         return found
-
-    def _times(self, matrix: DeviceMatrix, x: Tensor) -> Tensor:
-        return self.product(x.contiguous(), matrix)
 
     def norm(self, config: NormConfig | None) -> Callable[[Tensor], Tensor]:
         if config is None:
@@ -142,5 +145,14 @@ class DeviceWeights:
 
     def product(self, x: Tensor, matrix: DeviceMatrix, bias: Tensor | None = None) -> Tensor:
         out = torch.empty((len(x), matrix.rows), dtype=torch.float32, device=x.device)
-        self.ops.matrices.linear(x, matrix, out, bias)
+        self.ops.matrices.linear(x.contiguous(), matrix, out, bias)
         return out
+
+
+@dataclass(slots=True)
+class DeviceMemory:
+    """What parts are made with on a GPU."""
+
+    weights: DeviceWeights
+    kept: torch.dtype  # of keys and values
+    spare: Tensor | None = None  # as large as what beams of one layer have decoded; layers share it

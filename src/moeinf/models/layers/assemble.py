@@ -17,7 +17,8 @@ from typing import ClassVar, Protocol
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
-from moeinf.models.layers.attention_config import AttentionConfig, Shapes, attention_shapes, attention_workspace
+from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import AttentionConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan
@@ -148,7 +149,7 @@ class CommonAttention:
         return attention_workspace(self.config)
 
     def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention:
-        return layers.attention(self.config, decoder.attention_site(layer))
+        return layers.make(AttentionPart(self.config, decoder.attention_site(layer)))
 
 
 class DecoderFamily(Family):

@@ -1,8 +1,7 @@
-"""What layers of attention are told: their sizes and forms, where they stand in a model, and what they need."""
+"""What layers of attention are told: their sizes and forms, and where they stand in a model."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.layers.rope import Rope
-from moeinf.types import AttentionSizes, Float32Array, Workspace
+from moeinf.types import Float32Array
 
-SCORES_AT_ONCE = 1 << 22  # on a GPU, of a prompt in layers that add something to each
 MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
@@ -184,114 +182,6 @@ class AttentionSite:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """Queries at position p are multiplied by scale ln(p + 1) + bias, of which each head has its own."""
-
-    scale: str  # names of tensors, [heads]
-    bias: str
-
-
-@dataclass(frozen=True, slots=True)
-class LatentHeads:
-    """The heads of multi-head latent attention (mla.py)."""
-
-    num_heads: int
-    qk_nope_head_dim: int  # of a head's query and key, the part without positions
-    rope: Rope  # of the part that is rotated
-    scale: float  # of the scores
-    sharpening: Sharpening | None = None  # of the queries
-    sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
-    growth: Growth | None = None
-    source: int | None = None  # the layer whose rows are attended to; None: they are the layer's own
-    window: int = 0  # a token sees itself and the window-1 tokens before it; 0: all
-
-
-@dataclass(frozen=True, slots=True)
-class IndexHeads:
-    """The heads of an indexer (indexed.py)."""
-
-    num_heads: int
-    head_dim: int
-    top_k: int  # positions that a token attends to; of pools, without those behind the last whole one
-    interleaved: bool  # how the pairs lie that positions rotate
-    at_end: bool = False  # whether these lie at the end of a head, and not at its beginning
-    pool: int = 0  # tokens that have one key and are chosen together, where these are more than one
-    growth: Growth | None = None
-
-    @property
-    def kept(self) -> int:
-        """Numbers of a token that keys are made of."""
-        return 2 * self.head_dim if self.pool else self.head_dim
-
-    @property
-    def most(self) -> int:
-        """Positions that a token attends to at most."""
-        return self.top_k + max(self.pool - 1, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class CompressedHeads:
-    """The heads of attention to a window of tokens and to entries that stand for several each (compressed.py)."""
-
-    num_heads: int
-    head_dim: int
-    rope: Rope  # of the end of each query and row
-    window: int  # tokens that a token sees, itself among them
-    rate: int = 0  # tokens that an entry stands for; 0: there are none
-    overlapping: bool = False  # an entry is made of the tokens before those, too
-    index: IndexHeads | None = None  # by which entries are chosen; None: all are seen
-
-    @property
-    def scale(self) -> float:
-        """Of the scores."""
-        return 1 / math.sqrt(self.head_dim)
-
-    @property
-    def members(self) -> int:
-        """Tokens that an entry is made of."""
-        return 2 * self.rate if self.overlapping else self.rate
-
-    @property
-    def entry_dim(self) -> int:
-        """Of an entry, and of its index key behind it."""
-        return self.head_dim + (0 if self.index is None else self.index.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockIndex:
-    """The heads of an indexer that chooses blocks of tokens (block_sparse.py)."""
-
-    num_heads: int
-    head_dim: int
-    block: int  # tokens
-    num_blocks: int  # that a token attends to
-    norm_eps: float
-
-    @property
-    def most(self) -> int:
-        """Positions that a token attends to: those of its blocks, and those behind the last whole block."""
-        return (self.num_blocks + 1) * self.block - 1
-
-    def seeing_all(self, start: int, tokens: int) -> int:
-        """How many of the tokens from position `start` have no more blocks than they may choose; they come first."""
-        return min(max((self.num_blocks + 1) * self.block - 1 - start, 0), tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupIndex(BlockIndex):
-    """The same where each key/value head has a choice of its own (group_sparse.py)."""
-
-    local: int = 1  # of the blocks that a token attends to: its own one, and those in front of it
-
-    @property
-    def most(self) -> int:
-        return self.num_blocks * self.block
-
-    def seeing_all(self, start: int, tokens: int) -> int:
-        return min(max(self.most - start, 0), tokens)
-
-
-@dataclass(frozen=True, slots=True)
 class Heads:
     """The heads of an encoder-decoder's attention, and what the family calls its projections."""
 
@@ -315,61 +205,6 @@ def narrow_heads(config: AttentionConfig, prefix: str) -> dict[str, int]:
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
     kinds = ("weight", "bias") if config.projections.bias else ("weight",)
     return {f"{prefix}{name}.{kind}": count for name, count in heads.items() for kind in kinds}
-
-
-def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
-    """Names and shapes of the tensors that Layers.attention takes."""
-    heads, p, gate, norms = (config.num_heads, config.num_kv_heads), config.projections, config.gate, config.head_norms
-    queries, keys = (count * config.head_dim for count in heads)
-    if p.fused is None:
-        rows = [count * (p.key_dim or config.head_dim) for count in heads]
-        in_query = gate is not None and gate.name is None
-        counts = {"q_proj": rows[0] * (2 if in_query else 1), "k_proj": rows[1]}
-        if not p.values_of_keys:
-            counts["v_proj"] = heads[1] * (p.value_dim or config.head_dim)
-    else:
-        counts = {p.fused: queries + 2 * keys}
-    shapes: Shapes = {f"{prefix}{name}.weight": (count, config.hidden_size) for name, count in counts.items()}
-    shapes[f"{prefix}{p.output}.weight"] = (config.hidden_size, heads[0] * (p.value_dim or config.head_dim))
-    biased = [*(list(counts) if p.bias else []), *([p.output] if p.output_bias else [])]
-    shapes |= {f"{prefix}{name}.bias": (shapes[f"{prefix}{name}.weight"][0],) for name in biased}
-    if gate is not None and gate.name is not None:
-        shapes[f"{prefix}{gate.name}.weight"] = (heads[0] if gate.per_head else queries, config.hidden_size)
-    if gate is not None and gate.bias is not None:
-        shapes[prefix + gate.bias] = (heads[0],)
-    if config.scores.sinks is not None:
-        shapes[prefix + config.scores.sinks] = (heads[0],)
-    if norms is not None and norms.names is not None:
-        for name, count in zip(norms.names, (queries, keys), strict=True):
-            shapes[f"{prefix}{name}.weight"] = (count if norms.over == "full" else config.head_dim,)
-    return shapes
-
-
-def attention_workspace(config: AttentionConfig) -> Workspace:
-    """What Layers.attention declares: on a GPU input, output, queries and their mixture, gates, keys and values."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    gate, value_dim = config.gate, config.projections.value_dim
-    sizes = AttentionSizes(
-        config.hidden_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.window,
-        gate is not None and gate.name is None,
-        gate is not None and gate.name is not None,
-        most_chosen=config.sight.most_chosen,
-        value_dim=value_dim or 0,
-    )
-    attention = 2 * config.hidden_size + queries * (2 if gate is None else 4) + 2 * keys
-    attention += 0 if value_dim is None else queries + keys
-    return Workspace(attention=attention, layers=frozenset([sizes]))
-
-
-def heads_workspace(config: AttentionConfig, others: int) -> Workspace:
-    """What Layers.heads_core declares, and what a family makes of a token beside queries, keys and values: numbers."""
-    sizes = attention_workspace(config)
-    mixed = 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return sizes | Workspace(token=mixed + others, fixed=SCORES_AT_ONCE)
 
 
 def mlp_shapes(

@@ -14,6 +14,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
 from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
@@ -246,7 +247,8 @@ class Decoder:
             kinds.index(rope) if (rope := config.attention_of(i).rope) in kinds else 0 for i in range(config.num_layers)
         ]
         self._attention = attention or [
-            layers.attention(config.attention_of(i), config.attention_site(i)) for i in range(config.num_layers)
+            layers.make(AttentionPart(config.attention_of(i), config.attention_site(i)))
+            for i in range(config.num_layers)
         ]
         self._blocks = blocks
         # Asked once: to look for a protocol's methods takes microseconds.

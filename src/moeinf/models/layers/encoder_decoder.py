@@ -4,20 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden, function_of
 from moeinf.models.layers.attention_config import Heads
-from moeinf.models.layers.kv_cache import Cache, Span
+from moeinf.models.layers.kv_cache import Cache, LayerState, Span
 from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Beams, Block, Experts, Layers, Positions, Weights
+from moeinf.models.layers.protocol import Block, Experts, Layers, P, P_contra, Part, Positions, R, Weights
 from moeinf.types import Activation, Float32Array, IntArray, Profiler
 
 QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
 
 Bias = Callable[[IntArray], Array]  # how far ahead of the query a key lies, to what is added to scores [heads, ...]
 Norm = Callable[[Hidden], Hidden]
+
+
+class BeamsOf(LayerState, Protocol[A, P_contra]):
+    """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
+
+    q, k, v [beams * tokens, heads * head_dim]: one token of each of cache.beams, or several tokens of a single beam.
+    """
+
+    def read_source(self, keys: A, values: A) -> None:
+        """keys, values [tokens, heads * head_dim] of a new source."""
+        ...
+
+    def keep(self, beams: A, length: int) -> None:
+        """The numbered beams (an int64 array of the library that computes) go on, each as often as it is named, with
+        their first `length` tokens."""
+        ...
+
+    def over_source(self, q: A) -> A:
+        """Whatever beam a row belongs to, it sees all of the source."""
+        ...
+
+    def over_past(self, q: A, k: A, v: A, cache: Cache, positions: P_contra) -> A:
+        """Stores k and v behind cache.length; each token sees its own beam up to itself."""
+        ...
+
+
+Beams = BeamsOf[Array, Positions]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamsPart(Part[A, P, R, BeamsOf[A, P]]):
+    """With room for so many tokens of so many beams."""
+
+    heads: Heads
+    capacity: int
+    num_beams: int
+    bias: A | None  # [heads, capacity]: added to the scores of what a beam has decoded, by how many positions back
 
 
 class SourceCache(Cache):
@@ -79,7 +117,7 @@ class Attention:
         )
 
     def new_state(self, capacity: int, num_beams: int, bias: Array | None) -> Beams:
-        return self._layers.beams(self._heads, capacity, num_beams, bias)
+        return self._layers.make(BeamsPart(self._heads, capacity, num_beams, bias))
 
     def over_itself(self, x: Hidden, bias: Array | None) -> None:
         """Each token of the source sees every other."""

@@ -11,7 +11,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig, head
-from moeinf.models.layers.moe_block import DenseBlock, MoeBlock, SharedExpert
+from moeinf.models.layers.moe_block import DenseBlock, GatedMLP, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts, gated_experts_plan
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
 from moeinf.types import MoeShape, Profiler, TensorPlan
@@ -221,7 +221,7 @@ class Moe:
         behind: Callable[[Hidden], Hidden] | None,
     ) -> Block:
         if norm is not None and behind is None and not decoder.replaces and self.form == MlpForm():
-            return layers.gated_mlp(block, norm, self.names.dense, decoder.activation)
+            return GatedMLP(layers.weights, block, norm, self.names.dense, decoder.activation)
         weights, form = layers.weights, self.form
         mlp = SharedExpert(
             weights,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from moeinf.models.layers.array_math import Hidden, function_of
-from moeinf.models.layers.attention_config import MLP_NAMES
+from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig
 from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Positions, Router, Weights
 from moeinf.types import Activation, Profiler
@@ -75,6 +75,27 @@ class MoeBlock:
         found = given * 0
         self._experts.run(self.moe_layer, given, routing, found)
         out += widen(found)
+
+
+class GatedMLP:
+    """x += down(f(gate(norm(x))) * up(norm(x))): the dense block."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        norm: NormConfig,
+        names: tuple[str, str, str] = MLP_NAMES,
+        activation: Activation = "silu",
+    ) -> None:
+        """prefix: of gate, up and down, under `names`; activation: f."""
+        gate, up, down = (f"{prefix}{name}.weight" for name in names)
+        self._gate, self._up, self._add_down = weights.linear(gate), weights.linear(up), weights.adding(down)
+        self._norm, self._activated = weights.norm(norm), function_of(weights.math, activation)
+
+    def add_to(self, x: Hidden) -> None:
+        hidden = self._norm(x)
+        self._add_down(self._activated(self._gate(hidden)) * self._up(hidden), x)
 
 
 class SharedExpert:

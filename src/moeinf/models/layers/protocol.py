@@ -1,4 +1,4 @@
-"""What a decoder family is built from: attention, gated MLP, softmax router, norms. Each device has its own layers.
+"""What a model is built from: weights by name, and parts that each device makes in its own way.
 
 Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (models/cpu), torch tensors on a GPU
 (models/gpu). Who builds a model with Layers never looks into them.
@@ -7,26 +7,14 @@ Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (models/cpu)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf
-from moeinf.models.layers.attention_config import (
-    MLP_NAMES,
-    AttentionConfig,
-    AttentionSite,
-    BlockIndex,
-    CompressedHeads,
-    GroupIndex,
-    Heads,
-    IndexHeads,
-    LatentHeads,
-    NormConfig,
-)
+from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState, Span
-from moeinf.models.layers.recurrent.delta_config import DeltaConfig
-from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Activation, Float32Array, IntArray
+from moeinf.types import Float32Array, IntArray
 
 # Each protocol is of a device's arrays A, positions P (as `rotary` gives them and `attention` takes them), routing R.
 P = TypeVar("P")
@@ -35,6 +23,9 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")  # the routing of a device: Routing, or its twin on a GPU
 R_contra = TypeVar("R_contra", contravariant=True)
 A_contra = TypeVar("A_contra", bound=Array, contravariant=True)
+M = TypeVar("M")  # what a part is made into
+D = TypeVar("D")  # what a device makes parts with
+T = TypeVar("T", bound="Part[Any, Any, Any, Any]")
 
 
 class ExpertsOf(Protocol[A_contra, R_contra]):
@@ -102,114 +93,6 @@ class RouterOf(Protocol[A, R_co]):
         ...
 
 
-class LatentCoreOf(Protocol[A, P_contra]):
-    """Causal attention of all heads to one row a token: a latent, and the rotated key that all heads share (mla.py)."""
-
-    def new_state(self, capacity: int) -> LayerState: ...
-
-    def store(self, rows: A, cache: Cache, positions: P_contra) -> None:
-        """rows [tokens, rank + rotary_dim]: rotated at their ends, and stored behind those seen."""
-        ...
-
-    def at_once(self, tokens: int) -> int:
-        """How many of the tokens of a pass to attend with in one call, for the memory that their queries take."""
-        ...
-
-    def attend(self, queries: A, cache: Cache, positions: P_contra, at: int) -> A:
-        """queries [tokens, heads * (qk_nope_head_dim + rotary_dim)], not rotated yet -> [tokens, heads * value_dim].
-
-        They are those of the tokens from `at` of the pass, whose rows have been stored."""
-        ...
-
-
-class IndexedCoreOf(LatentCoreOf[A, P_contra], Protocol[A, P_contra]):
-    """The same, but that each token attends to a few positions which are chosen by index keys (indexed.py)."""
-
-    def store_keys(self, keys: A, cache: Cache, positions: P_contra) -> None:
-        """keys [tokens, head_dim]: rotated, and stored behind those seen; or what keys of pools are made of."""
-        ...
-
-    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
-        """queries [tokens, num_heads * head_dim], not rotated yet; weights [tokens, num_heads].
-
-        They are those of the tokens from `at` of the pass, whose keys have been stored. Gives what attend_to takes."""
-        ...
-
-    def attend_to(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
-        """As `attend`, to what `choose` has chosen for these tokens."""
-        ...
-
-
-class PoolsOf(Protocol[A]):
-    def entries(self, raw: A, windows: A) -> Sequence[A]:
-        """What entries are made of and the numbers of their windows (compressed.py) -> entries, and index keys."""
-        ...
-
-
-class CompressedCoreOf(Protocol[A, P_contra]):
-    """Attention of all heads to the rows of a window and to entries, and what a layer keeps of both (compressed.py)."""
-
-    def new_state(self, capacity: int) -> LayerState:
-        """Of the last tokens."""
-        ...
-
-    def new_entries(self, capacity: int) -> LayerState: ...
-
-    def store(self, rows: A, raw: A | None, cache: Cache, positions: P_contra) -> None:
-        """rows [tokens, head_dim], not rotated yet; raw: what entries are made of, where there are any."""
-        ...
-
-    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
-        """As IndexedCore.choose; what is chosen are entries."""
-        ...
-
-    def attend(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
-        """queries [tokens, heads, head_dim], not rotated yet -> the same of outputs, rotated back.
-
-        They are those of the tokens from `at` of the pass, whose rows have been stored."""
-        ...
-
-
-class HeadsCoreOf(Protocol[A, P_contra]):
-    """Causal attention of heads that a family makes itself."""
-
-    def new_state(self, capacity: int) -> LayerState: ...
-
-    def mixed(
-        self, q: A, k: A, v: A, cache: Cache, positions: P_contra, *, relative: A | None = None, sinks: A | None = None
-    ) -> A:
-        """q [tokens, heads * head_dim], k, v [tokens, kv_heads * head_dim] of a pass -> [tokens, heads * head_dim].
-
-        Queries and keys are not rotated or sharpened yet, and are used up. relative [tokens, heads * width]: a state of
-        each query, which adds to its scores the products with the profile of how far back a position lies; sharpened as
-        queries are. sinks [tokens, heads]: a further score, whose weight goes nowhere."""
-        ...
-
-
-class BeamsOf(LayerState, Protocol[A, P_contra]):
-    """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
-
-    q, k, v [beams * tokens, heads * head_dim]: one token of each of cache.beams, or several tokens of a single beam.
-    """
-
-    def read_source(self, keys: A, values: A) -> None:
-        """keys, values [tokens, heads * head_dim] of a new source."""
-        ...
-
-    def keep(self, beams: A, length: int) -> None:
-        """The numbered beams (an int64 array of the library that computes) go on, each as often as it is named, with
-        their first `length` tokens."""
-        ...
-
-    def over_source(self, q: A) -> A:
-        """Whatever beam a row belongs to, it sees all of the source."""
-        ...
-
-    def over_past(self, q: A, k: A, v: A, cache: Cache, positions: P_contra) -> A:
-        """Stores k and v behind cache.length; each token sees its own beam up to itself."""
-        ...
-
-
 class WeightsOf(Protocol[A, R_co]):
     """The dense weights of a model, by checkpoint name, and what is computed with a single one of them.
 
@@ -230,6 +113,10 @@ class WeightsOf(Protocol[A, R_co]):
         """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
         ...
 
+    def adding(self, name: str) -> Callable[[A, A], None]:
+        """(x [tokens, cols], out [tokens, rows]): out += x w^T."""
+        ...
+
     def transposed(self, name: str) -> Callable[[A], A]:
         """x [tokens, rows] -> x w, [tokens, cols], of a matrix that is not quantised."""
         ...
@@ -247,11 +134,49 @@ class WeightsOf(Protocol[A, R_co]):
         ...
 
 
-class LayersOf(Protocol[A, P, R_co]):
-    """Whole layers that compute on one device, made of the weights that their names begin with."""
+class HasWeights(Protocol[A]):
+    """What a part is made with that is spelled out in the math of its weights."""
 
     @property
-    def weights(self) -> WeightsOf[A, R_co]: ...
+    def weights(self) -> WeightsOf[A, object]: ...
+
+
+class Part(Generic[A, P, R, M]):
+    """What each device computes in its own way: sizes, and names of tensors. `Layers.make` makes an M of it.
+
+    A part is a frozen dataclass in the file of what it is a part of, and has a row in the table of each device
+    (models/cpu/layers.py, models/gpu/layers.py). What is written with `Weights` alone needs none.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def made_by(cls: type[T], make: Callable[[D, T], M]) -> Row[D]:
+        """The row of a table that says what makes an M of such a part, given what device D is for it."""
+        return Row(cls, make)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[D]):
+    part: type
+    make: Callable[[D, Any], object]  # of this part alone, as Part.made_by has checked
+
+
+class Table(Generic[D]):
+    """What makes each part on one device."""
+
+    def __init__(self, *rows: Row[D]) -> None:
+        self.rows = {row.part: row.make for row in rows}
+
+    def make(self, device: D, part: Part[A, P, R, M]) -> M:
+        return cast(M, self.rows[type(part)](device, part))
+
+
+class LayersOf(Protocol[A, P, R]):
+    """What computes on one device, made of the dense weights that lie there."""
+
+    @property
+    def weights(self) -> WeightsOf[A, R]: ...
 
     def begin_pass(self, num_tokens: int) -> None:
         """What is computed from here on is part of a pass over so many tokens, in however many calls: on the CPU the
@@ -278,87 +203,8 @@ class LayersOf(Protocol[A, P, R_co]):
         """What `attention` takes for tokens that are turned by other angles: [tokens, rotary_dim / 2]."""
         ...
 
-    def attention(self, config: AttentionConfig, site: AttentionSite) -> AttentionOf[A, P]:
-        """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
-        ...
-
-    def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> LatentCoreOf[A, P]:
-        """keys_values [heads * (qk_nope_head_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
-
-        The last rotary_dim numbers of a row, and of each head's query, are rotated.
-        """
-        ...
-
-    def indexed_core(
-        self,
-        keys_values: str,
-        heads: LatentHeads,
-        index: IndexHeads,
-        layer: int,
-        *,
-        keeps_keys: bool,
-        pooled: Callable[[A], A] | None = None,
-    ) -> IndexedCoreOf[A, P]:
-        """keeps_keys: whether the layer has index keys of its own, as one does that chooses. pooled: makes one key of
-        those that are stored of a pool, [pools, tokens of one, kept] -> [pools, head_dim]."""
-        ...
-
-    def compressed_core(
-        self, heads: CompressedHeads, sinks: A, pools: PoolsOf[A] | None, layer: int, number: int
-    ) -> CompressedCoreOf[A, P]:
-        """sinks [heads]: a further score of each head, whose weight goes nowhere; pools: where there are entries;
-        number: of the state in the cache that keeps these."""
-        ...
-
-    def heads_core(self, config: AttentionConfig, layer: int, profiles: str | None = None) -> HeadsCoreOf[A, P]:
-        """Of config the sizes, positions, window, sharpening and scale count. profiles [width, extent]: name of the
-        tensor of what is added to scores by distance, from 0 on; nothing is from `extent` on."""
-        ...
-
-    def beams(self, heads: Heads, capacity: int, num_beams: int, bias: A | None) -> BeamsOf[A, P]:
-        """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
-        decoded, by how many positions back that lies."""
-        ...
-
-    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> AttentionOf[A, P]:
-        """Gated DeltaNet, of the tensors that delta_shapes names, and the norm "rms+1" in front of it."""
-        ...
-
-    def mamba2(self, config: MambaConfig, site: AttentionSite) -> AttentionOf[A, P]:
-        """Mamba-2, of the tensors that mamba_shapes names, and the norm "rms" in front of it."""
-        ...
-
-    def scan(self) -> Callable[[A, A, A, A, A, A], A]:
-        """The recurrence of Mamba-2 (recurrent/mamba2.py): (q, k, v, decay, state, new_state) -> out.
-
-        q, k, v and out [tokens, heads, dim]; decay (the logarithm of a) [tokens, heads]; fills new_state, which may be
-        state [heads, dim, dim]."""
-        ...
-
-    def channel_delta(self) -> Callable[[A, A, A, A, A, A, A], A]:
-        """The recurrence of KDA (recurrent/channel_delta.py): (q, k, v, decay, rate, state, new_state) -> out.
-
-        q, k, v, out and decay (the logarithm of a) [tokens, heads, dim]; rate [tokens, heads]; fills new_state, which
-        may be state [heads, dim, dim]."""
-        ...
-
-    def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> AttentionOf[A, P]:
-        """Attention as of `attention`, to the blocks of tokens that an indexer chooses (block_sparse.py)."""
-        ...
-
-    def group_sparse(self, config: AttentionConfig, site: AttentionSite, index: GroupIndex) -> AttentionOf[A, P]:
-        """The same where each key/value head has a choice of its own (group_sparse.py)."""
-        ...
-
-    def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:
-        """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k; `normalise` makes their
-        weights sum to 1."""
-        ...
-
-    def gated_mlp(
-        self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES, activation: Activation = "silu"
-    ) -> BlockOf[A]:
-        """down(silu(gate(x)) * up(x)), under these names, and the norm in front of it; or what instead of silu."""
+    def make(self, part: Part[A, P, R, M]) -> M:
+        """What computes the part on this device."""
         ...
 
     def head(
@@ -388,11 +234,6 @@ Positions = object
 Attention = AttentionOf[Array, Positions]
 Block = BlockOf[Array]
 Router = RouterOf[Array, object]
-LatentCore = LatentCoreOf[Array, Positions]
-CompressedCore = CompressedCoreOf[Array, Positions]
-IndexedCore = IndexedCoreOf[Array, Positions]
-HeadsCore = HeadsCoreOf[Array, Positions]
-Beams = BeamsOf[Array, Positions]
 Weights = WeightsOf[Array, object]
 Layers = LayersOf[Array, Positions, object]
 

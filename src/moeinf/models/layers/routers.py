@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
+from moeinf.models.layers.array_math import A, Array, ArrayMath, Hidden
+from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.moe import BlockSite, Moe, Scoring
-from moeinf.models.layers.protocol import Layers, Router, Weights
+from moeinf.models.layers.protocol import Layers, P, Part, R, Router, RouterOf, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxRouterPart(Part[A, P, R, RouterOf[A, R]]):
+    """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k."""
+
+    gate: str
+    norm: NormConfig | None
+    top_k: int
+    normalise: bool  # the weights of a token sum to 1
 
 
 def softmax_router(layers: Layers, moe: Moe, site: BlockSite) -> Router:
-    """As Layers.softmax_router."""
-    return layers.softmax_router(site.block + moe.names.gate, site.norm, moe.moe.top_k, normalise=moe.scoring.normalise)
+    gate = site.block + moe.names.gate
+    return layers.make(SoftmaxRouterPart(gate, site.norm, moe.moe.top_k, moe.scoring.normalise))
 
 
 class Groups:

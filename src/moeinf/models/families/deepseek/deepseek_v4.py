@@ -14,16 +14,18 @@ from moeinf.models.activations import SILU
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import CompressedHeads, IndexHeads, Shapes
+from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.kv_cache import LayerState
 from moeinf.models.layers.latent.compressed import (
     MATRICES,
     CompressedAttention,
     CompressedConfig,
+    CompressedHeads,
     compressed_shapes,
     compressed_workspace,
 )
+from moeinf.models.layers.latent.indexed import IndexHeads
 from moeinf.models.layers.moe import BlockNames, BlockSite, MlpForm, Moe
 from moeinf.models.layers.protocol import Experts, Layers, Router, Weights
 from moeinf.models.layers.rope import Rope, of_kind, rope_fields, rope_of

@@ -16,7 +16,7 @@ from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes,
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, ModuleNames
 from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.moe import Moe, Scoring
-from moeinf.models.layers.moe_block import SharedExpert
+from moeinf.models.layers.moe_block import GatedMLP, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.routers import SigmoidRouter
@@ -136,9 +136,8 @@ class Family(deepseek_v2.Family):
         c, d, blocks = self.spec, self.decoder, list[Block]()
         for layer in range(self.moe.num_layers):
             first = FirstHalf(c, layer, layers, experts, profiler, d.block_norm(2 * layer))
-            mlp = layers.gated_mlp(
-                f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1), activation=d.activation
-            )
+            prefix, norm = f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1)
+            mlp = GatedMLP(layers.weights, prefix, norm, activation=d.activation)
             blocks += [first, SecondHalf(first, mlp)]
         return Decoder(d, layers, blocks, experts, profiler, self.attention(layers))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import CommonAttention, DecoderFamily, Spec
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import Scores, Sight
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.moe import Moe, sparse_layers
@@ -32,7 +33,7 @@ class ValueScaled(CommonAttention):
     scale: float = 1.0
 
     def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention:
-        return layers.attention(self.config, replace(decoder.attention_site(layer), residual=self.scale))
+        return layers.make(AttentionPart(self.config, replace(decoder.attention_site(layer), residual=self.scale)))
 
 
 def _parse(f: Fields) -> Spec:

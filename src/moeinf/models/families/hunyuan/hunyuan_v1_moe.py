@@ -15,6 +15,7 @@ from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import Rope, plain_rope, rope_fields, rope_kind, rope_of, whole_heads
+from moeinf.models.layers.routers import SoftmaxRouterPart
 from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan
 
 _LISTED = ("moe_topk", "moe_intermediate_size", "num_shared_expert")  # may have a number for each layer
@@ -95,7 +96,7 @@ class Family(DecoderFamily):
         c, blocks = self._config, list[Block]()
         for i, block in enumerate(self._blocks()):
             norm = c.decoder.block_norm(i)
-            router = layers.softmax_router(f"{block}gate.wg.weight", norm, c.moe.top_k, normalise=True)
+            router = layers.make(SoftmaxRouterPart(f"{block}gate.wg.weight", norm, c.moe.top_k, normalise=True))
             shared = SharedExpert(layers.weights, f"{block}shared_mlp.", activation=c.decoder.activation)
             blocks.append(MoeBlock(i, router, experts, profiler, shared=shared))
         return Decoder(c.decoder, layers, blocks, experts, profiler)

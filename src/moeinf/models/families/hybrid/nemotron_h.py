@@ -15,18 +15,14 @@ from moeinf.models.activations import activation_of
 from moeinf.models.fields import Fields
 from moeinf.models.layers.absent import NoAttention, NoBlock
 from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import (
-    AttentionSite,
-    NormConfig,
-    Shapes,
-    attention_shapes,
-    attention_workspace,
-)
+from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe
 from moeinf.models.layers.moe_block import MoeBlock, PlainBlock, UngatedMLP
 from moeinf.models.layers.moe_plan import UngatedExperts, ungated_experts_plan
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
+from moeinf.models.layers.recurrent.mamba2 import Mamba2Part
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.types import JsonObject, Profiler, TensorPlan, Workspace
@@ -179,8 +175,8 @@ class Family(DecoderFamily):
         c = self._config
         site = AttentionSite(state, f"{c.layer(number)}mixer.", c.block_norm(number).name)
         if c.kinds[number] == "mamba":
-            return layers.mamba2(c.mamba, site)
-        return layers.attention(c.decoder.attention, site)
+            return layers.make(Mamba2Part(c.mamba, site))
+        return layers.make(AttentionPart(c.decoder.attention, site))
 
     def _block(self, layers: Layers, number: int, experts: Experts, profiler: Profiler) -> Block:
         c, weights, prefix = self._config, layers.weights, f"{self._config.layer(number)}mixer."

@@ -13,7 +13,8 @@ from functools import cached_property
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes, heads_workspace
+from moeinf.models.layers.attention.own_heads import HeadsPart, heads_workspace
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.moe_plan import GatedExperts
@@ -103,7 +104,7 @@ class ZayaAttention(OneByOne[Array, Positions]):
         a, self._number = convolutions.attention, number
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
         self.heads = CompressedHeads[Array](weights, convolutions, site.prefix)
-        self._core = layers.heads_core(a, site.layer)
+        self._core = layers.make(HeadsPart(a, site.layer))
         self._output = weights.linear(
             f"{site.prefix}o_proj.weight", f"{site.prefix}o_proj.bias" if a.projections.bias else None
         )

@@ -24,6 +24,7 @@ from moeinf.models.families.inkling.relative_decoder import (
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
 from moeinf.models.layers.kv_cache import LayerState, Span
@@ -145,7 +146,7 @@ class Inkling2Attention:
         self._q_length = HeadLengths(weights.math, c.length, weights.vector(f"{prefix}q_l2_clip.scale"))
         self._k_length = HeadLengths(weights.math, c.length)
         self._r_length = HeadLengths(weights.math, c.state_length, weights.vector(f"{prefix}rel_l2_clip.scale"))
-        self._core = layers.heads_core(a, number, f"{prefix}rel_logits_proj.proj")
+        self._core = layers.make(HeadsPart(a, number, f"{prefix}rel_logits_proj.proj"))
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)

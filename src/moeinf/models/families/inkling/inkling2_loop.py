@@ -18,10 +18,11 @@ from moeinf.models.families.inkling.inkling2 import BlocksStem, Inkling2Attentio
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import CommonAttention
+from moeinf.models.layers.attention.own_heads import HeadsCore, HeadsPart
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import Span
-from moeinf.models.layers.protocol import Block, Experts, HeadsCore, Layers, Positions, Weights
+from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, convolutions_bytes
 from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, rms_normed
 from moeinf.models.layers.streams.hyper import Connection
@@ -221,7 +222,7 @@ class Family(inkling2.Family):
                 first = attention[layer]
                 assert isinstance(first, LoopAttention)
                 beside.append(beside[layer].again(count + visit))
-                core = layers.heads_core(d.attention_of(layer), visit, f"{site.prefix}rel_logits_proj.proj")
+                core = layers.make(HeadsPart(d.attention_of(layer), visit, f"{site.prefix}rel_logits_proj.proj"))
                 attention.append(first.again(core, beside[-1], number))
                 told = ToldResidual(residual, passes, gates[layer])
             else:

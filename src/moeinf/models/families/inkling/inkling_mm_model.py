@@ -25,6 +25,7 @@ from moeinf.models.families.inkling.relative_decoder import (
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
 from moeinf.models.layers.kv_cache import LayerState, Span
@@ -105,7 +106,7 @@ class InklingAttention:
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
         self._q, self._k, self._v, self._r, self._o = (weights.linear(f"{prefix}{n}.weight") for n in PROJECTIONS)
         self._q_norm, self._k_norm = (weights.norm(NormConfig(f"{prefix}{n}_norm.weight", a.norm_eps)) for n in "qk")
-        self._core = layers.heads_core(a, site.layer, f"{prefix}rel_logits_proj.proj")
+        self._core = layers.make(HeadsPart(a, site.layer, f"{prefix}rel_logits_proj.proj"))
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)

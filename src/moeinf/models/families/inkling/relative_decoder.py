@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, ArrayMath
-from moeinf.models.layers.attention_config import Scores, Shapes, Sharpening, Sight, heads_workspace
+from moeinf.models.layers.attention.own_heads import HeadsCore, heads_workspace
+from moeinf.models.layers.attention_config import Scores, Shapes, Sharpening, Sight
 from moeinf.models.layers.decoder import DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.kv_cache import Span
-from moeinf.models.layers.protocol import HeadsCore, Positions
+from moeinf.models.layers.protocol import Positions
 from moeinf.models.layers.recurrent.beside import convolutions_bytes
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject, Workspace

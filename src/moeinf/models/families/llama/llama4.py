@@ -27,7 +27,7 @@ from moeinf.models.layers.attention_config import (
     mlp_shapes,
 )
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.moe_block import GatedMLP, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import rope_fields
@@ -168,7 +168,7 @@ class Family(DecoderFamily):
         for i in range(c.decoder.num_layers):
             prefix, norm = c.block(i), c.decoder.block_norm(i)
             if i not in c.moe_layers:
-                blocks.append(layers.gated_mlp(prefix, norm, activation=c.decoder.activation))
+                blocks.append(GatedMLP(layers.weights, prefix, norm, activation=c.decoder.activation))
                 continue
             shared = SharedMLP(weights, f"{prefix}shared_expert.", norm, c.decoder.activation)
             layer, router = c.moe_layers.index(i), Router(weights, prefix, norm, c.moe.top_k)

@@ -16,6 +16,7 @@ from moeinf.models.families.mixtral.mixtral import NAMES
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import Sight
 from moeinf.models.layers.decoder import Decoder, parse_decoder
 from moeinf.models.layers.kv_cache import LayerState, Span
@@ -135,7 +136,7 @@ class Family(DecoderFamily):
         linear = layer in c.linear_layers
         scales = c.linear if linear else c.full
         site = replace(d.attention_site(layer), norm=None, residual=scales.added / scales.state)
-        attention = Lightning(layers, c.lightning, site) if linear else layers.attention(d.attention, site)
+        attention = Lightning(layers, c.lightning, site) if linear else layers.make(AttentionPart(d.attention, site))
         return Scaled(layers.weights, c, layer, attention, scales)
 
     def plan(self) -> TensorPlan:

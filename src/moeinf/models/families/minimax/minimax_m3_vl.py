@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
-from moeinf.models.layers.attention_config import GroupIndex, HeadNorms, Shapes, Sight
+from moeinf.models.layers.attention.block_sparse import block_index_workspace, index_token_bytes
+from moeinf.models.layers.attention.group_sparse import GroupIndex, GroupSparsePart, group_index_shapes, parse_groups
+from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention_config import HeadNorms, Shapes, Sight
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared, sparse_layers
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import partial_rotary
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.models.layers.sparse.block_sparse import block_index_workspace, index_token_bytes
-from moeinf.models.layers.sparse.group_sparse import group_index_shapes, parse_groups
 from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, JsonObject, TensorPlan, Workspace
 
@@ -114,9 +115,9 @@ class Family(DecoderFamily):
     def attention(self, layers: Layers) -> list[Attention]:
         d = self.decoder
         return [
-            layers.group_sparse(d.attention_of(i), d.attention_site(i), self.spec.index)
+            layers.make(GroupSparsePart(d.attention_of(i), d.attention_site(i), self.spec.index))
             if chooses
-            else layers.attention(d.attention_of(i), d.attention_site(i))
+            else layers.make(AttentionPart(d.attention_of(i), d.attention_site(i)))
             for i, chooses in enumerate(self.spec.choosing)
         ]
 

@@ -16,11 +16,13 @@ from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import NormConfig, Shapes, Sight, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Router, Weights
+from moeinf.models.layers.routers import SoftmaxRouterPart
 from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
@@ -79,12 +81,12 @@ class Family(DecoderFamily):
         c, attentions, blocks = self._config, list[Attention](), list[Block]()
         for i in range(c.decoder.num_layers):
             prefix, norm = f"model.layers.{i}.block_sparse_moe.", c.decoder.block_norm(i)
-            attention: Attention = layers.attention(c.decoder.attention, c.decoder.attention_site(i))
+            attention: Attention = layers.make(AttentionPart(c.decoder.attention, c.decoder.attention_site(i)))
             if i not in c.moe_layers:
                 blocks.append(_dense(layers.weights, f"{prefix}mlp.", norm, c.decoder.activation))
             else:
                 normalise, moe_layer = c.moe.top_k > 1, c.moe_layers.index(i)
-                router = layers.softmax_router(f"{prefix}gate.weight", norm, c.moe.top_k, normalise=normalise)
+                router = layers.make(SoftmaxRouterPart(f"{prefix}gate.weight", norm, c.moe.top_k, normalise))
                 if c.parallel:
                     residual_norm = replace(norm, name=f"model.layers.{i}.residual_layernorm.weight")
                     mlp = _dense(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm, c.decoder.activation)

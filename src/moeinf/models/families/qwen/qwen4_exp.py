@@ -17,25 +17,21 @@ from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.families.qwen.qwen3_next import MTP
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import (
+from moeinf.models.layers.attention.block_sparse import (
     BlockIndex,
-    Gate,
-    HeadNorms,
-    Shapes,
-    Sight,
-    attention_shapes,
-    attention_workspace,
-)
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
-from moeinf.models.layers.moe import Moe
-from moeinf.models.layers.protocol import Attention, Experts, Layers
-from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
-from moeinf.models.layers.sparse.block_sparse import (
+    BlockSparsePart,
     block_index_shapes,
     block_index_workspace,
     index_token_bytes,
     parse_index,
 )
+from moeinf.models.layers.attention.grouped import attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import Gate, HeadNorms, Shapes, Sight
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
+from moeinf.models.layers.moe import Moe
+from moeinf.models.layers.protocol import Attention, Experts, Layers
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
+from moeinf.models.layers.recurrent.delta_net import DeltaNetPart
 from moeinf.models.layers.streams.gated_residual import (
     GatedResidual,
     StreamsConfig,
@@ -150,8 +146,8 @@ class Family(DecoderFamily):
     def _attention(self, layers: Layers, layer: int) -> Attention:
         c = self._config
         if layer in c.linear_layers:
-            return layers.delta_net(c.delta, c.decoder.attention_site(layer, "linear_attn"))
-        return layers.block_sparse(c.decoder.attention, c.decoder.attention_site(layer), c.index)
+            return layers.make(DeltaNetPart(c.delta, c.decoder.attention_site(layer, "linear_attn")))
+        return layers.make(BlockSparsePart(c.decoder.attention, c.decoder.attention_site(layer), c.index))
 
     def _ngram_layers(self, layers: Layers, given: Given) -> dict[int, NgramLayer]:
         """By decoder layer; their states come behind those of the decoder layers."""

@@ -16,15 +16,90 @@ heads, and then together.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import AttentionSite, CompressedHeads, NormConfig, Shapes
+from moeinf.models.layers.array_math import A, Array, Hidden
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
-from moeinf.models.layers.protocol import CompressedCore, Layers, Positions, Weights
+from moeinf.models.layers.latent.indexed import IndexHeads
+from moeinf.models.layers.protocol import Layers, P, P_contra, Part, Positions, R, Weights
+from moeinf.models.layers.rope import Rope
 from moeinf.types import Workspace
 
 SLICE = 64  # tokens whose queries exist at once
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedHeads:
+    """The heads of attention to a window of tokens and to entries that stand for several each."""
+
+    num_heads: int
+    head_dim: int
+    rope: Rope  # of the end of each query and row
+    window: int  # tokens that a token sees, itself among them
+    rate: int = 0  # tokens that an entry stands for; 0: there are none
+    overlapping: bool = False  # an entry is made of the tokens before those, too
+    index: IndexHeads | None = None  # by which entries are chosen; None: all are seen
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def members(self) -> int:
+        """Tokens that an entry is made of."""
+        return 2 * self.rate if self.overlapping else self.rate
+
+    @property
+    def entry_dim(self) -> int:
+        """Of an entry, and of its index key behind it."""
+        return self.head_dim + (0 if self.index is None else self.index.head_dim)
+
+
+class PoolsOf(Protocol[A]):
+    def entries(self, raw: A, windows: A) -> Sequence[A]:
+        """What entries are made of and the numbers of their windows -> entries, and index keys."""
+        ...
+
+
+class CompressedCoreOf(Protocol[A, P_contra]):
+    """Attention of all heads to the rows of a window and to entries, and what a layer keeps of both."""
+
+    def new_state(self, capacity: int) -> LayerState:
+        """Of the last tokens."""
+        ...
+
+    def new_entries(self, capacity: int) -> LayerState: ...
+
+    def store(self, rows: A, raw: A | None, cache: Cache, positions: P_contra) -> None:
+        """rows [tokens, head_dim], not rotated yet; raw: what entries are made of, where there are any."""
+        ...
+
+    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
+        """As IndexedCore.choose; what is chosen are entries."""
+        ...
+
+    def attend(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
+        """queries [tokens, heads, head_dim], not rotated yet -> the same of outputs, rotated back.
+
+        They are those of the tokens from `at` of the pass, whose rows have been stored."""
+        ...
+
+
+CompressedCore = CompressedCoreOf[Array, Positions]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedPart(Part[A, P, R, CompressedCoreOf[A, P]]):
+    heads: CompressedHeads
+    sinks: A  # [heads]: a further score of each head, whose weight goes nowhere
+    pools: PoolsOf[A] | None  # where there are entries
+    layer: int
+    number: int  # of the state in the cache that keeps these
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +226,7 @@ class CompressedAttention(OneByOne[Array, Positions]):
             self._index_queries = weights.linear(f"{prefix}indexer.wq_b.weight")
             self._index_weights = weights.linear(f"{prefix}indexer.weights_proj.weight")
         sinks = weights.vector(f"{prefix}attn_sink")
-        self._core: CompressedCore = layers.compressed_core(heads, sinks, self._pools, site.layer, number)
+        self._core = layers.make(CompressedPart(heads, sinks, self._pools, site.layer, number))
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)

@@ -12,17 +12,87 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import IndexHeads, LatentHeads, NormConfig, Shapes
+from moeinf.models.layers.array_math import A, Array, Hidden
+from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.latent.mla import INSIDE, LatentAttention, LatentConfig, growth_of
-from moeinf.models.layers.protocol import IndexedCore, Layers, Positions
+from moeinf.models.layers.latent.mla import (
+    INSIDE,
+    Growth,
+    LatentAttention,
+    LatentConfig,
+    LatentCore,
+    LatentCoreOf,
+    LatentPart,
+    growth_of,
+)
+from moeinf.models.layers.protocol import Layers, P, P_contra, Part, Positions, R
 from moeinf.types import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeads:
+    """The heads of an indexer."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int  # positions that a token attends to; of pools, without those behind the last whole one
+    interleaved: bool  # how the pairs lie that positions rotate
+    at_end: bool = False  # whether these lie at the end of a head, and not at its beginning
+    pool: int = 0  # tokens that have one key and are chosen together, where these are more than one
+    growth: Growth | None = None
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that keys are made of."""
+        return 2 * self.head_dim if self.pool else self.head_dim
+
+    @property
+    def most(self) -> int:
+        """Positions that a token attends to at most."""
+        return self.top_k + max(self.pool - 1, 0)
+
+
+class IndexedCoreOf(LatentCoreOf[A, P_contra], Protocol[A, P_contra]):
+    """A LatentCore of which each token attends to a few positions that are chosen by index keys."""
+
+    def store_keys(self, keys: A, cache: Cache, positions: P_contra) -> None:
+        """keys [tokens, head_dim]: rotated, and stored behind those seen; or what keys of pools are made of."""
+        ...
+
+    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
+        """queries [tokens, num_heads * head_dim], not rotated yet; weights [tokens, num_heads].
+
+        They are those of the tokens from `at` of the pass, whose keys have been stored. Gives what attend_to takes."""
+        ...
+
+    def attend_to(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
+        """As `attend`, to what `choose` has chosen for these tokens."""
+        ...
+
+
+IndexedCore = IndexedCoreOf[Array, Positions]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedPart(Part[A, P, R, IndexedCoreOf[A, P]]):
+    latent: LatentPart[A, P, R]
+    index: IndexHeads
+    keeps_keys: bool  # whether the layer has index keys of its own, as one does that chooses
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPart(Part[A, P, R, IndexedCoreOf[A, P]]):
+    """The same of a layer that has keys of pools; positions rotate neither these nor index queries."""
+
+    latent: LatentPart[A, P, R]
+    index: IndexHeads
+    pooled: Callable[[A], A]  # what is stored of the tokens of pools [pools, tokens, kept] -> keys [pools, head_dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +202,12 @@ class IndexedLatentAttention(LatentAttention):
             )
             self._index_key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", index.key_eps, "layer"))
 
-    def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> IndexedCore:
-        self._indexed = layers.indexed_core(
-            keys_values, heads, self._index, layer, keeps_keys=self._chooses, pooled=self.pooling
-        )
+    def make_core(self, layers: Layers, latent: LatentPart[Array, Positions, object]) -> LatentCore:
+        self._indexed = self.make_indexed(layers, latent)
         return self._indexed
 
-    @property
-    def pooling(self) -> Callable[[Hidden], Hidden] | None:
-        """What makes the keys of pools, as Layers.indexed_core takes it."""
-        return None
+    def make_indexed(self, layers: Layers, latent: LatentPart[Array, Positions, object]) -> IndexedCore:
+        return layers.make(IndexedPart(latent, self._index, self._chooses))
 
     def keys(self, hidden: Hidden) -> Hidden:
         """What the core is given of tokens."""
@@ -183,9 +249,8 @@ class PooledLatentAttention(IndexedLatentAttention):
     def keys(self, hidden: Hidden) -> Hidden:
         return self._math.concatenate([super().keys(hidden), self._pool_gates(hidden)], 1)
 
-    @property
-    def pooling(self) -> Callable[[Hidden], Hidden]:
-        return self._pooled
+    def make_indexed(self, layers: Layers, latent: LatentPart[Array, Positions, object]) -> IndexedCore:
+        return layers.make(PooledPart(latent, self._index, self._pooled))
 
     def _pooled(self, kept: Hidden) -> Hidden:
         """[pools, tokens, keys and gates] -> [pools, head_dim]."""

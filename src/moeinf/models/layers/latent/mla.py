@@ -14,23 +14,78 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import Growth, LatentHeads, NormConfig, Scores, Shapes
+from moeinf.models.layers.array_math import A, Array, Hidden
+from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes, Sharpening
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
-from moeinf.models.layers.protocol import LatentCore, Layers, Positions
+from moeinf.models.layers.protocol import Layers, P, P_contra, Part, Positions, R
 from moeinf.models.layers.rope import Rope, mscale, rope_fields, rope_of
 from moeinf.types import LatentSizes, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
 INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once
 _BIASED = ("q_a_proj", "kv_a_proj_with_mqa")  # by attention_bias: what meets the hidden state, but q_proj; output too
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Queries at position p are multiplied by scale ln(p + 1) + bias, of which each head has its own."""
+
+    scale: str  # names of tensors, [heads]
+    bias: str
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The heads of multi-head latent attention."""
+
+    num_heads: int
+    qk_nope_head_dim: int  # of a head's query and key, the part without positions
+    rope: Rope  # of the part that is rotated
+    scale: float  # of the scores
+    sharpening: Sharpening | None = None  # of the queries
+    sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
+    growth: Growth | None = None
+    source: int | None = None  # the layer whose rows are attended to; None: they are the layer's own
+    window: int = 0  # a token sees itself and the window-1 tokens before it; 0: all
+
+
+class LatentCoreOf(Protocol[A, P_contra]):
+    """Causal attention of all heads to one row a token: a latent, and the rotated key that all heads share."""
+
+    def new_state(self, capacity: int) -> LayerState: ...
+
+    def store(self, rows: A, cache: Cache, positions: P_contra) -> None:
+        """rows [tokens, rank + rotary_dim]: rotated at their ends, and stored behind those seen."""
+        ...
+
+    def at_once(self, tokens: int) -> int:
+        """How many of the tokens of a pass to attend with in one call, for the memory that their queries take."""
+        ...
+
+    def attend(self, queries: A, cache: Cache, positions: P_contra, at: int) -> A:
+        """queries [tokens, heads * (qk_nope_head_dim + rotary_dim)], not rotated yet -> [tokens, heads * value_dim].
+
+        They are those of the tokens from `at` of the pass, whose rows have been stored."""
+        ...
+
+
+LatentCore = LatentCoreOf[Array, Positions]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPart(Part[A, P, R, LatentCoreOf[A, P]]):
+    """The last rotary_dim numbers of a row, and of each head's query, are rotated."""
+
+    keys_values: str  # [heads * (qk_nope_head_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV
+    heads: LatentHeads
+    layer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +301,12 @@ class LatentAttention(OneByOne[Array, Positions]):
             source=c.source,
             window=a.window,
         )
-        self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
+        self._core = self.make_core(layers, LatentPart(f"{prefix}kv_b_proj.weight", heads, layer))
         self._output = linear(c.names.output)
         self._gates = None if c.gate_projection is None else linear(c.gate_projection)
 
-    def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> LatentCore:
-        return layers.latent_core(keys_values, heads, layer)
+    def make_core(self, layers: Layers, latent: LatentPart[Array, Positions, object]) -> LatentCore:
+        return layers.make(latent)
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)

@@ -7,17 +7,28 @@ Of a head with keys k and queries q of length 1, values v, decays a [key_dim] an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
 
 from moeinf.models.layers.array_math import A, ArrayMathOf
+from moeinf.models.layers.protocol import P, Part, R
 
 CHUNK = 16  # tokens of one triangular system: pairs of them have a number for each channel
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelDeltaPart(Part[A, P, R, Callable[[A, A, A, A, A, A, A], A]]):
+    """(q, k, v, decay, rate, state, new_state) -> out.
+
+    q, k, v, out and decay (the logarithm of a) [tokens, heads, dim]; rate [tokens, heads]; fills new_state, which may
+    be state [heads, dim, dim]."""
+
+
 class ChannelDeltaRule(Generic[A]):
-    """See Layers.channel_delta: for a GPU, and as the twin of the native one. As DeltaRule, CHUNK tokens at once."""
+    """A ChannelDeltaPart for a GPU, and as the twin of the native one. As DeltaRule, CHUNK tokens at once."""
 
     def __init__(self, math: ArrayMathOf[A]) -> None:
         self._math = math

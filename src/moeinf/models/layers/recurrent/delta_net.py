@@ -7,6 +7,7 @@ Of a head with keys k and queries q of length 1, values v, decay a in (0, 1) and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
@@ -15,7 +16,7 @@ import numpy as np
 from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache, OneByOne
-from moeinf.models.layers.protocol import WeightsOf
+from moeinf.models.layers.protocol import AttentionOf, HasWeights, P, Part, R
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE, DeltaConfig, delta_shapes, delta_workspace
 from moeinf.models.layers.recurrent.mixer import Recurrent
@@ -25,6 +26,14 @@ CHUNK = 64  # tokens of one triangular system; the published kernels' number
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaNetPart(Part[A, P, R, AttentionOf[A, P]]):
+    """Of the tensors that delta_shapes names, and the norm in front of it."""
+
+    config: DeltaConfig
+    site: AttentionSite
+
+
 def delta_state(config: DeltaConfig, math: ArrayMathOf[A]) -> RecurrentState[A]:
     """`heads` is S of each value head."""
     heads = (config.num_value_heads, config.key_dim, config.value_dim)
@@ -32,14 +41,14 @@ def delta_state(config: DeltaConfig, math: ArrayMathOf[A]) -> RecurrentState[A]:
 
 
 class DeltaNet(OneByOne[A, object]):
-    """See Layers.delta_net: spelled out in the layers' math, for a GPU, and as the twin of models/cpu/delta.py.
+    """A DeltaNetPart spelled out in the layers' math, for a GPU, and as the twin of models/cpu/delta.py.
 
     State and arithmetic are float32.
     """
 
-    def __init__(self, weights: WeightsOf[A, object], config: DeltaConfig, site: AttentionSite) -> None:
-        c, prefix = config, site.prefix
-        self._config, self._math, self._layer = config, weights.math, site.layer
+    def __init__(self, memory: HasWeights[A], part: DeltaNetPart[A, P, R]) -> None:
+        c, site, weights, prefix = part.config, part.site, memory.weights, part.site.prefix
+        self._config, self._math, self._layer = c, weights.math, site.layer
         self._norm = weights.norm(None if site.norm is None else NormConfig(site.norm, c.norm_eps, c.norm))
         self._gate = self._math.sigmoid if c.sigmoid_gates else self._math.silu
         self._replaces = site.replaces
@@ -159,4 +168,6 @@ def _split(x: A, sizes: tuple[int, ...]) -> list[A]:
 
 def delta_mixer(c: DeltaConfig) -> Recurrent:
     shapes, memory = partial(delta_shapes, c), delta_workspace(c)
-    return Recurrent("linear_attn", shapes, memory, c.state_bytes, lambda layers, site: layers.delta_net(c, site))
+    return Recurrent(
+        "linear_attn", shapes, memory, c.state_bytes, lambda layers, site: layers.make(DeltaNetPart(c, site))
+    )

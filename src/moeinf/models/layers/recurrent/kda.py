@@ -13,7 +13,7 @@ from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import LayersOf, P, R, WeightsOf
-from moeinf.models.layers.recurrent.channel_delta import CHUNK
+from moeinf.models.layers.recurrent.channel_delta import CHUNK, ChannelDeltaPart
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS
@@ -94,7 +94,7 @@ class Kda(OneByOne[A, object]):
         self._step = weights.vector(f"{prefix}dt_bias")
         self._head_norm = weights.norm(NormConfig(f"{prefix}o_norm.weight", c.norm_eps))
         self._output = weights.linear(f"{prefix}{c.output}.weight")
-        self._rule, self._replaces = layers.channel_delta(), site.replaces
+        self._rule, self._replaces = layers.make(ChannelDeltaPart()), site.replaces
 
     def new_state(self, capacity: int) -> RecurrentState[A]:
         c = self._config

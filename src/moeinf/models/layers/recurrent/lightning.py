@@ -15,7 +15,7 @@ from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import LayersOf, P, R
-from moeinf.models.layers.recurrent.mamba2 import CHUNK
+from moeinf.models.layers.recurrent.mamba2 import CHUNK, ScanPart
 from moeinf.models.layers.recurrent.mamba_config import SLICE
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Float32Array, FloatArray, Workspace
@@ -86,7 +86,7 @@ class Lightning(OneByOne[A, object]):
         )
         self._norm = weights.norm(NormConfig(f"{prefix}norm.weight", _EPS))
         self._decays = self._math.of_host(np.tile(c.log_decays(site.layer), (SLICE, 1)))
-        self._scan = layers.scan()
+        self._scan = layers.make(ScanPart())
 
     def new_state(self, capacity: int) -> RecurrentState[A]:
         c = self._config

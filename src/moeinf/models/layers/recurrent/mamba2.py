@@ -7,6 +7,8 @@ Of a head with values x, a step d > 0, decay a = e^(-A d), and the keys k and qu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
@@ -15,7 +17,7 @@ import numpy as np
 from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache, OneByOne
-from moeinf.models.layers.protocol import WeightsOf
+from moeinf.models.layers.protocol import AttentionOf, HasWeights, P, Part, R
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mamba_config import SLICE, MambaConfig, mamba_shapes, mamba_workspace
 from moeinf.models.layers.recurrent.mixer import Recurrent
@@ -24,15 +26,28 @@ from moeinf.models.layers.recurrent.state import RecurrentState
 CHUNK = 64  # tokens of which each is weighed for each: what that costs grows with their number
 
 
+@dataclass(frozen=True, slots=True)
+class Mamba2Part(Part[A, P, R, AttentionOf[A, P]]):
+    """Of the tensors that mamba_shapes names, and the norm "rms" in front of it."""
+
+    config: MambaConfig
+    site: AttentionSite
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPart(Part[A, P, R, Callable[[A, A, A, A, A, A], A]]):
+    """The recurrence alone: (q, k, v, decay, state, new_state) -> out, as Scan has it."""
+
+
 class Mamba2(OneByOne[A, object]):
-    """See Layers.mamba2: spelled out in the layers' math, for a GPU, and as the twin of models/cpu/mamba.py.
+    """A Mamba2Part spelled out in the layers' math, for a GPU, and as the twin of models/cpu/mamba.py.
 
     State and arithmetic are float32.
     """
 
-    def __init__(self, weights: WeightsOf[A, object], config: MambaConfig, site: AttentionSite) -> None:
-        c, prefix = config, site.prefix
-        self._config, self._math, self._layer, self._residual = config, weights.math, site.layer, site.residual
+    def __init__(self, memory: HasWeights[A], part: Mamba2Part[A, P, R]) -> None:
+        c, site, weights, prefix = part.config, part.site, memory.weights, part.site.prefix
+        self._config, self._math, self._layer, self._residual = c, weights.math, site.layer, site.residual
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
         self._input = weights.linear(f"{prefix}in_proj.weight")
         self._convolution = Convolution(weights, f"{prefix}conv1d.", c.channels, c.kernel)
@@ -122,4 +137,4 @@ class Scan(Generic[A]):
 
 def mamba_mixer(c: MambaConfig) -> Recurrent:
     shapes, memory = partial(mamba_shapes, c), mamba_workspace(c)
-    return Recurrent("mamba", shapes, memory, c.state_bytes, lambda layers, site: layers.mamba2(c, site))
+    return Recurrent("mamba", shapes, memory, c.state_bytes, lambda layers, site: layers.make(Mamba2Part(c, site)))

@@ -15,15 +15,8 @@ import numpy as np
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.attention_config import (
-    AttentionConfig,
-    AttentionSite,
-    NormConfig,
-    Projections,
-    Shapes,
-    Sight,
-    attention_shapes,
-)
+from moeinf.models.layers.attention.grouped import attention_shapes
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes, Sight
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import plain_rope

@@ -13,6 +13,7 @@ import numpy as np
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention.grouped import attention_shapes
 from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
@@ -22,7 +23,6 @@ from moeinf.models.layers.attention_config import (
     Scores,
     Shapes,
     Sight,
-    attention_shapes,
     mlp_shapes,
 )
 from moeinf.models.layers.kv_cache import Cache

@@ -11,6 +11,7 @@ import numpy as np
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Shapes
 from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.protocol import Attention, Layers
@@ -64,7 +65,7 @@ def attend_all(
     part: Layers, config: AttentionConfig, site: AttentionSite, x: Array, cache: Cache, turned: object
 ) -> None:
     """x += attention(norm(x)), in which each patch sees every other."""
-    attention: Attention = part.attention(config, site)
+    attention: Attention = part.make(AttentionPart(config, site))
     if not cache.states:
         cache.states.append(attention.new_state(cache.capacity))
     attention.add_rows(x, [Span(slice(0, len(x)), cache, turned)])

@@ -1,4 +1,4 @@
-"""Attention to blocks of tokens (layers/sparse/block_sparse.py) on a GPU."""
+"""Attention to blocks of tokens that an indexer chooses (layers/attention) on a GPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
 from moeinf.models.gpu.attention import DeviceAttention, DeviceKVState
 from moeinf.models.gpu.indexed import turned_in_front
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
-from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex
+from moeinf.models.gpu.weights import DeviceMemory
+from moeinf.models.layers.attention.block_sparse import BlockIndex, BlockSparsePart, index_names, index_norms
+from moeinf.models.layers.attention.group_sparse import (
+    GroupIndex,
+    GroupSparsePart,
+    group_index_matrices,
+    group_index_norms,
+)
+from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.sparse.block_sparse import index_names, index_norms
 from moeinf.types import ByteArray
 
 _NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
@@ -80,20 +87,14 @@ class DeviceChosenBlocks(DeviceAttention, ABC):
 
 
 class DeviceBlockSparse(DeviceChosenBlocks):
-    """See Layers.block_sparse. Blocks that are not whole yet are not chosen."""
+    """A BlockSparsePart. Blocks that are not whole yet are not chosen."""
 
-    def __init__(
-        self,
-        weights: DeviceWeights,
-        dtype: torch.dtype,
-        config: AttentionConfig,
-        site: AttentionSite,
-        index: BlockIndex,
-    ) -> None:
-        super().__init__(weights, dtype, config, site)
+    def __init__(self, memory: DeviceMemory, part: BlockSparsePart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        config, site, weights = part.config, part.site, memory.weights
+        super().__init__(memory, AttentionPart(config, site))
         assert site.norm is None and not config.window and config.scores.sharpening is None
-        self._index, self._project = index, weights.linear(index_names(site)[0])
-        self._index_norms = [weights.norm(norm) for norm in index_norms(site, index)]
+        self._index, self._project = part.index, weights.linear(index_names(site)[0])
+        self._index_norms = [weights.norm(norm) for norm in index_norms(site, part.index)]
 
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: DeviceBlockKVState = cache.states[self._layer]
@@ -127,6 +128,55 @@ class DeviceBlockSparse(DeviceChosenBlocks):
             return keys[:, 0]
         cos, sin = (table[: count * size : size, None] for table in (positions.cos, positions.sin))
         return turned_in_front(keys, cos, sin)[:, 0]
+
+
+class DeviceGroupSparse(DeviceChosenBlocks):
+    """A GroupSparsePart. Blocks behind a token's own are not chosen."""
+
+    _index: GroupIndex
+
+    def __init__(self, memory: DeviceMemory, part: GroupSparsePart[Tensor, DevicePositions, DeviceRouting]) -> None:
+        config, site, weights = part.config, part.site, memory.weights
+        super().__init__(memory, AttentionPart(config, site))
+        assert not config.window and config.scores.sharpening is None
+        self._index = part.index
+        self._index_queries, self._index_keys = (weights.linear(name) for name in group_index_matrices(site))
+        self._input, self._query_norm, self._key_norm = (weights.norm(n) for n in group_index_norms(site, config))
+
+    def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
+        state: DeviceBlockKVState = cache.states[self._layer]
+        hidden, where = self._input(x), positions_of(positions, 0, len(x))
+        cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
+        keys = turned_in_front(self._key_norm(self._index_keys(hidden))[:, None], cos, sin)
+        state.index_keys.index_copy_(0, where, keys[:, 0])
+        queries = self._index_queries(hidden).reshape(len(x), self._index.num_heads, -1)
+        self._queries = turned_in_front(self._query_norm(queries), cos, sin)
+        super().add_to(x, cache, positions)
+
+    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+        where = positions_of(positions, first, tokens)
+        size = max(1, _NUMBERS // (self._index.num_heads * len(state.index_keys)))
+        chosen = [
+            self._best(self._queries[first + i : first + i + size], state.index_keys, where[i : i + size])
+            for i in range(0, tokens, size)
+        ]
+        return torch.cat(chosen)
+
+    def _best(self, queries: Tensor, keys: Tensor, where: Tensor) -> Tensor:
+        """queries [tokens, heads, head_dim] -> positions in their order, [tokens, heads, most]; behind them some that a
+        token does not see."""
+        index, capacity = self._index, len(keys)
+        count = -(-capacity // index.block)
+        places, blocks = (torch.arange(n, device=where.device) for n in (capacity, count))
+        scores = torch.where(places <= where[:, None, None], queries @ keys.T, -torch.inf)
+        scores = torch.nn.functional.pad(scores, (0, count * index.block - capacity), value=-torch.inf)
+        own = (where // index.block)[:, None, None]
+        local = (blocks <= own) & (blocks > own - index.local)
+        worth = torch.where(local, torch.inf, scores.view(*scores.shape[:2], count, index.block).amax(-1))
+        order = torch.sort(worth, dim=-1, descending=True, stable=True)
+        best = torch.where(order.values > -torch.inf, order.indices, capacity)[..., : index.num_blocks]
+        inside = torch.arange(index.block, device=where.device)
+        return torch.sort((best[..., None] * index.block + inside).flatten(2), dim=-1).values
 
 
 def attend_chosen(

@@ -11,12 +11,45 @@ whole block: where there are no more blocks, to all.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex, NormConfig, Shapes
+from moeinf.models.layers.array_math import A
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.protocol import AttentionOf, P, Part, R
 from moeinf.types import Workspace
 
 _SCORES = 1 << 22  # numbers of scores that exist at once on a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """The heads of an indexer that chooses blocks of tokens."""
+
+    num_heads: int
+    head_dim: int
+    block: int  # tokens
+    num_blocks: int  # that a token attends to
+    norm_eps: float
+
+    @property
+    def most(self) -> int:
+        """Positions that a token attends to: those of its blocks, and those behind the last whole block."""
+        return (self.num_blocks + 1) * self.block - 1
+
+    def seeing_all(self, start: int, tokens: int) -> int:
+        """How many of the tokens from position `start` have no more blocks than they may choose; they come first."""
+        return min(max((self.num_blocks + 1) * self.block - 1 - start, 0), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparsePart(Part[A, P, R, AttentionOf[A, P]]):
+    """Attention as of an AttentionPart, to the blocks that are chosen."""
+
+    config: AttentionConfig
+    site: AttentionSite
+    index: BlockIndex
 
 
 def parse_index(f: Fields, attention: AttentionConfig) -> BlockIndex:

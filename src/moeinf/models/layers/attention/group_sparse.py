@@ -7,9 +7,38 @@ to the best `num_blocks` of the blocks up to its own one, which always is among 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, GroupIndex, NormConfig, Shapes
+from moeinf.models.layers.array_math import A
+from moeinf.models.layers.attention.block_sparse import BlockIndex
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.protocol import AttentionOf, P, Part, R
+
+
+@dataclass(frozen=True, slots=True)
+class GroupIndex(BlockIndex):
+    """As BlockIndex, where each key/value head has a choice of its own."""
+
+    local: int = 1  # of the blocks that a token attends to: its own one, and those in front of it
+
+    @property
+    def most(self) -> int:
+        return self.num_blocks * self.block
+
+    def seeing_all(self, start: int, tokens: int) -> int:
+        return min(max(self.most - start, 0), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSparsePart(Part[A, P, R, AttentionOf[A, P]]):
+    """Attention as of an AttentionPart, to the blocks that are chosen."""
+
+    config: AttentionConfig
+    site: AttentionSite
+    index: GroupIndex
+
 
 _PUBLISHED = {  # in sparse_attention_config
     "index_n_heads": "sparse_num_index_heads",

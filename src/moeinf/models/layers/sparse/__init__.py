@@ -1,1 +1,0 @@
-"""Attention to blocks of tokens that an indexer chooses."""
