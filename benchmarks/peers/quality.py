@@ -55,7 +55,7 @@ class Stored:
         stored = Library(store_home()).find(name)
         self.size_bytes = stored.size_bytes
         self._rows = rows
-        self._model = Model(stored, RuntimeConfig(device="cpu", context=context, threads=threads, kv_cache=kept))
+        self._model = Model(stored, RuntimeConfig.of(device="cpu", context=context, threads=threads, kv_cache=kept))
 
     def logits(self, ids: Sequence[int]) -> Any:
         runner = self._model.runner

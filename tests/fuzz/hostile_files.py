@@ -246,11 +246,11 @@ class Cases:
 
     def _collection(self, rng: random.Random) -> None:
         """What earlier runs have learned: a run goes on without it."""
-        with Model(self._library.find("kept"), RuntimeConfig(device="cpu", threads=1)):
+        with Model(self._library.find("kept"), RuntimeConfig.of(device="cpu", threads=1)):
             pass
         mutate_file(self._kept / "eamc.npz", rng)
         notices: list[str] = []
-        Model(self._library.find("kept"), RuntimeConfig(device="cpu", threads=1), Reporting(notices.append)).close()
+        Model(self._library.find("kept"), RuntimeConfig.of(device="cpu", threads=1), Reporting(notices.append)).close()
         assert all("\n" not in notice for notice in notices)
 
     def _use_and_remove(self) -> None:

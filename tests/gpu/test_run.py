@@ -69,7 +69,7 @@ def test_two_cards_give_the_tokens_of_one(demo: StoredModel) -> None:
 def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) -> None:
     results = []
     for device in ("cuda", "cpu"):
-        with Model(demo, RuntimeConfig(device=device)) as model:
+        with Model(demo, RuntimeConfig.of(device=device)) as model:
             run = model.runner
             ids = model.encode(PROMPT)
             results.append(torch.from_numpy(run.forward(ids, lambda: None)[-1]))

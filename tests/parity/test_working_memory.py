@@ -226,7 +226,7 @@ class HeldTensors(TorchDispatchMode):
 def check_device(stored: StoredModel) -> None:
     held, gpu = HeldTensors(), emulated()
     gpu = replace(gpu, ops=Ops(held.uncounted(gpu.ops.vectors), held.uncounted(gpu.ops.matrices)))
-    config = RuntimeConfig(context=CONTEXT, prefill_chunk=CHUNK)
+    config = RuntimeConfig.of(context=CONTEXT, prefill_chunk=CHUNK)
     with closing(GpuRunner(context_of(stored, config, Kernels(1)), gpu)) as run:
         run.forward([1])  # what is made once is there
         run.cache.reach = CONTEXT

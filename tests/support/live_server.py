@@ -24,7 +24,7 @@ def live_server(
     if isinstance(library, StoredModel):
         library = Library(library.path.parents[1])
     options = {"host": "127.0.0.1:0"} | options
-    server = HttpServer(library, config or RuntimeConfig(device="cpu"), ServerOptions(**options), keys)
+    server = HttpServer(library, config or RuntimeConfig.of(device="cpu"), ServerOptions(**options), keys)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:

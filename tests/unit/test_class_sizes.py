@@ -12,7 +12,6 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "moeinf"
 MOST_FIELDS, MOST_METHODS = 12, 15
 FIELDS = {
-    "config/__init__:RuntimeConfig": 29,
     "sampling/params:SamplingParams": 19,
     "types:TensorPlan": 18,
     "models/families/seq2seq/nllb_moe:Config": 16,

@@ -55,8 +55,8 @@ def test_what_is_given_wins_over_the_environment_and_that_over_the_default(monke
     monkeypatch.setenv("MOEINF_THREADS", "3")
     monkeypatch.setenv("MOEINF_PREFETCH", "off")
     config = with_environment(policy="lfu", threads=None)
-    assert (config.policy, config.threads, config.prefetch) == ("lfu", 3, False)
-    assert config.expert_cache == RuntimeConfig().expert_cache
+    assert (config.experts.policy, config.compute.threads, config.experts.prefetch) == ("lfu", 3, False)
+    assert config.memory.expert_cache == RuntimeConfig().memory.expert_cache
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_variable_that_cannot_be_meant_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_a_variable_is_called_as_the_flag_is_and_the_old_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEINF_NUM_CTX", "100")
-    assert with_environment().context == 100
+    assert with_environment().memory.context == 100
     monkeypatch.setenv("MOEINF_CONTEXT", "200")
     with pytest.raises(UsageError, match=r"MOEINF_CONTEXT is called MOEINF_NUM_CTX now"):
         with_environment()
@@ -112,8 +112,8 @@ def test_a_value_that_cannot_be_meant_is_refused_by_name(options: dict[str, obje
 
 
 def test_a_whole_number_for_a_size_is_one_of_bytes() -> None:
-    assert with_environment(expert_cache=8 << 30).expert_cache == Bytes(8 << 30)
-    assert RuntimeConfig.of(expert_cache=500).expert_cache == Bytes(500)
+    assert with_environment(expert_cache=8 << 30).memory.expert_cache == Bytes(8 << 30)
+    assert RuntimeConfig.of(expert_cache=500).memory.expert_cache == Bytes(500)
     assert RuntimeConfig.of(expert_cache=Bytes(500)) == RuntimeConfig.of(expert_cache="500B")
 
 
@@ -128,7 +128,7 @@ def test_a_whole_number_for_a_size_is_one_of_bytes() -> None:
 def test_an_option_that_another_one_makes_meaningless_is_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         with_environment(**options)
-    assert with_environment(reader="pure", direct_io=False).reader == "pure"
+    assert with_environment(reader="pure", direct_io=False).reading.reader == "pure"
 
 
 def test_an_unknown_option_is_refused_and_the_known_ones_are_listed() -> None:
@@ -138,7 +138,7 @@ def test_an_unknown_option_is_refused_and_the_known_ones_are_listed() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
 def test_devices_are_named_as_torch_names_them(device: str) -> None:
-    assert with_environment(device=device).device == device
+    assert with_environment(device=device).compute.device == device
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda0", "CUDA", "cpu:0", "cuda:-1"])
@@ -151,8 +151,8 @@ def test_another_device_is_refused_with_the_known_ones(device: str) -> None:
 def test_a_size_is_looked_at_before_anything_is_loaded(option: str) -> None:
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 'much' is not a size"):
         with_environment(**{option: "much"})
-    assert getattr(with_environment(**{option: "40%"}), option) == Share(40)
-    assert getattr(with_environment(**{option: "auto"}), option) is None
+    assert with_environment(**{option: "40%"}).value(option) == Share(40)
+    assert with_environment(**{option: "auto"}).value(option) is None
     with pytest.raises(UsageError, match="is not a size"):
         with_environment(**{option: "9" * 400 + "GiB"})
 
@@ -163,25 +163,29 @@ def test_what_is_for_a_gpu_is_refused_beside_the_cpu_wherever_either_was_said(mo
     monkeypatch.setenv("MOEINF_DEVICE", "cpu")
     with pytest.raises(UsageError, match=r"--vram 8GiB .*--device cpu"):
         with_environment(vram="8GiB")
-    assert with_environment(vram="8GiB", device="cuda").vram == Bytes(8 << 30)
+    assert with_environment(vram="8GiB", device="cuda").memory.vram == Bytes(8 << 30)
     with pytest.raises(UsageError, match=r"--cpu-experts .*--device cpu"):
         with_environment(cpu_experts=True)
 
 
 def test_the_cpu_takes_no_part_on_a_gpu_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not with_environment().cpu_experts
+    assert not with_environment().compute.cpu_experts
     monkeypatch.setenv("MOEINF_CPU_EXPERTS", "on")
-    assert with_environment().cpu_experts and not with_environment(cpu_experts=False).cpu_experts
+    assert with_environment().compute.cpu_experts and not with_environment(cpu_experts=False).compute.cpu_experts
 
 
 def test_a_size_is_written_as_the_user_wrote_it() -> None:
     config = RuntimeConfig.of(vram="8 GiB", ram="12.5%", expert_cache=500)
-    assert (str(config.vram), str(config.ram), str(config.expert_cache)) == ("8 GiB", "12.5%", "500B")
+    assert (str(config.memory.vram), str(config.memory.ram), str(config.memory.expert_cache)) == (
+        "8 GiB",
+        "12.5%",
+        "500B",
+    )
 
 
 def test_a_flag_that_says_auto_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEINF_RAM", "1GiB")
-    assert with_environment().ram == Bytes(1 << 30) and with_environment(ram="auto").ram is None
+    assert with_environment().memory.ram == Bytes(1 << 30) and with_environment(ram="auto").memory.ram is None
 
 
 def test_no_two_options_share_a_name_on_any_surface() -> None:

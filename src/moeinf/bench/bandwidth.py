@@ -23,4 +23,4 @@ def memory_bytes_per_s(config: RuntimeConfig) -> float:
     span = min(_SPAN_BYTES, here.available_bytes // 4)
     if span < _LEAST_BYTES:
         return 0.0
-    return memory_read_rate(open_kernels(config.threads or here.cores, config.isa), span, _REPEATS)
+    return memory_read_rate(open_kernels(config.compute.threads or here.cores, config.compute.isa), span, _REPEATS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, Literal, Protocol
 
 from moeinf.bench.live_bench import Workload, checked_routing, run_bench
@@ -42,18 +41,18 @@ def configurations(config: RuntimeConfig, policies: str | None, predictors: str 
 
     Raises UsageError for an unknown name, and for predictors where nothing is prefetched.
     """
-    if predictors is not None and not config.prefetch:
+    if predictors is not None and not config.experts.prefetch:
         raise UsageError(f"--predictor {predictors} means nothing with --no-prefetch; leave one of them out")
-    chosen_policies = _names(policies, config.policy, POLICIES)
+    chosen_policies = _names(policies, config.experts.policy, POLICIES)
     for name in chosen_policies:
         if policies is not None and name not in (*POLICIES, TUNED):
             raise UsageError(f"unknown --policy {name!r}; known: {ALL}, {', '.join((*POLICIES, TUNED))}")
-    chosen_predictors = _names(predictors, config.predictor, PREDICTORS)
+    chosen_predictors = _names(predictors, config.experts.predictor, PREDICTORS)
     for name in chosen_predictors:
         if predictors is not None:
             check_predictor(name)
     return [
-        replace(config, policy=policy, predictor=predictor)
+        config.changed(policy=policy, predictor=predictor)
         for policy in chosen_policies
         for predictor in chosen_predictors
     ]
@@ -87,8 +86,8 @@ def compare(stored: StoredModel, configs: Sequence[RuntimeConfig], workload: Wor
     rows: list[Row] = []
     runs = (*configs, *reversed(configs))
     for number, config in enumerate(runs, 1):
-        predictor = config.predictor or "the default predictor" if config.prefetch else "no prefetch"
-        view.begins(f"{number} of {len(runs)}: {config.policy or 'the default policy'}, {predictor}")
+        predictor = config.experts.predictor or "the default predictor" if config.experts.prefetch else "no prefetch"
+        view.begins(f"{number} of {len(runs)}: {config.experts.policy or 'the default policy'}, {predictor}")
         found = run_bench(stored, config, workload)
         rows += found
         view.measured(found)

@@ -22,8 +22,8 @@ class Lines:
 
     def __init__(self, configs: Sequence[RuntimeConfig], report: Callable[[str], None], stream: TextIO) -> None:
         self._report, self._stream = report, stream
-        names = [_LONGEST_NAME, *(len(config.policy or "") for config in configs)]
-        predictors = [_LONGEST_NAME, *(len(config.predictor or "") for config in configs)]
+        names = [_LONGEST_NAME, *(len(config.experts.policy or "") for config in configs)]
+        predictors = [_LONGEST_NAME, *(len(config.experts.predictor or "") for config in configs)]
         self._widths = [max(names), max(predictors), *_LEAST_WIDTHS[2:]]
         self._begun = False
 

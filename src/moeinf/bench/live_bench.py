@@ -80,7 +80,7 @@ def run_bench(
     """
     text = workload.text()
     recorded = checked_routing(stored, config, workload)
-    gpu = find_cuda(config.devices[0], report)
+    gpu = find_cuda(config.compute.devices[0], report)
     link, gather, memory, opened = 0.0, 0.0, 0.0, None
     if gpu and recorded:
         raise UsageError("--routing is for the CPU: on a GPU, kernels route; add --device cpu")
@@ -93,10 +93,10 @@ def run_bench(
             report("measuring the GPU's memory and the link to it")
             link, gather, memory = gpu_rates(gpu)
         except DeviceError as error:
-            if config.device != "auto" or gpu_option(config):
+            if config.compute.device != "auto" or gpu_option(config):
                 raise
             report(f"running on the CPU: {without_advice(error)}")
-            gpu, opened, config = None, None, replace(config, device="cpu")
+            gpu, opened, config = None, None, config.changed(device="cpu")
     report("loading")
     facts, load_ms, rounds = _requests(stored, config, workload, text, report, opened, recorded)
     report("measuring the disk")  # now that the model is gone, and the peak of its memory noted
@@ -191,7 +191,7 @@ def load_all(model: Model) -> float:
 
 def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], None]) -> None:
     """Asks the kernel to drop what it has of the experts' files, where reads go through its page cache."""
-    if model.config.direct_io and model.config.reader == "native" and not model.runner.reader.notice:
+    if model.config.reading.direct_io and model.config.reading.reader == "native" and not model.runner.reader.notice:
         return  # O_DIRECT asks the disk
     report(
         "note: reads go through the page cache: the kernel is asked to forget the experts before the cold request, "

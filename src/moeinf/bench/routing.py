@@ -31,7 +31,7 @@ def recorded_routing(
             "lower them"
         )
     guesses = guesses_of(trace, quality_of(guess), guess.seed)
-    asked = config.prefetch and LookAheadPredictor.name in (config.predictor or DEFAULT).split("+")
+    asked = config.experts.prefetch and LookAheadPredictor.name in (config.experts.predictor or DEFAULT).split("+")
     if guesses is None and asked:
         raise UsageError(
             f"--routing {folder}: the trace has no guesses of look-ahead; choose another --predictor, or --no-prefetch"

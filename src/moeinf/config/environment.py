@@ -57,16 +57,18 @@ def unknown_variables(*groups: type) -> list[str]:
 
 def _refuse_what_would_mean_nothing(config: RuntimeConfig, said: Mapping[str, object]) -> None:
     idle = []
-    if config.reader == "pure":
+    if config.reading.reader == "pure":
         idle += [
-            (f"--queue-depth {config.queue_depth}", "queue_depth" in said, "one read at a time"),
+            (f"--queue-depth {config.reading.queue_depth}", "queue_depth" in said, "one read at a time"),
             ("--direct-io", said.get("direct_io") is True, "through the page cache"),
         ]
     for option, was_said, way in idle:
         if was_said:
             raise UsageError(f"{option} means nothing to --reader pure, which reads {way}; leave one of them out")
-    if not config.prefetch and "predictor" in said:
-        raise UsageError(f"--predictor {config.predictor} means nothing with --no-prefetch; leave one of them out")
+    if not config.experts.prefetch and "predictor" in said:
+        raise UsageError(
+            f"--predictor {config.experts.predictor} means nothing with --no-prefetch; leave one of them out"
+        )
 
 
 def store_home() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar, cast
 
@@ -75,8 +75,38 @@ def option(
 
 
 def options(group: type) -> tuple[Option, ...]:
-    """The options that a dataclass lists, in its order."""
-    return tuple(_of_field(each) for each in fields(group) if each.metadata)
+    """The options that a dataclass and its parts list, in their order."""
+    parts = parts_of(group)
+    return tuple(
+        found
+        for each in fields(group)
+        for found in (options(parts[each.name]) if each.name in parts else (_of_field(each),) if each.metadata else ())
+    )
+
+
+def parts_of(group: type) -> dict[str, type]:
+    """The fields of a dataclass that hold options themselves, and the dataclasses that these are."""
+    factories: dict[str, object] = {each.name: each.default_factory for each in fields(group)}
+    return {name: made for name, made in factories.items() if isinstance(made, type) and is_dataclass(made)}
+
+
+def value_of(group: object, name: str) -> object:
+    """The value of a field of a dataclass or of one of its parts."""
+    held = (getattr(group, part) for part, kind in parts_of(type(group)).items() if name in _names(kind))
+    return getattr(next(held, group), name)
+
+
+def changed(group: T, values: Mapping[str, object]) -> T:
+    """The dataclass with other values of fields of its own or of its parts."""
+    own = dict(values)
+    for part, kind in parts_of(type(group)).items():
+        if its := {name: own.pop(name) for name in _names(kind) if name in own}:
+            own[part] = replace(getattr(group, part), **its)
+    return replace(group, **own)  # type: ignore[type-var]
+
+
+def _names(group: type) -> list[str]:
+    return [each.name for each in fields(group)]
 
 
 def _of_field(each: Field[object]) -> Option:

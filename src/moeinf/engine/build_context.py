@@ -103,7 +103,7 @@ class BuildContext:
         found = footprint_of(
             weights.manifest, held, weights.family.workspace, self.num_beams, weights.family.cache_bytes
         )
-        threads = self.host.config.threads or self.host.machine.cores
+        threads = self.host.config.compute.threads or self.host.machine.cores
         return seeing_footprint(found, weights.stored, weights.family.vision, self.host.config, threads)
 
     @property
@@ -121,7 +121,7 @@ def policy_of(context: BuildContext, num_slots: int) -> DevicePolicy:
     tuned = context.deciders.tuned
     if tuned is not None and tuned.shape != context.moe:
         raise UsageError(f"--policy {TUNED} knows tokens of {tuned.shape.top_k} experts; name another")
-    name = context.host.config.policy or (DEFAULT if tuned is None else TUNED)
+    name = context.host.config.experts.policy or (DEFAULT if tuned is None else TUNED)
     collection = context.observation.collection
     return make_policy(name, context.moe, collection, num_slots, context.encoder_layers, tuned)
 
@@ -144,7 +144,7 @@ def prefetcher_of(
     where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
     """
     predictor = make_predictor(context.deciders.predictor, context.moe, context.observation.collection)
-    if fits or not context.host.config.prefetch or predictor is None:
+    if fits or not context.host.config.experts.prefetch or predictor is None:
         return None
     observers.append(predictor)
     tries = on_cpu and not any(each.wants_guesses for each in context.observation.observers)

@@ -120,7 +120,7 @@ class CpuRunner:
         )
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.forms)
-        if host.config.workers:
+        if host.config.compute.workers:
             self._joining = join(context, self.tier, self._reader, kernel)
         computes = self._joining or kernel
         streamed = StreamedExperts(self.tier, computes, watch.observers, advisers, prefetcher, stored.name)

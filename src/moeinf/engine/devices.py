@@ -22,13 +22,13 @@ def runner_on_a_device(context: BuildContext, gpu: OpenGpu | None, look: Callabl
     look() tells the machine's memory as it is now. Raises as open_model does.
     """
     config = context.host.config
-    if config.worker_key_file and not config.workers:
+    if config.compute.worker_key_file and not config.compute.workers:
         raise UsageError("--worker-key-file is for --workers HOST:PORT; give some, or leave it out")
     if gpu is not None:
         from moeinf.engine.gpu import GpuRunner
 
         return GpuRunner(context, gpu, _other_cards(context))
-    found = find_cuda(config.devices[0], context.reporting.notify)
+    found = find_cuda(config.compute.devices[0], context.reporting.notify)
     if found is not None:
         runner = _on_gpu(context, found, look)
         if runner is not None:
@@ -46,7 +46,7 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
     from moeinf.gpu.open_gpu import open_gpu
 
     config = context.host.config
-    auto, gpu = config.device == "auto" and not gpu_option(config), None
+    auto, gpu = config.compute.device == "auto" and not gpu_option(config), None
     try:
         gpu = open_gpu(found)
         context = context.on(look())  # torch and the driver's context have taken their part by now
@@ -69,7 +69,7 @@ def _other_cards(context: BuildContext) -> list[OpenGpu]:
 
     opened: list[OpenGpu] = []
     try:
-        for name in context.host.config.devices[1:]:
+        for name in context.host.config.compute.devices[1:]:
             found = find_cuda(name, context.reporting.notify)
             assert found is not None, "only auto and cpu mean none"
             opened.append(open_gpu(found))

@@ -86,7 +86,7 @@ class GpuRunner:
             first.slots,
             first.policy,
             self.observers,
-            allowed=not config.cpu_experts and len(self._cards) == 1,
+            allowed=not config.compute.cpu_experts and len(self._cards) == 1,
             encoder_layers=context.encoder_layers,
         )
         self._experts = experts = self._open_experts(context, layouts)
@@ -136,7 +136,7 @@ class GpuRunner:
             cards = [Card(each.compute, each.slots, each.prefetcher, each.mine) for each in self._cards]
             return DividedExperts(cards, self.observers, name)
         cpu = None
-        if context.host.config.cpu_experts and not first.fits:
+        if context.host.config.compute.cpu_experts and not first.fits:
             on_cpu = [expert_parts(layout) for layout in layouts]
             forms = context.weights.family.tensors.forms
             kernel = ExpertKernel(context.host.kernels, first.host.array(), on_cpu, forms)

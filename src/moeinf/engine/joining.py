@@ -52,7 +52,7 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     from moeinf.distributed.transfer import send_model
 
     config, kernels, width = context.host.config, context.host.kernels, expert_width(context.manifest)
-    key, facts = read_key("--worker-key-file", config.worker_key_file), facts_of(context.weights, kernels.isa)
+    key, facts = read_key("--worker-key-file", config.compute.worker_key_file), facts_of(context.weights, kernels.isa)
 
     def connect(address: PeerAddress) -> Connection:
         connection = called(address)
@@ -71,7 +71,7 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     def called(address: PeerAddress) -> Connection:
         return Connection(address, key, facts, context.manifest.moe, width, context.should_stop)
 
-    peers = [Peer(address, connect) for address in addresses_of(config.workers)]
+    peers = [Peer(address, connect) for address in addresses_of(config.compute.workers)]
     here = capacity_of(tier, reader, context.manifest.layout.stride_bytes)
     star = Star(peers, here, context.moe, tier, context.reporting.notify)
 
@@ -86,7 +86,7 @@ def shared(streamed: StreamedExperts, joining: JoiningKernel, config: RuntimeCon
     """The experts of a model that `streamed` computes over `joining`."""
     from moeinf.distributed.rank_experts import SharedExperts
 
-    return SharedExperts(streamed, joining, guesses=config.prefetch and joining.star.reads_elsewhere)
+    return SharedExperts(streamed, joining, guesses=config.experts.prefetch and joining.star.reads_elsewhere)
 
 
 class RankReaders:

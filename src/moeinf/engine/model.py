@@ -88,7 +88,7 @@ class Model:
         nothing is known or every expert is there.
         """
         parts = self._open()
-        if self.config.prefetch:
+        if self.config.experts.prefetch:
             parts.generator.warm_up(parts.activations.collection)
 
     def params(self, **given: Json) -> SamplingParams:

@@ -113,7 +113,7 @@ def open_model(
     here = look()
     check_files(stored)
     weights = read_weights(stored, config, reporting.notify)
-    host = Host(here, config, open_kernels(config.threads or here.cores, config.isa), preload)
+    host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
     activity = Activity(stored.manifest.moe) if config.many_conversations else None
     deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
     activations = ActivationFile(stored, reporting.notify, learns=not replayed)
@@ -140,18 +140,18 @@ def open_model(
 
 def _deciders(stored: StoredModel, config: RuntimeConfig, notify: Notify, *, replayed: bool) -> Deciders:
     """replayed: the routing is a trace's, of which what was trained for the model tells nothing."""
-    predictor = (config.predictor or DEFAULT_PREDICTOR) if config.prefetch else NO_PREDICTOR
-    return Deciders(*chosen_policy(stored, config.policy or (DEFAULT if replayed else ""), notify), predictor)
+    predictor = (config.experts.predictor or DEFAULT_PREDICTOR) if config.experts.prefetch else NO_PREDICTOR
+    return Deciders(*chosen_policy(stored, config.experts.policy or (DEFAULT if replayed else ""), notify), predictor)
 
 
 def _listeners(
     weights: Weights, config: RuntimeConfig, reporting: Reporting, activations: ActivationFile, *, replayed: bool
 ) -> Listeners:
     """Raises UsageError for a trace that cannot be recorded, or replayed."""
-    if weights.family.repeats and (config.trace or replayed):
+    if weights.family.repeats and (config.recording.trace or replayed):
         raise UsageError(
             f"layers of {weights.stored.name}, or their experts, run several times for a token, for which a trace has "
-            f"no place; leave out {'--trace' if config.trace else '--routing'}"
+            f"no place; leave out {'--trace' if config.recording.trace else '--routing'}"
         )
     recorder = RequestRecorder(weights.manifest.moe, activations.add)
     trace = _trace(weights, config, reporting.notify)

@@ -45,7 +45,7 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
     plan = family.tensors
     _compare(stored, family.info(stored.manifest.info.dtype), plan)
     sums, notice = sums_of(stored)
-    if notice and config.verify_reads:
+    if notice and config.reading.verify_reads:
         raise UsageError(f"--verify-reads: {notice}")
     if notice:
         notify(notice)
@@ -54,7 +54,7 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
         raise StoreError(
             f"{stored.path / 'manifest.json'} scales {min(strangers)}, which is no matrix; {stored.remedy}"
         )
-    dense = open_dense(stored, plan, sums, always=config.verify_reads)
+    dense = open_dense(stored, plan, sums, always=config.reading.verify_reads)
     return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums), sums)
 
 

@@ -48,7 +48,7 @@ class WorkerExperts:
         check_files(stored)
         weights, here = read_weights(stored, config, reporting.notify), machine()
         manifest = weights.manifest
-        self.kernels = open_kernels(config.threads or here.cores, config.isa)
+        self.kernels = open_kernels(config.compute.threads or here.cores, config.compute.isa)
         self.facts: Facts = facts_of(weights, self.kernels.isa)
         self.plan = _plan(manifest, config, here)
         self._shape, self._width = manifest.moe, expert_width(manifest)

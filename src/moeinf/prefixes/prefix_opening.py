@@ -87,7 +87,7 @@ def turn_borders(prompt: Sequence[int], turn_tokens: Collection[int]) -> list[in
 
 
 def _disk_bytes(config: RuntimeConfig, home: Path) -> int:
-    asked = config.prefix_disk
+    asked = config.memory.prefix_disk
     if asked == Bytes(0) or (asked is None and not config.many_conversations):
         return 0
     free = shutil.disk_usage(home).free

@@ -70,8 +70,8 @@ class HttpServer:
                 f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
                 "or --no-auth-i-know to let anybody in"
             )
-        if config.trace:
-            prepare_folder(Path(config.trace))
+        if config.recording.trace:
+            prepare_folder(Path(config.recording.trace))
         raise_file_limit()
         self._socket = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host

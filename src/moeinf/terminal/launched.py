@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import typer
 
@@ -40,7 +40,7 @@ def with_launched(config: RuntimeConfig, model: str, *, quiet: bool) -> RuntimeC
     launch = launch_of(os.environ)
     if launch is None:
         return config
-    if config.workers:
+    if config.compute.workers:
         raise UsageError("--workers names what torchrun has started already; leave it out")
     from moeinf.engine.joining import read_key
     from moeinf.terminal.rank_worker import serve_here, teller
@@ -50,9 +50,9 @@ def with_launched(config: RuntimeConfig, model: str, *, quiet: bool) -> RuntimeC
         from moeinf.distributed.launch import tell_address, told_addresses
     except ImportError:
         raise UsageError("torchrun has started a Python without torch: pip install 'moeinf[distributed]'") from None
-    key = read_key("--worker-key-file", config.worker_key_file)
+    key = read_key("--worker-key-file", config.compute.worker_key_file)
     if launch.rank == 0:
-        return replace(config, workers=",".join(told_addresses(launch.host, launch.port, launch.num_ranks)))
+        return config.changed(workers=",".join(told_addresses(launch.host, launch.port, launch.num_ranks)))
     tell = teller(quiet=quiet)
     with tell_address(launch.host, launch.port, launch.rank, key, tell) as listener:
         serve_here(model, config, listener, tell, once=True)

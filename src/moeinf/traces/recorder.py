@@ -26,9 +26,9 @@ def open_recorder(
     config: RuntimeConfig, facts: TraceFacts, notify: Callable[[str], None], encoder_layers: int
 ) -> TraceRecorder | None:
     """What --trace asks for; None where nothing is recorded. Raises UsageError as TraceRecorder does."""
-    if not config.trace:
+    if not config.recording.trace:
         return None
-    folder, asked = Path(config.trace), config.trace_limit
+    folder, asked = Path(config.recording.trace), config.recording.trace_limit
     open_folder(folder, facts)
     limit = LIMIT_BYTES if asked is None else asked.of(shutil.disk_usage(folder).free)
     return TraceRecorder(folder, facts, limit, notify, encoder_layers)

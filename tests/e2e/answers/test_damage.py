@@ -229,14 +229,14 @@ def test_a_config_that_is_not_the_manifests_is_refused(stored: StoredModel, fiel
 
 def test_a_store_without_sums_runs_with_a_note_and_verify_adds_them(stored: StoredModel) -> None:
     before = resealed(stored, "", without=CHECKSUMS_FILE)
-    config = RuntimeConfig(device="cpu", threads=1)
+    config = RuntimeConfig.of(device="cpu", threads=1)
     notices: list[str] = []
     with Model(before, config, Reporting(notices.append)) as model:
         assert len(notices) == 1 and "are not checked while they are read" in notices[0]
         assert f"`moeinf verify {before.name}` adds the checksums" in notices.pop()
         answer = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
     with pytest.raises(UsageError, match=r"--verify-reads: .*`moeinf verify"):
-        Model(before, RuntimeConfig(device="cpu", threads=1, verify_reads=True))
+        Model(before, RuntimeConfig.of(device="cpu", threads=1, verify_reads=True))
     notes: list[str] = []
     assert verify(before, note=notes.append) == [] and notes[0].startswith(f"added {CHECKSUMS_FILE}")
     assert (before.path / CHECKSUMS_FILE).read_bytes() == (stored.path / CHECKSUMS_FILE).read_bytes()
@@ -253,7 +253,7 @@ def test_sums_that_verify_added_and_that_are_damaged_are_noted_and_made_anew(sto
     before = resealed(stored, "", without=CHECKSUMS_FILE)
     assert verify(before) == []
     flip(before.path / CHECKSUMS_FILE, 8 * 700)
-    config, notices = RuntimeConfig(device="cpu", threads=1), list[str]()
+    config, notices = RuntimeConfig.of(device="cpu", threads=1), list[str]()
     Model(before, config, Reporting(notices.append)).close()
     assert f"{CHECKSUMS_FILE} is damaged" in notices.pop()
     assert verify(before) == []

@@ -111,7 +111,7 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", emulated)
     monkeypatch.setattr("moeinf.engine.cards.card.plan_device_memory", plan)
     with pytest.raises(OutOfMemoryError, match="enough seen"):
-        Model(demo, RuntimeConfig(threads=1, device="cuda"))
+        Model(demo, RuntimeConfig.of(threads=1, device="cuda"))
     assert seen == [1 << 30]
 
 

@@ -119,7 +119,7 @@ def test_an_abandoned_stream_leaves_a_sound_model(model: Model) -> None:
 
 
 def test_the_answer_ends_where_the_context_does(demo: StoredModel) -> None:
-    with Model(demo, RuntimeConfig(context=16)) as small:
+    with Model(demo, RuntimeConfig.of(context=16)) as small:
         answer = greedy(small, num_predict=-1)
         assert (answer.finish_reason, answer.cut_by) == ("length", "context")
         assert answer.stats.prompt_tokens + len(answer.token_ids) <= 17
@@ -135,7 +135,7 @@ def test_who_has_the_longest_context_already_is_not_told_to_raise_it(model: Mode
 
 
 def test_prefill_in_small_chunks_gives_the_same_answer(demo: StoredModel, model: Model) -> None:
-    with Model(demo, RuntimeConfig(prefill_chunk=3)) as chunked:
+    with Model(demo, RuntimeConfig.of(prefill_chunk=3)) as chunked:
         assert greedy(chunked, num_predict=16).token_ids == greedy(model, num_predict=16).token_ids
 
 

@@ -33,7 +33,7 @@ SCHEMA: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model(demo: StoredModel) -> Iterator[Model]:
-    with Model(demo, RuntimeConfig(threads=1)) as opened:
+    with Model(demo, RuntimeConfig.of(threads=1)) as opened:
         yield opened
 
 

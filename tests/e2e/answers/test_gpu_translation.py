@@ -232,4 +232,4 @@ def test_such_a_model_asks_for_the_gpu_as_every_other(
     monkeypatch.setattr("moeinf.engine.devices.find_cuda", none)
     for device in ("auto", "cuda"):
         with pytest.raises(DeviceError, match=f"{device} was asked for"):
-            Model(models["switch_transformers"], RuntimeConfig(device=device))
+            Model(models["switch_transformers"], RuntimeConfig.of(device=device))

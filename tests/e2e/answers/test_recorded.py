@@ -80,7 +80,7 @@ def answer(model: Model, prompt: str = PROMPT, **options: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def wanted(demo: StoredModel) -> list[int]:
-    with Model(demo, RuntimeConfig(device="cpu")) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu")) as model:
         return answer(model)
 
 
@@ -114,7 +114,7 @@ def test_what_is_recorded_is_what_ran(
 
 
 def test_only_tokens_that_were_computed_are_recorded(demo: StoredModel, seen: Seen, tmp_path: Path) -> None:
-    with Model(demo, RuntimeConfig(device="cpu", trace=str(tmp_path))) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu", trace=str(tmp_path))) as model:
         first = model.generate(PROMPT, model.params(temperature=0.0, num_predict=4, stop=()))
         again = model.generate(PROMPT + first.text + " and", model.params(temperature=0.0, num_predict=4, stop=()))
     trace = load_trace(tmp_path)
@@ -124,7 +124,7 @@ def test_only_tokens_that_were_computed_are_recorded(demo: StoredModel, seen: Se
 
 
 def test_a_request_that_was_stopped_is_recorded_as_far_as_it_came(demo: StoredModel, tmp_path: Path) -> None:
-    with Model(demo, RuntimeConfig(device="cpu", trace=str(tmp_path))) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu", trace=str(tmp_path))) as model:
         params = model.params(temperature=0.0, num_predict=20, stop=())
         calls = iter(range(1000))
         model.generate(PROMPT, params, hooks=Hooks(lambda: next(calls) > 2))
@@ -151,7 +151,7 @@ def test_a_request_that_failed_is_recorded_as_far_as_it_came(
         run(experts, layer, hidden, routing, out)
 
     monkeypatch.setattr(StreamedExperts, "run", fails_once)
-    with Model(demo, RuntimeConfig(device="cpu", trace=str(tmp_path))) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu", trace=str(tmp_path))) as model:
         with pytest.raises(ExpertReadError):
             answer(model)
         assert answer(model) == wanted
@@ -163,7 +163,7 @@ def test_a_request_that_failed_is_recorded_as_far_as_it_came(
 def test_another_models_folder_is_refused_before_anything_is_read(demo: StoredModel, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds other files"):
-        Model(demo, RuntimeConfig(trace=str(tmp_path)))
+        Model(demo, RuntimeConfig.of(trace=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_gpu_records_what_the_cpu_does(
         answers = [answer(model), answer(model, "Another one:")]
     trace = load_trace(tmp_path / "gpu")
     assert recorded_visits(trace) == seen.visits
-    with Model(demo, RuntimeConfig(device="cpu", prefill_chunk=16, trace=str(tmp_path / "cpu"))) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu", prefill_chunk=16, trace=str(tmp_path / "cpu"))) as model:
         assert [answer(model), answer(model, "Another one:")] == answers
     other = load_trace(tmp_path / "cpu")
     assert answers[0] == wanted and trace.weights is not None and other.weights is not None

@@ -100,7 +100,7 @@ def test_tokens_are_drawn_on_the_instruction_set_that_computes(
         return draw_token(*given, isa=isa)
 
     monkeypatch.setattr(_native, "draw_token", draw)
-    with Model(demo, RuntimeConfig(isa="generic")) as model:
+    with Model(demo, RuntimeConfig.of(isa="generic")) as model:
         model.generate(PROMPT, model.params(temperature=1.0, num_predict=2))
     assert set(drawn) == {"generic"}
 
@@ -110,7 +110,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_pat
     stored = pull("demo", PullOptions(quant=format), home=tmp_path)
     ids = np.random.default_rng(3).integers(3, 200, 100).tolist()
     for isa in available_isas():
-        with Model(stored, RuntimeConfig(context=128, isa=isa)) as model:
+        with Model(stored, RuntimeConfig.of(context=128, isa=isa)) as model:
             runner = model.runner
 
             def in_chunks(size: int, prompt: list[int], runner: ModelRunner = runner) -> Float32Array:
@@ -133,7 +133,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_pat
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int) -> None:
     stored, prompt = pull("demo", PullOptions(quant="mxfp4"), home=tmp_path), PROMPT * 6
-    with Model(stored, RuntimeConfig(prefill_chunk=chunk)) as cut, Model(stored, RuntimeConfig()) as whole:
+    with Model(stored, RuntimeConfig.of(prefill_chunk=chunk)) as cut, Model(stored, RuntimeConfig()) as whole:
         answers = [
             model.generate(prompt, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
             for model in (cut, whole)

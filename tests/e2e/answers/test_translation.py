@@ -43,7 +43,7 @@ def nllb(tmp_path_factory: pytest.TempPathFactory) -> Stored:
 
 @pytest.fixture(scope="module")
 def opened(switch: Stored) -> Iterator[Model]:
-    with Model(switch.stored, RuntimeConfig(threads=1)) as model:
+    with Model(switch.stored, RuntimeConfig.of(threads=1)) as model:
         yield model
 
 
@@ -102,7 +102,7 @@ def test_every_prompt_is_a_source_of_its_own(opened: Model) -> None:
 def test_encoder_prefill_and_decode_are_kept_apart(switch: Stored) -> None:
     path = switch.stored.path / "eamc.npz"
     path.unlink(missing_ok=True)
-    with Model(switch.stored, RuntimeConfig(threads=1)) as model:
+    with Model(switch.stored, RuntimeConfig.of(threads=1)) as model:
         model.generate(TEXT, model.params(num_predict=4))
     rows = ActivationCollection.loads(path.read_bytes(), switch.stored.manifest.moe).rows
     used = [[bool(layer.any()) for layer in matrix] for matrix in rows[:3]]
@@ -135,7 +135,7 @@ def test_an_interrupted_source_leaves_a_sound_model(opened: Model) -> None:
 
 
 def test_source_and_answer_have_a_context_each(switch: Stored) -> None:
-    with Model(switch.stored, RuntimeConfig(threads=1, context=9)) as model:
+    with Model(switch.stored, RuntimeConfig.of(threads=1, context=9)) as model:
         answer = model.generate(TEXT, model.params(num_predict=-1, stop=("nothing",)))
         assert len(answer.token_ids) == 9 or answer.finish_reason == "stop"
         with pytest.raises(ContextLengthError, match="has 10 tokens, the context 9"):
@@ -165,7 +165,7 @@ def test_a_translation_is_searched_as_the_checkpoint_asks(nllb: Stored) -> None:
 
 
 def test_an_interrupted_search_gives_what_is_likeliest_so_far(nllb: Stored) -> None:
-    with Model(nllb.stored, RuntimeConfig(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn")) as model:
+    with Model(nllb.stored, RuntimeConfig.of(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn")) as model:
         whole = model.generate(TEXT, model.params(stop=("nothing",)))
         calls = iter(range(1000))
         cut = model.generate(
@@ -176,7 +176,7 @@ def test_an_interrupted_search_gives_what_is_likeliest_so_far(nllb: Stored) -> N
 
 
 def test_one_beam_is_a_greedy_answer(nllb: Stored) -> None:
-    config = RuntimeConfig(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", num_beams=1)
+    config = RuntimeConfig.of(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", num_beams=1)
     with Model(nllb.stored, config) as model:
         answer = model.generate(TEXT, model.params())
         theirs = nllb.theirs(model.encode(TEXT), max_length=14, num_beams=1, forced_bos_token_id=LANGUAGES["fra_Latn"])
@@ -200,7 +200,7 @@ def test_what_a_translator_cannot_do_is_said(nllb: Stored, options: dict[str, An
 
 def test_options_of_a_translator_are_refused_by_other_models(switch: Stored, demo: StoredModel) -> None:
     with pytest.raises(UsageError, match="--tgt-lang: this model is told the languages in the text"):
-        Model(switch.stored, RuntimeConfig(tgt_lang="fra_Latn"))
+        Model(switch.stored, RuntimeConfig.of(tgt_lang="fra_Latn"))
     for options in ({"src_lang": "eng_Latn"}, {"num_beams": 4}):
         with pytest.raises(UsageError, match="is for encoder-decoder models"):
             Model(demo, RuntimeConfig.of(**options))

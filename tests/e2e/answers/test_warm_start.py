@@ -64,7 +64,7 @@ def test_a_request_in_the_middle_of_it_is_answered_alike(known: StoredModel, wai
 
 
 def test_without_prefetch_or_anything_known_nothing_is_read(known: StoredModel) -> None:
-    with Model(known, replace(CONFIG, prefetch=False)) as model:
+    with Model(known, CONFIG.changed(prefetch=False)) as model:
         model.warm_up()
         assert model.generator.warm_start is None
     (known.path / "eamc.npz").unlink()

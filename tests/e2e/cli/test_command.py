@@ -491,7 +491,7 @@ def test_what_show_says_is_needed_is_where_a_run_begins_to_succeed(
 
 def test_the_line_about_a_model_tells_the_formats_it_is_stored_in(tmp_path: Path) -> None:
     stored = pull("demo", PullOptions(quant_experts="q4_k", quant_dense="q8_0"), home=tmp_path)
-    with Model(stored, RuntimeConfig(threads=1)) as model:
+    with Model(stored, RuntimeConfig.of(threads=1)) as model:
         assert " active) iq4_nl experts, q8_0 dense, q8_0 head · CPU, RAM " in model.describe()
         assert "dense 932 KB" in model.describe() and " 0.00" not in model.describe()
 

@@ -58,7 +58,7 @@ class Talk:
 
     def _open(self, name: str, config: RuntimeConfig) -> Model:
         self.opened.append((name, config))
-        if config.context == 99999:
+        if config.memory.context == 99999:
             raise OutOfMemoryError("not enough memory")
         return cast(Model, ScriptedModel(name=name))
 
@@ -236,12 +236,12 @@ def test_load_opens_another_model_with_an_empty_history(chat: Ask) -> None:
 
 def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Ask) -> None:
     talk = chat("hello", "/set parameter num_ctx 64", "again")
-    assert talk.opened == [("scripted:latest", RuntimeConfig(context=64))]
+    assert talk.opened == [("scripted:latest", RuntimeConfig.of(context=64))]
     assert len(cast(ScriptedModel, talk.chat.model).prompts[0]) == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "config"), [("num_thread", RuntimeConfig(threads=3)), ("num_batch", RuntimeConfig(prefill_chunk=3))]
+    ("name", "config"), [("num_thread", RuntimeConfig.of(threads=3)), ("num_batch", RuntimeConfig.of(prefill_chunk=3))]
 )
 def test_what_belongs_to_loading_reopens_the_model(chat: Ask, name: str, config: RuntimeConfig) -> None:
     assert chat(f"/set parameter {name} 3").opened == [("scripted:latest", config)]
@@ -250,7 +250,7 @@ def test_what_belongs_to_loading_reopens_the_model(chat: Ask, name: str, config:
 def test_when_the_new_model_does_not_fit_the_old_one_comes_back(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("/set parameter num_ctx 99999", "still here")
     assert "error: not enough memory" in capsys.readouterr().err
-    assert [config.context for _, config in talk.opened] == [99999, None]
+    assert [config.memory.context for _, config in talk.opened] == [99999, None]
     assert len(cast(ScriptedModel, talk.chat.model).prompts) == 1
 
 

@@ -160,7 +160,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
 def test_a_chat_shows_thoughts_and_drops_what_the_context_does_not_hold(
     thinker: StoredModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with live_server(thinker, config=RuntimeConfig(device="cpu", context=36)) as running:
+    with live_server(thinker, config=RuntimeConfig.of(device="cpu", context=36)) as running:
         ollama.Client(running.url).generate("thinker", "")
         monkeypatch.setenv("MOEINF_HOST", running.url)
         remote = loaded_on_server(thinker, RuntimeConfig())

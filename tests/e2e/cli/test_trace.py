@@ -60,7 +60,7 @@ def test_a_server_records_what_it_answers_and_a_run_that_records_answers_itself(
     demo: StoredModel, command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, own = tmp_path / "server", tmp_path / "own"
-    with live_server(demo, config=RuntimeConfig(device="cpu", trace=str(folder))) as server:
+    with live_server(demo, config=RuntimeConfig.of(device="cpu", trace=str(folder))) as server:
         client = ollama.Client(server.url)
         for prompt in ("Once upon", "There was"):
             client.generate("demo", prompt, options={"num_predict": 5}, keep_alive=-1)
@@ -75,7 +75,7 @@ def test_a_server_keeps_to_the_model_that_it_records(tmp_path: Path) -> None:
     home = tmp_path / "home"
     ensure("demo", home=home)
     stored = ensure("demo:chat", home=home)
-    with live_server(stored, config=RuntimeConfig(device="cpu", trace=str(tmp_path / "t"))) as server:
+    with live_server(stored, config=RuntimeConfig.of(device="cpu", trace=str(tmp_path / "t"))) as server:
         ollama.Client(server.url).generate("demo", "Once", options={"num_predict": 3})
         body = {"model": "demo:chat", "prompt": "Once", "stream": False}
         refused = httpx.post(f"{server.url}/api/generate", json=body, timeout=60)
@@ -88,7 +88,7 @@ def test_a_server_says_at_once_that_a_folder_cannot_be_recorded_in(demo: StoredM
     (tmp_path / "letter.txt").write_text("dear")
     with (
         pytest.raises(UsageError, match="holds other files"),
-        live_server(demo, config=RuntimeConfig(trace=str(tmp_path))),
+        live_server(demo, config=RuntimeConfig.of(trace=str(tmp_path))),
     ):
         pass
 

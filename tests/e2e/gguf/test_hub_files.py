@@ -180,7 +180,7 @@ def test_a_download_may_be_repacked_and_is_deleted_then(server: Hub, tmp_path: P
     stored = pull(f"{REPO}:Q8_0", options, home=home)
     assert (stored.name, stored.manifest.in_place) == (plain.name, None) and verify(stored) == []
     assert not list(home.rglob("*.gguf")) and not list((home / "partial").iterdir())
-    with Model(plain, RuntimeConfig(context=32)) as one, Model(stored, RuntimeConfig(context=32)) as other:
+    with Model(plain, RuntimeConfig.of(context=32)) as one, Model(stored, RuntimeConfig.of(context=32)) as other:
         wanted, found = (model.runner.forward([5, 17, 3], lambda: None) for model in (one, other))
         assert np.array_equal(found, wanted)
     server.seen.clear()

@@ -204,7 +204,7 @@ def test_a_file_that_is_cut_under_an_open_model_is_one_line(tmp_path: Path, repa
     stored = pull(str(mixed(tmp_path)), PullOptions(repack=repack), home=tmp_path / "home")
     cut = stored.dense_path if repack else tmp_path / "mixed.gguf"
     whole = cut.read_bytes()
-    with Model(stored, RuntimeConfig(device="cpu", context=32, threads=1)) as model:
+    with Model(stored, RuntimeConfig.of(device="cpu", context=32, threads=1)) as model:
         assert model.tier.all_resident
         expected = model.runner.forward([5, 6], lambda: None)
         os.truncate(cut, 0)

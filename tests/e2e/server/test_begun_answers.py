@@ -67,7 +67,7 @@ BEGINNINGS = ["Once upon a time", "Once upon a", "The dog's name was", "ß und "
 @pytest.mark.parametrize("begun", BEGINNINGS)
 def test_a_last_message_of_the_assistant_is_continued(library: Library, server: HttpServer, begun: str) -> None:
     messages = [*ASKED, {"role": "assistant", "content": begun}]
-    with Model(library.find("demo:chat"), RuntimeConfig(device="cpu")) as model:
+    with Model(library.find("demo:chat"), RuntimeConfig.of(device="cpu")) as model:
         made = model.generate(messages, model.params(temperature=0, num_predict=8), continues=True)
     for api in APIS:
         assert said(api, ask(server, api, messages)) == (made.text, made.stats.prompt_tokens), api

@@ -39,7 +39,7 @@ FORMAT = {"type": "object", "properties": SAD, "required": ["sad"], "additionalP
 def story(storyteller: HttpServer) -> str:
     """What the model says without a server."""
     stored = Library(storyteller.worker.opened.library.home).find("demo:chat")
-    with Model(stored, RuntimeConfig(device="cpu")) as model:
+    with Model(stored, RuntimeConfig.of(device="cpu")) as model:
         answer = model.generate(CHAT, model.params(temperature=0, num_predict=400))
         assert answer.finish_reason == "stop", "the story ends where the next one would begin"
         prompt = model.tokenizer.render(CHAT, {})[0]

@@ -100,7 +100,7 @@ def audit(event: str, args: tuple[Any, ...]) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     sys.addaudithook(audit)
     home = tmp_path_factory.mktemp("loop")
-    with live_server(ensure("demo:chat", home=home), config=RuntimeConfig(device="cpu", context=256)) as running:
+    with live_server(ensure("demo:chat", home=home), config=RuntimeConfig.of(device="cpu", context=256)) as running:
         assert ask(running, "GET", "/health", None) == 200  # it has started
         WATCHED.thread = next(thread.ident for thread in threading.enumerate() if thread.name == "server")
         yield running

@@ -69,7 +69,7 @@ def fields(path: str) -> list[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     home = tmp_path_factory.mktemp("numbers")
-    with live_server(ensure("demo:chat", home=home), config=RuntimeConfig(device="cpu", context=64)) as running:
+    with live_server(ensure("demo:chat", home=home), config=RuntimeConfig.of(device="cpu", context=64)) as running:
         yield running
 
 

@@ -107,7 +107,7 @@ def test_a_num_ctx_beyond_the_models_context_gets_all_of_that(client: ollama.Cli
 
 @pytest.mark.parametrize("asked", [2049, 32768, 1 << 40])
 def test_the_context_of_the_server_is_an_upper_bound(demo: StoredModel, asked: int) -> None:
-    with live_server(demo, config=RuntimeConfig(device="cpu", context=asked)) as running:
+    with live_server(demo, config=RuntimeConfig.of(device="cpu", context=asked)) as running:
         client = ollama.Client(running.url)
         assert client.generate("demo", "The king said", options={"num_predict": 2}).eval_count == 2
         (model,) = client.ps().models

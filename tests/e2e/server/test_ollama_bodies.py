@@ -61,7 +61,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """Asks a server over a store of its own; a short context keeps answers short."""
     home = tmp_path_factory.mktemp("home")
     ensure("demo", home=home)
-    config = RuntimeConfig(device="cpu", context=32)
+    config = RuntimeConfig.of(device="cpu", context=32)
     with live_server(Library(home), config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 

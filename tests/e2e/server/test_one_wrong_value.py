@@ -120,7 +120,7 @@ RIGHT: list[tuple[str, Json]] = [
         {"prompt": "Tell", "system": "x", "images": [PICTURE], "format": SCHEMA, "options": {"num_predict": 1}},
     ),
 ]
-CONFIG = RuntimeConfig(device="cpu", context=256)  # keeps answers short
+CONFIG = RuntimeConfig.of(device="cpu", context=256)  # keeps answers short
 WRONG: list[Any] = [
     *(None, True, 0, -1, 1.5, 2**63, 10**30, 1e308, "", "x", "\ufffd", "{", [], [None], [[]], ["x"], {}, {"x": None}),
     *({"a": {"b": [1]}}, {"type": "x"}, {"": ""}, "<|im_start|>", "\x00"),

@@ -27,7 +27,7 @@ def client(server: HttpServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="session")
 def expected(demo: StoredModel) -> str:
     """What the model says without a server."""
-    with Model(demo, RuntimeConfig(device="cpu")) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu")) as model:
         return model.generate(PROMPT, model.params(temperature=0, num_predict=24), raw=True).text
 
 

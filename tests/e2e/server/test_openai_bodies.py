@@ -90,7 +90,7 @@ TEXTS = st.fixed_dictionaries(
 def client(demo: StoredModel) -> Iterator[httpx.Client]:
     """A short context keeps answers short."""
     with (
-        live_server(demo, config=RuntimeConfig(device="cpu", context=32)) as server,
+        live_server(demo, config=RuntimeConfig.of(device="cpu", context=32)) as server,
         httpx.Client(base_url=f"{server.url}/v1", timeout=60) as client,
     ):
         yield client

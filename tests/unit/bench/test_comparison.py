@@ -18,7 +18,7 @@ from moeinf.store.library import StoredModel
 
 
 def names(configs: list[RuntimeConfig]) -> list[tuple[str, str]]:
-    return [(config.policy, config.predictor) for config in configs]
+    return [(config.experts.policy, config.experts.predictor) for config in configs]
 
 
 def test_every_policy_runs_with_every_predictor() -> None:

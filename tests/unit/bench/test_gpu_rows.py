@@ -61,7 +61,7 @@ def test_rows_tell_the_card_its_budget_and_what_crossed_the_link(demo: StoredMod
 
 @pytest.mark.usefixtures("card")
 def test_with_every_expert_on_the_card_only_the_cold_request_crosses_the_link(demo: StoredModel) -> None:
-    rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1))
+    rows = run_bench(demo, RuntimeConfig.of(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1))
     assert rows[0]["hits"] == 0 and rows[0]["bytes_per_token"] > 0
     assert {(row["link_share"], row["expert_hit_rate"]) for row in rows[2:]} == {(0, 1)}
     assert all(row["experts"] == 192 for row in rows)
@@ -76,7 +76,7 @@ def test_a_card_that_does_not_compute_leaves_the_benchmark_to_the_cpu(
 
     monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", refuse)
     said: list[str] = []
-    rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=4, num_decode=2, repeats=1), said.append)
+    rows = run_bench(demo, RuntimeConfig.of(threads=1), Workload(num_prompt=4, num_decode=2, repeats=1), said.append)
     assert {row["backends"] for row in rows} == {"CPU"} and "running on the CPU: the card is broken" in said
     with pytest.raises(DeviceError, match="broken"):
-        run_bench(demo, RuntimeConfig(threads=1, device="cuda"), Workload())
+        run_bench(demo, RuntimeConfig.of(threads=1, device="cuda"), Workload())

@@ -49,7 +49,7 @@ def run() -> Run:
 def test_a_verb_gets_the_value_of_each_class(run: Run) -> None:
     got = run("m", "--expert-cache", "40%", "--no-prefetch", "-t", "2", "--top-k", "3", "--stop", "a", "--stop", "b")
     assert got["model"] == "m" and got["source"] == PullOptions() and got["chat"] == ChatOptions()
-    assert got["config"] == RuntimeConfig(expert_cache=Share(40), prefetch=False, threads=2)
+    assert got["config"] == RuntimeConfig.of(expert_cache=Share(40), prefetch=False, threads=2)
     assert got["sampling"] == {"top_k": 3, "stop": ("a", "b")}
     got = run("m", "--think", "low", "--template-var", "a=1", "--template-var", "b=x", "--verbose", "--quant", "q4_k")
     assert got["chat"] == ChatOptions(think="low", variables={"a": 1, "b": "x"}, verbose=True)
@@ -59,11 +59,11 @@ def test_a_verb_gets_the_value_of_each_class(run: Run) -> None:
 def test_a_flag_goes_before_a_pair_and_that_before_a_variable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEINF_TOP_K", "1")
     monkeypatch.setenv("MOEINF_NUM_CTX", "100")
-    assert run("m")["sampling"] == {"top_k": 1} and run("m")["config"].context == 100
+    assert run("m")["sampling"] == {"top_k": 1} and run("m")["config"].memory.context == 100
     got = run("m", "-o", "top_k=2", "-o", "num_ctx=200", "-o", "stop=a", "-o", "stop=b")
-    assert got["sampling"] == {"top_k": 2, "stop": ("a", "b")} and got["config"].context == 200
+    assert got["sampling"] == {"top_k": 2, "stop": ("a", "b")} and got["config"].memory.context == 200
     got = run("m", "-o", "top_k=2", "--top-k", "3", "-o", "num_ctx=200", "--num-ctx", "300")
-    assert got["sampling"] == {"top_k": 3} and got["config"].context == 300
+    assert got["sampling"] == {"top_k": 3} and got["config"].memory.context == 300
 
 
 @pytest.mark.parametrize(

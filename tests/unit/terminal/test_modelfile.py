@@ -41,7 +41,7 @@ def test_commands_parameters_and_blocks() -> None:
     assert found.preset.params == {"temperature": 0.2, "stop": ("<|im end|>", "END")}
     config = found.preset.configured(RuntimeConfig())
     assert config == RuntimeConfig.of(context=512, expert_cache="40%")
-    assert found.preset.configured(RuntimeConfig(context=64)).context == 64  # what the user says counts more
+    assert found.preset.configured(RuntimeConfig.of(context=64)).memory.context == 64  # what the user says counts more
 
 
 def test_a_model_without_settings_is_made_of_itself() -> None:

@@ -27,7 +27,7 @@ def known_rates(
     nothing is reported. Raises as `measure` does.
     """
     here = machine()
-    kernels = open_kernels(config.threads or here.cores, config.isa)
+    kernels = open_kernels(config.compute.threads or here.cores, config.compute.isa)
     rates = None if again else kept_rates(home, kernels, here)
     if rates is None:
         rates = measure(home, config, report)

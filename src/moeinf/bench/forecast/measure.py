@@ -54,7 +54,7 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
     Raises DiskSpaceError, OutOfMemoryError where the machine has no room for that, StoreError.
     """
     here = machine()
-    kernels = open_kernels(config.threads or here.cores, config.isa)
+    kernels = open_kernels(config.compute.threads or here.cores, config.compute.isa)
     span = min(SPAN_BYTES, here.available_bytes // 4)
     if span < _LEAST_FILE_BYTES:
         raise OutOfMemoryError(
@@ -69,7 +69,7 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
     reading = measure_reading(kernels, here, MAIN_KINDS, report)
     report("measuring a model")
     conditions = Conditions.now(kernels, here)
-    rates = Rates(conditions, disk, config.direct_io, memory, experts, linear, {}, *_layers(config))
+    rates = Rates(conditions, disk, config.reading.direct_io, memory, experts, linear, {}, *_layers(config))
     return rates.with_reading(reading)
 
 
@@ -155,7 +155,11 @@ def _layers(config: RuntimeConfig) -> tuple[float, float]:
         found = []
         for cache in ("100%", _STREAMED):
             asked = RuntimeConfig.of(
-                device="cpu", threads=config.threads, isa=config.isa, expert_cache=cache, direct_io=config.direct_io
+                device="cpu",
+                threads=config.compute.threads,
+                isa=config.compute.isa,
+                expert_cache=cache,
+                direct_io=config.reading.direct_io,
             )
             with Model(stored, asked) as model:
                 ids = [1 + number % 1000 for number in range(_PROMPT_TOKENS + _DECODE_TOKENS)]

@@ -69,7 +69,7 @@ def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, known
         return forecast(subject.outline, config, machine, known_rates, subject.record)
     except OutOfMemoryError as error:
         least = _least_bytes(subject.outline, machine)
-        asked = [config.context, config.prefill_chunk, config.expert_cache]
+        asked = [config.memory.context, config.memory.prefill_chunk, config.memory.expert_cache]
         if any(each is not None for each in asked):
             raise  # what was asked for is too much, and the message says which
         raise OutOfMemoryError(
@@ -80,7 +80,7 @@ def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, known
 
 
 def _remedies(subject: Subject, config: RuntimeConfig, machine: Machine, least: int) -> str:
-    more = f"raise --ram to {at_least_text(least)}" if config.ram is not None else "end other programs"
+    more = f"raise --ram to {at_least_text(least)}" if config.memory.ram is not None else "end other programs"
     fewer = "take a GGUF file of it in fewer bits"
     if subject.smaller is not None:
         fewer = f"store it in fewer bits (--quant q4_k needs {at_least_text(_least_bytes(subject.smaller, machine))})"
@@ -92,8 +92,8 @@ def _least_bytes(outline: Outline, machine: Machine) -> int:
 
 
 def _given_bytes(config: RuntimeConfig, machine: Machine) -> int:
-    return config.ram.of(machine.total_bytes) if config.ram is not None else machine.available_bytes
+    return config.memory.ram.of(machine.total_bytes) if config.memory.ram is not None else machine.available_bytes
 
 
 def _bound(config: RuntimeConfig, machine: Machine) -> str:
-    return "are given" if config.ram is not None else f"are available ({machine.limited_by})"
+    return "are given" if config.memory.ram is not None else f"are available ({machine.limited_by})"

@@ -94,9 +94,9 @@ class DecoderOnly:
 def refuse_translation(config: RuntimeConfig, name: str) -> None:
     """Raises UsageError for an option that only an encoder-decoder model has a use for."""
     for option, value in (
-        ("src-lang", config.src_lang),
-        ("tgt-lang", config.tgt_lang),
-        ("num-beams", config.num_beams not in (None, 1)),
+        ("src-lang", config.translation.src_lang),
+        ("tgt-lang", config.translation.tgt_lang),
+        ("num-beams", config.translation.num_beams not in (None, 1)),
     ):
         if value:
             raise UsageError(f"--{option} is for encoder-decoder models, and {name} is none; leave it out")

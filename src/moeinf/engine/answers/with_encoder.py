@@ -43,18 +43,19 @@ class EncoderDecoder:
         # T5 marks gaps and what fills them by special tokens, <extra_id_0> and so on; a translator's are not text.
         self._has_gaps = not form.languages
         self._asked = tokenizer.generation_config or config_json
+        said = config.translation
         self._input_start, self._input_end = list[int](), [form.eos_id]
         first = self._asked.get("forced_bos_token_id")
         if form.languages:
-            self._input_start = [_language(tokenizer, "--src-lang", config.src_lang)]
-            first = _language(tokenizer, "--tgt-lang", config.tgt_lang)
-        elif config.src_lang or config.tgt_lang:
+            self._input_start = [_language(tokenizer, "--src-lang", said.src_lang)]
+            first = _language(tokenizer, "--tgt-lang", said.tgt_lang)
+        elif said.src_lang or said.tgt_lang:
             raise UsageError(
-                f"--{'src' if config.src_lang else 'tgt'}-lang: this model is told the languages in the text "
+                f"--{'src' if said.src_lang else 'tgt'}-lang: this model is told the languages in the text "
                 'itself, as in "translate English to German: ..."; leave it out'
             )
         self._start = [form.start_id, *([first] if isinstance(first, int) else [])]
-        self.num_beams: int = config.num_beams or num_beams_asked(self._asked)
+        self.num_beams: int = said.num_beams or num_beams_asked(self._asked)
         for note in not_done(self._asked, encoder=True, num_beams=self.num_beams):
             notify(note)
 
@@ -169,6 +170,6 @@ def _language(tokenizer: Tokenizer, option: str, code: str) -> int:
 
 def refuse_prefixes(config: RuntimeConfig, name: str) -> None:
     """Raises UsageError for an option that only a decoder-only model has a use for."""
-    for option, size in (("prefix-memory", config.prefix_memory), ("prefix-disk", config.prefix_disk)):
+    for option, size in (("prefix-memory", config.memory.prefix_memory), ("prefix-disk", config.memory.prefix_disk)):
         if size not in (None, Bytes(0)):
             raise UsageError(f"--{option}: {name} is an encoder-decoder model, which keeps no prefixes; leave it out")

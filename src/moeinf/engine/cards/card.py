@@ -101,7 +101,7 @@ def shared_out(context: BuildContext, gpus: Sequence[OpenGpu], divided: bool = F
         except OutOfMemoryError as error:
             which = f"card {len(plans) + 1} of {len(gpus)}" + ("" if stage is None else f", for {stage.text()}")
             raise OutOfMemoryError(f"{which}: {error}") from error
-        config = replace(config, context=plans[0].context, prefill_chunk=plans[0].prefill_chunk)
+        config = config.changed(context=plans[0].context, prefill_chunk=plans[0].prefill_chunk)
     owner = owners(moe.num_keys, shares(moe.total_experts, [Capacity(each.num_slots, 1.0) for each in plans]))
     exists = exists_by_key(moe)
     parts = []
@@ -187,7 +187,7 @@ class ExpertCard:
         cache = ExpertCache(shape, SlotRegion(None, 0, plan.num_slots, plan.sizes), policy, stats=self._stats)
         disk: Reader = self.reader
         if (placed := placed_reads(manifest, self.reader)) is not None:
-            conversion, num_threads = ExpertConversion(manifest, self._layouts), context.host.config.threads
+            conversion, num_threads = ExpertConversion(manifest, self._layouts), context.host.config.compute.threads
             slots = memory, expert_bytes
             disk = ConvertedReads(self.reader, placed, slots, conversion, num_threads or usable_cores())
         host = HostSlots(cache, SlotRegion(memory, 0, plan.host_slots, plan.host_sizes), disk, gpu.copier, errors)

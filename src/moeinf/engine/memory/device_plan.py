@@ -75,8 +75,8 @@ def plan_device_memory(
 
     Raises as plan_memory does.
     """
-    if config.kv_cache != "auto":
-        raise UsageError(f"--kv-cache {config.kv_cache} is for the CPU; leave it out, or run with --device cpu")
+    if config.memory.kv_cache != "auto":
+        raise UsageError(f"--kv-cache {config.memory.kv_cache} is for the CPU; leave it out, or run with --device cpu")
     limit, available = device_room(config, device_free_bytes, device_total_bytes, has_display)
     fixed = _without_slots(footprint, config, available - DEVICE_OVERHEAD_BYTES)
     slots_room = available - DEVICE_OVERHEAD_BYTES - sum(fixed[:3])
@@ -100,10 +100,12 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, room: int) -> tu
     while True:
         kv_bytes = sequence_bytes(footprint.info, context)
         left = room - footprint.dense_bytes - kv_bytes
-        chunk = min(config.prefill_chunk or _largest_chunk(footprint, context, left // ACTIVATION_SHARE), context)
+        chunk = min(
+            config.memory.prefill_chunk or _largest_chunk(footprint, context, left // ACTIVATION_SHARE), context
+        )
         while left - (activations := device_activation_bytes(footprint, chunk, context)) < least and chunk > MIN_CHUNK:
             chunk = max(MIN_CHUNK, chunk // 2)
-        if left - activations >= least or config.context is not None or context <= MIN_CONTEXT:
+        if left - activations >= least or config.memory.context is not None or context <= MIN_CONTEXT:
             return footprint.dense_bytes, kv_bytes, activations, context, chunk
         context = max(MIN_CONTEXT, context // 2)
 
@@ -111,9 +113,9 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, room: int) -> tu
 def device_room(config: RuntimeConfig, free_bytes: int, total_bytes: int, has_display: bool) -> tuple[int, int]:
     """What may be used of a card, and what of that may still be allocated; arguments as for plan_device_memory."""
     left = 0
-    if has_display and config.vram is None:
+    if has_display and config.memory.vram is None:
         left = max(DISPLAY_LEFT_BYTES, total_bytes * DISPLAY_LEFT_PERCENT // 100)
-    limit = config.vram.of(total_bytes) if config.vram is not None else total_bytes
+    limit = config.memory.vram.of(total_bytes) if config.memory.vram is not None else total_bytes
     limit = min(limit, total_bytes - left)
     return limit, max(0, min(free_bytes - left, limit - CONTEXT_BYTES))
 
@@ -154,7 +156,7 @@ def _host_slots(
             f"experts {mib(least * stride)}, CUDA and pictures {mib(beside)}), {mib(machine.available_bytes)} "
             f"available ({machine.limited_by}); raise --ram, or free memory"
         )
-    if config.ram is None:
+    if config.memory.ram is None:
         left = max(HOST_LEFT_BYTES, whole * HOST_LEFT_PERCENT // 100)
         room = machine.available_bytes - left - footprint.tower_bytes
     if device_slots == moe.total_experts:
@@ -167,8 +169,8 @@ def _host_slots(
 def _device_shortfall(plan: DevicePlan, available: int, config: RuntimeConfig) -> OutOfMemoryError:
     need = plan.total_bytes + DEVICE_OVERHEAD_BYTES
     bound, remedy = "free on the card", ""
-    if config.vram is not None:
-        bound, remedy = f"left of --vram {config.vram} and free on the card", "raise --vram, "
+    if config.memory.vram is not None:
+        bound, remedy = f"left of --vram {config.memory.vram} and free on the card", "raise --vram, "
     return OutOfMemoryError(
         f"not enough memory on the GPU: {mib(need)} MiB needed (dense {mib(plan.dense_bytes)}, KV cache "
         f"{mib(plan.kv_bytes)} for {plan.context} tokens, experts {mib(plan.cache_bytes)}, rest "

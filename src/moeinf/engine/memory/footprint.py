@@ -110,13 +110,13 @@ def unequal_bytes(manifest: Manifest) -> tuple[int, ...]:
 
 def kept_format(info: ModelInfo, config: RuntimeConfig) -> KVFormat:
     """What --kv-cache asks for: of itself, the checkpoint's own numbers."""
-    return info.dtype if config.kv_cache == "auto" else cast(KVFormat, config.kv_cache)
+    return info.dtype if config.memory.kv_cache == "auto" else cast(KVFormat, config.memory.kv_cache)
 
 
 def kept_as_asked(footprint: Footprint, config: RuntimeConfig) -> Footprint:
     """The same sizes with keys and values as --kv-cache wants them. Raises UsageError where they cannot be kept so."""
     info, kept = footprint.info, kept_format(footprint.info, config)
-    if config.kv_cache == "auto":
+    if config.memory.kv_cache == "auto":
         return footprint
     if footprint.workspace.source:
         raise UsageError(

@@ -100,14 +100,14 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
 def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> tuple[MemoryPlan, int]:
     """The plan but for slots and prefixes, shortened as plan_memory says, and the memory that it leaves to them."""
     context, token_bytes = wanted_context(footprint.info, config), _token_bytes(footprint)
-    chunk, threads = min(config.prefill_chunk or PREFILL_CHUNK, context), config.threads or machine.cores
+    chunk, threads = min(config.memory.prefill_chunk or PREFILL_CHUNK, context), config.compute.threads or machine.cores
     while True:
         activations = activation_bytes(footprint, chunk, context, threads)
         kv_bytes = sequence_bytes(footprint.info, context)
         fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, footprint.sizes)
         fixed = replace(fixed, program_bytes=program_bytes(footprint))
         room = machine.available_bytes - fixed.total_bytes - fixed.program_bytes
-        if chunk > MIN_CHUNK and config.prefill_chunk is None and token_bytes <= room < FEW_TOKENS * token_bytes:
+        if chunk > MIN_CHUNK and config.memory.prefill_chunk is None and token_bytes <= room < FEW_TOKENS * token_bytes:
             half = max(MIN_CHUNK, chunk // 2)
             if activations - activation_bytes(footprint, half, context, threads) < token_bytes:
                 return fixed, room
@@ -116,7 +116,7 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
             return fixed, room
         elif chunk > MIN_CHUNK:  # prompts take longer, but nothing is lost
             chunk = max(MIN_CHUNK, chunk // 2)
-        elif config.context is None and context > MIN_CONTEXT:
+        elif config.memory.context is None and context > MIN_CONTEXT:
             context = max(MIN_CONTEXT, context // 2)
         else:
             return fixed, room
@@ -134,9 +134,9 @@ def prefix_bytes_of(footprint: Footprint, config: RuntimeConfig, machine: Machin
     """
     if footprint.workspace.source:  # of an encoder-decoder model, which answers each text on its own
         return 0
-    asked = config.prefix_memory
+    asked = config.memory.prefix_memory
     if asked is None:
-        wanted = config.many_conversations or config.prefix_disk is not None or footprint.info.state_bytes > 0
+        wanted = config.many_conversations or config.memory.prefix_disk is not None or footprint.info.state_bytes > 0
         asked = Share(PREFIX_PERCENT) if wanted else Bytes(0)
     num_bytes = asked.of(machine.available_bytes)
     return num_bytes if isinstance(asked, Bytes) else min(num_bytes, max(0, room) // PREFIX_SHARE)
@@ -170,21 +170,23 @@ def program_bytes(footprint: Footprint) -> int:
 
 def within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
     """The machine as --ram leaves it."""
-    if config.ram is None:
+    if config.memory.ram is None:
         return machine
-    asked = config.ram.of(machine.total_bytes or machine.available_bytes) - PROCESS_BYTES
+    asked = config.memory.ram.of(machine.total_bytes or machine.available_bytes) - PROCESS_BYTES
     if asked >= machine.available_bytes:
         return machine
-    return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.ram}", limit_bytes=0)
+    return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.memory.ram}", limit_bytes=0)
 
 
 def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
     """The context before want of memory shortens an automatic one. Raises UsageError for one beyond the model's."""
-    if config.context is None:
+    if config.memory.context is None:
         return min(info.context_length, DEFAULT_CONTEXT)
-    if config.context > info.context_length:
-        raise UsageError(f"context {config.context} is beyond the model's {info.context_length} tokens; ask for fewer")
-    return config.context
+    if config.memory.context > info.context_length:
+        raise UsageError(
+            f"context {config.memory.context} is beyond the model's {info.context_length} tokens; ask for fewer"
+        )
+    return config.memory.context
 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:

@@ -22,7 +22,7 @@ def prefixes_text(plan: MemoryPlan) -> str:
 def shortenings(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig) -> list[str]:
     """A note for each part of the plan that memory is too short for."""
     context = wanted_context(footprint.info, config)
-    chunk = config.prefill_chunk or (plan.prefill_chunk if isinstance(plan, DevicePlan) else PREFILL_CHUNK)
+    chunk = config.memory.prefill_chunk or (plan.prefill_chunk if isinstance(plan, DevicePlan) else PREFILL_CHUNK)
     limit = "--vram" if isinstance(plan, DevicePlan) else "--ram"
     notes = []
     if plan.context < context:

@@ -20,8 +20,8 @@ def wanted_sizes(footprint: Footprint, config: RuntimeConfig, room: int) -> Slot
     """Of slots in so much memory, or in what was asked for. Where experts are cut into slices, all have one."""
     sizes = footprint.sizes
     all_bytes = sizes.num_bytes(len(sizes.order))
-    room = room if config.expert_cache is None else config.expert_cache.of(all_bytes)
-    if footprint.slices is not None and not config.workers and room < all_bytes:
+    room = room if config.memory.expert_cache is None else config.memory.expert_cache.of(all_bytes)
+    if footprint.slices is not None and not config.compute.workers and room < all_bytes:
         return sizes.equal()
     return sizes.worth_in(room)
 
@@ -39,12 +39,12 @@ def least_host_slots(moe: MoeShape) -> int:
 def wanted_slots(sizes: SlotSizes, config: RuntimeConfig, room: int) -> int:
     """How many slots there are in so much memory, or in what was asked for. Raises UsageError for too few."""
     top_k, stride = sizes.top_k, sizes.class_bytes[0]
-    if config.expert_cache is None:
+    if config.memory.expert_cache is None:
         return max(top_k, sizes.slots_in(room))
-    slots = sizes.slots_in(config.expert_cache.of(sizes.num_bytes(len(sizes.order))))
+    slots = sizes.slots_in(config.memory.expert_cache.of(sizes.num_bytes(len(sizes.order))))
     if slots < top_k:
         raise UsageError(
-            f"--expert-cache {config.expert_cache} holds {slots} experts of {binary_size_text(stride)}; "
+            f"--expert-cache {config.memory.expert_cache} holds {slots} experts of {binary_size_text(stride)}; "
             f"a token needs {top_k} at once: give at least {at_least_text(top_k * stride)}"
         )
     return slots
@@ -53,7 +53,7 @@ def wanted_slots(sizes: SlotSizes, config: RuntimeConfig, room: int) -> int:
 def wanted_slices(footprint: Footprint, config: RuntimeConfig, num_slots: int, room: int) -> SliceSlots | None:
     """Slots of slices in the memory of so many large experts and what is left; other machines share out whole ones."""
     slices, stride, total = footprint.slices, footprint.layout.stride_bytes, footprint.moe.total_experts
-    if slices is None or num_slots == total or config.workers:
+    if slices is None or num_slots == total or config.compute.workers:
         return None
-    room = room if config.expert_cache is None else config.expert_cache.of(total * stride)
+    room = room if config.memory.expert_cache is None else config.memory.expert_cache.of(total * stride)
     return slices.slots_in(max(num_slots * stride, min(room, total * stride - slices.slot_bytes)))

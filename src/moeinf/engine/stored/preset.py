@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.option import Option, http_options, options
@@ -50,11 +50,11 @@ class Preset:
     def configured(self, config: RuntimeConfig) -> RuntimeConfig:
         """The configuration with what the preset says of options that were left at their defaults."""
         given = config.given()
-        return replace(config, **{name: value for name, value in self._values().items() if name not in given})
+        return config.changed(**{name: value for name, value in self._values().items() if name not in given})
 
     def _values(self) -> JsonMapping:
         typed = RuntimeConfig.of(**self.config)
-        return {name: getattr(typed, name) for name in self.config}
+        return {name: typed.value(name) for name in self.config}
 
 
 def preset_of(stored: StoredModel) -> Preset:

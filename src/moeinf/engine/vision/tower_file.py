@@ -52,7 +52,7 @@ class StoredTower:
     ) -> None:
         self._path, self._num_bytes = stored.path / VISION_FILE, stored.manifest.vision_bytes
         self._tower, self._config, self._on_wait = tower, config, on_wait
-        self._sums = DenseSums(stored, sums, always=config.verify_reads, path=self._path)
+        self._sums = DenseSums(stored, sums, always=config.reading.verify_reads, path=self._path)
 
     @contextmanager
     def opened(self, kernels: Kernels) -> Iterator[Part]:
@@ -82,7 +82,7 @@ class PlacedTower:
         self, stored: StoredModel, tower: Tower, sums: Sequence[SumRun], config: RuntimeConfig, on_wait: OnWait | None
     ) -> None:
         self._stored, self._tower, self._config, self._on_wait = stored, tower, config, on_wait
-        self._reads = PlacedReads(stored, sums, always=config.verify_reads)
+        self._reads = PlacedReads(stored, sums, always=config.reading.verify_reads)
 
     @contextmanager
     def opened(self, kernels: Kernels) -> Iterator[Part]:

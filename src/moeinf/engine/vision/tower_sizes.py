@@ -27,7 +27,7 @@ _COPIES = 2  # times a part of the tower: read, and in another order
 
 def processor_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> ImageProcessor:
     """What the stored image processor does. Raises CheckpointError for settings that are not followed."""
-    return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.picture_tokens)
+    return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.memory.picture_tokens)
 
 
 def added_tokens(stored: StoredModel, given: Sequence[GivenPicture], config: RuntimeConfig) -> int:

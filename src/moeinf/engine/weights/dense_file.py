@@ -106,7 +106,7 @@ class DenseFile:
         left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._in_file]
         memory = read_file(self._path, self._num_bytes, config, progress, left_out, on_wait)
         resident = [spec for spec in self._specs if spec not in self._in_file]
-        self._check_sums(resident, memory, config.threads or usable_cores())
+        self._check_sums(resident, memory, config.compute.threads or usable_cores())
         check_dense(self._path, resident, memory.data)
         tensors = {spec.name: _tensor(spec, memory) for spec in resident}
         return tensors | self._looked_up(self._in_file)

@@ -91,7 +91,9 @@ class PlacedReads:
         """
         sources = list(dict.fromkeys(source for recipe in recipes for source in recipe.place.sources))
         found = self._bytes_of(sources, config, count, on_wait)
-        list(mapped(lambda source: self._check(source, found[source]), sources, config.threads or usable_cores()))
+        list(
+            mapped(lambda source: self._check(source, found[source]), sources, config.compute.threads or usable_cores())
+        )
         return {recipe.place.name: _made(recipe, found) for recipe in recipes}
 
     def made_lookup(self, recipe: Recipe) -> StoredTensor:

@@ -41,18 +41,23 @@ def open_reader(
     names, numbers = [str(path) for path in paths], {path.name: number for number, path in enumerate(paths)}
     try:
         reader: PureReader | NativeReader
-        if config.reader == "pure":
+        if config.reading.reader == "pure":
             reader = PureReader(names, list(sizes), arena, on_wait=on_wait)
         else:
             reader = NativeReader(
-                names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth, on_wait=on_wait
+                names,
+                list(sizes),
+                arena,
+                direct=config.reading.direct_io,
+                queue_depth=config.reading.queue_depth,
+                on_wait=on_wait,
             )
     except OSError as error:
         raise _unopened(error) from error
     for run in sums:
         offsets = run.start + run.unit_bytes * np.arange(run.num_units)
         files = np.full(run.num_units, numbers[run.file])
-        reader.expect(files, offsets, run.unit_bytes, run.sums, always=config.verify_reads)
+        reader.expect(files, offsets, run.unit_bytes, run.sums, always=config.reading.verify_reads)
     return reader
 
 

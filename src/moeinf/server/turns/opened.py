@@ -68,7 +68,7 @@ class OpenModel:
         loaded = self.loaded
         if loaded is not None and loaded.stored.id == stored.id and not ask.config:
             return loaded.config
-        return _within_context(replace(self._config, **ask.config), stored)
+        return _within_context(self._config.changed(**ask.config), stored)
 
     def model_of(self, stored: StoredModel) -> Model | None:
         """The model where it is open."""
@@ -124,10 +124,10 @@ def guarded(step: Callable[[], None]) -> None:
 
 def _within_context(config: RuntimeConfig, stored: StoredModel) -> RuntimeConfig:
     """The context that is asked for is an upper bound: as in ollama, a model that has less gets all of its own."""
-    if config.context is None or config.context <= (most := stored.manifest.info.context_length):
+    if config.memory.context is None or config.memory.context <= (most := stored.manifest.info.context_length):
         return config
-    log.info("a context of %d is beyond the %d tokens of %s, which it gets", config.context, most, stored.name)
-    return replace(config, context=most)
+    log.info("a context of %d is beyond the %d tokens of %s, which it gets", config.memory.context, most, stored.name)
+    return config.changed(context=most)
 
 
 def _now() -> datetime:

@@ -61,10 +61,10 @@ def runtime_config(given: Mapping[str, object]) -> RuntimeConfig:
     from moeinf.gpu.cuda import check_cuda
 
     config = with_environment(**given)
-    _check_policy(config.policy)
-    if config.predictor:
-        _check_predictor(config.predictor)
-    for name in config.devices:
+    _check_policy(config.experts.policy)
+    if config.experts.predictor:
+        _check_predictor(config.experts.predictor)
+    for name in config.compute.devices:
         check_cuda(name)
     return config
 

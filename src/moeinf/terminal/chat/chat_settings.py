@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
-from typing import Any
 
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.option import Option, http_options, options
@@ -78,8 +76,8 @@ class Settings:
     def _store_parameter(self, option: Option, values: list[str]) -> None:
         value = tuple(values) if option.name == "stop" else ollama_value(option, values[0])
         if option in options(RuntimeConfig):
-            changed: dict[str, Any] = {option.name: value}
-            self._switch.change(self._conversation.model.name, replace(self._switch.config, **changed))
+            config = self._switch.config.changed(**{option.name: value})
+            self._switch.change(self._conversation.model.name, config)
         else:
             sampling = as_ollama_means(self._conversation.sampling | {option.name: value})
             self._conversation.model.params(**sampling)  # refuses what is out of range

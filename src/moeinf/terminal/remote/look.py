@@ -25,7 +25,7 @@ def loaded_on_server(stored: StoredModel, config: RuntimeConfig) -> RemoteModel 
     A run that is to be recorded answers itself: the server records what it was told to.
     Raises UsageError where MOEINF_HOST is no address.
     """
-    if config.trace:
+    if config.recording.trace:
         return None
     client = ServerClient(server_address(), api_key(), connect_s=_CONNECT_S)
     if not client.loopback:  # prompts stay on this machine

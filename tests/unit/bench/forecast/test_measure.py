@@ -39,7 +39,7 @@ def test_rates_of_another_machine_are_measured_again(tmp_path: Path, monkeypatch
         assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"]
         assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"]  # now they are kept
     assert known_rates(tmp_path, RuntimeConfig(), again=True) == mine and calls == ["measured"] * 2
-    known_rates(tmp_path, RuntimeConfig(threads=mine.conditions.threads + 1))
+    known_rates(tmp_path, RuntimeConfig.of(threads=mine.conditions.threads + 1))
     assert calls == ["measured"] * 3
     assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"] * 3  # kept beside the others
 

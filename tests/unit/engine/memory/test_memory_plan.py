@@ -88,13 +88,13 @@ def test_what_memory_is_too_short_for_is_noted_and_what_the_user_wants_is_not() 
     context, chunk = shortenings(short, FOOTPRINT, RuntimeConfig())
     assert f"the context has {short.context} tokens instead of 4096; " in context and "--num-ctx 4096" in context
     assert f"{short.prefill_chunk} tokens of a prompt run together instead of 512" in chunk
-    asked = RuntimeConfig(context=512, prefill_chunk=64)
+    asked = RuntimeConfig.of(context=512, prefill_chunk=64)
     assert shortenings(plan_memory(FOOTPRINT, asked, on(550)), FOOTPRINT, asked) == []
 
 
 def test_a_context_that_was_asked_for_does_not_shrink() -> None:
     with pytest.raises(OutOfMemoryError, match="for 4096 tokens"):
-        plan_memory(FOOTPRINT, RuntimeConfig(context=4096), on(550))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(context=4096), on(550))
 
 
 def test_the_refusal_names_need_room_and_remedies() -> None:
@@ -111,7 +111,7 @@ def test_the_refusal_names_no_more_than_the_control_group_has() -> None:
 
 def test_the_smallest_memory_is_where_the_plan_begins_to_succeed() -> None:
     smallest = smallest_bytes(FOOTPRINT, 2)
-    config = RuntimeConfig(prefill_chunk=MIN_CONTEXT)
+    config = RuntimeConfig.of(prefill_chunk=MIN_CONTEXT)
     assert plan_memory(FOOTPRINT, config, Machine(smallest, "machine", 2)).num_slots == 2
     with pytest.raises(OutOfMemoryError):
         plan_memory(FOOTPRINT, config, Machine(smallest - 1, "machine", 2))
@@ -134,7 +134,7 @@ def test_a_cache_beyond_the_memory_is_refused_rather_than_cut() -> None:
 
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(UsageError, match=r"32769.*32768"):
-        plan_memory(FOOTPRINT, RuntimeConfig(context=32769), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(context=32769), on(100_000))
 
 
 def test_a_short_model_is_not_given_a_longer_context() -> None:
@@ -170,7 +170,7 @@ def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
     with pytest.raises(UsageError, match=r"--vram 8GiB .*this run uses none"):
         plan_memory(FOOTPRINT, RuntimeConfig.of(vram="8GiB"), on(100_000))
     with pytest.raises(UsageError, match=r"--cpu-experts .*this run uses none"):
-        plan_memory(FOOTPRINT, RuntimeConfig(cpu_experts=True), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(cpu_experts=True), on(100_000))
 
 
 # ---- a GPU
@@ -180,9 +180,9 @@ def test_a_quantised_cache_takes_what_its_blocks_take() -> None:
     sizes = AttentionSizes(512, 4, 2, 64, 0, False)
     info = dataclasses.replace(INFO, kv_bytes_per_token=65_536)
     footprint = dataclasses.replace(FOOTPRINT, info=info, workspace=Workspace(layers=frozenset([sizes])))
-    plan = plan_memory(footprint, RuntimeConfig(kv_cache="q8_0", context=4096), on(4000))
+    plan = plan_memory(footprint, RuntimeConfig.of(kv_cache="q8_0", context=4096), on(4000))
     assert plan.kv_bytes == 4096 * (info.kv_bytes_per_token // DTYPE_BYTES[info.dtype]) // 32 * 34
-    wide = plan_memory(footprint, RuntimeConfig(kv_cache="f32", context=4096), on(4000))
+    wide = plan_memory(footprint, RuntimeConfig.of(kv_cache="f32", context=4096), on(4000))
     assert wide.kv_bytes == 4096 * info.kv_bytes_per_token // DTYPE_BYTES[info.dtype] * 4
 
 
@@ -192,14 +192,14 @@ def test_a_cache_that_cannot_be_kept_so_is_refused() -> None:
     for sizes, length in ((odd, 80), (latent, 8)):
         footprint = dataclasses.replace(FOOTPRINT, workspace=Workspace(layers=frozenset([sizes])))
         with pytest.raises(UsageError, match=f"--kv-cache q8_0 keeps .* heads of {length}; use bf16"):
-            plan_memory(footprint, RuntimeConfig(kv_cache="q8_0"), on(4000))
+            plan_memory(footprint, RuntimeConfig.of(kv_cache="q8_0"), on(4000))
     source = dataclasses.replace(FOOTPRINT, workspace=Workspace(source=4))
     with pytest.raises(UsageError, match="--kv-cache q8_0 is for decoders"):
-        plan_memory(source, RuntimeConfig(kv_cache="q8_0"), on(4000))
+        plan_memory(source, RuntimeConfig.of(kv_cache="q8_0"), on(4000))
     with pytest.raises(UsageError, match="--kv-cache q8_0 is for the CPU"):
-        plan_device_memory(FOOTPRINT, RuntimeConfig(kv_cache="q8_0"), on(100_000), 1 << 34, 1 << 34)
+        plan_device_memory(FOOTPRINT, RuntimeConfig.of(kv_cache="q8_0"), on(100_000), 1 << 34, 1 << 34)
     with pytest.raises(UsageError, match="unknown --kv-cache 'q4'; known: auto, f32"):
-        RuntimeConfig(kv_cache="q4")
+        RuntimeConfig.of(kv_cache="q4")
 
 
 CARD = 24_000 * MIB  # bytes
@@ -303,7 +303,7 @@ def test_a_host_keeps_room_for_a_tower_and_a_card_for_a_whole_picture() -> None:
 
 @pytest.mark.parametrize("free_mib", [3000, 6000, 12_000, 24_000])
 def test_an_automatic_chunk_takes_an_eighth_of_what_is_left_at_most(free_mib: int) -> None:
-    plan = on_gpu(RuntimeConfig(context=32768), free=free_mib * MIB + 3_300_000_000, footprint=WIDE)
+    plan = on_gpu(RuntimeConfig.of(context=32768), free=free_mib * MIB + 3_300_000_000, footprint=WIDE)
     room = free_mib * MIB + 3_300_000_000 - DEVICE_OVERHEAD_BYTES - plan.dense_bytes - plan.kv_bytes
     assert plan.prefill_chunk & (plan.prefill_chunk - 1) == 0 and MIN_CHUNK <= plan.prefill_chunk <= MAX_DEVICE_CHUNK
     assert plan.activation_bytes == device_activation_bytes(WIDE, plan.prefill_chunk, 32768)
@@ -315,14 +315,14 @@ def test_an_automatic_chunk_takes_an_eighth_of_what_is_left_at_most(free_mib: in
 
 
 def test_a_chunk_that_is_given_is_kept_and_none_is_longer_than_the_context() -> None:
-    assert on_gpu(RuntimeConfig(prefill_chunk=300)).prefill_chunk == 300
-    assert on_gpu(RuntimeConfig(context=1000)).prefill_chunk == 1000
+    assert on_gpu(RuntimeConfig.of(prefill_chunk=300)).prefill_chunk == 300
+    assert on_gpu(RuntimeConfig.of(context=1000)).prefill_chunk == 1000
 
 
 def test_the_chunk_shrinks_before_the_context_and_that_before_a_gpu_is_refused() -> None:
     kv_bytes = 4096 * INFO.kv_bytes_per_token
     free = DEVICE_OVERHEAD_BYTES + (300 + 800) * MIB + kv_bytes
-    plan = on_gpu(RuntimeConfig(prefill_chunk=4096), free=free + 100 * MIB)
+    plan = on_gpu(RuntimeConfig.of(prefill_chunk=4096), free=free + 100 * MIB)
     assert MIN_CHUNK <= plan.prefill_chunk < 4096 and (plan.context, plan.num_slots) == (4096, 2)
     plan = on_gpu(free=free - 100 * MIB)
     assert MIN_CONTEXT <= plan.context < 4096 and plan.num_slots == 2
@@ -330,7 +330,7 @@ def test_the_chunk_shrinks_before_the_context_and_that_before_a_gpu_is_refused()
         f"memory is short: the context has {plan.context} tokens instead of 4096"
     ]
     with pytest.raises(OutOfMemoryError, match=r"on the GPU: \d+ MiB needed .*4096 tokens.*1903 free on the card; "):
-        on_gpu(RuntimeConfig(context=4096), free=free - 100 * MIB)
+        on_gpu(RuntimeConfig.of(context=4096), free=free - 100 * MIB)
 
 
 def test_a_refusal_under_a_budget_names_it() -> None:
@@ -359,7 +359,7 @@ def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
 
 def test_a_source_is_planned_for_as_a_whole_whatever_the_chunk() -> None:
     footprint = dataclasses.replace(WIDE, workspace=dataclasses.replace(WIDE.workspace, source=16))
-    few, many = (RuntimeConfig(prefill_chunk=chunk, context=1024) for chunk in (64, 1024))
+    few, many = (RuntimeConfig.of(prefill_chunk=chunk, context=1024) for chunk in (64, 1024))
     taken = on_gpu(few, footprint=footprint).activation_bytes
     assert taken == on_gpu(many, footprint=footprint).activation_bytes
     assert taken > device_activation_bytes(WIDE, 1024, 1024) + 16 * 1024 * 1024 * 4, "scores of 16 heads"

@@ -59,7 +59,7 @@ def test_no_expert_of_a_mixture_wastes_a_tenth(types: Types, num_sizes: int, gai
 
 def test_all_experts_fit_into_less_memory() -> None:
     footprint = footprint_of(Q4_K_M)
-    room = plan_memory(footprint, RuntimeConfig(expert_cache=None), on(100_000))
+    room = plan_memory(footprint, RuntimeConfig.of(expert_cache=None), on(100_000))
     assert room.num_slots == 48 * 128 and room.cache_bytes < 0.94 * room.num_slots * room.slot_bytes
     asked = plan_memory(footprint, RuntimeConfig.of(expert_cache="50%"), on(100_000))
     assert asked.num_slots == pytest.approx(48 * 128 / 2, abs=2) and asked.cache_bytes <= room.cache_bytes / 2
@@ -83,7 +83,7 @@ def test_sizes_within_a_tenth_are_one() -> None:
 
 def test_ranks_have_the_sizes_of_a_machine_alone() -> None:
     footprint = footprint_of(Q4_K_M)
-    shared = plan_memory(footprint, RuntimeConfig(workers="127.0.0.1:1"), on(8000))
+    shared = plan_memory(footprint, RuntimeConfig.of(workers="127.0.0.1:1"), on(8000))
     assert shared == plan_memory(footprint, RuntimeConfig(), on(8000))
 
 

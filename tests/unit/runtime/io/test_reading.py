@@ -34,7 +34,7 @@ def test_too_many_open_files_ask_for_a_higher_limit(tmp_path: Path, kind: Any) -
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
     try:
         with pytest.raises(StoreError, match=r"Too many open files.*; raise the number of .*\(ulimit -n\)$"):
-            open_reader([path] * 100, [BLOCK] * 100, Arena(BLOCK), RuntimeConfig(reader=kind))
+            open_reader([path] * 100, [BLOCK] * 100, Arena(BLOCK), RuntimeConfig.of(reader=kind))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -52,7 +52,7 @@ def test_threads_that_cannot_be_started_ask_for_a_higher_limit(tmp_path: Path, m
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
     with pytest.raises(StoreError, match=r"can't start new thread.*\(ulimit -u\)"):
-        open_reader([], [], Arena(BLOCK), RuntimeConfig(reader="pure"))
+        open_reader([], [], Arena(BLOCK), RuntimeConfig.of(reader="pure"))
 
 
 def demand(reader: PureReader) -> IntArray:

@@ -99,7 +99,7 @@ def test_options_of_a_request_open_the_model_anew() -> None:
     with worker_of(opened := Opened()) as worker:
         for config in ({}, {"context": 64}, {"context": 64}, {}, {"context": 128}):
             asyncio.run(events_of(worker, Ask("a", "hi", config=config)))
-        assert [model.config.context for model in opened.models] == [None, 64, 128]
+        assert [model.config.memory.context for model in opened.models] == [None, 64, 128]
 
 
 def test_an_idle_model_is_closed() -> None:
