@@ -76,10 +76,15 @@ def variables() -> str:
     from moeinf.cli import app
 
     known = get_command(app).commands  # type: ignore[attr-defined]
+    flags = {
+        name: {flag for param in known[name].params for flag in param.opts}
+        for names in TAKERS.values()
+        for name in names
+    }
     rows = {}
     for group, names in TAKERS.items():
         for option in options(group):
-            takers = [f"`{name}`" for name in names if option.name in {param.name for param in known[name].params}]
+            takers = [f"`{name}`" for name in names if option.flag in flags[name]]
             sets = f"`{option.flag}` of {', '.join(takers)}" if option.flag else option.help
             apis = [f"`{option.ollama}`" if option.ollama else "", ", ".join(f"`{name}`" for name in option.openai)]
             rows[option.variable] = [sets, *apis]

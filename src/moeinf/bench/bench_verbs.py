@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.bench_options import BenchOptions
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.terminal.arguments.flags import with_flags
@@ -17,84 +18,48 @@ from moeinf.terminal.arguments.named import AsJson, ModelName, Quiet, StoredName
 from moeinf.terminal.launched import with_launched
 from moeinf.terminal.screen import can_draw, print_harmless
 
-if TYPE_CHECKING:
-    pass
-
 
 @with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
 def bench(
-    model: ModelName,
-    num_prompt: Annotated[
-        int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Length of the prompt.")
-    ] = 128,
-    num_decode: Annotated[
-        int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="How many tokens to decode.")
-    ] = 64,
-    repeats: Annotated[
-        int, typer.Option("--repeats", "-r", metavar="N", min=0, help="How many warm requests follow the cold one.")
-    ] = 3,
-    prompt_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Text to run on. [default: built in]")
-    ] = None,
-    routing: Annotated[
-        Path | None, typer.Option(metavar="TRACE", help="Route as this trace says, in place of the model's routers.")
-    ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORM", help="Form of the figures: table, md, csv, json, jsonl.")
-    ] = "table",
-    policy: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Eviction policies, one after the other: names with commas, or all."),
-    ] = None,
-    predictor: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Predictors, likewise, each with every policy.")
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time of a token went.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw speed by memory and hits by share, into a new .svg or .png."),
-    ] = None,
-    quiet: Quiet = False,
-    *,
-    guess: GuessOptions,
-    config: RuntimeConfig,
+    model: ModelName, *, options: BenchOptions, quiet: Quiet = False, guess: GuessOptions, config: RuntimeConfig
 ) -> None:
     """Time a model on real text, with a cold and a warm cache."""
-    from moeinf.bench.bench_report import check_form, format_rows, profile_text
-
-    check_form(output)
     from moeinf.bench.bench_plot import draw, runs_of
-    from moeinf.terminal.traces.picture import check_new_picture
-
-    if plot is not None:
-        check_new_picture(plot)
+    from moeinf.bench.bench_report import check_form, format_rows, profile_text
     from moeinf.bench.comparison import compare, comparison_text, configurations
     from moeinf.bench.comparison_view import comparison_view
     from moeinf.bench.live_bench import Workload, run_bench
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.session_opening import ensure_stored
+    from moeinf.terminal.traces.picture import check_new_picture
     from moeinf.terminal.user_notes import say
 
+    check_form(options.output)
+    if options.plot is not None:
+        check_new_picture(Path(options.plot))
     report: Callable[[str], None] = (lambda line: None) if quiet else say
-    workload = Workload(num_prompt, num_decode, repeats, prompt_file, routing, guess)
+    workload = Workload.of(options, guess)
     workload.text()  # refuses a file that cannot be read before a model is pulled
-    configs = configurations(with_launched(config, model, quiet=quiet), policy, predictor)
+    configs = configurations(with_launched(config, model, quiet=quiet), options.policies, options.predictors)
     stored = ensure_stored(model, quiet=quiet)
     configs = [preset_of(stored).configured(each) for each in configs]
+    as_table = options.output == "table"
     if len(configs) == 1:
         rows = run_bench(stored, configs[0], workload, report)
-        print(format_rows(rows, output))
+        print(format_rows(rows, options.output))
     else:
-        with comparison_view(configs, report, table=output == "table" and not quiet) as view:
+        with comparison_view(configs, report, table=as_table and not quiet) as view:
             rows = compare(stored, configs, workload, view)
-        print(comparison_text(rows) if output == "table" else format_rows(rows, output))
-    if plot is not None:
-        draw(runs_of(rows), f"{model}: decoding {num_decode} tokens behind {num_prompt}", plot)
-    if profile:
-        print(
-            ("\n" if output in ("table", "md") else "") + profile_text(rows),
-            file=sys.stdout if output in ("table", "md") else sys.stderr,
+        print(comparison_text(rows) if as_table else format_rows(rows, options.output))
+    if options.plot is not None:
+        draw(
+            runs_of(rows),
+            f"{model}: decoding {options.num_decode} tokens behind {options.num_prompt}",
+            Path(options.plot),
         )
+    if options.profile:
+        readable = options.output in ("table", "md")
+        print(("\n" if readable else "") + profile_text(rows), file=sys.stdout if readable else sys.stderr)
 
 
 def tune(

@@ -16,6 +16,7 @@ from moeinf.bench.disk_speed import disk_bytes_per_s
 from moeinf.bench.routing import recorded_routing
 from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
+from moeinf.config.bench_options import BenchOptions
 from moeinf.config.guess_options import RECORDED, GuessOptions
 from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.completion import GenerationStats
@@ -49,6 +50,11 @@ class Workload:
     text_file: Path | None = None
     routing: Path | None = None  # of a trace, in place of the routers' choice
     guess: GuessOptions = RECORDED  # of look-ahead, where the trace has none
+
+    @classmethod
+    def of(cls, options: BenchOptions, guess: GuessOptions) -> Workload:
+        text_file, routing = (None if each is None else Path(each) for each in (options.prompt_file, options.routing))
+        return cls(options.num_prompt, options.num_decode, options.repeats, text_file, routing, guess)
 
     def text(self) -> str:
         """What is read. Raises UsageError for a file that cannot be read, or holds nothing."""

@@ -145,6 +145,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("run",), "Missing argument 'MODEL' (see moeinf run --help)"),
         (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
         (("bench", "demo", "-p", "5000"), "the context is 2048"),
+        (("bench", "nowhere", "-n", "1"), "--num-decode must be at least 2, not 1"),
         (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
         (("show", "demo", "--license", "--template"), "only one of"),
         (("show", "demo", "--json", "--verbose"), "only one of"),

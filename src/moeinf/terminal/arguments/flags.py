@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.bench_options import BenchOptions
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import Kind, Option, options
 from moeinf.config.pull_options import PullOptions
@@ -21,7 +22,10 @@ from moeinf.terminal.arguments.values import values_of
 # What the user gave of SamplingParams: the checkpoint has a say in the others.
 SamplingOptions = Annotated[dict[str, object], SamplingParams]
 
-_GROUPS = (RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions, SimulateOptions, GuessOptions)
+_GROUPS = (
+    *(RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions),
+    *(BenchOptions, SimulateOptions, GuessOptions),
+)
 _FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
     "bool": bool | None,
     "int": int | None,

@@ -16,7 +16,7 @@ SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
         *("context", "ram", "device", "quant"),
     ),
     "bench": (
-        *("num_prompt", "num_decode", "repeats", "prompt_file", "output", "policy", "profile", "plot"),
+        *("num_prompt", "num_decode", "repeats", "prompt_file", "output", "policies", "profile", "plot"),
         *("context", "ram", "expert_cache", "device"),
     ),
     "serve": (

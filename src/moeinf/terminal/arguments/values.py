@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.bench_options import BenchOptions
 from moeinf.config.environment import history_wanted, variables_set, with_environment
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import http_options, options
@@ -34,6 +35,7 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         ChatOptions: chat_options,
         PullOptions: lambda given: PullOptions(**given),  # type: ignore[arg-type]
         ServerOptions: server_options,
+        BenchOptions: lambda given: BenchOptions(**given),  # type: ignore[arg-type]
         SimulateOptions: lambda given: SimulateOptions(**given),  # type: ignore[arg-type]
         GuessOptions: lambda given: GuessOptions(**given),  # type: ignore[arg-type]
     }

@@ -1,0 +1,49 @@
+"""What `moeinf bench` may be told, beside how the model is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeinf.config.option import option
+from moeinf.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is run, how often, and the form of the figures. Raises UsageError for numbers that are too small."""
+
+    num_prompt: int = option(
+        128, "Length of the prompt. [default: {default}]", metavar="TOKENS", flags=("--num-prompt", "-p")
+    )
+    num_decode: int = option(
+        64, "How many tokens to decode. [default: {default}]", metavar="TOKENS", flags=("--num-decode", "-n")
+    )
+    repeats: int = option(
+        3, "How many warm requests follow the cold one. [default: {default}]", metavar="N", flags=("--repeats", "-r")
+    )
+    prompt_file: str | None = option(None, "Text to run on. [default: built in]", metavar="PATH")
+    routing: str | None = option(None, "Route as this trace says, in place of the model's routers.", metavar="TRACE")
+    output: str = option(
+        "table",
+        "Form of the figures: table, md, csv, json, jsonl. [default: {default}]",
+        metavar="FORM",
+        flags=("--output", "-o"),
+    )
+    policies: str | None = option(
+        None, "Eviction policies, one after the other: names with commas, or all.", metavar="NAMES", flags=("--policy",)
+    )
+    predictors: str | None = option(
+        None, "Predictors, likewise, each with every policy.", metavar="NAMES", flags=("--predictor",)
+    )
+    profile: bool = option(False, "Print where the time of a token went.", flags=("--profile",))
+    plot: str | None = option(None, "Draw speed by memory and hits by share, into a new .svg or .png.", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        least = (
+            ("--num-prompt", self.num_prompt, 1),
+            ("--num-decode", self.num_decode, 2),
+            ("--repeats", self.repeats, 0),
+        )
+        for flag, value, smallest in least:
+            if value < smallest:
+                raise UsageError(f"{flag} must be at least {smallest}, not {value}")
