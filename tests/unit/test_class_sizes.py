@@ -19,7 +19,6 @@ FIELDS = {
     "server/page/live:LiveEvent": 15,
     "engine/completion:GenerationStats": 14,
     "pull/checkpoint/conversion_plan:Conversion": 14,
-    "server/ask:Ask": 14,
     "store/manifest:Manifest": 14,
 }
 METHODS = {

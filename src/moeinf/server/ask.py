@@ -5,23 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moeinf.config.server_options import seconds_of
 from moeinf.engine.completion import Completion
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.types import JsonMapping, Message, Tool
 
+ADAPTIVE = "adaptive"  # thoughts are welcome, but not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a model must be able to do, or must not where `wanted` is False, and what is said of any other model."""
+
+    capability: str  # as StoredFacts has it
+    refusal: str
+    wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Whether and how hard a model is to think; None leaves it to the chat template.
+
+    think: as for Model.stream, or ADAPTIVE. effort: OpenAI's word for how hard, instead of `think`.
+    level: Anthropic's, which says nothing of whether to think, and nothing to a template without levels.
+    """
+
+    think: bool | str | None = None
+    effort: str | None = None
+    level: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """offered: those that the model may call. forced: the one that it must call; "": any; None: it decides.
+
+    one_call: only its first call counts.
+    """
+
+    offered: Sequence[Tool] = ()
+    forced: str | None = None
+    one_call: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a request wants. `model` is the name by which the client knows it.
+    """What a request wants, of whatever model has that name. `model` is the name by which the client knows it.
 
     prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
-    continues: the last message is the beginning of the answer.
-    tools: those that the model may call; one_call: only its first call counts.
-    format: as for Model.pieces. effort: OpenAI's word for how hard to think, instead of `think`.
-    level: Anthropic's, which says nothing of whether to think, and nothing to a template without levels.
-    params: fields of SamplingParams that the client gave. think: as for Model.stream, or thinking.ADAPTIVE.
+    continues: the last message is the beginning of the answer. format: as for Model.pieces.
+    params: fields of SamplingParams that the client gave. variables: of the chat template.
     config: fields of RuntimeConfig, with which the model is opened anew where they differ.
     keep_alive: (seconds,), or (None,) for ever; () is the server's own.
+    needs: what the request takes for granted of the model.
     """
 
     model: str
@@ -29,15 +64,13 @@ class Ask:
     raw: bool = False
     continues: bool = False
     params: JsonMapping = field(default_factory=dict)
-    think: bool | str | None = None
-    tools: Sequence[Tool] = ()
-    one_call: bool = False
+    thoughts: Thoughts = Thoughts()
+    tools: Tools = Tools()
     format: AnswerFormat | None = None
-    effort: str | None = None
-    level: str | None = None
     variables: JsonMapping = field(default_factory=dict)
     config: JsonMapping = field(default_factory=dict)
     keep_alive: tuple[float | None, ...] = ()
+    needs: Sequence[Need] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +141,8 @@ class Failed:
 
 
 Event = Loading | Reading | Text | Call | Chosen | Ended | Failed
+
+
+def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:
+    """Ask.keep_alive of a request's field. Raises UsageError."""
+    return () if value is None else (seconds_of("keep_alive", value),)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.config.server_options import seconds_of
 from moeinf.engine.stored.facts import facts_of
-from moeinf.engine.stored.preset import preset_of
-from moeinf.engine.vision.parts import without_pictures
-from moeinf.sampling.params import SamplingParams
+from moeinf.server.admission import admitted
 from moeinf.server.ask import Ask
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.body import body_of
 from moeinf.server.gate.guard import key_of
-from moeinf.server.http import Answer, Encode, EventStream, json_response, streamed, whole_answer
+from moeinf.server.http import json_response, streamed, whole_answer
 from moeinf.server.http_errors import Refusal, StoppingError
 from moeinf.server.metrics import Metrics
-from moeinf.server.prompt.agent_noise import without_noise
-from moeinf.server.prompt.prompt_preset import with_preset
+from moeinf.server.question import Question
 from moeinf.server.texts import Texts
 from moeinf.server.turns.answer_worker import Worker
 from moeinf.server.turns.job import Job
@@ -37,7 +34,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What blocks, `find`, `count` and `refuse`, belongs on a thread of the pools, as the coroutines here do it."""
+    """What blocks, `find` and `count`, belongs on a thread of the pools, as the coroutines here do it."""
 
     library: Library
     worker: Worker
@@ -56,69 +53,60 @@ class Service:
         """The stored model of that name, as a client writes it. Blocks. Raises ModelNotFoundError."""
         return self.worker.opened.find(unquote(name))
 
-    async def read(self, request: Request, kind: type[T], made: Callable[[T], Made]) -> tuple[T, Made]:
-        """The request's JSON as this type, and what `made` makes of it. Raises Refusal, and what `made` raises."""
+    async def read(self, request: Request, kind: type[T], made: Callable[[T], Made]) -> Made:
+        """What `made` makes of the request's JSON as this type. Raises Refusal, and what `made` raises."""
         body = await request.body()
-
-        def both() -> tuple[T, Made]:
-            asked = body_of(body, kind)
-            return asked, made(asked)
-
-        return await self.pools.compute.run(both)
+        return await self.pools.compute.run(lambda: made(body_of(body, kind)))
 
     async def body(self, request: Request, kind: type[T]) -> T:
         """The request's JSON as this type. Raises Refusal."""
-        return (await self.read(request, kind, lambda asked: None))[0]
+        return await self.read(request, kind, lambda asked: asked)
 
-    async def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
-        """Queues what is asked. user: whom the request names, so that users of one machine take turns.
+    async def answer(self, request: Request, kind: type[T], question_of: Callable[[T], Question]) -> Response:
+        """Reads a request, queues what it asks, and answers it.
 
-        Raises BusyError, StoppingError, ModelNotFoundError, UsageError.
+        question_of: says what a body of this type asks; it looks at nothing else. Raises Refusal, BusyError,
+        StoppingError, ModelNotFoundError, UsageError, and what the job failed with.
         """
-        ask = await self.pools.store.run(lambda: self._checked(ask))
+        question = await self.read(request, kind, question_of)
+        job, writer = await self._queued(request, question), question.writer
+        if question.streamed:
+            refuse = partial(self.pools.texts.run, partial(self._refuse, job))
+            return await streamed(request, job, writer.encode, writer.media_type, refuse)
+        answer = await whole_answer(request, job)
+        return await self.pools.compute.run(lambda: json_response(writer.whole(answer)))
+
+    async def _queued(self, request: Request, question: Question) -> Job:
+        ask = question.ask
+        ask = await self.pools.store.run(lambda: admitted(ask, self.find(ask.model)))
         host = request.client.host if request.client else ""
         client = f"{host} {key_of(request.headers)}" if self.keyed else host  # a key that nobody checks makes no turn
-        job = Job(ask, client, user or "")
+        job = Job(ask, client, question.user)
         self.worker.submit(job)
         return job
 
-    def _checked(self, ask: Ask) -> Ask:
-        """With what the model's name says. Raises ModelNotFoundError, UsageError, Refusal."""
-        stored = self.find(ask.model)
-        ask = with_preset(ask, preset_of(stored))
-        _refuse_pictures(ask, stored)
-        SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
-        return _quiet(ask)
+    def count(self, ask: Ask, gone: Callable[[], bool]) -> int:
+        """Tokens of a prompt as it would be answered. Blocks. gone: whether its client has hung up.
 
-    async def whole(self, request: Request, job: Job, form: Callable[[Answer], object]) -> Response:
-        """The answer in one piece: the JSON of what `form` makes of it. Raises what the job failed with."""
-        answer = await whole_answer(request, job)
-        return await self.pools.compute.run(lambda: json_response(form(answer)))
-
-    async def streamed(self, request: Request, job: Job, encode: Encode, media_type: str) -> EventStream:
-        """See http.streamed."""
-        return await streamed(request, job, encode, media_type, lambda: self.pools.texts.run(lambda: self.refuse(job)))
-
-    def count(self, stored: StoredModel, ask: Ask, gone: Callable[[], bool]) -> int:
-        """Tokens of a prompt as `submit` would have it answered. Blocks. gone: whether its client has hung up.
-
-        Raises Refusal, TextError, UsageError, StoppingError.
+        Raises Refusal, TextError, UsageError, StoppingError, ModelNotFoundError.
         """
-        ask = _quiet(with_preset(ask, preset_of(stored)))
-        _refuse_pictures(ask, stored)
-        with _given_up():
-            return self.texts.count(
-                stored, ask, self.worker.opened.config_for(stored, ask), lambda: gone() or self.worker.stopping
-            )
-
-    def refuse(self, job: Job) -> None:
-        """Raises what would be said against a job whose turn has not come yet. Blocks."""
-        ask = job.ask
         stored = self.find(ask.model)
-        model = None if ask.config else self.worker.opened.model_of(stored)
-        context = stored.manifest.info.context_length if model is None else model.plan.context
+        ask = admitted(ask, stored)
+        config = self.worker.opened.config_for(stored, ask)
         with _given_up():
-            self.texts.check(stored, ask, context, self.worker.opened.config_for(stored, ask), lambda: job.cancelled)
+            return self.texts.count(stored, ask, config, lambda: gone() or self.worker.stopping)
+
+    def _refuse(self, job: Job) -> None:
+        """Raises what would be said against a job whose turn has not come yet. Blocks."""
+        ask, opened = job.ask, self.worker.opened
+        stored = self.find(ask.model)
+        facts = facts_of(stored)
+        if ask.prompt is None or facts.family.encoder_input is not None:
+            return
+        model = None if ask.config else opened.model_of(stored)
+        context = facts.context_length if model is None else model.plan.context
+        with _given_up():
+            self.texts.check(stored, ask, context, opened.config_for(stored, ask), lambda: job.cancelled)
 
 
 @contextmanager
@@ -129,20 +117,13 @@ def _given_up() -> Iterator[None]:
         raise StoppingError("the client has gone, or the server is stopping; ask again later") from None
 
 
-def _refuse_pictures(ask: Ask, stored: StoredModel) -> None:
-    """Raises Refusal for a picture that the model cannot see, before anybody waits."""
-    if ask.prompt is None or isinstance(ask.prompt, str) or not without_pictures(ask.prompt)[1]:
-        return
-    if why := facts_of(stored).why_no_vision:
-        raise Refusal(400, f"{why}; leave out images")
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-def _quiet(ask: Ask) -> Ask:
-    if ask.prompt is None or isinstance(ask.prompt, str):
-        return ask
-    return replace(ask, prompt=without_noise(ask.prompt))
+def asking(kind: type[T], question_of: Callable[[T], Question]) -> Handler:
+    """The handler of a route on which a model is asked: see Service.answer."""
 
+    async def handle(service: Service, request: Request) -> Response:
+        return await service.answer(request, kind, question_of)
 
-def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:
-    """Ask.keep_alive of a request's field. Raises UsageError."""
-    return () if value is None else (seconds_of("keep_alive", value),)
+    return handle

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.decoder_only import DecoderOnly
 from moeinf.engine.answers.prompts import check_least, check_length
-from moeinf.engine.stored.facts import facts_of
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.tower_sizes import added_tokens
 from moeinf.errors import UsageError
@@ -46,20 +45,18 @@ class Texts:
     def check(
         self, stored: StoredModel, ask: Ask, context: int, config: RuntimeConfig, should_stop: Callable[[], bool]
     ) -> None:
-        """Raises what the model would say against an ask before it reads the prompt. Blocks.
+        """Raises what a model, no encoder-decoder, would say against an ask before it reads the prompt. Blocks.
 
         context: tokens that there is room for, as far as that is known. config: with which the model is opened.
         should_stop: whether nobody waits for it any longer, which raises Stopped.
         """
-        if ask.prompt is None or facts_of(stored).family.encoder_input is not None:
-            return
         longest = stored.manifest.info.context_length
         with self._tokenizer(stored, should_stop) as tokenizer:
             ids = _token_ids(tokenizer, stored, ask, config, lambda least: check_least(least, context, longest))
             check_length(len(ids), context, longest)
             check_token_ids(SamplingParams(**ask.params), min(tokenizer.num_ids, stored.manifest.info.vocab_size))
             if ask.format is not None:
-                stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools)
+                stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools.offered)
                 try:
                     GrammarConstraint(stream, ask.format, tokenizer.num_ids)
                 finally:
@@ -90,12 +87,12 @@ def _token_ids(
     """check: as check_length of ModelKind.encode. Raises TextError, UsageError, Stopped."""
     assert ask.prompt is not None
     facts = None if ask.raw else tokenizer.template
-    think = think_for(facts, ask)
+    think = think_for(facts, ask.thoughts)
     variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
-    if ask.tools:
+    if ask.tools.offered:
         if not (facts and facts.tools):
             raise UsageError(f"{stored.name} does not support tools; leave them out")
-        variables["tools"] = list(ask.tools)
+        variables["tools"] = list(ask.tools.offered)
     kind = DecoderOnly(tokenizer, lambda line: None)
     if isinstance(ask.prompt, str):
         return kind.encode(ask.prompt, raw=ask.raw, variables=variables, check_length=check)

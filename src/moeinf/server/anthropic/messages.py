@@ -1,68 +1,32 @@
-"""POST /v1/messages."""
+"""What POST /v1/messages asks."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from moeinf.engine.stored.facts import facts_of
-from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
+from moeinf.server.anthropic.head import Head
 from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, prompt_of
-from moeinf.server.anthropic.stream import MessageStream, Signature
-from moeinf.server.ask import Ask
-from moeinf.server.figures import figures
-from moeinf.server.http import Answer
-from moeinf.server.prompt.forced_calls import forced_calls
-from moeinf.server.service import Service, keep_alive_of
-from moeinf.types import JsonObject
+from moeinf.server.anthropic.stream import MessageWriter
+from moeinf.server.ask import Ask, keep_alive_of
+from moeinf.server.question import Question
 
 
-async def messages(service: Service, request: Request, request_id: str) -> Response:
-    asked, ask = await service.read(request, MessageRequest, ask_of)
-    forced, tools = forced_tool(asked.tool_choice), ask.tools
-    if forced is not None:
-        calls = await service.pools.store.run(
-            lambda: forced_calls(facts_of(service.find(asked.model)), tools, forced or None)
-        )
-        ask = replace(ask, format=calls)
-    job = await service.submit(request, ask, asked.metadata.user_id if asked.metadata else None)
-    head = Head(asked.model)
+def question_of(asked: MessageRequest, request_id: str) -> Question:
+    """Raises Refusal, UsageError."""
     thoughts_shown = asked.thinking is None or asked.thinking.display != "omitted"
-    if asked.stream:
-        stream = MessageStream(head, request_id, thoughts_shown=thoughts_shown)
-        return await service.streamed(request, job, stream.encode, "text/event-stream")
-
-    def form(answer: Answer) -> object:
-        completion = answer.made
-        content = blocks_of(answer, thoughts_shown=thoughts_shown)
-        whole = head.message(content, ending_of(completion), usage_of(completion))
-        return whole | {"moeinf": figures(completion.stats)}
-
-    return await service.whole(request, job, form)
+    ask, user = ask_of(asked), asked.metadata.user_id if asked.metadata else None
+    writer = MessageWriter(Head(asked.model), request_id, thoughts_shown=thoughts_shown)
+    return Question(ask, writer, asked.stream, user or "")
 
 
 def ask_of(asked: MessageRequest) -> Ask:
     """Raises Refusal, UsageError."""
+    ask, choice = prompt_of(asked), asked.tool_choice
+    one_call = choice is not None and choice.disable_parallel_tool_use
     return replace(
-        prompt_of(asked),
+        ask,
         params=params_given(asked),
-        one_call=asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use,
+        tools=replace(ask.tools, forced=forced_tool(choice), one_call=one_call),
         format=format_of(asked),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
-
-
-def blocks_of(answer: Answer, *, thoughts_shown: bool) -> list[JsonObject]:
-    """The content of a whole message."""
-    blocks: list[JsonObject] = []
-    if answer.thinking:
-        signature = Signature()
-        signature.add(answer.thinking)
-        thinking = answer.thinking if thoughts_shown else ""
-        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature.take()})
-    if answer.text:
-        blocks.append({"type": "text", "text": answer.text})
-    return blocks + [{**tool_use(call.name), "input": json.loads(call.arguments)} for call in answer.made.tool_calls]

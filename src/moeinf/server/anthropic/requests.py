@@ -10,11 +10,11 @@ import msgspec
 from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.fields import MESSAGE, NESTED, OUTPUT, PROMPT, THINKING, TOOL
 from moeinf.server.anthropic.tool_changes import Given, after_changes
-from moeinf.server.ask import Ask
+from moeinf.server.ask import ADAPTIVE, Ask, Thoughts, Tools
 from moeinf.server.body_fields import Fields
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.continuing import begun_answer
-from moeinf.server.prompt.thinking_field import ADAPTIVE, budget_of
+from moeinf.server.prompt.thinking_field import budget_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.types import JsonMapping, JsonObject, Tool
 
@@ -88,9 +88,8 @@ def prompt_of(asked: Prompted) -> Ask:
         asked.model,
         messages,
         continues=continues,
-        think=think_of(asked.thinking),
-        level=asked.output_config.effort if asked.output_config else None,
-        tools=_offered(tools, asked.tool_choice),
+        thoughts=Thoughts(_think(asked.thinking), level=asked.output_config.effort if asked.output_config else None),
+        tools=Tools(_offered(tools, asked.tool_choice)),
     )
 
 
@@ -141,8 +140,8 @@ def format_of(asked: MessageRequest) -> JsonObject | None:
     return given.schema if given else None
 
 
-def think_of(thinking: Thinking | None) -> bool | str | None:
-    """Ask.think: None leaves it to the chat template."""
+def _think(thinking: Thinking | None) -> bool | str | None:
+    """Thoughts.think: None leaves it to the chat template."""
     if thinking is None:
         return None
     return {"enabled": True, "disabled": False}.get(thinking.type, ADAPTIVE)

@@ -1,8 +1,9 @@
-"""A streamed answer of Anthropic's API: a message told as events, block after block."""
+"""Answers of Anthropic's API: whole messages, or messages told as events, block after block."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,19 +13,21 @@ from moeinf.server.anthropic.errors import error_body
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage, usage_of
 from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.figures import figures
-from moeinf.server.http import sse
+from moeinf.server.http import Answer, sse
 from moeinf.server.http_errors import fault_of
 from moeinf.types import JsonObject
 
 PING_S = 1.0  # between two pings while a model loads or reads
 
 
-class MessageStream:
+class MessageWriter:
     """Turns the events of an answer into those of a message.
 
     message_start tells how long the prompt is, and so waits until that is known. Until then, and whenever there is
     nothing to say, there are pings.
     """
+
+    media_type = "text/event-stream"
 
     def __init__(
         self, head: Head, request_id: str, *, thoughts_shown: bool = True, clock: Callable[[], float] = time.monotonic
@@ -52,6 +55,12 @@ class MessageStream:
             yield sse(error_body(fault_of(event.error), self._request_id), "error")
         elif isinstance(event, Ended) and event.completion is not None:
             yield from self._end(event.completion)
+
+    def whole(self, answer: Answer) -> JsonObject:
+        completion = answer.made
+        content = _blocks_of(answer, thoughts_shown=self._thoughts_shown)
+        whole = self._head.message(content, ending_of(completion), usage_of(completion))
+        return whole | {"moeinf": figures(completion.stats)}
 
     def _begin(self, prompt_tokens: int) -> bytes:
         """How many tokens of the prompt were reused is known at the end; message_delta then has all counts."""
@@ -120,3 +129,16 @@ class Signature:
 
 def _event(kind: str, **members: Any) -> bytes:
     return sse({"type": kind, **members}, kind)
+
+
+def _blocks_of(answer: Answer, *, thoughts_shown: bool) -> list[JsonObject]:
+    """The content of a whole message."""
+    blocks: list[JsonObject] = []
+    if answer.thinking:
+        signature = Signature()
+        signature.add(answer.thinking)
+        thinking = answer.thinking if thoughts_shown else ""
+        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature.take()})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text})
+    return blocks + [{**tool_use(call.name), "input": json.loads(call.arguments)} for call in answer.made.tool_calls]

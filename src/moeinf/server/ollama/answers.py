@@ -28,6 +28,8 @@ PROGRESS_S = 0.5  # between two lines that tell how far loading and reading the 
 class Lines(ABC):
     """Writes one answer. How text is told is a subclass's to say."""
 
+    media_type = "application/x-ndjson"
+
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
         """To be made when the request comes: total_duration counts from then on. clock: seconds."""
         self._ask, self._clock = ask, clock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,26 +10,24 @@ from starlette.routing import Route
 
 from moeinf.server.http import answering
 from moeinf.server.http_errors import Refusal
-from moeinf.server.ollama.chat import chat, generate
+from moeinf.server.ollama.chat import chat_question, generate_question
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.manage import copy, delete
 from moeinf.server.ollama.models import ps, show, tags, version
 from moeinf.server.ollama.pull_route import Pulls
-from moeinf.server.ollama.requests import NamedRequest
-from moeinf.server.service import Service
-
-Handle = Callable[[Service, Request], Awaitable[Response]]
+from moeinf.server.ollama.requests import ChatRequest, GenerateRequest, NamedRequest
+from moeinf.server.service import Handler, Service, asking
 
 
 def routes(service: Service) -> list[Route]:
     """Those of GET answer HEAD as well."""
 
-    def route(path: str, method: str, handle: Handle) -> Route:
-        return Route(path, answering(error_body)(functools.partial(handle, service)), methods=[method])
+    def route(path: str, method: str, handler: Handler) -> Route:
+        return Route(path, answering(error_body)(functools.partial(handler, service)), methods=[method])
 
     return [
-        route("/api/chat", "POST", chat),
-        route("/api/generate", "POST", generate),
+        route("/api/chat", "POST", asking(ChatRequest, chat_question)),
+        route("/api/generate", "POST", asking(GenerateRequest, generate_question)),
         route("/api/tags", "GET", tags),
         route("/api/show", "POST", show),
         route("/api/ps", "GET", ps),
@@ -45,7 +42,7 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-def _refused(why: str) -> Handle:
+def _refused(why: str) -> Handler:
     async def handle(service: Service, request: Request) -> Response:
         raise Refusal(400, why)
 

@@ -1,56 +1,33 @@
-"""POST /v1/chat/completions."""
+"""What POST /v1/chat/completions asks."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from moeinf.engine.stored.facts import facts_of
-from moeinf.server.ask import Ask
-from moeinf.server.http import Answer
+from moeinf.server.ask import Ask, Tools, keep_alive_of
 from moeinf.server.http_errors import Refusal
-from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
+from moeinf.server.openai.chat_answer import ChatWriter
 from moeinf.server.openai.head import Head
-from moeinf.server.openai.requests import ChatMessage, ChatRequest, params_given
+from moeinf.server.openai.requests import ChatMessage, ChatRequest, logprobs_given, params_given
 from moeinf.server.openai.response_format import format_of
-from moeinf.server.openai.thinking import budget_given, effort_of, think_of, thoughts_shown
+from moeinf.server.openai.thinking import budget_given, thoughts_of
 from moeinf.server.prompt.content import plain_content, role_of, thoughts_apart
 from moeinf.server.prompt.continuing import begun_answer
-from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.prompt.tools import checked_tools
-from moeinf.server.service import Service, keep_alive_of
-from moeinf.types import JsonObject, Message, Tool
+from moeinf.server.question import Question
+from moeinf.types import JsonObject, Message
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
-    asked, ask = await service.read(request, ChatRequest, ask_of)
-    forced, tools = _forced(asked.tool_choice), ask.tools
-    if forced is not None:
-        calls = await service.pools.store.run(
-            lambda: forced_calls(facts_of(service.find(asked.model)), tools, forced or None)
-        )
-        ask = replace(ask, format=calls)
-    job = await service.submit(request, ask, asked.user)
+def question_of(asked: ChatRequest) -> Question:
+    """Raises Refusal, UsageError."""
+    ask = ask_of(asked)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
-    if asked.stream:
-        stream = ChatStream(head, asked, thoughts_shown=thoughts_shown(asked))
-        return await service.streamed(request, job, stream.encode, "text/event-stream")
-
-    def form(answer: Answer) -> object:
-        if not thoughts_shown(asked):
-            answer.thinking = ""
-        choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen) if asked.logprobs else None}
-        return head.whole(choice, answer.made)
-
-    return await service.whole(request, job, form)
+    return Question(ask, ChatWriter(head, asked), asked.stream, asked.user or "")
 
 
 def ask_of(asked: ChatRequest) -> Ask:
     """Raises Refusal, UsageError."""
-    effort = effort_of(asked)
+    thoughts = thoughts_of(asked)
     if not asked.messages:
         raise Refusal(400, "messages is empty; give at least one")
     messages, continues = begun_answer(
@@ -62,12 +39,10 @@ def ask_of(asked: ChatRequest) -> Ask:
         asked.model,
         messages,
         continues=continues,
-        params=params_given(asked) | _logprobs(asked) | budget_given(asked),
-        effort=effort,
-        think=think_of(asked),
+        params=params_given(asked) | logprobs_given(asked) | budget_given(asked),
+        thoughts=thoughts,
         variables=asked.chat_template_kwargs or {},
         tools=_tools(asked),
-        one_call=asked.parallel_tool_calls is False,
         format=format_of(asked),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
@@ -85,10 +60,11 @@ def message_of(message: ChatMessage, where: str) -> Message:
     return plain | {name: msgspec.to_builtins(value) for name in named if (value := getattr(message, name))}
 
 
-def _tools(asked: ChatRequest) -> tuple[Tool, ...]:
-    """Those that the model may call. Raises Refusal."""
-    tools = checked_tools(asked.tools)
-    return () if asked.tool_choice == "none" else tools
+def _tools(asked: ChatRequest) -> Tools:
+    """Raises Refusal."""
+    forced, tools = _forced(asked.tool_choice), checked_tools(asked.tools)
+    offered = () if asked.tool_choice == "none" else tools
+    return Tools(offered, forced, one_call=asked.parallel_tool_calls is False)
 
 
 def _forced(choice: str | JsonObject | None) -> str | None:
@@ -101,12 +77,3 @@ def _forced(choice: str | JsonObject | None) -> str | None:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Refusal(400, f"tool_choice cannot be {choice!r:.80}; it is auto, none, required or a function")
     return str(function["name"])
-
-
-def _logprobs(asked: ChatRequest) -> dict[str, int]:
-    """Raises Refusal."""
-    if asked.top_logprobs is not None and not asked.logprobs:
-        raise Refusal(400, "top_logprobs is given without logprobs: set logprobs to true")
-    if asked.top_logprobs is not None and not 0 <= asked.top_logprobs <= 20:
-        raise Refusal(400, "top_logprobs must be between 0 and 20")
-    return {"top_logprobs": asked.top_logprobs or 0} if asked.logprobs else {}

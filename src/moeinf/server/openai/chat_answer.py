@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from moeinf.server.ask import Call, Chance, Chosen, Text
 from moeinf.server.http import Answer
 from moeinf.server.openai.head import Head
-from moeinf.server.openai.requests import Sampling
-from moeinf.server.openai.stream import ChunkStream
+from moeinf.server.openai.requests import ChatRequest
+from moeinf.server.openai.stream import ChunkWriter
+from moeinf.server.openai.thinking import thoughts_shown
 from moeinf.types import JsonObject
 
 
@@ -33,13 +34,19 @@ def _thoughts(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
-class ChatStream(ChunkStream):
+class ChatWriter(ChunkWriter):
     """Each chunk has the probabilities of the tokens that were chosen since the one before."""
 
-    def __init__(self, head: Head, asked: Sampling, *, thoughts_shown: bool = True) -> None:
+    def __init__(self, head: Head, asked: ChatRequest) -> None:
         super().__init__(head, asked)
-        self._begun, self._thoughts_shown = False, thoughts_shown
+        self._begun, self._thoughts_shown, self._logprobs = False, thoughts_shown(asked), bool(asked.logprobs)
         self._tokens: list[Chosen] = []
+
+    def whole(self, answer: Answer) -> JsonObject:
+        if not self._thoughts_shown:
+            answer.thinking = ""
+        told = logprobs(answer.chosen) if self._logprobs else None
+        return self.head.whole({"message": message_of_answer(answer), "logprobs": told}, answer.made)
 
     def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         if isinstance(piece, Chosen):

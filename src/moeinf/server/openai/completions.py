@@ -1,29 +1,23 @@
-"""POST /v1/completions: a text is continued as it is, without a chat template."""
+"""What POST /v1/completions asks: a text is continued as it is, without a chat template."""
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from moeinf.server.ask import Ask, Call, Chosen, Text
+from moeinf.server.ask import Ask, Call, Chosen, Text, keep_alive_of
+from moeinf.server.http import Answer
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import CompletionRequest, params_given
 from moeinf.server.openai.response_format import format_of
-from moeinf.server.openai.stream import ChunkStream
-from moeinf.server.service import Service, keep_alive_of
+from moeinf.server.openai.stream import ChunkWriter
+from moeinf.server.question import Question
 from moeinf.types import JsonObject
 
 
-async def completions(service: Service, request: Request) -> Response:
-    asked, ask = await service.read(request, CompletionRequest, ask_of)
-    job = await service.submit(request, ask, asked.user)
+def question_of(asked: CompletionRequest) -> Question:
+    """Raises Refusal, UsageError."""
+    ask = ask_of(asked)
     head = Head(asked.model, "text_completion", "text_completion", "cmpl")
-    if asked.stream:
-        return await service.streamed(request, job, TextStream(head, asked).encode, "text/event-stream")
-    return await service.whole(
-        request, job, lambda answer: head.whole({"text": answer.text, "logprobs": None}, answer.made)
-    )
+    return Question(ask, TextWriter(head, asked), asked.stream, asked.user or "")
 
 
 def ask_of(asked: CompletionRequest) -> Ask:
@@ -43,6 +37,9 @@ def ask_of(asked: CompletionRequest) -> Ask:
     )
 
 
-class TextStream(ChunkStream):
+class TextWriter(ChunkWriter):
     def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         return {"text": piece.text} if isinstance(piece, Text) else None
+
+    def whole(self, answer: Answer) -> JsonObject:
+        return self.head.whole({"text": answer.text, "logprobs": None}, answer.made)

@@ -160,6 +160,15 @@ def params_given(request: Sampling) -> JsonObject:
     return given
 
 
+def logprobs_given(asked: ChatRequest) -> dict[str, int]:
+    """The field of SamplingParams that asks for the probabilities of tokens. Raises Refusal."""
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise Refusal(400, "top_logprobs is given without logprobs: set logprobs to true")
+    if asked.top_logprobs is not None and not 0 <= asked.top_logprobs <= 20:
+        raise Refusal(400, "top_logprobs must be between 0 and 20")
+    return {"top_logprobs": asked.top_logprobs or 0} if asked.logprobs else {}
+
+
 def _biases(pairs: Iterable[tuple[str, float]]) -> dict[int, float]:
     biases = {}
     for token, bias in pairs:

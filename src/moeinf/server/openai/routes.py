@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,21 +10,21 @@ from starlette.routing import Route
 
 from moeinf.server.http import answering, json_response
 from moeinf.server.http_errors import Refusal
-from moeinf.server.openai.chat import chat_completions
-from moeinf.server.openai.completions import completions
+from moeinf.server.openai import chat, completions
 from moeinf.server.openai.errors import error_body
-from moeinf.server.service import Service
+from moeinf.server.openai.requests import ChatRequest, CompletionRequest
+from moeinf.server.service import Handler, Service, asking
 from moeinf.store.library import StoredModel
 from moeinf.types import JsonObject
 
 
 def routes(service: Service) -> list[Route]:
-    def route(path: str, method: str, handler: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+    def route(path: str, method: str, handler: Handler) -> Route:
         return Route(path, answering(error_body)(functools.partial(handler, service)), methods=[method])
 
     return [
-        route("/v1/chat/completions", "POST", chat_completions),
-        route("/v1/completions", "POST", completions),
+        route("/v1/chat/completions", "POST", asking(ChatRequest, chat.question_of)),
+        route("/v1/completions", "POST", asking(CompletionRequest, completions.question_of)),
         route("/v1/embeddings", "POST", _no_embeddings),
         route("/v1/models", "GET", _models),
         route("/v1/models/{name:path}", "GET", _model),

@@ -1,4 +1,4 @@
-"""A streamed answer of OpenAI's API: chunks as server-sent events, and comments while there is nothing to say."""
+"""Answers of OpenAI's API: whole, or chunks as server-sent events, and comments while there is nothing to say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.figures import figures
-from moeinf.server.http import sse
+from moeinf.server.http import Answer, sse
 from moeinf.server.http_errors import fault_of
 from moeinf.server.openai.errors import error_body
 from moeinf.server.openai.head import Head, finish_reason, usage_of
@@ -16,16 +16,22 @@ from moeinf.server.openai.requests import Sampling
 from moeinf.types import JsonObject
 
 
-class ChunkStream(ABC):
-    """Turns the events of an answer into chunks. What a choice of a chunk holds is a subclass's to say."""
+class ChunkWriter(ABC):
+    """Turns the events of an answer into chunks. What a choice holds is a subclass's to say."""
+
+    media_type = "text/event-stream"
 
     def __init__(self, head: Head, asked: Sampling) -> None:
-        self._head = head
+        self.head = head
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
 
     @abstractmethod
     def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         """The choice for a piece of an answer; for an empty text, that of the last chunk. None: it is not shown."""
+
+    @abstractmethod
+    def whole(self, answer: Answer) -> JsonObject:
+        """See question.Writer."""
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
         if event is None:
@@ -43,8 +49,8 @@ class ChunkStream(ABC):
             last = self.choice(Text("")) or {}
             yield self._chunk(last, finish_reason(completion), moeinf=figures(completion.stats))
             if self._usage:
-                yield self._head.chunk([], usage=usage_of(completion))
+                yield self.head.chunk([], usage=usage_of(completion))
             yield sse(b"[DONE]")
 
     def _chunk(self, choice: JsonObject, reason: str | None, **more: Any) -> bytes:
-        return self._head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)
+        return self.head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moeinf.server.ask import Thoughts
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.fields import BUDGETS
 from moeinf.server.openai.requests import ChatRequest
@@ -9,8 +10,14 @@ from moeinf.server.prompt.thinking_field import budget_of
 from moeinf.text.thinking_text import think_of_effort
 
 
-def effort_of(asked: ChatRequest) -> str | None:
-    """How hard to think. Raises UsageError for a word that is none, Refusal for two that differ."""
+def thoughts_of(asked: ChatRequest) -> Thoughts:
+    """Raises UsageError for a word that is none, Refusal where two fields differ."""
+    effort = _effort(asked)
+    return Thoughts(_think(asked), effort)
+
+
+def _effort(asked: ChatRequest) -> str | None:
+    """How hard to think."""
     given = {asked.reasoning_effort, asked.reasoning.effort if asked.reasoning else None} - {None}
     if len(given) > 1:
         raise Refusal(400, "reasoning_effort and reasoning.effort say different things; give one of them")
@@ -21,8 +28,8 @@ def effort_of(asked: ChatRequest) -> str | None:
     return next(iter(given), None)
 
 
-def think_of(asked: ChatRequest) -> bool | None:
-    """Whether to think, where the client says so apart from how hard. Raises Refusal for a yes beside a no."""
+def _think(asked: ChatRequest) -> bool | None:
+    """Whether to think, where the client says so apart from how hard."""
     switches = _switches(asked)
     if len(switches) > 1:
         raise Refusal(400, "enable_thinking, thinking and reasoning.enabled say different things; give one of them")

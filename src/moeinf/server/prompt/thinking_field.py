@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from moeinf.server.ask import Ask
+from moeinf.server.ask import ADAPTIVE, Thoughts
 from moeinf.server.http_errors import Refusal
 from moeinf.text.thinking_text import TemplateFacts, think_of_effort
-
-ADAPTIVE = "adaptive"  # thoughts are welcome, but not asked for
 
 
 def budget_of(given: int, where: str) -> int:
@@ -16,15 +14,15 @@ def budget_of(given: int, where: str) -> int:
     return given
 
 
-def think_for(facts: TemplateFacts | None, ask: Ask) -> bool | str | None:
+def think_for(facts: TemplateFacts | None, asked: Thoughts) -> bool | str | None:
     """`think` of Model.pieces. A model that does not think grants it to be left, and is not asked to adapt.
 
     facts: None for a model without a chat template. Raises UsageError for a word that is none.
     """
-    if ask.effort is not None:
-        return think_of_effort(facts, ask.effort)
-    if ask.level is not None and ask.think is not False and facts is not None and facts.has_levels:
-        return think_of_effort(facts, ask.level)
-    if ask.think in (False, ADAPTIVE) and not (facts and facts.thinks):
+    if asked.effort is not None:
+        return think_of_effort(facts, asked.effort)
+    if asked.level is not None and asked.think is not False and facts is not None and facts.has_levels:
+        return think_of_effort(facts, asked.level)
+    if asked.think in (False, ADAPTIVE) and not (facts and facts.thinks):
         return None
-    return True if ask.think == ADAPTIVE else ask.think
+    return True if asked.think == ADAPTIVE else asked.think

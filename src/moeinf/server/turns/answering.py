@@ -7,7 +7,7 @@ from collections.abc import Callable
 from moeinf.engine.completion import Completion, Hooks
 from moeinf.engine.model import Model
 from moeinf.sampling.logprobs import ChosenToken
-from moeinf.server.ask import Call, Chance, Chosen, Reading, Text
+from moeinf.server.ask import Call, Chance, Chosen, Reading, Text, Thoughts
 from moeinf.server.http_errors import StoppingError
 from moeinf.server.prompt.thinking_field import think_for
 from moeinf.server.turns.job import Job
@@ -28,18 +28,18 @@ def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Completion:
         on_token=lambda chosen: job.put(_told(chosen, model.tokenizer)),
     )
     think = None
-    if any(each is not None for each in (ask.think, ask.effort, ask.level)):
-        think = think_for(None if ask.raw else model.generator.kind.template, ask)
+    if ask.thoughts != Thoughts():
+        think = think_for(None if ask.raw else model.generator.kind.template, ask.thoughts)
     for piece in model.pieces(
-        ask.prompt, model.params(**ask.params), raw=ask.raw, think=think, variables=ask.variables, tools=ask.tools,
-        format=ask.format, continues=ask.continues, hooks=hooks,
+        ask.prompt, model.params(**ask.params), raw=ask.raw, think=think, variables=ask.variables,
+        tools=ask.tools.offered, format=ask.format, continues=ask.continues, hooks=hooks,
     ):  # fmt: skip
         _tell(piece, job)
     completion = model.last
     assert completion is not None, "an answer has a completion, even one without a token"
     if completion.finish_reason == "interrupted" and not job.cancelled:
         raise StoppingError("the server stopped before the answer was whole; ask again later")
-    if ask.one_call:
+    if ask.tools.one_call:
         completion.call_parts = [part for part in completion.call_parts if part.index == 0]
     return completion
 
@@ -48,7 +48,7 @@ def _tell(piece: Piece, job: Job) -> None:
     call = piece.call
     if call is None:
         job.put(Text(piece.text, piece.thought))
-    elif call.index == 0 or not job.ask.one_call:
+    elif call.index == 0 or not job.ask.tools.one_call:
         job.put(Call(call.index, call.name, call.arguments))
 
 

@@ -12,7 +12,7 @@ import pytest
 from moeinf.engine.completion import Completion, GenerationStats
 from moeinf.errors import ContextLengthError
 from moeinf.server.anthropic.head import Head
-from moeinf.server.anthropic.stream import MessageStream
+from moeinf.server.anthropic.stream import MessageWriter
 from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.http_errors import BusyError
 from moeinf.text.text_stream import CallPart
@@ -23,7 +23,7 @@ STATS = GenerationStats(prompt_tokens=9, cached_tokens=4)
 def told(*events: Event | None, **options: Any) -> list[dict[str, Any]]:
     """What a client is sent, each event with the type that its `event:` line and its data agree on."""
     seconds = count(0, 5)
-    stream = MessageStream(Head("m"), "req_1", **({"clock": lambda: next(seconds)} | options))
+    stream = MessageWriter(Head("m"), "req_1", **({"clock": lambda: next(seconds)} | options))
     sent = []
     for event in events:
         for piece in stream.encode(event):

@@ -26,7 +26,7 @@ def asked(*messages: dict[str, Any]) -> tuple[list[str], list[Any]]:
     tools = [tool("early"), tool("late")]
     ask = prompt_of(msgspec.convert({"model": "m", "messages": list(messages), "tools": tools}, Prompted))
     assert isinstance(ask.prompt, list)
-    return [each["function"]["name"] for each in ask.tools], ask.prompt
+    return [each["function"]["name"] for each in ask.tools.offered], ask.prompt
 
 
 DEFINED = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool("new")}}

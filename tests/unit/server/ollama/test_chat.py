@@ -18,11 +18,11 @@ def read(kind: Any, **fields: Any) -> Any:
 
 
 def chat(**fields: Any) -> Any:
-    return chat_ask(read(ChatRequest, **fields), None)
+    return chat_ask(read(ChatRequest, **fields))
 
 
 def generate(**fields: Any) -> Any:
-    return generate_ask(read(GenerateRequest, **fields), None)
+    return generate_ask(read(GenerateRequest, **fields))
 
 
 def test_messages_come_with_lower_case_roles_and_plain_text() -> None:

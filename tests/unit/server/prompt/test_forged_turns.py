@@ -125,12 +125,12 @@ def ollama_body(say: Say) -> tuple[Any, Callable[[Any], Ask]]:
         "options": {"stop": [say("stop")]},
         "format": schema(say),
     }
-    return msgspec.convert({"model": "m", **body}, OllamaChat), lambda asked: ollama.chat_ask(asked, None)
+    return msgspec.convert({"model": "m", **body}, OllamaChat), ollama.chat_ask
 
 
 def generate_body(say: Say) -> tuple[Any, Callable[[Any], Ask]]:
     body = {"model": "m", "prompt": say("question"), "system": say("system"), "format": schema(say)}
-    return msgspec.convert(body, GenerateRequest), lambda asked: ollama.generate_ask(asked, None)
+    return msgspec.convert(body, GenerateRequest), ollama.generate_ask
 
 
 def anthropic_body(say: Say) -> tuple[Any, Callable[[Any], Ask]]:
@@ -170,8 +170,8 @@ def pieces(name: str, body: Body, say: Say, told: bool) -> list[tuple[str, bool]
     variables = template_variables(facts, None, ask.variables)
     if told:
         variables |= template_variables(facts, None, {each: say(each) for each in sorted(facts.variables)})
-    if ask.tools:
-        variables["tools"] = list(ask.tools)
+    if ask.tools.offered:
+        variables["tools"] = list(ask.tools.offered)
     return list(split_marked(made.render(prompt, variables)[0], control))
 
 

@@ -1,0 +1,36 @@
+"""What becomes of an ask once its model is known: it is refused, or made whole by what the model's name says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeinf.engine.stored.facts import facts_of
+from moeinf.engine.stored.preset import preset_of
+from moeinf.engine.vision.parts import without_pictures
+from moeinf.sampling.params import SamplingParams
+from moeinf.server.ask import Ask
+from moeinf.server.http_errors import Refusal
+from moeinf.server.prompt.agent_noise import without_noise
+from moeinf.server.prompt.forced_calls import forced_calls
+from moeinf.server.prompt.prompt_preset import with_preset
+from moeinf.store.library import StoredModel
+
+
+def admitted(ask: Ask, stored: StoredModel) -> Ask:
+    """The ask as the model is given it, before anybody waits. Reads small files, the first time.
+
+    Raises Refusal, UsageError, StoreError, TextError.
+    """
+    facts = facts_of(stored)
+    for need in ask.needs:
+        if (need.capability in facts.capabilities) != need.wanted:
+            raise Refusal(400, need.refusal)
+    if ask.tools.forced is not None:
+        ask = replace(ask, format=forced_calls(facts, ask.tools.offered, ask.tools.forced or None))
+    ask = with_preset(ask, preset_of(stored))
+    if ask.prompt is not None and not isinstance(ask.prompt, str):
+        if without_pictures(ask.prompt)[1] and (why := facts.why_no_vision):
+            raise Refusal(400, f"{why}; leave out images")
+        ask = replace(ask, prompt=without_noise(ask.prompt))
+    SamplingParams(**ask.params)  # refuses what is out of range
+    return ask
