@@ -22,7 +22,6 @@ FIELDS = {
     "store/manifest:Manifest": 14,
 }
 METHODS = {
-    "runtime/io/python_reader:PureReader": 26,
     "pull/checkpoint/tensors:Tensors": 25,
     "text/templates/traced:Traced": 25,
     "runtime/cache/tier:ExpertTier": 24,
