@@ -9,6 +9,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "moeinf/span.h"
+
 namespace moeinf {
 
 using Vector = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
@@ -21,6 +23,12 @@ using ConstHeads =
 using OptionalVector = std::optional<Vector>;  // None where the model has no such tensor
 using OptionalRows = std::optional<ConstRows>;
 using Bytes = nanobind::ndarray<std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+// The rows of an array of two dimensions.
+template <typename T, typename... Traits>
+RowSpan<T> rows_of(const nanobind::ndarray<T, Traits...>& array) {
+  return {array.data(), static_cast<std::int64_t>(array.shape(0)), static_cast<std::int64_t>(array.shape(1))};
+}
 
 // ValueError in Python.
 inline void require(bool holds, const char* what) {

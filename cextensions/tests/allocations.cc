@@ -24,9 +24,9 @@ bool allocation_fails() noexcept {
   return true;
 }
 
-FailingAllocation::FailingAllocation(int number, bool persistent) {
+FailingAllocation::FailingAllocation(int number, Refused refused) {
   failed = false;
-  persists = persistent;
+  persists = refused == Refused::kFromThenOn;
   left = number;
 }
 

@@ -7,11 +7,14 @@
 #include "check.h"
 #include "moeinf/errors.h"
 
-// While it lives, the request for memory with this number fails, counted from 0 in all threads, and where it
-// is `persistent` all that follow do, too: operator new in each form, and anonymous mappings of the engine.
+enum class Refused { kOnce, kFromThenOn };
+
+// While it lives, the request for memory with this number fails, counted from 0 in all threads, and all that
+// follow where they are refused from then on: operator new in each form, and anonymous mappings of the
+// engine.
 class FailingAllocation {
  public:
-  FailingAllocation(int number, bool persistent);
+  FailingAllocation(int number, Refused refused);
   ~FailingAllocation();
   FailingAllocation(const FailingAllocation&) = delete;
   FailingAllocation& operator=(const FailingAllocation&) = delete;
@@ -25,13 +28,13 @@ class FailingAllocation {
 template <typename Make, typename Ask>
 int at_every_allocation(const Make& make, const Ask& ask) {
   int number = 0;
-  for (const bool persistent : {true, false}) {
+  for (const Refused refused : {Refused::kFromThenOn, Refused::kOnce}) {
     bool has_failed = true;
     for (number = 0; has_failed; ++number) {
       auto subject = make();
       bool right = true;
       {
-        const FailingAllocation failing(number, persistent);
+        const FailingAllocation failing(number, refused);
         try {
           right = ask(*subject);
         } catch (const std::bad_alloc&) {

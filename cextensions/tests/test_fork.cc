@@ -65,7 +65,7 @@ TEST(a_reader_is_refused_and_let_go_of_in_a_forked_child) {
        {BackendKind::kThreads, BackendKind::kAuto}) {  // io_uring, where there is one
     moeinf::ReaderOptions options;
     options.backend = kind;
-    options.direct = false;
+    options.access = moeinf::Access::kCached;
     if (kind == BackendKind::kThreads) options.pread = slow_pread;
     held = true;
     auto reader =
@@ -73,15 +73,17 @@ TEST(a_reader_is_refused_and_let_go_of_in_a_forked_child) {
                                  std::make_shared<moeinf::Arena>(16 * kBlock), options);
     const std::int64_t key = 7, none = 0;
     const double priority = std::numeric_limits<double>::infinity();
-    const auto submit = [&] { reader->submit(&key, &none, &none, &none, 16 * kBlock, &priority, 1); };
-    const auto wait = [&] { return reader->wait_any(&key, 1, std::chrono::milliseconds(60000)); };
+    const auto submit = [&] {
+      reader->submit({&key, 1}, {&none, 1}, {&none, 1}, {&none, 1}, 16 * kBlock, {&priority, 1});
+    };
+    const auto wait = [&] { return reader->wait_any({&key, 1}, std::chrono::milliseconds(60000)); };
     submit();
     CHECK(holds_in_child([&] {
       const bool was_refused = refused_after_fork(submit) && refused_after_fork(wait) &&
                                refused_after_fork([&] { reader->poll(); }) &&
-                               refused_after_fork([&] { reader->cancel(&key, 1); }) &&
-                               refused_after_fork([&] { reader->reprioritise(&key, &priority, 1); }) &&
-                               refused_after_fork([&] { reader->known(&key, 1); }) &&
+                               refused_after_fork([&] { reader->cancel({&key, 1}); }) &&
+                               refused_after_fork([&] { reader->reprioritise({&key, 1}, {&priority, 1}); }) &&
+                               refused_after_fork([&] { reader->known({&key, 1}); }) &&
                                refused_after_fork([&] { reader->path_of(key); }) &&
                                refused_after_fork([&] { reader->bytes_read(); }) &&
                                refused_after_fork([&] { reader->busy_seconds(); }) &&

@@ -74,7 +74,7 @@ struct Reading {
     for (std::int64_t key = 0; key < kKeys; ++key) {
       const std::int64_t number = 0, offset = key * kExpert;
       const std::uint32_t sum = moeinf::crc32c(file.bytes.data() + offset, kExpert);
-      reader->expect(&number, &offset, kExpert, &sum, 1, true);
+      reader->expect({&number, 1}, {&offset, 1}, kExpert, {&sum, 1}, moeinf::Compared::kAlways);
     }
   }
 
@@ -89,8 +89,10 @@ struct Reading {
         sizes.push_back(kBlock);
       }
     }
-    reader->submit_pieces(keys.data(), keys.size(), 2, files.data(), starts.data(), destinations.data(),
-                          sizes.data(), priorities.data());
+    const auto rows = [&](const std::vector<std::int64_t>& column) -> moeinf::RowSpan<const std::int64_t> {
+      return {column.data(), static_cast<std::int64_t>(keys.size()), 2};
+    };
+    reader->submit_pieces(keys, {rows(files), rows(starts), rows(destinations), rows(sizes)}, priorities);
   }
   bool holds(std::int64_t key, std::int64_t offset) const {
     return std::memcmp(arena->data() + offset, file.bytes.data() + key * kExpert, kExpert) == 0;
@@ -111,10 +113,10 @@ class ReadsOfEngine final : public moeinf::ExpertReads {
     reading_.submit(keys, offsets, priorities);
   }
   void reprioritise(const Keys& keys, const std::vector<double>& priorities) override {
-    reading_.reader->reprioritise(keys.data(), priorities.data(), keys.size());
+    reading_.reader->reprioritise(keys, priorities);
   }
-  Keys cancel(const Keys& keys) override { return reading_.reader->cancel(keys.data(), keys.size()); }
-  Keys known(const Keys& keys) override { return reading_.reader->known(keys.data(), keys.size()); }
+  Keys cancel(const Keys& keys) override { return reading_.reader->cancel(keys); }
+  Keys known(const Keys& keys) override { return reading_.reader->known(keys); }
   Polled poll() override {
     auto polled = reading_.reader->poll();
     return {std::move(polled.done), std::move(polled.failed)};
@@ -122,7 +124,7 @@ class ReadsOfEngine final : public moeinf::ExpertReads {
   Waited wait_any(const Keys& keys) override {
     Waited waited;
     try {
-      waited.landed = reading_.reader->wait_any(keys.data(), keys.size(), kLong);
+      waited.landed = reading_.reader->wait_any(keys, kLong);
     } catch (const moeinf::ReadFailure& failure) {
       waited.failed = failure.key;
       waited.error = std::current_exception();
@@ -138,8 +140,7 @@ class ReadsOfEngine final : public moeinf::ExpertReads {
 struct Tier {
   Tier(const ExpertFile& file, BackendKind kind)
       : reading(file, kind),
-        table(0, {{kExpert}, std::vector<std::uint8_t>(kKeys / 2, 0), {}}, states.data(), offsets.data(),
-              kKeys),
+        table(0, {{kExpert}, std::vector<std::uint8_t>(kKeys / 2, 0), {}}, states, offsets),
         cache(table, kLayers, kExperts, [this](std::int64_t) { return scores.data(); }),
         reads(reading),
         loader(cache, reads, 2) {}
@@ -187,18 +188,17 @@ TEST(reads_go_on_after_any_request_for_memory_was_refused) {
   for (const BackendKind kind : backends()) {
     const auto ask = [](Reading& reading) {
       Keys left = {0, 1, 7};
-      for (Keys known;
-           !(known = reading.reader->known(left.data(), left.size())).empty();) {  // of the last try
+      for (Keys known; !(known = reading.reader->known(left)).empty();) {  // of the last try
         try {
-          reading.reader->wait_any(known.data(), known.size(), kLong);
+          reading.reader->wait_any(known, kLong);
         } catch (const moeinf::ReadFailure&) {
         }
       }
       const double first = std::numeric_limits<double>::infinity();
       reading.submit(left, {0, kExpert, 7 * kExpert}, {0.5, 0.5, 0.5});
-      reading.reader->reprioritise(&left[1], &first, 1);
+      reading.reader->reprioritise({&left[1], 1}, {&first, 1});
       while (!left.empty()) {
-        for (const std::int64_t key : reading.reader->wait_any(left.data(), left.size(), kLong)) {
+        for (const std::int64_t key : reading.reader->wait_any(left, kLong)) {
           if (!reading.holds(key, key * kExpert)) return false;
           left.erase(std::find(left.begin(), left.end(), key));
         }
@@ -237,7 +237,8 @@ TEST(products_go_on_after_their_scratch_memory_was_refused) {
   const auto ask = [&](moeinf::Kernels& kernels) {
     for (const std::int64_t cols : {std::int64_t{256}, std::int64_t{768}, most_cols}) {
       std::fill(y.begin(), y.end(), 0.0F);
-      kernels.linear({bytes.data(), moeinf::Format::kQ8_0, kRows, cols, 1}, x.data(), kTokens, y.data());
+      kernels.linear({bytes.data(), moeinf::Format::kQ8_0, kRows, cols, 1}, {x.data(), kTokens, cols},
+                     y.data());
     }
     if (expected.empty()) expected = y;
     return y == expected;
@@ -278,13 +279,13 @@ TEST(experts_go_on_after_any_request_for_memory_was_refused) {
   const auto ask = [&](Subject& subject) {
     std::fill(out.begin(), out.end(), 0.0F);
     moeinf::ExpertKernel& experts = *subject.experts;
-    experts.begin(hidden.data(), kTokens, ids.data(), weights.data(), kTopK);
+    experts.begin({hidden.data(), kTokens, kHidden}, {ids.data(), kTokens, kTopK}, weights.data());
     for (const std::int64_t expert : experts.experts()) {
       const std::int64_t offset = 0;
       try {
-        experts.compute(&expert, &offset, 1);
+        experts.compute({&expert, 1}, {&offset, 1});
       } catch (...) {
-        const FailingAllocation none(std::numeric_limits<int>::max(), false);
+        const FailingAllocation none(std::numeric_limits<int>::max(), Refused::kOnce);
         CHECK(throws<std::invalid_argument>([&] { experts.finish(out.data()); }));
         throw;
       }
@@ -327,7 +328,7 @@ TEST(a_draw_goes_on_after_its_memory_was_refused) {
     std::exception_ptr failed;
     std::thread([&] {  // memory for a draw is kept for each thread
       try {
-        drawn = draw_token(moeinf::ops_for(""), scores.data(), 3000, {1, 0.5F, 0, 0.25});
+        drawn = draw_token(moeinf::ops_for(""), scores, {1, 0.5F, 0, 0.25});
       } catch (...) {
         failed = std::current_exception();
       }

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "../arrays.h"
-#include "../bindings.h"
-#include "../next_use_scores.h"
-#include "../vectors.h"
-#include "expert_cache.h"
+#include "arrays.h"
+#include "bindings.h"
+#include "cache/expert_cache.h"
+#include "policy/next_use_scores.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 using moeinf::BoundExpertCache;
@@ -54,10 +54,7 @@ std::int64_t release(BoundExpertCache& cache, const Keys& keys) {
   return wasted;
 }
 
-void take_over(BoundExpertCache& cache, const Numbers& numbers) {
-  if (numbers.size() != cache.core().table().num_keys()) throw std::invalid_argument("numbers are one a key");
-  cache.core().renumber(numbers.data());
-}
+void take_over(BoundExpertCache& cache, const Numbers& numbers) { cache.core().renumber(numbers); }
 
 std::vector<std::int64_t> by_class(const SlotTable& table,
                                    std::int64_t (SlotTable::*count)(std::size_t) const) {
@@ -154,12 +151,13 @@ const double* moeinf::BoundExpertCache::scores(std::int64_t layer) {
   return last_.data();
 }
 
-void moeinf::BoundExpertCache::add(const char* name, std::int64_t count) {
+void moeinf::BoundExpertCache::add(const char* name, std::int64_t& count) {
   if (count != 0) stats_.attr(name) = stats_.attr(name) + nb::int_(count);
+  count = 0;
 }
 
 void moeinf::BoundExpertCache::flush() {
-  const CacheCounts counts = cache_.take_counts();
+  CacheCounts& counts = cache_.counts();
   add("hits", counts.hits);
   add("misses", counts.misses);
   add("late_hits", counts.late_hits);

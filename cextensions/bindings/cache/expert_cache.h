@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "../next_use_scores.h"
 #include "moeinf/cache/expert_cache.h"
 #include "moeinf/cache/slot_table.h"
+#include "policy/next_use_scores.h"
 
 namespace moeinf {
 
@@ -32,18 +32,12 @@ class BoundSlotTable {
                  WrittenOffsets offsets)
       : states_(std::move(states)),
         offsets_(std::move(offsets)),
-        table_(first_offset, {std::move(class_bytes), copied(of_slots), copied(of_keys)}, states_.data(),
-               offsets_.data(), num_keys()) {}
+        table_(first_offset, {std::move(class_bytes), copied(of_slots), copied(of_keys)}, states_, offsets_) {
+  }
 
   SlotTable& core() { return table_; }
 
  private:
-  // Before the table writes into the arrays.
-  std::size_t num_keys() const {
-    if (states_.shape(0) != offsets_.shape(0))
-      throw std::invalid_argument("states and offsets differ in length");
-    return states_.shape(0);
-  }
   static std::vector<std::uint8_t> copied(const SizeClasses& classes) {
     return {classes.data(), classes.data() + classes.shape(0)};
   }
@@ -71,7 +65,7 @@ class BoundExpertCache {
   using Scores = nanobind::ndarray<const double, nanobind::c_contig, nanobind::device::cpu>;
 
   const double* scores(std::int64_t layer);
-  void add(const char* name, std::int64_t count);
+  void add(const char* name, std::int64_t& count);  // which is 0 afterwards
 
   nanobind::object policy_;
   nanobind::object native_object_;  // of the policy, or none

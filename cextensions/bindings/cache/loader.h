@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "../io/native_reader.h"
-#include "expert_cache.h"
+#include "cache/expert_cache.h"
+#include "io/native_reader.h"
 #include "moeinf/cache/loader.h"
 
 namespace moeinf {
@@ -36,14 +36,14 @@ class BoundLoader {
     cache_.flush();
   }
   std::int64_t prefetch(const KeyArray& keys, const Priorities& priorities) {
-    require_as_many(keys, priorities.shape(0), "priorities");
+    require_as_many(keys, priorities, "priorities");
     const std::int64_t count =
         loader_.prefetch(copied(keys), {priorities.data(), priorities.data() + priorities.shape(0)});
     cache_.flush();
     return count;
   }
   void reprioritise(const KeyArray& keys, const Priorities& priorities) {
-    require_as_many(keys, priorities.shape(0), "priorities");
+    require_as_many(keys, priorities, "priorities");
     loader_.reprioritise(copied(keys), {priorities.data(), priorities.data() + priorities.shape(0)});
   }
   std::int64_t cancel(const Keys& keys) {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "../bindings.h"
-#include "../vectors.h"
-#include "loader.h"
+#include "bindings.h"
+#include "cache/loader.h"
 #include "moeinf/cache/loader.h"
 #include "moeinf/errors.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 using moeinf::BoundExpertCache;
@@ -130,14 +130,17 @@ class FileReads final : public ExpertReads {
         num_bytes_.push_back(places_.num_bytes(row, piece));
       }
     }
-    reader_.engine().submit_pieces(keys.data(), keys.size(), num_pieces, files_.data(), starts_.data(),
-                                   destinations_.data(), num_bytes_.data(), priorities.data());
+    const auto rows = [&](const std::vector<std::int64_t>& column) -> moeinf::RowSpan<const std::int64_t> {
+      return {column.data(), static_cast<std::int64_t>(keys.size()), static_cast<std::int64_t>(num_pieces)};
+    };
+    reader_.engine().submit_pieces(keys, {rows(files_), rows(starts_), rows(destinations_), rows(num_bytes_)},
+                                   priorities);
   }
   void reprioritise(const Keys& keys, const std::vector<double>& priorities) override {
-    reader_.engine().reprioritise(keys.data(), priorities.data(), keys.size());
+    reader_.engine().reprioritise(keys, priorities);
   }
-  Keys cancel(const Keys& keys) override { return reader_.engine().cancel(keys.data(), keys.size()); }
-  Keys known(const Keys& keys) override { return reader_.engine().known(keys.data(), keys.size()); }
+  Keys cancel(const Keys& keys) override { return reader_.engine().cancel(keys); }
+  Keys known(const Keys& keys) override { return reader_.engine().known(keys); }
   Polled poll() override {
     auto polled = reader_.engine().poll();
     return {std::move(polled.done), std::move(polled.failed)};
@@ -145,7 +148,7 @@ class FileReads final : public ExpertReads {
   Waited wait_any(const Keys& keys) override {
     Waited waited;
     try {
-      waited.landed = reader_.wait(keys.data(), keys.size());
+      waited.landed = reader_.wait(keys);
     } catch (const moeinf::ReadFailure& failure) {
       waited.failed = failure.key;
       waited.error = std::current_exception();

@@ -7,13 +7,13 @@
 #include <exception>
 #include <utility>
 
-#include "../arrays.h"
-#include "../bindings.h"
-#include "../vectors.h"
-#include "loader.h"
+#include "arrays.h"
+#include "bindings.h"
+#include "cache/loader.h"
 #include "moeinf/cache/idle_window.h"
 #include "moeinf/cache/visit.h"
 #include "moeinf/errors.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 using moeinf::BoundExpertCache;

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "../bindings.h"
-#include "../gil.h"
+#include "bindings.h"
+#include "gil.h"
 #include "moeinf/io/crc32c.h"
 
 namespace nb = nanobind;

@@ -17,7 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "../gil.h"
+#include "arrays.h"
+#include "gil.h"
 #include "moeinf/io/arena.h"
 #include "moeinf/io/reader.h"
 #include "moeinf/signal_block.h"
@@ -44,13 +45,6 @@ inline nb::object to_numpy(std::vector<std::int64_t> values) {
   nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<std::vector<std::int64_t>*>(p); });
   owned.release();
   return nb::cast(nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>(data, {count}, owner));
-}
-
-inline void require_as_many(const KeyArray& keys, std::size_t count, const char* name) {
-  if (count != keys.shape(0)) {
-    throw std::invalid_argument(std::to_string(keys.shape(0)) + " keys and " + std::to_string(count) + " " +
-                                name);
-  }
 }
 
 // The way back: text that names files.
@@ -89,53 +83,38 @@ class NativeReader {
 
   void submit(const KeyArray& keys, const KeyArray& files, const KeyArray& offsets,
               const KeyArray& destinations, std::int64_t num_bytes, const Priorities& priorities) {
-    require_as_many(keys, files.shape(0), "files");
-    require_as_many(keys, offsets.shape(0), "offsets");
-    require_as_many(keys, destinations.shape(0), "destinations");
-    require_as_many(keys, priorities.shape(0), "priorities");
-    reader_->submit(keys.data(), files.data(), offsets.data(), destinations.data(), num_bytes,
-                    priorities.data(), keys.shape(0));
+    reader_->submit(keys, files, offsets, destinations, num_bytes, priorities);
   }
 
   void submit_pieces(const KeyArray& keys, const KeyRows& files, const KeyRows& offsets,
                      const KeyRows& destinations, const KeyRows& num_bytes, const Priorities& priorities) {
-    for (const KeyRows* each : {&files, &offsets, &destinations, &num_bytes}) {
-      if (each->shape(0) != keys.shape(0) || each->shape(1) != files.shape(1))
-        throw std::invalid_argument("pieces are [keys, pieces of each]");
-    }
-    require_as_many(keys, priorities.shape(0), "priorities");
-    reader_->submit_pieces(keys.data(), keys.shape(0), files.shape(1), files.data(), offsets.data(),
-                           destinations.data(), num_bytes.data(), priorities.data());
+    reader_->submit_pieces(
+        keys, {rows_of(files), rows_of(offsets), rows_of(destinations), rows_of(num_bytes)}, priorities);
   }
 
   void expect(const KeyArray& files, const KeyArray& offsets, std::int64_t num_bytes,
               const Column<std::uint32_t>& sums, bool always) {
-    require_as_many(files, offsets.shape(0), "offsets");
-    require_as_many(files, sums.shape(0), "sums");
-    reader_->expect(files.data(), offsets.data(), num_bytes, sums.data(), files.shape(0), always);
+    reader_->expect(files, offsets, num_bytes, sums, always ? Compared::kAlways : Compared::kOnce);
   }
 
   void reprioritise(const KeyArray& keys, const Priorities& priorities) {
-    require_as_many(keys, priorities.shape(0), "priorities");
-    reader_->reprioritise(keys.data(), priorities.data(), keys.shape(0));
+    reader_->reprioritise(keys, priorities);
   }
 
-  nb::object cancel(const KeyArray& keys) { return to_numpy(reader_->cancel(keys.data(), keys.shape(0))); }
+  nb::object cancel(const KeyArray& keys) { return to_numpy(reader_->cancel(keys)); }
 
-  nb::object known(const KeyArray& keys) const {
-    return to_numpy(reader_->known(keys.data(), keys.shape(0)));
-  }
+  nb::object known(const KeyArray& keys) const { return to_numpy(reader_->known(keys)); }
 
-  nb::object wait_any(const KeyArray& keys) { return to_numpy(wait(keys.data(), keys.shape(0))); }
+  nb::object wait_any(const KeyArray& keys) { return to_numpy(wait(keys)); }
 
   // As wait_any of the engine, without an end; signal handlers and on_wait may throw.
-  std::vector<std::int64_t> wait(const std::int64_t* keys, std::size_t count) {
+  std::vector<std::int64_t> wait(Span<const std::int64_t> keys) {
     const auto started = Clock::now();
     for (;;) {
       std::vector<std::int64_t> done;
       {
         const moeinf::GilRelease released;
-        done = reader_->wait_any(keys, count, kSignalPeriod);
+        done = reader_->wait_any(keys, kSignalPeriod);
       }
       if (!done.empty()) return done;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();

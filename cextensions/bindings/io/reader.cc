@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "../bindings.h"
-#include "../vectors.h"
+#include "bindings.h"
+#include "io/native_reader.h"
 #include "moeinf/errors.h"
-#include "native_reader.h"
+#include "vectors.h"
 
 namespace nb = nanobind;
 using moeinf::Arena;
@@ -89,7 +89,7 @@ void bind_native_reader(nb::module_& m) {
              int prefetch_depth, std::int64_t segment_bytes, nb::object on_wait) {
             moeinf::ReaderOptions options;
             options.backend = backend_kind(backend);
-            options.direct = direct;
+            options.access = direct ? moeinf::Access::kDirect : moeinf::Access::kCached;
             options.queue_depth = queue_depth;
             options.prefetch_depth = prefetch_depth;
             options.segment_bytes = segment_bytes;

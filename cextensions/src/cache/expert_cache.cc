@@ -166,18 +166,17 @@ std::int64_t ExpertCache::room_of(std::size_t size_class, std::int64_t wanted, L
 }
 
 std::int64_t ExpertCache::release(const Keys& keys) {
-  table_.free(keys);
-  std::int64_t wasted = 0;
+  const std::int64_t before = counts_.prefetches_wasted;
   for (const std::int64_t key : keys) {
+    table_.free(key);
     pinned_.erase(key);
     reserved_.erase(key);
-    wasted += unused_.erase(key);
+    counts_.prefetches_wasted += unused_.erase(key);
   }
-  counts_.prefetches_wasted += wasted;
-  return wasted;
+  return counts_.prefetches_wasted - before;
 }
 
-void ExpertCache::renumber(const std::int64_t* numbers) {
+void ExpertCache::renumber(Span<const std::int64_t> numbers) {
   table_.renumber(numbers);
   for (KeySet* held : {&pinned_, &reserved_, &unused_}) {
     for (std::size_t i = held->size();
@@ -185,8 +184,6 @@ void ExpertCache::renumber(const std::int64_t* numbers) {
       if (const std::int64_t key = held->members()[i]; table_.state(key) == kAbsent) held->erase(key);
   }
 }
-
-CacheCounts ExpertCache::take_counts() { return std::exchange(counts_, {}); }
 
 std::int64_t ExpertCache::evict(std::size_t size_class, std::int64_t wanted, const Keys& also_held) {
   const auto is_held = [this, size_class, &also_held](std::int64_t key) {

@@ -80,8 +80,9 @@ std::int64_t Loader::prefetch(const Keys& keys, const std::vector<double>& prior
 
 void Loader::drop(const Keys& keys) {
   ask([&] {
-    const Keys cancelled = reads_.cancel(keys);
     Keys prefetched;
+    prefetched.reserve(keys.size());
+    const Keys cancelled = reads_.cancel(keys);
     std::copy_if(cancelled.begin(), cancelled.end(), std::back_inserter(prefetched),
                  [this](std::int64_t key) { return cache_.unused().has(key); });
     cache_.release(cancelled);

@@ -8,25 +8,26 @@
 
 namespace moeinf {
 
-SlotTable::SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_t* states,
-                     std::int64_t* offsets, std::size_t num_keys)
+SlotTable::SlotTable(std::int64_t first_offset, SlotClasses classes, Span<std::uint8_t> states,
+                     Span<std::int64_t> offsets)
     : classes_(std::move(classes)),
       begins_(1, first_offset),
       slots_of_(classes_.bytes.size(), 0),
       num_slots_(static_cast<std::int64_t>(classes_.of_slots.size())),
-      state_(states),
-      offset_of_(offsets),
-      num_keys_(num_keys),
+      state_(states.data()),
+      offset_of_(offsets.data()),
+      num_keys_(states.size()),
       free_(classes_.bytes.size()) {
   const auto& [bytes, of_slots, of_keys] = classes_;
+  if (states.size() != offsets.size()) throw std::invalid_argument("states and offsets differ in length");
   const auto is_none = [this](std::uint8_t size_class) { return size_class >= classes_.bytes.size(); };
   if (bytes.empty() || *std::min_element(bytes.begin(), bytes.end()) < 1)
     throw std::invalid_argument("slots have no such size");
   if (std::any_of(of_slots.begin(), of_slots.end(), is_none) ||
       std::any_of(of_keys.begin(), of_keys.end(), is_none) ||
-      (of_keys.size() != num_keys && !(of_keys.empty() && bytes.size() == 1)))
+      (of_keys.size() != num_keys_ && !(of_keys.empty() && bytes.size() == 1)))
     throw std::invalid_argument("slots or experts have no such class");
-  if (std::any_of(states, states + num_keys,
+  if (std::any_of(states.begin(), states.end(),
                   [](std::uint8_t state) { return state != kAbsent && state != kNoExpert; }))
     throw std::invalid_argument("an expert has a state that none has at first");
   if (first_offset < 0) throw std::invalid_argument("slots do not begin in front of the memory");
@@ -39,7 +40,7 @@ SlotTable::SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_
   }
   for (std::size_t each = 0; each < free_.size(); ++each)  // for good: to free a slot takes no memory
     free_[each].reserve(static_cast<std::size_t>(slots_of_[each]));
-  std::fill_n(offsets, num_keys, kNoSlot);
+  std::fill(offsets.begin(), offsets.end(), kNoSlot);
   count();
   free_all_but(std::vector<bool>(of_slots.size(), false));
 }
@@ -92,7 +93,7 @@ std::vector<std::int64_t> SlotTable::assign(const Keys& keys) {
     }
   } catch (...) {  // the last one first, so that the slots lie in their order again
     while (!offsets.empty()) {
-      free_one(keys[offsets.size() - 1]);
+      free(keys[offsets.size() - 1]);
       offsets.pop_back();
     }
     throw;
@@ -109,11 +110,7 @@ void SlotTable::land(const Keys& keys) {
   }
 }
 
-void SlotTable::free(const Keys& keys) {
-  for (const std::int64_t key : keys) free_one(key);
-}
-
-void SlotTable::free_one(std::int64_t key) {
+void SlotTable::free(std::int64_t key) {
   const std::size_t place = at(key);
   if (offset_of_[place] == kNoSlot)
     throw std::invalid_argument("expert " + std::to_string(key) + " has no slot");
@@ -147,7 +144,8 @@ void SlotTable::limit(std::int64_t num_slots) {
   }
 }
 
-void SlotTable::renumber(const std::int64_t* numbers) {
+void SlotTable::renumber(Span<const std::int64_t> numbers) {
+  if (numbers.size() != num_keys_) throw std::invalid_argument("numbers are one a key");
   std::vector<bool> taken(static_cast<std::size_t>(num_slots_), false);
   for (std::size_t key = 0; key < num_keys_; ++key) {
     if (numbers[key] == kNoSlot) continue;

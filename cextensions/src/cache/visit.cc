@@ -141,10 +141,11 @@ Keys Visit::make_room() {
   const Keys first(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(wanted));
   Keys chosen = cache_.make_room(first, stuck ? Leaving::kReservedToo : Leaving::kUnreserved);
   if (!chosen.empty() || !stuck || !order_) return chosen;
-  const std::int64_t last = order_->give_up();  // of slices that wait for others
-  if (last == SliceOrder::kNoKey) return chosen;
-  cache_.release({last});
-  pending_.push_back(last);
+  Keys last(1);  // of slices that wait for others
+  last[0] = order_->give_up();
+  if (last[0] == SliceOrder::kNoKey) return chosen;
+  cache_.release(last);
+  pending_.push_back(last[0]);
   order_->sort(pending_);
   return cache_.make_room({pending_[0]}, Leaving::kUnreserved);
 }

@@ -22,23 +22,19 @@ Kernels::Kernels(int num_threads, const std::string& isa) : ops_(ops_for(isa)), 
 
 std::size_t Kernels::scratch_bytes() const { return thread_scratch_.used_bytes() + workspace_.used_bytes(); }
 
-void Kernels::linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
-                      const std::vector<float*>& ys) {
-  linears(ws.data(), ws.size(), x, num_x, ys.data());
+void Kernels::linears(const std::vector<Matrix>& ws, RowSpan<const float> x, const std::vector<float*>& ys) {
+  linears(ws, x, ys.data());
 }
 
-void Kernels::linear(const Matrix& w, const float* x, std::int64_t num_x, float* y) {
-  linears(&w, 1, x, num_x, &y);
-}
+void Kernels::linear(const Matrix& w, RowSpan<const float> x, float* y) { linears({&w, 1}, x, &y); }
 
-void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x,
-                      float* const* ys) {
-  if (num_ws == 0 || num_x == 0) return;
-  for (std::size_t m = 1; m < num_ws; ++m)
-    if (ws[m].cols != ws[0].cols) throw std::invalid_argument("the matrices differ in their columns");
+void Kernels::linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys) {
+  if (ws.empty() || x.rows == 0) return;
+  for (const Matrix& w : ws)
+    if (w.cols != x.cols) throw std::invalid_argument("the matrices differ in their columns from the rows");
   Workspace::Frame memory(workspace_);
-  const std::array<const void*, 3> inputs = prepare_for(memory, ws, num_ws, x, num_x);
-  split_rows(ws, num_ws, num_x);
+  const std::array<const void*, 3> inputs = prepare_for(memory, ws, x);
+  split_rows(ws, x.rows);
   pool_.run(row_tasks_.back().end_task, [&](std::int64_t task, int thread) {
     std::size_t m = 0;
     while (task >= row_tasks_[m].end_task) ++m;
@@ -46,32 +42,32 @@ void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std:
     const std::int64_t first = (task - (m == 0 ? 0 : row_tasks_[m - 1].end_task)) * tasks.num_rows;
     const std::int64_t last = std::min(first + tasks.num_rows, ws[m].rows);
     const void* input = inputs[static_cast<std::size_t>(activation_of(ws[m].format))];
-    if (last == ws[m].rows && m + 1 < num_ws) fetch_rows(ws[m + 1].data);
-    multiply(ws[m], first, last, input, num_x, thread, ys[m], ws[m].rows);
+    if (last == ws[m].rows && m + 1 < ws.size()) fetch_rows(ws[m + 1].data);
+    multiply(ws[m], first, last, input, x.rows, thread, ys[m], ws[m].rows);
   });
 }
 
 // x in each kind that a matrix asks for, by ActivationKind.
-std::array<const void*, 3> Kernels::prepare_for(Workspace::Frame& memory, const Matrix* ws,
-                                                std::size_t num_ws, const float* x, std::int64_t num_x) {
+std::array<const void*, 3> Kernels::prepare_for(Workspace::Frame& memory, Span<const Matrix> ws,
+                                                RowSpan<const float> x) {
   std::array<const void*, 3> inputs{};
-  for (std::size_t m = 0; m < num_ws; ++m) {
-    const ActivationKind kind = activation_of(ws[m].format);
+  for (const Matrix& w : ws) {
+    const ActivationKind kind = activation_of(w.format);
     const auto index = static_cast<std::size_t>(kind);
     if (inputs[index] != nullptr) continue;
-    void* out = memory.take_bytes(static_cast<std::size_t>(num_x) * activation_bytes(kind, ws[m].cols));
-    prepare(kind, x, num_x, ws[m].cols, out);
+    void* out = memory.take_bytes(static_cast<std::size_t>(x.rows) * activation_bytes(kind, x.cols));
+    prepare(kind, x, out);
     inputs[index] = out;
   }
-  if (by_tiles(num_x)) reserve_thread_scratch(ws[0].cols);
+  if (by_tiles(x.rows)) reserve_thread_scratch(x.cols);
   return inputs;
 }
 
-void Kernels::split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_x) {
+void Kernels::split_rows(Span<const Matrix> ws, std::int64_t num_x) {
   std::int64_t total_rows = 0, end_task = 0;
-  for (std::size_t m = 0; m < num_ws; ++m) total_rows += ws[m].rows;
-  row_tasks_.resize(num_ws);
-  for (std::size_t m = 0; m < num_ws; ++m) {
+  for (const Matrix& w : ws) total_rows += w.rows;
+  row_tasks_.resize(ws.size());
+  for (std::size_t m = 0; m < ws.size(); ++m) {
     const std::int64_t rows = rows_per_task(ws[m].format, ws[m].cols, num_x, total_rows);
     end_task += (ws[m].rows + rows - 1) / rows;
     row_tasks_[m] = {rows, end_task};
@@ -91,16 +87,16 @@ std::int64_t Kernels::most_rows_per_task(Format format, std::int64_t cols, std::
   return std::max(kRowsStep, num_x > kMaxDotRows ? kMatmulRows : kTaskBytes / bytes_of_row);
 }
 
-void Kernels::prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out) {
-  const std::size_t stride = activation_bytes(kind, cols);
+void Kernels::prepare(ActivationKind kind, RowSpan<const float> x, void* out) {
+  const std::size_t stride = activation_bytes(kind, x.cols);
   const auto prepare_row = [&](std::int64_t i, int) {
-    ops_.prepare(kind, x + i * cols, cols,
+    ops_.prepare(kind, x.row(i), x.cols,
                  static_cast<unsigned char*>(out) + static_cast<std::size_t>(i) * stride);
   };
-  if (num_x * cols > kInlineElements) {
-    pool_.run(num_x, prepare_row);
+  if (x.rows * x.cols > kInlineElements) {
+    pool_.run(x.rows, prepare_row);
   } else {
-    for (std::int64_t i = 0; i < num_x; ++i) prepare_row(i, 0);
+    for (std::int64_t i = 0; i < x.rows; ++i) prepare_row(i, 0);
   }
 }
 

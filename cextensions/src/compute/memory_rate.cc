@@ -40,9 +40,9 @@ double seconds_of(const Call& call) {
 }
 
 // Memory in whole tasks, which all threads write once and read as often as they are asked.
-class Span {
+class FilledMemory {
  public:
-  explicit Span(std::size_t num_bytes)
+  explicit FilledMemory(std::size_t num_bytes)
       : num_tasks_(num_bytes / kTaskBytes), arena_(num_tasks_ * kTaskBytes) {}
 
   const unsigned char* data() const { return arena_.data(); }
@@ -94,11 +94,11 @@ void require_activations(std::int64_t num_x, int repeats) {
 double memory_read_rate(Pool& pool, std::size_t num_bytes, int repeats) {
   if (num_bytes < kTaskBytes || repeats < 1)
     throw std::invalid_argument("a read rate needs at least 1 MiB and 1 repeat");
-  Span span(num_bytes);
+  FilledMemory filled(num_bytes);
   const unsigned char byte = 1;
-  span.fill(pool, &byte, 1);
+  filled.fill(pool, &byte, 1);
   double best = 0;
-  for (int repeat = 0; repeat < repeats; ++repeat) best = std::max(best, span.read_rate(pool));
+  for (int repeat = 0; repeat < repeats; ++repeat) best = std::max(best, filled.read_rate(pool));
   return best;
 }
 
@@ -108,18 +108,18 @@ std::vector<ReadRates> product_read_rates(Kernels& kernels, const Matrix& w, std
   const std::size_t matrix_bytes = static_cast<std::size_t>(w.rows) * row_bytes(w.format, w.cols);
   if (num_bytes < kTaskBytes || num_bytes / kTaskBytes * kTaskBytes < matrix_bytes)
     throw std::invalid_argument("a product's rate needs at least 1 MiB, and room for the matrix");
-  Span span(num_bytes);
-  span.fill(kernels.pool(), w.data, matrix_bytes);
+  FilledMemory filled(num_bytes);
+  filled.fill(kernels.pool(), w.data, matrix_bytes);
   const std::vector<float> x = activations(num_x * w.cols);
   std::vector<float> y(static_cast<std::size_t>(num_x * w.rows));
-  const std::size_t num_matrices = span.num_bytes() / matrix_bytes;
+  const std::size_t num_matrices = filled.num_bytes() / matrix_bytes;
   std::vector<ReadRates> found;
   for (int repeat = 0; repeat < repeats; ++repeat) {
-    const double plain = span.read_rate(kernels.pool());
+    const double plain = filled.read_rate(kernels.pool());
     const double seconds = seconds_of([&] {
       for (std::size_t i = 0; i < num_matrices; ++i) {
-        const Matrix copy = {span.data() + i * matrix_bytes, w.format, w.rows, w.cols, w.scale};
-        kernels.linear(copy, x.data(), num_x, y.data());
+        const Matrix copy = {filled.data() + i * matrix_bytes, w.format, w.rows, w.cols, w.scale};
+        kernels.linear(copy, {x.data(), num_x, copy.cols}, y.data());
       }
     });
     found.push_back({plain, static_cast<double>(num_matrices * matrix_bytes) / seconds});
@@ -138,7 +138,7 @@ std::vector<double> cached_product_rates(Kernels& kernels, const Matrix& w, std:
   Workspace::Frame memory(kernels.workspace());
   const ActivationKind kind = activation_of(w.format);
   void* prepared = memory.take_bytes(static_cast<std::size_t>(num_x) * activation_bytes(kind, w.cols));
-  kernels.prepare(kind, x.data(), num_x, w.cols, prepared);
+  kernels.prepare(kind, {x.data(), num_x, w.cols}, prepared);
   if (kernels.by_tiles(num_x)) kernels.reserve_thread_scratch(w.cols);
   std::vector<std::vector<float>> ys(num_threads,
                                      std::vector<float>(static_cast<std::size_t>(num_x * w.rows)));

@@ -107,7 +107,7 @@ std::uint32_t file_system_of(int fd) {
   return 0;
 }
 
-FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct,
+FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, Access access,
                  FileSystemProbe file_system) {
   if (paths.size() != sizes.size()) throw std::invalid_argument("as many sizes as paths are needed");
   int num_refused = 0;
@@ -115,7 +115,7 @@ FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes
   int refusal = 0;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     int refused = 0;
-    files_.push_back(open(paths[i], sizes[i], direct, refused));
+    files_.push_back(open(paths[i], sizes[i], access, refused));
     const char* remote = remote_name(file_system(files_.back().descriptor.get()));
     if (remote != nullptr && remote_.empty()) remote_ = paths[i] + " lies on " + remote;
     if (refused == 0) continue;
@@ -128,12 +128,12 @@ FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes
   }
 }
 
-FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, bool direct, int& refusal) {
+FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, Access access, int& refusal) {
   File file;
   file.path = path;
   file.num_bytes = num_bytes;
-  file.descriptor =
-      direct ? open_direct(path, refusal) : Descriptor(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC));
+  file.descriptor = access == Access::kDirect ? open_direct(path, refusal)
+                                              : Descriptor(open_retrying(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status{};
   if (!file.descriptor.is_open() || ::fstat(file.descriptor.get(), &status) < 0) {
     const int error = errno;
@@ -146,7 +146,7 @@ FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, boo
         0, path, 0, 0);
   }
 #ifdef O_DIRECT
-  file.direct = direct && refusal == 0;
+  file.direct = access == Access::kDirect && refusal == 0;
 #endif
   return file;
 }

@@ -50,7 +50,7 @@ void require_range(const char* what, std::int64_t start, std::int64_t num_bytes,
 Reader::Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
                const ReaderOptions& options)
     : arena_(std::move(arena)),
-      files_(std::move(paths), std::move(sizes), require_options(options).direct, options.file_system),
+      files_(std::move(paths), std::move(sizes), require_options(options).access, options.file_system),
       scheduler_(new Scheduler(options.queue_depth, options.prefetch_depth, options.segment_bytes)) {
   start(options);
 }
@@ -87,16 +87,19 @@ std::string Reader::notice() const {
   return files + (files.empty() || ring.empty() ? "" : "; ") + ring;
 }
 
-void Reader::expect(const std::int64_t* files, const std::int64_t* offsets, std::int64_t num_bytes,
-                    const std::uint32_t* sums, std::size_t count, bool always) {
-  for (std::size_t i = 0; i < count; ++i) {
+void Reader::expect(Span<const std::int64_t> files, Span<const std::int64_t> offsets, std::int64_t num_bytes,
+                    Span<const std::uint32_t> sums, Compared compared) {
+  require_as_many(files, offsets, "offsets");
+  require_as_many(files, sums, "sums");
+  for (std::size_t i = 0; i < files.size(); ++i) {
     require_file(files[i], files_.count(), "block " + std::to_string(i));
     const int file = static_cast<int>(files[i]);
     if (offsets[i] < 0 || num_bytes <= 0 || offsets[i] > files_.num_bytes(file) - num_bytes) {
       throw std::invalid_argument("block " + std::to_string(i) + " is not inside its file");
     }
-    expected_[{file, offsets[i]}] = {sums[i], always, false, num_bytes, {}};
   }
+  for (std::size_t i = 0; i < files.size(); ++i)
+    expected_[{static_cast<int>(files[i]), offsets[i]}] = {sums[i], compared, false, num_bytes, {}};
 }
 
 // Lets a piece be compared with the sum of the block that its range lies in, if there is one.
@@ -110,11 +113,15 @@ void Reader::find_sum(Piece* piece) {
   piece->place_in_sum = from - start;
 }
 
-void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
-                    const std::int64_t* destinations, std::int64_t num_bytes, const double* priorities,
-                    std::size_t count) {
-  std::vector<Request> requests(count);
-  for (std::size_t i = 0; i < count; ++i) {
+void Reader::submit(Span<const std::int64_t> keys, Span<const std::int64_t> files,
+                    Span<const std::int64_t> offsets, Span<const std::int64_t> destinations,
+                    std::int64_t num_bytes, Span<const double> priorities) {
+  require_as_many(keys, files, "files");
+  require_as_many(keys, offsets, "offsets");
+  require_as_many(keys, destinations, "destinations");
+  require_as_many(keys, priorities, "priorities");
+  std::vector<Request> requests(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
     require_file(files[i], files_.count(), "key " + std::to_string(keys[i]));
     const int file = static_cast<int>(files[i]);
     require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
@@ -129,20 +136,25 @@ void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const s
   if (at_home().submit(requests)) backend_->wake();
 }
 
-void Reader::submit_pieces(const std::int64_t* keys, std::size_t count, std::size_t num_pieces,
-                           const std::int64_t* files, const std::int64_t* offsets,
-                           const std::int64_t* destinations, const std::int64_t* num_bytes,
-                           const double* priorities) {
+void Reader::submit_pieces(Span<const std::int64_t> keys, const Pieces& pieces,
+                           Span<const double> priorities) {
+  const auto& [files, offsets, destinations, num_bytes] = pieces;
+  for (const RowSpan<const std::int64_t>* each : {&files, &offsets, &destinations, &num_bytes})
+    if (each->rows != static_cast<std::int64_t>(keys.size()) || each->cols != files.cols)
+      throw std::invalid_argument("pieces are [keys, pieces of each]");
+  require_as_many(keys, priorities, "priorities");
+  const auto num_pieces = static_cast<std::size_t>(files.cols);
   if (num_pieces == 0) throw std::invalid_argument("a request has at least one piece");
-  std::vector<Request> requests(count);
-  for (std::size_t i = 0; i < count; ++i) {
+  std::vector<Request> requests(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
     requests[i].key = keys[i];
     requests[i].priority = priorities[i];
     requests[i].more.reserve(num_pieces - 1);
     for (std::size_t j = i * num_pieces; j < (i + 1) * num_pieces; ++j) {
       const bool first = j == i * num_pieces;
-      if (!first && num_bytes[j] == 0) continue;
-      const Piece piece = piece_of(keys[i], files[j], offsets[j], destinations[j], num_bytes[j]);
+      if (!first && num_bytes.data[j] == 0) continue;
+      const Piece piece =
+          piece_of(keys[i], files.data[j], offsets.data[j], destinations.data[j], num_bytes.data[j]);
       if (first) requests[i].piece = piece;
       if (!first) requests[i].more.push_back(piece);
     }
@@ -171,22 +183,17 @@ Piece Reader::piece_of(std::int64_t key, std::int64_t file, std::int64_t offset,
   return piece;
 }
 
-void Reader::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
+void Reader::reprioritise(Span<const std::int64_t> keys, Span<const double> priorities) {
   // What was held back as a prefetch may be demand now.
-  if (at_home().reprioritise(keys, priorities, count)) backend_->wake();
+  if (at_home().reprioritise(keys, priorities)) backend_->wake();
 }
 
-std::vector<std::int64_t> Reader::cancel(const std::int64_t* keys, std::size_t count) {
-  return at_home().cancel(keys, count);
-}
+std::vector<std::int64_t> Reader::cancel(Span<const std::int64_t> keys) { return at_home().cancel(keys); }
 
-std::vector<std::int64_t> Reader::known(const std::int64_t* keys, std::size_t count) const {
-  return at_home().known(keys, count);
-}
+std::vector<std::int64_t> Reader::known(Span<const std::int64_t> keys) const { return at_home().known(keys); }
 
-std::vector<std::int64_t> Reader::wait_any(const std::int64_t* keys, std::size_t count,
-                                           std::chrono::milliseconds timeout) {
-  Scheduler::Waited waited = at_home().wait_any(keys, count, timeout);
+std::vector<std::int64_t> Reader::wait_any(Span<const std::int64_t> keys, std::chrono::milliseconds timeout) {
+  Scheduler::Waited waited = at_home().wait_any(keys, timeout);
   if (waited.failed) throw failure(*waited.failed);
   return std::move(waited.done);
 }

@@ -80,11 +80,12 @@ void Scheduler::remove(std::int64_t key) {
   entries_.erase(place);
 }
 
-bool Scheduler::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) require_priority(priorities[i]);
+bool Scheduler::reprioritise(Span<const std::int64_t> keys, Span<const double> priorities) {
+  require_as_many(keys, priorities, "priorities");
+  for (const double priority : priorities) require_priority(priority);
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto place = entries_.find(keys[i]);
     if (place == entries_.end() || place->second.complete) continue;
     Entry& entry = place->second;
@@ -101,43 +102,42 @@ bool Scheduler::reprioritise(const std::int64_t* keys, const double* priorities,
   return can_issue();
 }
 
-std::vector<std::int64_t> Scheduler::cancel(const std::int64_t* keys, std::size_t count) {
+std::vector<std::int64_t> Scheduler::cancel(Span<const std::int64_t> keys) {
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
   std::vector<std::int64_t> cancelled;
-  cancelled.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto place = entries_.find(keys[i]);
+  cancelled.reserve(keys.size());
+  for (const std::int64_t key : keys) {
+    const auto place = entries_.find(key);
     if (place == entries_.end() || place->second.begun()) continue;
-    remove(keys[i]);
-    cancelled.push_back(keys[i]);
+    remove(key);
+    cancelled.push_back(key);
   }
   if (!cancelled.empty() && num_waiters_ > 0)
     landed_.notify_all();  // a waiter for such a key has to hear of it
   return cancelled;
 }
 
-std::vector<std::int64_t> Scheduler::known(const std::int64_t* keys, std::size_t count) const {
+std::vector<std::int64_t> Scheduler::known(Span<const std::int64_t> keys) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
   std::vector<std::int64_t> known;
-  std::copy_if(keys, keys + count, std::back_inserter(known),
+  std::copy_if(keys.begin(), keys.end(), std::back_inserter(known),
                [this](std::int64_t key) { return entries_.count(key) > 0; });
   return known;
 }
 
-Scheduler::Waited Scheduler::wait_any(const std::int64_t* keys, std::size_t count,
-                                      std::chrono::milliseconds timeout) {
-  if (count == 0) throw std::invalid_argument("wait_any needs at least one key");
+Scheduler::Waited Scheduler::wait_any(Span<const std::int64_t> keys, std::chrono::milliseconds timeout) {
+  if (keys.empty()) throw std::invalid_argument("wait_any needs at least one key");
   const auto deadline = Clock::now() + timeout;
   std::unique_lock<std::mutex> lock(mutex_);
   for (bool in_time = true;;) {
     require_open();
-    require_known(keys, count);
+    require_known(keys);
     Waited waited;
     std::vector<const Entry*> landed;
     for (const Entry* entry : complete_) {
-      if (std::find(keys, keys + count, entry->request.key) == keys + count) continue;
+      if (std::find(keys.begin(), keys.end(), entry->request.key) == keys.end()) continue;
       if (has_failed(*entry)) {
         waited.failed =
             FailedRequest{entry->request.key, entry->piece_at(entry->failed_piece), entry->failure};
@@ -249,7 +249,7 @@ bool Scheduler::is_damaged(const Piece& piece, std::uint32_t found) {
     if (end != sum.num_bytes) return false;
   }
   const bool damaged = found != sum.expected;
-  sum.sound = !damaged && !sum.always;
+  sum.sound = !damaged && sum.compared == Compared::kOnce;
   if (damaged || sum.sound) sum.shares.clear();
   return damaged;
 }
@@ -335,10 +335,10 @@ void Scheduler::require_open() const {
   if (closed_) throw std::invalid_argument("the reader is closed");
 }
 
-void Scheduler::require_known(const std::int64_t* keys, std::size_t count) const {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (entries_.count(keys[i]) == 0) {
-      throw std::invalid_argument("key " + std::to_string(keys[i]) + " is not being read");
+void Scheduler::require_known(Span<const std::int64_t> keys) const {
+  for (const std::int64_t key : keys) {
+    if (entries_.count(key) == 0) {
+      throw std::invalid_argument("key " + std::to_string(key) + " is not being read");
     }
   }
 }

@@ -146,7 +146,9 @@ void refuse_unless(bool right, const char* wrong) {
 
 }  // namespace
 
-std::int64_t draw_token(const Ops& ops, const float* scores, std::int64_t count, const Draw& draw) {
+std::int64_t draw_token(const Ops& ops, Span<const float> all, const Draw& draw) {
+  const float* const scores = all.data();
+  const auto count = static_cast<std::int64_t>(all.size());
   refuse_unless(count > 0, "there are no scores");
   refuse_unless(draw.temperature >= 0 && draw.temperature < kInfinity,
                 "the temperature is no number from 0 on");

@@ -112,9 +112,11 @@ class RandomReads final : public ExpertReads {
 };
 
 // Equal slots, or by turns of two sizes, the larger one for the experts of the second layer.
-SlotClasses classes_of(std::size_t num_slots, bool two_sizes) {
+enum class Sizes { kOne, kTwo };  // of slots
+
+SlotClasses classes_of(std::size_t num_slots, Sizes sizes) {
   SlotClasses classes{{kStride}, std::vector<std::uint8_t>(num_slots, 0), {}};
-  if (!two_sizes) return classes;
+  if (sizes == Sizes::kOne) return classes;
   classes.bytes = {kStride, 3 * kStride};
   for (std::size_t slot = 0; slot < num_slots; ++slot) classes.of_slots[slot] = slot % 2;
   for (std::int64_t key = 0; key < kKeys; ++key) classes.of_keys.push_back(key / kExperts == 1);
@@ -123,10 +125,10 @@ SlotClasses classes_of(std::size_t num_slots, bool two_sizes) {
 
 // A cache of so many slots whose scores change from layer to layer.
 struct Machine {
-  Machine(std::size_t num_slots, unsigned seed, std::int64_t bad_key, bool two_sizes = false,
+  Machine(std::size_t num_slots, unsigned seed, std::int64_t bad_key, Sizes sizes = Sizes::kOne,
           std::int64_t slices = 1)
-      : classes(classes_of(num_slots, two_sizes)),
-        table(kStart, classes, states.data(), offsets.data(), states.size()),
+      : classes(classes_of(num_slots, sizes)),
+        table(kStart, classes, states, offsets),
         cache(table, kLayers, kExperts,
               [this](std::int64_t layer) {
                 for (std::size_t key = 0; key < scores.size(); ++key)
@@ -202,8 +204,8 @@ bool computed(Machine& machine, std::int64_t layer, const Keys& experts, std::in
 TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     const std::int64_t bad_key = seed % 3 == 0 ? static_cast<std::int64_t>(seed) % kKeys : -1;
-    const bool two_sizes = seed % 2 == 1;
-    Machine machine((two_sizes ? 2 : 1) + seed % 12, seed, bad_key, two_sizes);
+    const Sizes sizes = seed % 2 == 1 ? Sizes::kTwo : Sizes::kOne;
+    Machine machine((sizes == Sizes::kTwo ? 2 : 1) + seed % 12, seed, bad_key, sizes);
     std::mt19937 random(seed);
     std::int64_t activations = 0;
     for (int token = 0; token < 20; ++token) {
@@ -228,7 +230,7 @@ TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
         machine.check();
       }
     }
-    const moeinf::CacheCounts counts = machine.cache.take_counts();
+    const moeinf::CacheCounts counts = std::exchange(machine.cache.counts(), {});
     CHECK(counts.hits + counts.misses == activations && counts.late_hits <= counts.misses);
     CHECK(counts.prefetches_used + counts.prefetches_wasted <= counts.prefetches);
   }
@@ -237,7 +239,7 @@ TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
 TEST(many_tokens_and_slices_go_through_few_slots_while_the_next_layer_is_read) {
   for (unsigned seed = 0; seed < 90; ++seed) {
     const std::int64_t slices = seed % 3 == 0 ? 1 : 2, num_experts = kExperts / slices;
-    Machine machine(1 + seed % 11, seed, -1, false, slices);
+    Machine machine(1 + seed % 11, seed, -1, Sizes::kOne, slices);
     std::mt19937 random(seed);
     for (int visit = 0; visit < 30; ++visit) {
       const std::int64_t layer = visit % kLayers, num_tokens = 1 + static_cast<std::int64_t>(random() % 3);
@@ -278,8 +280,8 @@ TEST(slices_of_an_expert_come_in_order_and_first_those_of_which_more_is_there) {
 TEST(an_interrupt_at_any_place_of_the_reads_leaves_no_expert_that_nobody_reads) {
   int num_interrupts = 0;
   for (unsigned run = 0; run < 1200; ++run) {
-    const bool two_sizes = run % 2 == 1;
-    Machine machine((two_sizes ? 4 : 3) + run % 7, run, -1, two_sizes);
+    const Sizes sizes = run % 2 == 1 ? Sizes::kTwo : Sizes::kOne;
+    Machine machine((sizes == Sizes::kTwo ? 4 : 3) + run % 7, run, -1, sizes);
     std::mt19937 random(run);
     bool interrupted = false;
     machine.reads.until_interrupt = static_cast<int>(run) / 8;
@@ -337,9 +339,7 @@ TEST(calls_that_cannot_be_meant_change_nothing) {
   for (const std::int64_t slices : {0, -1, 3})
     CHECK(refused([&] { Loader(machine.cache, machine.reads, slices); }));
   const auto table = [&machine](std::int64_t first, const SlotClasses& classes) {
-    return [&machine, first, classes] {
-      SlotTable(first, classes, machine.states.data(), machine.offsets.data(), machine.states.size());
-    };
+    return [&machine, first, classes] { SlotTable(first, classes, machine.states, machine.offsets); };
   };
   const std::int64_t most = std::numeric_limits<std::int64_t>::max();
   CHECK(refused(table(-1, machine.classes)));
@@ -353,7 +353,7 @@ TEST(calls_that_cannot_be_meant_change_nothing) {
 }
 
 TEST(slots_of_each_size_go_and_come_again) {
-  Machine machine(8, 1, -1, true);
+  Machine machine(8, 1, -1, Sizes::kTwo);
   const Keys small = {0, 1, 2, 3}, large = {kExperts, kExperts + 1};
   machine.table.assign(small);
   CHECK(throws<std::invalid_argument>([&machine] { machine.table.assign({4}); }));
@@ -380,9 +380,7 @@ TEST(slots_of_each_size_go_and_come_again) {
     if (fault == 1) wrong.of_slots[0] = 2;
     if (fault == 2) wrong.of_keys[0] = 2;
     if (fault == 3) wrong.of_keys.clear();
-    CHECK(throws<std::invalid_argument>([&] {
-      SlotTable(kStart, wrong, machine.states.data(), machine.offsets.data(), machine.states.size());
-    }));
+    CHECK(throws<std::invalid_argument>([&] { SlotTable(kStart, wrong, machine.states, machine.offsets); }));
   }
 }
 
@@ -399,7 +397,18 @@ TEST(a_visit_of_what_there_is_not_is_refused) {
   CHECK(throws<std::invalid_argument>([&machine] { Visit(machine.cache, machine.loader, {0, 1, {0}, {}}); }));
   CHECK(throws<std::invalid_argument>([&machine] { machine.table.assign({0, 1, 2, 3, 4}); }));
   CHECK(throws<std::out_of_range>([&machine] { machine.table.assign({kKeys}); }));
-  CHECK(throws<std::invalid_argument>([&machine] { machine.table.free({0}); }));
+  CHECK(throws<std::invalid_argument>([&machine] { machine.table.free(0); }));
+  machine.check();
+}
+
+TEST(experts_that_leave_leave_whole_where_another_is_not_there) {
+  Machine machine(8, 1, -1);
+  machine.table.assign({0, 1});
+  machine.table.land({0, 1});
+  machine.cache.pin({0, 1});
+  CHECK(throws<std::invalid_argument>([&] { machine.cache.release({0, 5, 1}); }));
+  CHECK(machine.table.state(0) == moeinf::kAbsent && !machine.cache.pinned().has(0));
+  CHECK(machine.table.state(1) == moeinf::kResident && machine.cache.pinned().has(1));
   machine.check();
 }
 
@@ -408,13 +417,13 @@ TEST(slots_that_somebody_else_filled_are_taken_over_or_refused) {
   std::vector<std::int64_t> numbers(kKeys, SlotTable::kNoSlot);
   numbers[3] = 2;
   numbers[20] = 0;
-  machine.cache.renumber(numbers.data());
+  machine.cache.renumber(numbers);
   machine.check();
   CHECK(machine.table.num_resident() == 2 && machine.table.offset(3) == kStart + 2 * kStride);
   numbers[4] = 2;
-  CHECK(throws<std::invalid_argument>([&] { machine.cache.renumber(numbers.data()); }));
+  CHECK(throws<std::invalid_argument>([&] { machine.cache.renumber(numbers); }));
   numbers[4] = 4;
-  CHECK(throws<std::invalid_argument>([&] { machine.cache.renumber(numbers.data()); }));
+  CHECK(throws<std::invalid_argument>([&] { machine.cache.renumber(numbers); }));
   machine.check();
   machine.cache.release({3});
   machine.table.limit(2);

@@ -176,7 +176,9 @@ inline void prepare_all(const Ops& ops, ActivationKind kind, const std::vector<f
 }
 
 // [num_x, rows], by dot_rows or by matmul_rows, the rows split at `split`.
-inline std::vector<float> product(const Ops& ops, const Matrix& w, const std::vector<float>& x, bool many,
+enum class By { kRows, kTiles };  // dot_rows, or matmul_rows
+
+inline std::vector<float> product(const Ops& ops, const Matrix& w, const std::vector<float>& x, By by,
                                   std::int64_t split = 0) {
   const std::int64_t num_x = static_cast<std::int64_t>(x.size()) / w.cols;
   const ActivationKind kind = activation_of(w.format);
@@ -185,7 +187,7 @@ inline std::vector<float> product(const Ops& ops, const Matrix& w, const std::ve
   prepare_all(ops, kind, x, w.cols, prepared.memory);
   std::vector<float> y(static_cast<std::size_t>(num_x * w.rows), std::numeric_limits<float>::quiet_NaN());
   for (const auto& [first, last] : {std::pair{std::int64_t{0}, split}, std::pair{split, w.rows}}) {
-    if (many)
+    if (by == By::kTiles)
       ops.matmul_rows(w, first, last, prepared.memory, num_x, scratch.memory, y.data(), w.rows);
     else
       ops.dot_rows(w, first, last, prepared.memory, static_cast<int>(num_x), y.data(), w.rows);

@@ -20,6 +20,7 @@ using moeinf::Format;
 using moeinf::HeadNorm;
 using moeinf::Kernels;
 using moeinf::Matrix;
+using moeinf::Pairs;
 using Floats = std::vector<float>;
 
 Floats random_floats(std::int64_t count, float scale, std::mt19937& random) {
@@ -47,19 +48,21 @@ void norm(std::vector<double>& x, std::size_t first, std::size_t count, const Fl
   for (std::size_t i = 0; i < count; ++i) x[first + i] *= weight[i] / std::sqrt(sum / double(count) + eps);
 }
 
+// What a layer has beside its matrices and norms.
+enum Extras : unsigned { kNothing = 0, kBiases = 1, kLayerNorm = 2, kSinks = 4 };
+
 // A layer with random weights, and the positions it has seen, in double precision.
 struct Layer {
   AttentionShape shape;
   Floats q, k, v, o, norm_weight, q_norm, k_norm, q_bias, k_bias, v_bias, o_bias, norm_bias, sinks;
   std::vector<std::vector<double>> keys, values;
 
-  Layer(const AttentionShape& s, bool biased, bool layer_norm, bool has_sinks, std::mt19937& random)
-      : shape(s) {
+  Layer(const AttentionShape& s, unsigned extras, std::mt19937& random) : shape(s) {
     const std::int64_t queries = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim;
     const std::int64_t q_rows = queries * (s.gated ? 2 : 1);
     const float scale = 1.0f / std::sqrt(float(s.hidden));
-    if (layer_norm) norm_bias = random_floats(s.hidden, 1, random);
-    if (has_sinks) sinks = random_floats(s.num_heads, 2, random);
+    if (extras & kLayerNorm) norm_bias = random_floats(s.hidden, 1, random);
+    if (extras & kSinks) sinks = random_floats(s.num_heads, 2, random);
     q = random_floats(q_rows * s.hidden, scale, random);
     k = random_floats(kv * s.hidden, scale, random);
     v = random_floats(kv * s.hidden, scale, random);
@@ -67,7 +70,7 @@ struct Layer {
     norm_weight = random_floats(s.hidden, 1, random);
     q_norm = random_floats(s.head_norm == HeadNorm::kAll ? queries : s.head_dim, 1, random);
     k_norm = random_floats(s.head_norm == HeadNorm::kAll ? kv : s.head_dim, 1, random);
-    if (!biased) return;
+    if (!(extras & kBiases)) return;
     q_bias = random_floats(q_rows, 1, random);
     k_bias = random_floats(kv, 1, random);
     v_bias = random_floats(kv, 1, random);
@@ -77,23 +80,21 @@ struct Layer {
   AttentionWeights weights() const {
     const std::int64_t queries = shape.num_heads * shape.head_dim, kv = shape.num_kv_heads * shape.head_dim;
     const bool normed = shape.head_norm != HeadNorm::kNone;
-    const auto pointer = [](const Floats& values, bool there) {
-      return there && !values.empty() ? values.data() : nullptr;
-    };
+    const auto pointer = [](const Floats& values) { return values.empty() ? nullptr : values.data(); };
     return {matrix_of(q, queries * (shape.gated ? 2 : 1), shape.hidden),
             matrix_of(k, kv, shape.hidden),
             matrix_of(v, kv, shape.hidden),
             matrix_of(o, shape.hidden, queries),
             norm_weight.data(),
-            pointer(q_norm, normed),
-            pointer(k_norm, normed),
+            normed ? pointer(q_norm) : nullptr,
+            normed ? pointer(k_norm) : nullptr,
             nullptr,  // no norm of values
-            pointer(q_bias, true),
-            pointer(k_bias, true),
-            pointer(v_bias, true),
-            pointer(o_bias, true),
-            pointer(norm_bias, true),
-            pointer(sinks, true)};
+            pointer(q_bias),
+            pointer(k_bias),
+            pointer(v_bias),
+            pointer(o_bias),
+            pointer(norm_bias),
+            pointer(sinks)};
   }
 
   static std::vector<double> product(const Floats& w, const Floats& bias, const std::vector<double>& x) {
@@ -112,8 +113,8 @@ struct Layer {
     for (std::size_t h = 0; h < std::size_t(count); ++h) {
       if (shape.head_norm == HeadNorm::kEach) norm(y, h * dim, dim, weight, shape.norm_eps);
       for (std::size_t i = 0; i < pairs; ++i) {
-        double& first = y[h * dim + (shape.interleaved ? 2 * i : i)];
-        double& second = y[h * dim + (shape.interleaved ? 2 * i + 1 : i + pairs)];
+        double& first = y[h * dim + (shape.pairs == Pairs::kNeighbours ? 2 * i : i)];
+        double& second = y[h * dim + (shape.pairs == Pairs::kNeighbours ? 2 * i + 1 : i + pairs)];
         const double a = first, b = second;
         first = a * cos[i] - b * sin[i];
         second = b * cos[i] + a * sin[i];
@@ -206,18 +207,33 @@ double largest_difference(const Floats& a, const Floats& b) {
 AttentionShape plain_shape(std::int64_t hidden, std::int64_t heads, std::int64_t kv_heads,
                            std::int64_t head_dim, float eps, HeadNorm head_norm, float clip,
                            std::int64_t window) {
-  AttentionShape shape = {hidden, heads,  kv_heads, head_dim,     eps,   head_norm,
-                          clip,   window, false,    head_dim / 2, false, 1 / std::sqrt(float(head_dim)),
-                          1.0f,   false,  false,    0.0f,         1,     0};
+  AttentionShape shape = {hidden,
+                          heads,
+                          kv_heads,
+                          head_dim,
+                          eps,
+                          head_norm,
+                          clip,
+                          window,
+                          false,
+                          head_dim / 2,
+                          Pairs::kHalves,
+                          1 / std::sqrt(float(head_dim)),
+                          1.0f,
+                          false,
+                          false,
+                          0.0f,
+                          1,
+                          0};
   shape.front_eps = 3 * eps;
   return shape;
 }
 
 // Passes of the given sizes, one behind the other, against token after token in double precision.
-void compare(const AttentionShape& shape, bool biased, Format kv, const std::vector<std::int64_t>& passes,
-             const std::string& isa, double tolerance, bool layer_norm = false, bool sinks = false) {
+void compare(const AttentionShape& shape, unsigned extras, Format kv, const std::vector<std::int64_t>& passes,
+             const std::string& isa, double tolerance) {
   std::mt19937 random(7);
-  Layer layer(shape, biased, layer_norm, sinks, random);
+  Layer layer(shape, extras, random);
   std::int64_t tokens = 0;
   for (const std::int64_t count : passes) tokens += count;
   Floats x = random_floats(tokens * shape.hidden, 1, random);
@@ -230,8 +246,9 @@ void compare(const AttentionShape& shape, bool biased, Format kv, const std::vec
   Cache cache(shape, kv, tokens + 3);
   std::int64_t length = 0;
   for (const std::int64_t count : passes) {
-    moeinf::attend(kernels, shape, layer.weights(), cache.view(), length, cos.data() + length * pairs,
-                   sin.data() + length * pairs, &x[std::size_t(length * shape.hidden)], count);
+    moeinf::attend(kernels, shape, layer.weights(), cache.view(), length,
+                   {{cos.data() + length * pairs, count, pairs}, {sin.data() + length * pairs, count, pairs}},
+                   {&x[std::size_t(length * shape.hidden)], count, shape.hidden});
     length += count;
   }
   CHECK(largest_difference(x, expected) < tolerance);
@@ -242,7 +259,8 @@ TEST(attention_is_that_of_its_double_precision_twin) {
     for (const HeadNorm head_norm : {HeadNorm::kNone, HeadNorm::kEach, HeadNorm::kAll}) {
       const AttentionShape shape =
           plain_shape(40, 6, 2, 10, 1e-6f, head_norm, head_norm == HeadNorm::kNone ? 0.9f : 0.0f, 0);
-      compare(shape, head_norm != HeadNorm::kAll, Format::kF32, {3, 1, 1, 70, 8, 9, 1}, isa, 2e-4);
+      compare(shape, head_norm == HeadNorm::kAll ? kNothing : kBiases, Format::kF32, {3, 1, 1, 70, 8, 9, 1},
+              isa, 2e-4);
     }
   }
 }
@@ -250,27 +268,27 @@ TEST(attention_is_that_of_its_double_precision_twin) {
 TEST(a_window_hides_what_lies_before_it) {
   for (const std::string& isa : moeinf::available_isas()) {
     const AttentionShape shape = plain_shape(32, 4, 4, 8, 1e-5f, HeadNorm::kNone, 0.0f, 13);
-    compare(shape, false, Format::kF32, {5, 30, 1, 1, 40, 2}, isa, 2e-4);
+    compare(shape, kNothing, Format::kF32, {5, 30, 1, 1, 40, 2}, isa, 2e-4);
   }
 }
 
 TEST(more_query_heads_than_a_task_takes_share_a_key) {
   for (const std::string& isa : moeinf::available_isas()) {
     const AttentionShape shape = plain_shape(24, 11, 1, 6, 1e-5f, HeadNorm::kEach, 0.0f, 0);
-    compare(shape, false, Format::kF32, {2, 20, 1, 150}, isa, 2e-4);
+    compare(shape, kNothing, Format::kF32, {2, 20, 1, 150}, isa, 2e-4);
   }
 }
 
 TEST(some_dimensions_of_a_head_have_positions_or_none_in_either_order_of_pairs) {
   for (const std::string& isa : moeinf::available_isas()) {
-    for (const bool interleaved : {false, true}) {
+    for (const Pairs which : {Pairs::kHalves, Pairs::kNeighbours}) {
       for (const std::int64_t pairs : {0, 3, 6}) {
         AttentionShape shape = plain_shape(32, 4, 2, 12, 1e-5f, HeadNorm::kEach, 0.0f, 0);
         shape.rotary_pairs = pairs;
-        shape.interleaved = interleaved;
+        shape.pairs = which;
         shape.scale = 0.11f;
         shape.residual = 0.22f;
-        compare(shape, false, Format::kF32, {3, 1, 20, 1}, isa, 2e-4);
+        compare(shape, kNothing, Format::kF32, {3, 1, 20, 1}, isa, 2e-4);
       }
     }
   }
@@ -281,7 +299,7 @@ TEST(sinks_take_their_share_of_few_tokens_and_of_many_within_a_window_and_withou
     for (const std::int64_t window : {0, 7}) {
       AttentionShape shape = plain_shape(32, 11, 1, 8, 1e-5f, HeadNorm::kNone, 0.0f, window);
       shape.scale = 0.3f;
-      compare(shape, true, Format::kF32, {1, 1, 5, 40, 1, 150, 8}, isa, 2e-4, false, true);
+      compare(shape, kBiases | kSinks, Format::kF32, {1, 1, 5, 40, 1, 150, 8}, isa, 2e-4);
     }
   }
 }
@@ -291,9 +309,9 @@ TEST(gates_multiply_what_heads_give_and_a_layer_norm_may_come_first) {
     AttentionShape shape = plain_shape(40, 6, 2, 10, 1e-5f, HeadNorm::kEach, 0.0f, 0);
     shape.gated = true;
     shape.rotary_pairs = 2;
-    compare(shape, false, Format::kF32, {4, 1, 30, 1}, isa, 2e-4);
+    compare(shape, kNothing, Format::kF32, {4, 1, 30, 1}, isa, 2e-4);
     shape.head_norm = HeadNorm::kNone;
-    compare(shape, true, Format::kF32, {4, 1, 30, 1, 140}, isa, 2e-4, true);
+    compare(shape, kBiases | kLayerNorm, Format::kF32, {4, 1, 30, 1, 140}, isa, 2e-4);
   }
 }
 
@@ -301,14 +319,15 @@ TEST(gates_multiply_what_heads_give_and_a_layer_norm_may_come_first) {
 Floats chosen_output(const AttentionShape& shape, Format kv, std::int64_t tokens,
                      const std::vector<std::int64_t>& positions, std::int64_t choosing) {
   std::mt19937 random(7);
-  Layer layer(shape, false, false, false, random);
+  Layer layer(shape, kNothing, random);
   Floats x = random_floats(tokens * shape.hidden, 1, random);
   const Floats angles = random_floats(tokens * shape.rotary_pairs, 1, random);
   Kernels kernels(2, "");
   Cache cache(shape, kv, tokens);
   const std::int64_t each = choosing == 0 ? 0 : std::int64_t(positions.size()) / choosing;
-  moeinf::attend(kernels, shape, layer.weights(), cache.view(), 0, angles.data(), angles.data(), x.data(),
-                 tokens, nullptr, {positions.data(), choosing, each});
+  const moeinf::RowSpan<const float> turns = {angles.data(), tokens, shape.rotary_pairs};
+  moeinf::attend(kernels, shape, layer.weights(), cache.view(), 0, {turns, turns},
+                 {x.data(), tokens, shape.hidden}, {}, {positions.data(), choosing, each});
   return x;
 }
 
@@ -331,8 +350,8 @@ TEST(tokens_attend_to_the_positions_that_are_chosen_for_them) {
 TEST(keys_and_values_of_16_bits_lose_only_their_last_digits) {
   for (const std::string& isa : moeinf::available_isas()) {
     const AttentionShape shape = plain_shape(64, 4, 2, 16, 1e-6f, HeadNorm::kEach, 0.0f, 0);
-    compare(shape, false, Format::kF16, {20, 1, 5, 300, 1}, isa, 2e-2);
-    compare(shape, false, Format::kBF16, {20, 1, 5, 300, 1}, isa, 1.5e-1);
+    compare(shape, kNothing, Format::kF16, {20, 1, 5, 300, 1}, isa, 2e-2);
+    compare(shape, kNothing, Format::kBF16, {20, 1, 5, 300, 1}, isa, 1.5e-1);
   }
 }
 
@@ -373,7 +392,7 @@ TEST(the_router_takes_the_largest_of_the_softmax_and_of_equals_the_first) {
       std::vector<std::int64_t> ids(std::size_t(tokens * k));
       const moeinf::RouterWeights router{weight.data(), 1e-6f, matrix_of(gate, experts, hidden), k,
                                          normalise};
-      moeinf::route(kernels, router, x.data(), tokens, normed.data(), ids.data(), weights.data());
+      moeinf::route(kernels, router, {x.data(), tokens, hidden}, normed.data(), ids.data(), weights.data());
       for (std::int64_t t = 0; t < tokens; ++t) {
         std::vector<double> row(x.begin() + t * hidden, x.begin() + (t + 1) * hidden);
         norm(row, 0, row.size(), weight, 1e-6);
@@ -403,8 +422,8 @@ TEST(a_router_that_meets_no_number_still_chooses_distinct_experts) {
   Kernels kernels(1, "");
   Floats normed(8), weights(3);
   std::vector<std::int64_t> ids(3);
-  moeinf::route(kernels, {weight.data(), 1e-6f, matrix_of(gate, 5, 8), 3, true}, x.data(), 1, normed.data(),
-                ids.data(), weights.data());
+  moeinf::route(kernels, {weight.data(), 1e-6f, matrix_of(gate, 5, 8), 3, true}, {x.data(), 1, 8},
+                normed.data(), ids.data(), weights.data());
   std::sort(ids.begin(), ids.end());
   CHECK(std::unique(ids.begin(), ids.end()) == ids.end() && ids.front() >= 0 && ids.back() < 5);
 }

@@ -136,7 +136,7 @@ void compare(const DeltaShape& s, const std::vector<std::int64_t>& passes, const
   for (const std::int64_t count : passes) {
     const DeltaStates states = {conv.data(), heads.data(), in_place ? conv.data() : new_conv.data(),
                                 in_place ? heads.data() : new_heads.data()};
-    moeinf::delta_net(kernels, s, layer.weights(), states, at, count);
+    moeinf::delta_net(kernels, s, layer.weights(), states, {at, count, s.hidden});
     if (!in_place) {
       conv.swap(new_conv);
       heads.swap(new_heads);

@@ -150,7 +150,7 @@ struct Step {
     }
   }
   void begin(ExpertKernel& kernel) const {
-    kernel.begin(hidden.data(), num_tokens, ids.data(), weights.data(), kTopK);
+    kernel.begin({hidden.data(), num_tokens, kHidden}, {ids.data(), num_tokens, kTopK}, weights.data());
   }
   Floats zeros() const { return Floats(hidden.size()); }
 
@@ -162,7 +162,7 @@ struct Step {
 void compute(ExpertKernel& kernel, const Ids& experts) {
   Ids offsets;
   for (const std::int64_t e : experts) offsets.push_back(static_cast<std::int64_t>(Layer::offset_of(e)));
-  kernel.compute(experts.data(), offsets.data(), experts.size());
+  kernel.compute(experts, offsets);
 }
 
 Floats run(ExpertKernel& kernel, const Step& step) {
@@ -332,8 +332,10 @@ TEST(experts_in_slices_give_the_bits_of_whole_ones_however_calls_are_cut) {
                 offsets.push_back(static_cast<std::int64_t>(Layer::offset_of(*e)));
               }
             }
-            for (std::size_t i = 0; i < ids.size(); i += at_once)
-              cut.compute(ids.data() + i, offsets.data() + i, std::min(at_once, ids.size() - i));
+            for (std::size_t i = 0; i < ids.size(); i += at_once) {
+              const std::size_t count = std::min(at_once, ids.size() - i);
+              cut.compute({ids.data() + i, count}, {offsets.data() + i, count});
+            }
             Floats out = step.zeros();
             cut.finish(out.data());
             CHECK(out == expected_out);
@@ -354,7 +356,7 @@ TEST(slices_that_do_not_follow_each_other_are_refused_and_change_nothing) {
   const auto compute_slices = [&](const Ids& ids) {
     Ids offsets;
     for (const std::int64_t id : ids) offsets.push_back(static_cast<std::int64_t>(Layer::offset_of(id / 3)));
-    cut.compute(ids.data(), offsets.data(), ids.size());
+    cut.compute(ids, offsets);
   };
   const auto refused = [&](const Ids& ids) {
     return throws<std::invalid_argument>([&] { compute_slices(ids); });
@@ -420,7 +422,7 @@ TEST(an_expert_may_come_twice_for_one_token_and_a_token_without_any_gets_nothing
   for (std::int64_t h = 0; h < kHidden; ++h) {
     CHECK(std::abs(out[static_cast<std::size_t>(h)] - expected(layer, step, 0, h)) < 1e-4);
   }
-  kernel.begin(step.hidden.data(), 1, step.ids.data(), step.weights.data(), 0);
+  kernel.begin({step.hidden.data(), 1, kHidden}, {step.ids.data(), 1, 0}, step.weights.data());
   CHECK(kernel.experts().empty());
   Floats untouched = step.hidden;
   kernel.finish(untouched.data());
@@ -442,7 +444,7 @@ TEST(misuse_of_a_step_is_refused_and_leaves_it_as_it_was) {
   CHECK(throws<std::invalid_argument>([&] { compute(kernel, {-1}); }));
   const std::int64_t expert = 0;
   for (const std::int64_t offset : {std::int64_t{-1}, static_cast<std::int64_t>(layer.memory.size())}) {
-    CHECK(throws<std::invalid_argument>([&] { kernel.compute(&expert, &offset, 1); }));
+    CHECK(throws<std::invalid_argument>([&] { kernel.compute({&expert, 1}, {&offset, 1}); }));
   }
   compute(kernel, {0});
   CHECK(throws<std::invalid_argument>([&] { compute(kernel, {0}); }));
@@ -501,10 +503,10 @@ TEST(linears_of_mixed_formats_equal_each_alone_and_plain_double_arithmetic) {
         ys.emplace_back(static_cast<std::size_t>(num_x * kRows[m]));
       }
       for (Floats& y : ys) outs.push_back(y.data());
-      kernels.linears(matrices, x.data(), num_x, outs);
+      kernels.linears(matrices, {x.data(), num_x, kHidden}, outs);
       for (std::size_t m = 0; m < 3; ++m) {
         Floats alone(ys[m].size()), w(static_cast<std::size_t>(kRows[m] * kHidden));
-        kernels.linear(matrices[m], x.data(), num_x, alone.data());
+        kernels.linear(matrices[m], {x.data(), num_x, kHidden}, alone.data());
         CHECK(alone == ys[m]);
         moeinf::dequantise(matrices[m], w.data());
         for (std::int64_t i = 0; i < num_x * kRows[m]; ++i) {

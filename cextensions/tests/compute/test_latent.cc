@@ -36,8 +36,9 @@ struct Layer {
   std::vector<double> rotated(const float* x, std::int64_t t) const {
     std::vector<double> out(std::size_t(2 * shape.rotary_pairs));
     for (std::int64_t i = 0; i < shape.rotary_pairs; ++i) {
-      const auto a = std::size_t(shape.interleaved ? 2 * i : i);
-      const auto b = std::size_t(shape.interleaved ? 2 * i + 1 : i + shape.rotary_pairs);
+      const auto a = std::size_t(shape.pairs == moeinf::Pairs::kNeighbours ? 2 * i : i);
+      const auto b =
+          std::size_t(shape.pairs == moeinf::Pairs::kNeighbours ? 2 * i + 1 : i + shape.rotary_pairs);
       const double c = cos[std::size_t(t * shape.rotary_pairs + i)],
                    s = sin[std::size_t(t * shape.rotary_pairs + i)];
       out[a] = x[a] * c - x[b] * s;
@@ -90,12 +91,15 @@ struct Layer {
     Floats out(std::size_t(tokens * shape.num_heads * shape.value_dim));
     std::int64_t length = 0;
     for (const std::int64_t count : passes) {
-      const std::int64_t angles = length * shape.rotary_pairs;
-      store_latents(kernels, shape, {cache.memory, kept}, length, rows.data() + length * shape.width(),
-                    cos.data() + angles, sin.data() + angles, count);
+      const auto part = [&](auto& all, std::int64_t cols) {
+        return moeinf::RowSpan<std::remove_pointer_t<decltype(all.data())>>{all.data() + length * cols, count,
+                                                                            cols};
+      };
+      const moeinf::Turns turns = {part(cos, shape.rotary_pairs), part(sin, shape.rotary_pairs)};
+      store_latents(kernels, shape, {cache.memory, kept}, length, part(rows, shape.width()), turns);
       attend_latents(kernels, shape, matrix(), {cache.memory, kept}, length,
-                     queries.data() + length * shape.num_heads * shape.query_dim(), cos.data() + angles,
-                     sin.data() + angles, out.data() + length * shape.num_heads * shape.value_dim, count);
+                     part(queries, shape.num_heads * shape.query_dim()), turns,
+                     part(out, shape.num_heads * shape.value_dim));
       length += count;
     }
     CHECK(length == tokens);
@@ -189,18 +193,18 @@ struct SharedRowsCase {
 }  // namespace
 
 TEST(latent_attention_is_that_of_its_double_precision_twin) {
-  compare({3, 21, 5, 4, 3, false, 0.1f}, {7, 1, 1, 11});
-  compare({35, 9, 3, 2, 2, true, 0.3f}, {1, 2, 9});
-  compare({1, 1, 1, 1, 1, false, 1.0f}, {1, 3});
+  compare({3, 21, 5, 4, 3, Pairs::kHalves, 0.1f}, {7, 1, 1, 11});
+  compare({35, 9, 3, 2, 2, Pairs::kNeighbours, 0.3f}, {1, 2, 9});
+  compare({1, 1, 1, 1, 1, Pairs::kHalves, 1.0f}, {1, 3});
 }
 
 TEST(latent_attention_in_runs_of_rows_is_put_together_right) {
-  compare({2, 4, 2, 2, 1, false, 0.3f}, {140, 3, 1, 120, 1});  // more than two blocks of rows
+  compare({2, 4, 2, 2, 1, Pairs::kHalves, 0.3f}, {140, 3, 1, 120, 1});  // more than two blocks of rows
 }
 
 TEST(latent_attention_is_the_same_for_every_number_of_threads) {
   std::mt19937 random(6);
-  const Layer layer({20, 33, 8, 4, 4, true, 0.2f}, 300, random);
+  const Layer layer({20, 33, 8, 4, 4, Pairs::kNeighbours, 0.2f}, 300, random);
   Kernels one(1, ""), three(3, "");
   const std::vector<std::int64_t> passes = {150, 140, 9, 1};
   CHECK(layer.attended(one, passes) == layer.attended(three, passes));
@@ -230,7 +234,7 @@ TEST(attention_to_shared_rows_is_that_of_its_double_precision_twin_and_of_each_q
 
 TEST(latent_attention_of_bf16_rows_is_the_same_for_every_instruction_set_and_number_of_threads) {
   std::mt19937 random(9);
-  const Layer layer({20, 64, 8, 4, 16, true, 0.05f}, 300, random);
+  const Layer layer({20, 64, 8, 4, 16, Pairs::kNeighbours, 0.05f}, 300, random);
   const std::vector<std::int64_t> passes = {150, 140, 9, 1};
   Kernels generic(2, "generic");
   const Floats expected = layer.attended(generic, passes, Format::kBF16);

@@ -132,7 +132,7 @@ void compare(const MambaShape& s, const std::vector<std::int64_t>& passes, const
   for (const std::int64_t count : passes) {
     const MambaStates states = {conv.data(), heads.data(), in_place ? conv.data() : new_conv.data(),
                                 in_place ? heads.data() : new_heads.data()};
-    moeinf::mamba(kernels, s, layer.weights(), states, at, count);
+    moeinf::mamba(kernels, s, layer.weights(), states, {at, count, s.hidden});
     if (!in_place) {
       conv.swap(new_conv);
       heads.swap(new_heads);

@@ -23,7 +23,7 @@ std::vector<std::int64_t> column_counts(Format format) {
 }
 
 void check_all(const std::vector<std::string>& isas, const std::vector<std::int64_t>& activation_counts,
-               bool many) {
+               By by) {
   std::mt19937 random(1);
   for (const Format format : all_formats()) {
     for (const std::int64_t cols : column_counts(format)) {
@@ -35,7 +35,7 @@ void check_all(const std::vector<std::string>& isas, const std::vector<std::int6
         const ActivationKind kind = activation_of(format);
         const Reference expected = reference(w.view, weights, kind, x);
         for (const std::string& isa : isas) {
-          if (close(product(ops_for(isa), w.view, x, many), expected)) continue;
+          if (close(product(ops_for(isa), w.view, x, by), expected)) continue;
           throw std::runtime_error(isa + ", " + name_of(format) + ", " + std::to_string(w.view.rows) +
                                    " rows of " + std::to_string(cols) + ", " + std::to_string(num_x) +
                                    " activations");
@@ -45,7 +45,7 @@ void check_all(const std::vector<std::string>& isas, const std::vector<std::int6
   }
 }
 
-void check_independence(bool many, std::int64_t num_x) {
+void check_independence(By by, std::int64_t num_x) {
   std::mt19937 random(2);
   for (const Format format : all_formats()) {
     const std::int64_t cols = column_counts(format).back();
@@ -53,12 +53,12 @@ void check_independence(bool many, std::int64_t num_x) {
     const std::vector<float> x = random_floats(random, num_x * cols);
     for (const std::string& isa : available_isas()) {
       const Ops& ops = ops_for(isa);
-      const std::vector<float> together = product(ops, w.view, x, many);
-      CHECK(together == product(ops, w.view, x, many, 50));
+      const std::vector<float> together = product(ops, w.view, x, by);
+      CHECK(together == product(ops, w.view, x, by, 50));
       for (const std::int64_t i : {std::int64_t{0}, num_x / 2, num_x - 1}) {
         const auto begin = x.begin() + static_cast<std::ptrdiff_t>(i * cols);
         const auto same = together.begin() + static_cast<std::ptrdiff_t>(i * 103);
-        CHECK(product(ops, w.view, {begin, begin + cols}, many, 1) == std::vector<float>(same, same + 103));
+        CHECK(product(ops, w.view, {begin, begin + cols}, by, 1) == std::vector<float>(same, same + 103));
       }
     }
   }
@@ -67,19 +67,19 @@ void check_independence(bool many, std::int64_t num_x) {
 }  // namespace
 
 TEST(generic_products_of_up_to_eight_activations_equal_a_float64_reference) {
-  check_all({"generic"}, {1, 2, 3, 4, 5, 6, 7, 8}, false);
+  check_all({"generic"}, {1, 2, 3, 4, 5, 6, 7, 8}, By::kRows);
 }
 
 TEST(generic_products_of_many_activations_equal_a_float64_reference) {
-  check_all({"generic"}, {1, 9, 10, 67}, true);
+  check_all({"generic"}, {1, 9, 10, 67}, By::kTiles);
 }
 
 TEST(every_instruction_set_multiplies_up_to_eight_activations_as_the_reference_does) {
-  check_all(available_isas(), {1, 2, 3, 4, 5, 6, 7, 8}, false);
+  check_all(available_isas(), {1, 2, 3, 4, 5, 6, 7, 8}, By::kRows);
 }
 
 TEST(every_instruction_set_multiplies_many_activations_as_the_reference_does) {
-  check_all(available_isas(), {1, 2, 9, 12, 33, 70}, true);
+  check_all(available_isas(), {1, 2, 9, 12, 33, 70}, By::kTiles);
 }
 
 // So many blocks of random bytes that every number of a point comes up, every seven stored signs in every
@@ -92,17 +92,18 @@ TEST(every_point_of_a_grid_is_multiplied_as_the_reference_does) {
     const std::vector<float> x = random_floats(random, 1024);
     const Reference expected = reference(w.view, w.dequantised(), ActivationKind::kInt8, x);
     for (const std::string& isa : available_isas()) {
-      for (const bool many : {false, true}) CHECK(close(product(ops_for(isa), w.view, x, many), expected));
+      for (const By by : {By::kRows, By::kTiles})
+        CHECK(close(product(ops_for(isa), w.view, x, by), expected));
     }
   }
 }
 
 TEST(a_product_of_few_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
-  for (std::int64_t num_x = 2; num_x <= kMaxDotRows; ++num_x) check_independence(false, num_x);
+  for (std::int64_t num_x = 2; num_x <= kMaxDotRows; ++num_x) check_independence(By::kRows, num_x);
 }
 
 TEST(a_product_of_many_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
-  for (const std::int64_t num_x : {5, 11, 66}) check_independence(true, num_x);
+  for (const std::int64_t num_x : {5, 11, 66}) check_independence(By::kTiles, num_x);
 }
 
 // Where a lane is a row, for a few activations (columns.inc) as for many. Rows end in whole vectors of them
@@ -119,7 +120,8 @@ TEST(rows_in_lanes_give_few_activations_the_bits_that_they_give_many) {
           const std::vector<float> x = random_floats(random, num_x * cols);
           for (const std::string& isa : available_isas()) {
             if (isa != "avx2" && isa != "avxvnni") continue;
-            CHECK(product(ops_for(isa), w.view, x, false) == product(ops_for(isa), w.view, x, true));
+            CHECK(product(ops_for(isa), w.view, x, By::kRows) ==
+                  product(ops_for(isa), w.view, x, By::kTiles));
           }
         }
       }
@@ -137,9 +139,9 @@ TEST(f32_weights_that_are_held_narrow_give_the_same_bits) {
     for (const std::int64_t num_x : {1, 3, 8, 19}) {
       const std::vector<float> x = random_floats(random, num_x * cols);
       for (const std::string& isa : available_isas()) {
-        for (const bool many : {false, true}) {
-          if (!many && num_x > kMaxDotRows) continue;
-          CHECK(product(ops_for(isa), narrow.view, x, many) == product(ops_for(isa), wide, x, many));
+        for (const By by : {By::kRows, By::kTiles}) {
+          if (by == By::kRows && num_x > kMaxDotRows) continue;
+          CHECK(product(ops_for(isa), narrow.view, x, by) == product(ops_for(isa), wide, x, by));
         }
       }
     }
@@ -170,8 +172,10 @@ TEST(extreme_bytes_do_not_overflow_the_sums) {
   }
   const Matrix w = {bytes.data(), Format::kQ8_0, 1, 128};
   for (const std::string& isa : available_isas()) {
-    CHECK(product(ops_for(isa), w, std::vector<float>(128, 127.0f), false)[0] == -128.0f * 127.0f * 128.0f);
-    CHECK(product(ops_for(isa), w, std::vector<float>(128, -127.0f), false)[0] == 128.0f * 127.0f * 128.0f);
+    CHECK(product(ops_for(isa), w, std::vector<float>(128, 127.0f), By::kRows)[0] ==
+          -128.0f * 127.0f * 128.0f);
+    CHECK(product(ops_for(isa), w, std::vector<float>(128, -127.0f), By::kRows)[0] ==
+          128.0f * 127.0f * 128.0f);
   }
 }
 
@@ -181,7 +185,7 @@ TEST(the_smallest_mxfp4_scales_are_subnormal_numbers) {
     bytes[0] = e;
     const Matrix w = {bytes.data(), Format::kMXFP4, 1, 32};
     for (const std::string& isa : available_isas()) {
-      CHECK(product(ops_for(isa), w, std::vector<float>(32, 127.0f), false)[0] ==
+      CHECK(product(ops_for(isa), w, std::vector<float>(32, 127.0f), By::kRows)[0] ==
             std::ldexp(127.0f * 32, e - 127));
     }
   }
@@ -196,8 +200,8 @@ TEST(what_is_not_finite_in_an_activation_shows_in_every_result) {
       std::vector<float> x = random_floats(random, 2 * 256);
       x[256 + 77] = bad;
       for (const std::string& isa : available_isas()) {
-        for (const bool many : {false, true}) {
-          const std::vector<float> y = product(ops_for(isa), w.view, x, many);
+        for (const By by : {By::kRows, By::kTiles}) {
+          const std::vector<float> y = product(ops_for(isa), w.view, x, by);
           for (std::size_t r = 0; r < 5; ++r) CHECK(std::isfinite(y[r]) && !std::isfinite(y[5 + r]));
         }
       }
@@ -211,7 +215,7 @@ TEST(codes_of_nvfp4_that_stand_for_no_scale_count_as_zero) {
   std::memcpy(bytes.data(), scales, 4);
   const Matrix w = {bytes.data(), Format::kNVFP4, 1, 64};
   for (const std::string& isa : available_isas()) {
-    CHECK(product(ops_for(isa), w, std::vector<float>(64, 127.0f), false)[0] == 127.0f * 16 * (480 + 1));
+    CHECK(product(ops_for(isa), w, std::vector<float>(64, 127.0f), By::kRows)[0] == 127.0f * 16 * (480 + 1));
   }
 }
 
@@ -220,7 +224,7 @@ TEST(an_activation_of_zeros_or_of_subnormal_numbers_gives_zero) {
   const TestMatrix w(random, Format::kQ4_K, 3, 256);
   for (const std::string& isa : available_isas()) {
     for (const float value : {0.0f, 1e-42f}) {
-      for (const float y : product(ops_for(isa), w.view, std::vector<float>(256, value), false))
+      for (const float y : product(ops_for(isa), w.view, std::vector<float>(256, value), By::kRows))
         CHECK(y == 0.0f);
     }
   }

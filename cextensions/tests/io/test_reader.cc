@@ -19,8 +19,10 @@
 #include "moeinf/io/crc32c.h"
 #include "moeinf/io/reader.h"
 
+using moeinf::Access;
 using moeinf::Arena;
 using moeinf::BackendKind;
+using moeinf::Compared;
 using moeinf::Reader;
 using moeinf::ReaderOptions;
 using moeinf::ReadFailure;
@@ -83,21 +85,21 @@ ReaderOptions options(BackendKind kind, std::int64_t segment_bytes = 4 * kBlock)
 void submit(Reader& reader, std::int64_t key, std::int64_t offset, std::int64_t destination,
             std::int64_t num_bytes, double priority = kDemand) {
   const std::int64_t file = 0;
-  reader.submit(&key, &file, &offset, &destination, num_bytes, &priority, 1);
+  reader.submit({&key, 1}, {&file, 1}, {&offset, 1}, {&destination, 1}, num_bytes, {&priority, 1});
 }
 
 // Tells the reader the sums of all blocks, but for one that is told a wrong one.
-void expect_all(Reader& reader, const TemporaryFile& file, std::int64_t block_bytes, bool always = false,
-                std::int64_t wrong = -1) {
+void expect_all(Reader& reader, const TemporaryFile& file, std::int64_t block_bytes,
+                Compared compared = Compared::kOnce, std::int64_t wrong = -1) {
   for (std::int64_t block = 0; block < file.num_bytes() / block_bytes; ++block) {
     const std::int64_t number = 0, offset = block * block_bytes;
     const std::uint32_t sum = moeinf::crc32c(file.data() + offset, static_cast<std::size_t>(block_bytes)) ^
                               static_cast<std::uint32_t>(block == wrong);
-    reader.expect(&number, &offset, block_bytes, &sum, 1, always);
+    reader.expect({&number, 1}, {&offset, 1}, block_bytes, {&sum, 1}, compared);
   }
 }
 
-void wait_for(Reader& reader, std::int64_t key) { CHECK(reader.wait_any(&key, 1, kLong).size() == 1); }
+void wait_for(Reader& reader, std::int64_t key) { CHECK(reader.wait_any({&key, 1}, kLong).size() == 1); }
 
 // Faults in place of pread: every call is short, every other one interrupted.
 ssize_t grudging_pread(int fd, void* buffer, std::size_t num_bytes, off_t offset) {
@@ -163,10 +165,10 @@ TEST(populated_memory_is_there_and_keeps_what_was_in_it) {
 TEST(bytes_arrive_where_they_were_asked_for_on_any_backend) {
   const TemporaryFile file(64 * kBlock);
   for (const BackendKind kind : backends()) {
-    for (const bool direct : {false, true}) {
+    for (const Access access : {Access::kCached, Access::kDirect}) {
       auto arena = std::make_shared<Arena>(64 * kBlock);
       ReaderOptions given = options(kind, 3 * kBlock);
-      given.direct = direct;
+      given.access = access;
       Reader reader({file.path()}, {file.num_bytes()}, arena, given);
       for (std::int64_t key = 0; key < 8; ++key) {
         submit(reader, key, key * 8 * kBlock, (7 - key) * 8 * kBlock, 8 * kBlock,
@@ -196,10 +198,10 @@ TEST(short_and_interrupted_reads_go_on_until_all_is_there) {
 
 TEST(short_reads_bring_the_right_bytes_direct_and_buffered) {
   const TemporaryFile file(64 * kBlock);
-  for (const bool direct : {false, true}) {
+  for (const Access access : {Access::kCached, Access::kDirect}) {
     auto arena = std::make_shared<Arena>(file.num_bytes());
     ReaderOptions given = options(BackendKind::kThreads, 16 * kBlock);
-    given.direct = direct;
+    given.access = access;
     given.pread = pread_of_odd_lengths;
     Reader reader({file.path()}, {file.num_bytes()}, arena, given);
     expect_all(reader, file, 8 * kBlock);
@@ -244,7 +246,7 @@ TEST(a_block_that_differs_from_its_sum_fails_and_harms_no_other) {
     for (const std::int64_t segment : {kBlock, 3 * kBlock, 64 * kBlock}) {
       auto arena = std::make_shared<Arena>(file.num_bytes());
       Reader reader({file.path()}, {file.num_bytes()}, arena, options(kind, segment));
-      expect_all(reader, file, 8 * kBlock, false, 2);
+      expect_all(reader, file, 8 * kBlock, Compared::kOnce, 2);
       for (std::int64_t key = 0; key < 8; ++key)
         submit(reader, key, key * 8 * kBlock, key * 8 * kBlock, 8 * kBlock);
       std::string message;
@@ -266,16 +268,16 @@ TEST(a_block_that_differs_from_its_sum_fails_and_harms_no_other) {
 
 TEST(a_block_is_checked_once_or_always_as_was_asked) {
   for (const BackendKind kind : backends()) {
-    for (const bool always : {false, true}) {
+    for (const Compared compared : {Compared::kOnce, Compared::kAlways}) {
       const TemporaryFile file(16 * kBlock);
       auto arena = std::make_shared<Arena>(file.num_bytes());
       Reader reader({file.path()}, {file.num_bytes()}, arena, options(kind));
-      expect_all(reader, file, 8 * kBlock, always);
+      expect_all(reader, file, 8 * kBlock, compared);
       submit(reader, 1, 8 * kBlock, 0, 8 * kBlock);
       wait_for(reader, 1);
       file.overwrite(9 * kBlock, 'x');
       submit(reader, 1, 8 * kBlock, 0, 8 * kBlock);
-      CHECK(throws<ReadFailure>([&] { wait_for(reader, 1); }) == always);
+      CHECK(throws<ReadFailure>([&] { wait_for(reader, 1); }) == (compared == Compared::kAlways));
       submit(reader, 2, 8 * kBlock, 0, 4 * kBlock);  // not a whole block: nothing is known of it
       wait_for(reader, 2);
     }
@@ -320,7 +322,7 @@ TEST(a_direct_read_that_is_refused_anywhere_is_asked_for_without_and_a_line_says
       ::unlink(removed.path().c_str());
       for (std::int64_t key = 0; key < 16; ++key) {
         const std::int64_t number = key / 8, offset = key % 8 * 8 * kBlock, destination = key * 8 * kBlock;
-        reader.submit(&key, &number, &offset, &destination, 8 * kBlock, &kDemand, 1);
+        reader.submit({&key, 1}, {&number, 1}, {&offset, 1}, {&destination, 1}, 8 * kBlock, {&kDemand, 1});
         wait_for(reader, key);
       }
       CHECK(std::equal(file.data(), file.data() + file.num_bytes(), arena->data()));
@@ -345,11 +347,11 @@ TEST(what_fails_without_o_direct_too_is_an_error_and_no_refusal) {
 
 TEST(a_file_that_was_truncated_is_an_error_on_any_backend) {
   for (const BackendKind kind : backends()) {
-    for (const bool direct : {false, true}) {
+    for (const Access access : {Access::kCached, Access::kDirect}) {
       const TemporaryFile file(64 * kBlock);
       auto arena = std::make_shared<Arena>(file.num_bytes());
       ReaderOptions given = options(kind);
-      given.direct = direct;
+      given.access = access;
       Reader reader({file.path()}, {file.num_bytes()}, arena, given);
       file.truncate(10 * kBlock + 7);
       submit(reader, 1, 8 * kBlock, 0, 32 * kBlock);
@@ -405,10 +407,9 @@ TEST(closing_lets_reads_in_flight_land_and_drops_the_queue) {
     for (int round = 0; round < 40; ++round) {
       Reader reader({file.path()}, {file.num_bytes()}, std::make_shared<Arena>(file.num_bytes()),
                     options(kind));
-      reader.submit(keys.data(), files.data(), offsets.data(), offsets.data(), kNumBytes, priorities.data(),
-                    kNumKeys);
+      reader.submit(keys, files, offsets, offsets, kNumBytes, priorities);
       // Early and late in the reading.
-      if (round % 2 == 0) CHECK(reader.wait_any(keys.data() + round / 2, 1, kLong).size() == 1);
+      if (round % 2 == 0) CHECK(reader.wait_any({keys.data() + round / 2, 1}, kLong).size() == 1);
       if (round % 4 == 3) continue;  // the destructor closes
       reader.close();
       reader.close();
@@ -468,20 +469,20 @@ TEST(random_schedules_of_every_call_end_with_the_right_bytes) {
           live.push_back(key);
           break;
         case 2:
-          reader.reprioritise(&key, &priority, 1);
+          reader.reprioritise({&key, 1}, {&priority, 1});
           break;
         case 3:
-          for (const std::int64_t gone : reader.cancel(&key, 1))
+          for (const std::int64_t gone : reader.cancel({&key, 1}))
             live.erase(std::find(live.begin(), live.end(), gone));
           break;
         case 4:
-          if (!live.empty()) check_landed(reader.wait_any(live.data(), live.size(), kLong));
+          if (!live.empty()) check_landed(reader.wait_any(live, kLong));
           break;
         default:
           check_landed(reader.poll().done);
       }
     }
-    while (!live.empty()) check_landed(reader.wait_any(live.data(), live.size(), kLong));
+    while (!live.empty()) check_landed(reader.wait_any(live, kLong));
     CHECK(reader.bytes_read() == expected_bytes);
     CHECK(reader.busy_seconds() > 0);
   }

@@ -44,7 +44,7 @@ std::int64_t read_one(Scheduler& scheduler) {
 }
 
 bool raise(Scheduler& scheduler, std::int64_t key, double priority) {
-  return scheduler.reprioritise(&key, &priority, 1);
+  return scheduler.reprioritise({&key, 1}, {&priority, 1});
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ TEST(each_byte_is_handed_out_once_whatever_is_reprioritised) {
       const auto choice = random() % 8;
       if (choice == 0) raise(scheduler, key, random() % 2 == 0 ? kDemand : random() % 5);
       if (choice == 1) {
-        for (const std::int64_t gone : scheduler.cancel(&key, 1)) cancelled.insert(gone);
+        for (const std::int64_t gone : scheduler.cancel({&key, 1})) cancelled.insert(gone);
       }
       Segment segment;
       if (choice > 1 && choice < 5 && scheduler.try_next(&segment)) {
@@ -155,8 +155,8 @@ TEST(a_request_can_be_cancelled_until_its_first_segment_is_issued) {
   Scheduler scheduler(1, 1, kSegmentBytes);
   scheduler.submit({request(1, 0.9, 2), request(2, 0.5)});
   CHECK(next_key(scheduler) == 1);
-  const std::int64_t keys[] = {1, 2, 3};
-  CHECK(scheduler.cancel(keys, 3) == std::vector<std::int64_t>{2});
+  const std::vector<std::int64_t> keys = {1, 2, 3};
+  CHECK(scheduler.cancel(keys) == std::vector<std::int64_t>{2});
   scheduler.submit({request(2, 0.5)});
   scheduler.check_integrity();
 }
@@ -187,13 +187,13 @@ TEST(waiting_collects_what_has_landed_and_nothing_else) {
   scheduler.submit({request(1, kDemand), request(2, kDemand), request(3, kDemand)});
   read_one(scheduler);
   read_one(scheduler);
-  const std::int64_t first[] = {3, 2};
-  CHECK(scheduler.wait_any(first, 2, kNow).done == std::vector<std::int64_t>{2});
-  CHECK(throws<std::invalid_argument>([&] { scheduler.wait_any(first, 2, kNow); }));  // 2 is forgotten
+  const std::vector<std::int64_t> first = {3, 2};
+  CHECK(scheduler.wait_any(first, kNow).done == std::vector<std::int64_t>{2});
+  CHECK(throws<std::invalid_argument>([&] { scheduler.wait_any(first, kNow); }));  // 2 is forgotten
   const std::int64_t third = 3;
-  CHECK(scheduler.wait_any(&third, 1, kNow).done.empty());
+  CHECK(scheduler.wait_any({&third, 1}, kNow).done.empty());
   CHECK(scheduler.poll().done == std::vector<std::int64_t>{1});
-  CHECK(throws<std::invalid_argument>([&] { scheduler.wait_any(&third, 0, kNow); }));
+  CHECK(throws<std::invalid_argument>([&] { scheduler.wait_any({&third, 0}, kNow); }));
 }
 
 TEST(a_failure_is_told_once_and_its_key_may_come_again) {
@@ -203,14 +203,14 @@ TEST(a_failure_is_told_once_and_its_key_may_come_again) {
   CHECK(scheduler.try_next(&first) && scheduler.try_next(&second));
   scheduler.finished(first, {0, EIO, false});
   CHECK(read_one(scheduler) == 2);  // the third segment of 1 is not worth reading
-  const std::int64_t keys[] = {1, 2};
+  const std::vector<std::int64_t> keys = {1, 2};
   scheduler.finished(second, {second.num_bytes, 0, false});
-  const Scheduler::Waited failed = scheduler.wait_any(keys, 2, kNow);
+  const Scheduler::Waited failed = scheduler.wait_any(keys, kNow);
   CHECK(failed.failed && failed.failed->key == 1 && failed.failed->outcome.error == EIO);
   CHECK(failed.failed->outcome.num_bytes_read == kSegmentBytes);
   CHECK(failed.done.empty());
   scheduler.submit({request(1, kDemand)});
-  CHECK(scheduler.wait_any(keys, 2, kNow).done == std::vector<std::int64_t>{2});
+  CHECK(scheduler.wait_any(keys, kNow).done == std::vector<std::int64_t>{2});
   CHECK(read_one(scheduler) == 1);
 }
 
@@ -236,7 +236,7 @@ TEST(closing_wakes_a_waiter_and_a_reading_thread) {
   std::thread waiter([&] {
     const std::int64_t key = 1;
     ++num_started;
-    refused = throws<std::invalid_argument>([&] { scheduler.wait_any(&key, 1, kLong); });
+    refused = throws<std::invalid_argument>([&] { scheduler.wait_any({&key, 1}, kLong); });
   });
   std::thread reader([&] {
     Segment none;
@@ -262,10 +262,10 @@ TEST(cancelling_wakes_a_waiter_for_the_key) {
   bool refused = false;
   std::thread waiter([&] {
     const std::int64_t key = 1;
-    refused = throws<std::invalid_argument>([&] { scheduler.wait_any(&key, 1, kLong); });
+    refused = throws<std::invalid_argument>([&] { scheduler.wait_any({&key, 1}, kLong); });
   });
   const std::int64_t key = 1;
-  CHECK(scheduler.cancel(&key, 1).size() == 1);
+  CHECK(scheduler.cancel({&key, 1}).size() == 1);
   waiter.join();
   CHECK(refused);
 }
@@ -314,7 +314,7 @@ TEST(a_request_fails_with_the_piece_that_did) {
   scheduler.finished(first, {first.num_bytes, 0, false});
   scheduler.check_integrity();
   const std::int64_t key = 1;
-  const Scheduler::Waited waited = scheduler.wait_any(&key, 1, kNow);
+  const Scheduler::Waited waited = scheduler.wait_any({&key, 1}, kNow);
   CHECK(waited.failed && waited.failed->key == 1 && waited.failed->piece.file == 1);
   CHECK(waited.failed->outcome.error == EIO);
 }
@@ -322,7 +322,8 @@ TEST(a_request_fails_with_the_piece_that_did) {
 TEST(sums_are_those_of_the_ranges_within_their_blocks) {
   for (const bool damaged : {false, true}) {
     Scheduler scheduler(16, 16, kSegmentBytes);
-    moeinf::BlockSum of_first{7, false, false, 100, {}}, of_second{9, false, false, 2, {}};
+    moeinf::BlockSum of_first{7, moeinf::Compared::kOnce, false, 100, {}},
+        of_second{9, moeinf::Compared::kOnce, false, 2, {}};
     Request two = request(1, kDemand, 3);
     two.piece.sum = &of_first, two.piece.summed_from = 4000, two.piece.summed_bytes = 100;
     two.more = {{0, 0, memory, kSegmentBytes, &of_second, 1, 2}};
@@ -337,7 +338,7 @@ TEST(sums_are_those_of_the_ranges_within_their_blocks) {
       scheduler.finished(segment, {segment.num_bytes, 0, false, sums[i]});
     }
     const std::int64_t key = 1;
-    const Scheduler::Waited waited = scheduler.wait_any(&key, 1, kNow);
+    const Scheduler::Waited waited = scheduler.wait_any({&key, 1}, kNow);
     CHECK(waited.failed.has_value() == damaged);
     CHECK(!damaged || (waited.failed->outcome.damaged && waited.failed->piece.summed_bytes == 2));
     CHECK(of_first.sound && of_second.sound == !damaged);

@@ -21,7 +21,7 @@ TEST(every_instruction_set_draws_the_same_token) {
     for (const Draw& draw : {Draw{1, 1, 0, 0.7}, Draw{0.6f, 0.9f, 0, 0.2}, Draw{1, 0.4f, 0.01f, 0.999}}) {
       std::set<std::int64_t> drawn;
       for (const std::string& isa : available_isas()) {
-        drawn.insert(draw_token(ops_for(isa), scores.data(), static_cast<std::int64_t>(scores.size()), draw));
+        drawn.insert(draw_token(ops_for(isa), scores, draw));
       }
       CHECK(drawn.size() == 1);
     }
@@ -31,7 +31,7 @@ TEST(every_instruction_set_draws_the_same_token) {
 TEST(one_score_is_drawn_whatever_is_asked_for) {
   const float score = -3;
   for (const Draw& draw : {Draw{1, 0, 0, 0}, Draw{1e-30f, 0.5f, 1, 0.99}}) {
-    CHECK(draw_token(ops_for(""), &score, 1, draw) == 0);
+    CHECK(draw_token(ops_for(""), {&score, 1}, draw) == 0);
   }
 }
 
@@ -50,8 +50,7 @@ TEST(any_float_leads_to_a_score_that_may_be_drawn_or_to_an_error) {
     for (float& score : scores) score = found[random() % kinds];
     const Draw draw{one_of(numbers), one_of(numbers), one_of(numbers), one_of(numbers)};
     try {
-      const std::int64_t drawn =
-          draw_token(ops_for(""), scores.data(), static_cast<std::int64_t>(scores.size()), draw);
+      const std::int64_t drawn = draw_token(ops_for(""), scores, draw);
       CHECK(drawn >= 0 && drawn < static_cast<std::int64_t>(scores.size()));
       CHECK(std::isfinite(scores[static_cast<std::size_t>(drawn)]));
       ++num_drawn;

@@ -81,13 +81,13 @@ class ExpertCache {
   // as many slots as a layer has experts, at most half of the class: in simulation fewer let the disk wait,
   // and more cost reads, as the others keep what is valued most for the layers to come and for decode.
   Keys make_room(const Keys& keys, Leaving leaving = Leaving::kUnreserved, const Keys& also_held = {});
-  // Takes their slots from these experts; returns how many of them were prefetched in vain.
+  // Takes their slots from these experts; returns how many of them were prefetched in vain. Throws
+  // std::invalid_argument for one that has none; those in front of it have left then.
   std::int64_t release(const Keys& keys);
   // As of SlotTable; nothing is held of what is not there any more.
-  void renumber(const std::int64_t* numbers);
+  void renumber(Span<const std::int64_t> numbers);
 
-  CacheCounts take_counts();  // and begins anew
-  CacheCounts& counts() { return counts_; }
+  CacheCounts& counts() { return counts_; }  // whoever asks for them sets them to 0
 
  private:
   // How many of `wanted` slots of a class are free, once others have left them.

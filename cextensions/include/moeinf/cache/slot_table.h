@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "moeinf/span.h"
+
 namespace moeinf {
 
 using Keys = std::vector<std::int64_t>;  // of experts: layer * num_experts + expert
@@ -30,10 +32,10 @@ class SlotTable {
   static constexpr std::int64_t kNoSlot = -1;
 
   // states and offsets: by key; the table writes into them, others read them, and they outlive it. Throws
-  // std::invalid_argument, and has written nothing, for sizes and classes that cannot be, and for states that
-  // are neither kAbsent nor kNoExpert.
-  SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_t* states, std::int64_t* offsets,
-            std::size_t num_keys);
+  // std::invalid_argument, and has written nothing, for sizes and classes that cannot be, for states that are
+  // neither kAbsent nor kNoExpert, and for other offsets than one for each state.
+  SlotTable(std::int64_t first_offset, SlotClasses classes, Span<std::uint8_t> states,
+            Span<std::int64_t> offsets);
 
   std::size_t num_keys() const { return num_keys_; }
   const std::uint8_t* states() const { return state_; }
@@ -66,9 +68,9 @@ class SlotTable {
   // Notes that the blocks of these experts have come, so that they may be computed. Throws
   // std::invalid_argument for one that is not loading; those in front of it have landed then.
   void land(const Keys& keys);
-  // Takes their slots from experts that are resident or whose reads have ended without them. Throws
-  // std::invalid_argument for one that has none; those in front of it are free then.
-  void free(const Keys& keys);
+  // Takes its slot from an expert that is resident or whose reads have ended without it. Throws
+  // std::invalid_argument, and changes nothing, where it has none.
+  void free(std::int64_t key);
   // Counts the experts anew, as the states of others than kLoading and kResident have been changed. Throws
   // std::invalid_argument, and has counted nothing, where that of an expert with a slot has.
   void count();
@@ -78,7 +80,7 @@ class SlotTable {
   void limit(std::int64_t num_slots);
   // Records what somebody else has done with the slots: by key the number of an expert's slot, or kNoSlot.
   // All of them are resident. Throws std::invalid_argument where that cannot be.
-  void renumber(const std::int64_t* numbers);
+  void renumber(Span<const std::int64_t> numbers);
 
   Keys loading() const;  // ascending
 
@@ -86,7 +88,6 @@ class SlotTable {
   // The place of a key. Throws std::out_of_range.
   std::size_t at(std::int64_t key) const;
 
-  void free_one(std::int64_t key);
   // The free slots are all of these but those that are taken; the lowest is assigned first.
   void free_all_but(const std::vector<bool>& taken);
 

@@ -11,6 +11,7 @@
 #include "moeinf/compute/ops.h"
 #include "moeinf/compute/pool.h"
 #include "moeinf/compute/workspace.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
 
@@ -44,11 +45,10 @@ class Kernels {
 
   Workspace& workspace() { return workspace_; }
 
-  // ys[m] [num_x, ws[m].rows] = x [num_x, cols] times the transposed ws[m], for all m in one parallel region;
-  // x is prepared once for each kind. Throws std::invalid_argument for ws of different cols.
-  void linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
-               const std::vector<float*>& ys);
-  void linear(const Matrix& w, const float* x, std::int64_t num_x, float* y);
+  // ys[m] [x.rows, ws[m].rows] = x times the transposed ws[m], for all m in one parallel region; x is
+  // prepared once for each kind. Throws std::invalid_argument for ws of other cols than x has.
+  void linears(const std::vector<Matrix>& ws, RowSpan<const float> x, const std::vector<float*>& ys);
+  void linear(const Matrix& w, RowSpan<const float> x, float* y);
 
   // Rows of one matrix that a task takes, of a call that goes over total_rows rows of such matrices: so many
   // bytes that taking a task costs nothing beside reading them, but several tasks for each thread. A multiple
@@ -56,9 +56,9 @@ class Kernels {
   std::int64_t rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
                              std::int64_t total_rows) const;
   static std::int64_t most_rows_per_task(Format format, std::int64_t cols, std::int64_t num_x);
-  // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
-  // all threads where that pays.
-  void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
+  // For the drivers of kernels: one row of x after the other turned into `kind` at `out`, by all threads
+  // where that pays.
+  void prepare(ActivationKind kind, RowSpan<const float> x, void* out);
   // y[i * y_stride + r] = row r of w times x_i, times w.scale, for first <= r < last. x is prepared for it
   // (activation_of). Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
@@ -67,11 +67,10 @@ class Kernels {
   std::size_t scratch_bytes() const;  // of the workspace and of all threads, as far as calls have used them
 
  private:
-  void linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x, float* const* ys);
-
-  std::array<const void*, 3> prepare_for(Workspace::Frame& memory, const Matrix* ws, std::size_t num_ws,
-                                         const float* x, std::int64_t num_x);
-  void split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_x);
+  void linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys);
+  std::array<const void*, 3> prepare_for(Workspace::Frame& memory, Span<const Matrix> ws,
+                                         RowSpan<const float> x);
+  void split_rows(Span<const Matrix> ws, std::int64_t num_x);
 
   struct RowTasks {         // of one matrix of a call
     std::int64_t num_rows;  // of each task
@@ -85,6 +84,15 @@ class Kernels {
   Workspace workspace_;
   Buffer thread_scratch_;                 // panels of weights that threads lay out anew
   std::size_t thread_scratch_bytes_ = 0;  // of one thread
+};
+
+// Of each token the cosines and sines by which the pairs of a head's numbers are rotated: [tokens, pairs].
+struct Turns {
+  RowSpan<const float> cos, sin;
+
+  Turns part(std::int64_t first, std::int64_t count) const {
+    return {cos.part(first, count), sin.part(first, count)};
+  }
 };
 
 // The largest pass that a workspace is to hold.

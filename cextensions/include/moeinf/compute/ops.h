@@ -36,6 +36,9 @@ struct Limits {
   Limits(float most = 0, float most_of_gate = 0) : limit(most), of_gate(most_of_gate) {}
 };
 
+// Which numbers of a head are rotated together: x[i] with x[i + half], or x[2 i] with x[2 i + 1].
+enum class Pairs { kHalves, kNeighbours };
+
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
 
 // f32, narrow f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
@@ -152,12 +155,11 @@ struct Ops {
   void (*sigmoid_mul)(const float* gate, float* x, std::int64_t count);
 
   // Decoding's other loops. rms_norm: out (may be x) = x / rms(x) * weight. layer_norm: out (may be x) =
-  // (x - mean(x)) / std(x) * weight + bias. rotate: pairs (x[i], x[i + half]), or (x[2 i], x[2 i + 1])
-  // interleaved.
+  // (x - mean(x)) / std(x) * weight + bias.
   void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t count,
                      float* out);
-  void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
+  void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half, Pairs pairs);
   // Numbers of a cache, f32, f16, bf16 or q8_0 (whole blocks, that of 32 numbers from their largest), and
   // back.
   void (*store_kv)(Format format, const float* x, std::int64_t count, void* out);

@@ -18,11 +18,14 @@ constexpr std::int64_t kBlockBytes = 4096;  // O_DIRECT wants offset, length and
 using FileSystemProbe = std::uint32_t (*)(int fd);
 std::uint32_t file_system_of(int fd);
 
+// How files are read: past the page cache where they can be, or through it.
+enum class Access { kDirect, kCached };
+
 class FileSet {
  public:
   // Opens every file. Throws SystemFailure (missing file, no permission, too many open files) and, for
   // what is not a regular file of the expected size, ReadFailure.
-  FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct,
+  FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, Access access,
           FileSystemProbe file_system = file_system_of);
 
   int count() const { return static_cast<int>(files_.size()); }
@@ -54,7 +57,7 @@ class FileSet {
     bool direct = false;
   };
 
-  static File open(const std::string& path, std::int64_t num_bytes, bool direct, int& refusal);
+  static File open(const std::string& path, std::int64_t num_bytes, Access access, int& refusal);
 
   mutable std::mutex mutex_;  // guards what may change later: `second`, `direct` and the notice
   std::vector<File> files_;

@@ -18,6 +18,7 @@
 #include "moeinf/io/backend.h"
 #include "moeinf/io/file_set.h"
 #include "moeinf/io/scheduler.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
 
@@ -25,12 +26,17 @@ enum class BackendKind { kAuto, kRing, kThreads };
 
 struct ReaderOptions {
   BackendKind backend = BackendKind::kAuto;
-  bool direct = true;
+  Access access = Access::kDirect;
   int queue_depth = 16;
   int prefetch_depth = 4;
   std::int64_t segment_bytes = 1 << 20;
   PreadFunction pread = ::pread;
   FileSystemProbe file_system = file_system_of;
+};
+
+// Of each request as many ranges: which of which files, and where in the arena they go.
+struct Pieces {
+  RowSpan<const std::int64_t> files, offsets, destinations, num_bytes;
 };
 
 // In a forked child, which has none of the reading threads, every member but backend(), expect() and close()
@@ -51,29 +57,25 @@ class Reader {
   // From now on, a read of the num_bytes at one of these places is compared with their CRC-32C: the first
   // time, or always. One that differs fails as ReadFailure does, with EBADMSG. Reads of ranges that make up
   // the whole, one behind the other, are compared as the last of them lands, which then fails for all of
-  // them. Throws std::invalid_argument for a range that is not inside its file.
-  void expect(const std::int64_t* files, const std::int64_t* offsets, std::int64_t num_bytes,
-              const std::uint32_t* sums, std::size_t count, bool always);
+  // them. Throws std::invalid_argument, and expects nothing, for a range that is not inside its file.
+  void expect(Span<const std::int64_t> files, Span<const std::int64_t> offsets, std::int64_t num_bytes,
+              Span<const std::uint32_t> sums, Compared compared);
 
   // `destinations` are offsets in the arena. Throws std::invalid_argument, before anything is queued, for a
   // known key and for a range that is not on 4 KiB borders or not inside its file and the arena.
-  void submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
-              const std::int64_t* destinations, std::int64_t num_bytes, const double* priorities,
-              std::size_t count);
-  // The same for requests of num_pieces ranges each, [count, num_pieces], that begin and end anywhere in
+  void submit(Span<const std::int64_t> keys, Span<const std::int64_t> files, Span<const std::int64_t> offsets,
+              Span<const std::int64_t> destinations, std::int64_t num_bytes, Span<const double> priorities);
+  // The same for requests of several ranges each, [keys, ranges], that begin and end anywhere in
   // their files. Each is read with the rest of its blocks: its byte i comes to destination + offset % 4096 +
   // i, and destinations are on block borders, with room for whole blocks. A range of 0 bytes is left out,
   // unless it is the first. Sums are those of the ranges.
-  void submit_pieces(const std::int64_t* keys, std::size_t count, std::size_t num_pieces,
-                     const std::int64_t* files, const std::int64_t* offsets, const std::int64_t* destinations,
-                     const std::int64_t* num_bytes, const double* priorities);
-  void reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
-  std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
-  std::vector<std::int64_t> known(const std::int64_t* keys, std::size_t count) const;  // as Scheduler::known
+  void submit_pieces(Span<const std::int64_t> keys, const Pieces& pieces, Span<const double> priorities);
+  void reprioritise(Span<const std::int64_t> keys, Span<const double> priorities);
+  std::vector<std::int64_t> cancel(Span<const std::int64_t> keys);
+  std::vector<std::int64_t> known(Span<const std::int64_t> keys) const;  // as Scheduler::known
 
   // As Scheduler::wait_any, but a failure is thrown as ReadFailure. Empty: the time is over.
-  std::vector<std::int64_t> wait_any(const std::int64_t* keys, std::size_t count,
-                                     std::chrono::milliseconds timeout);
+  std::vector<std::int64_t> wait_any(Span<const std::int64_t> keys, std::chrono::milliseconds timeout);
   Scheduler::Polled poll() { return at_home().poll(); }
   std::string path_of(std::int64_t key) const;  // the file that it is read from; empty: the key is not known
 

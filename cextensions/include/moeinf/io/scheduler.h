@@ -24,8 +24,11 @@
 #include <vector>
 
 #include "moeinf/io/segment_read.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
+
+enum class Compared { kOnce, kAlways };  // reads of a block with its sum: until one was sound, or each
 
 // The CRC-32C that a block of a file has, and whether it was found to have it. Belongs to the scheduler's
 // mutex once a request points to it.
@@ -36,7 +39,7 @@ struct BlockSum {
   };
 
   std::uint32_t expected = 0;
-  bool always = false;  // every read of it is compared; else reads until one was sound
+  Compared compared = Compared::kOnce;
   bool sound = false;
   std::int64_t num_bytes = 0;
   // Where the block is read range by range: what each range, by its place in the block, contributes to the
@@ -80,10 +83,10 @@ class Scheduler {
   // Caller's side. The first two tell whether something may be issued now: only then is there a reason to
   // wake a reader, and the wake-up of a sleeping thread is what a call costs.
   bool submit(const std::vector<Request>& requests);  // all or, where a key is known already, none
-  bool reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
-  std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
+  bool reprioritise(Span<const std::int64_t> keys, Span<const double> priorities);
+  std::vector<std::int64_t> cancel(Span<const std::int64_t> keys);
   // Those of the keys that are queued, in flight, or landed and not collected.
-  std::vector<std::int64_t> known(const std::int64_t* keys, std::size_t count) const;
+  std::vector<std::int64_t> known(Span<const std::int64_t> keys) const;
 
   struct Waited {
     std::vector<std::int64_t> done;  // in the order in which they landed; forgotten by the scheduler
@@ -92,7 +95,7 @@ class Scheduler {
   // Blocks until one of the keys has landed or failed, or the time is over (then both members are empty). A
   // failure is reported alone, and only the failed key is forgotten. Nothing is where memory is refused for
   // the answer.
-  Waited wait_any(const std::int64_t* keys, std::size_t count, std::chrono::milliseconds timeout);
+  Waited wait_any(Span<const std::int64_t> keys, std::chrono::milliseconds timeout);
 
   struct Polled {
     std::vector<std::int64_t> done;
@@ -156,7 +159,7 @@ class Scheduler {
   bool can_issue() const;
   void take(Segment* segment);
   void require_open() const;
-  void require_known(const std::int64_t* keys, std::size_t count) const;
+  void require_known(Span<const std::int64_t> keys) const;
   void forget_landed(const Entry* entry);
 
   const int queue_depth_;

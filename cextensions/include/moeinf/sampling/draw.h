@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "moeinf/compute/ops.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
 
@@ -15,10 +16,10 @@ struct Draw {
   double uniform;     // in [0, 1]: of the range that those that pass share, in order, by their weights
 };
 
-// The index of one of the scores [count]. A score's weight is e^((score - largest) / temperature); -infinity
+// The index of one of the scores. A score's weight is e^((score - largest) / temperature); -infinity
 // is never drawn. Weights are float32: borders are off by 1e-6 of the whole at most. Memory for it is kept
 // for each thread. Throws std::invalid_argument for no scores, a NaN, a largest score that is infinite, and a
 // Draw out of range.
-std::int64_t draw_token(const Ops& ops, const float* scores, std::int64_t count, const Draw& draw);
+std::int64_t draw_token(const Ops& ops, Span<const float> scores, const Draw& draw);
 
 }  // namespace moeinf

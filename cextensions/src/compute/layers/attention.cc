@@ -54,14 +54,14 @@ void clamp(float* x, float limit, std::int64_t count) {
 }
 
 // Norm, clamp and rotary positions of the heads of one token, in the order of the families that have them.
-void finish_heads(const Ops& ops, const AttentionShape& s, const float* norm, const float* cos,
-                  const float* sin, std::int64_t heads, float* x) {
+void finish_heads(const Ops& ops, const AttentionShape& s, const float* norm, const Turns& turns,
+                  std::int64_t token, std::int64_t heads, float* x) {
   if (s.head_norm == HeadNorm::kAll) ops.rms_norm(x, norm, s.norm_eps, heads * s.head_dim, x);
   clamp(x, s.clip, heads * s.head_dim);
   for (std::int64_t h = 0; h < heads; ++h) {
     float* head = x + h * s.head_dim;
     if (s.head_norm == HeadNorm::kEach) ops.rms_norm(head, norm, s.norm_eps, s.head_dim, head);
-    ops.rotate(head, cos, sin, s.rotary_pairs, s.interleaved);
+    ops.rotate(head, turns.cos.row(token), turns.sin.row(token), s.rotary_pairs, s.pairs);
     if (s.head_norm == HeadNorm::kEachTurned) ops.rms_norm(head, norm, s.norm_eps, s.head_dim, head);
   }
 }
@@ -89,14 +89,13 @@ void apply_gates(const Ops& ops, const AttentionShape& s, const float* projected
   }
 }
 
-// gates: of each head head_dim numbers, or one; bias, which may be null, is added to them.
-void apply_gates_apart(const Ops& ops, const AttentionShape& s, bool of_heads, const float* bias,
+// gates: `each` of a head, head_dim or one; bias, which may be null, is added to them.
+void apply_gates_apart(const Ops& ops, const AttentionShape& s, std::int64_t each, const float* bias,
                        float* gates, float* mixed) {
-  const std::int64_t each = of_heads ? 1 : s.head_dim;
   for (std::int64_t i = 0; bias != nullptr && i < s.num_heads * each; ++i) gates[i] += bias[i / each];
-  if (!of_heads && !s.softplus_gates) return ops.sigmoid_mul(gates, mixed, s.num_heads * s.head_dim);
+  if (each == s.head_dim && !s.softplus_gates) return ops.sigmoid_mul(gates, mixed, s.num_heads * s.head_dim);
   for (std::int64_t i = 0; i < s.num_heads * s.head_dim; ++i) {
-    const float gate = gates[of_heads ? i / s.head_dim : i];
+    const float gate = gates[each == s.head_dim ? i : i / s.head_dim];
     mixed[i] *= s.softplus_gates ? softplus(gate) : 1 / (1 + std::exp(-gate));
   }
 }
@@ -114,27 +113,28 @@ void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64
 enum class Steps { kAll, kKeys, kQueries };
 
 void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
-          std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens,
-          const std::int64_t* ends, const ChosenPositions& chosen, Steps steps) {
+          std::int64_t length, const Turns& turns, RowSpan<float> x, const std::int64_t* ends,
+          const ChosenPositions& chosen, Steps steps) {
   const Ops& ops = kernels.ops();
+  const std::int64_t tokens = x.rows;
   Workspace::Frame memory(kernels.workspace());
   const Vectors v = take_vectors(memory, s, tokens);
-  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim,
-                     pairs = s.rotary_pairs;
+  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
   const auto each = [&](const auto& task) { each_token(kernels, tokens, task); };
-  norm_tokens(kernels, {w.norm, w.norm_bias, s.front_eps}, x, tokens, s.hidden, v.normed);
+  norm_tokens(kernels, {w.norm, w.norm_bias, s.front_eps}, x, v.normed);
+  const RowSpan<const float> normed = {v.normed, tokens, s.hidden};
   const auto finish_query = [&](std::int64_t t) {
     float* const query = v.query + t * queries;
     add_bias(v.projected + t * w.q.rows, w.q_bias, w.q.rows);
     if (s.gated) take_queries(s, v.projected + t * w.q.rows, query);
-    finish_heads(ops, s, w.q_norm, cos + t * pairs, sin + t * pairs, s.num_heads, query);
+    finish_heads(ops, s, w.q_norm, turns, t, s.num_heads, query);
     sharpen(s, length + t, query);
   };
   const auto finish_key = [&](std::int64_t t) {
     float* const key = v.key + t * keys;
     float* const value = v.value + t * keys;
     add_bias(key, w.k_bias, keys);
-    finish_heads(ops, s, w.k_norm, cos + t * pairs, sin + t * pairs, s.num_kv_heads, key);
+    finish_heads(ops, s, w.k_norm, turns, t, s.num_kv_heads, key);
     if (v.narrow == nullptr) {
       add_bias(value, w.v_bias, keys);
     } else {
@@ -150,13 +150,13 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   };
   float* const values = v.narrow == nullptr ? v.value : v.narrow;
   if (steps == Steps::kAll) {
-    kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, values});
+    kernels.linears({w.q, w.k, w.v}, normed, {v.projected, v.key, values});
   } else if (steps == Steps::kKeys) {
-    kernels.linears({w.k, w.v}, v.normed, tokens, {v.key, values});
+    kernels.linears({w.k, w.v}, normed, {v.key, values});
   } else {
-    kernels.linear(w.q, v.normed, tokens, v.projected);
+    kernels.linear(w.q, normed, v.projected);
   }
-  if (s.gate_apart && steps != Steps::kKeys) kernels.linear(w.gate, v.normed, tokens, v.gates);
+  if (s.gate_apart && steps != Steps::kKeys) kernels.linear(w.gate, normed, v.gates);
   each([&](std::int64_t t) {
     if (steps != Steps::kKeys) finish_query(t);
     if (steps != Steps::kQueries) finish_key(t);
@@ -175,7 +175,7 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   }
   if (s.gate_apart) {
     each([&](std::int64_t t) {
-      apply_gates_apart(ops, s, w.gate.rows < queries, w.gate_bias, v.gates + t * w.gate.rows,
+      apply_gates_apart(ops, s, w.gate.rows / s.num_heads, w.gate_bias, v.gates + t * w.gate.rows,
                         v.mixed + t * queries);
     });
   }
@@ -184,22 +184,22 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
       resize_heads(v.mixed + t * queries, s.head_dim, s.num_heads, s.value_dim, v.narrow + t * w.o.cols);
     });
   }
-  kernels.linear(w.o, v.narrow == nullptr ? v.mixed : v.narrow, tokens, v.out);
+  kernels.linear(w.o, {v.narrow == nullptr ? v.mixed : v.narrow, tokens, w.o.cols}, v.out);
   each([&](std::int64_t t) {
     float* const out = v.out + t * s.hidden;
     add_bias(out, w.o_bias, s.hidden);
     if (w.output_norm != nullptr) ops.rms_norm(out, w.output_norm, s.norm_eps, s.hidden, out);
-    if (s.replaces) std::fill_n(x + t * s.hidden, s.hidden, 0.0f);
-    ops.add_scaled(out, s.residual, x + t * s.hidden, s.hidden);
+    if (s.replaces) std::fill_n(x.row(t), s.hidden, 0.0f);
+    ops.add_scaled(out, s.residual, x.row(t), s.hidden);
   });
 }
 
 }  // namespace
 
 void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
-            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens,
-            const std::int64_t* ends, const ChosenPositions& chosen) {
-  const std::int64_t first = tokens - chosen.tokens;  // that chooses
+            std::int64_t length, const Turns& turns, RowSpan<float> x, Span<const std::int64_t> ends,
+            const ChosenPositions& chosen) {
+  const std::int64_t tokens = x.rows, first = tokens - chosen.tokens;  // that chooses
   const auto passes = [&](Steps steps) {
     for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
       const std::int64_t part = std::min(kMostTokens, tokens - start);
@@ -208,28 +208,27 @@ void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w
       if (choosing > 0)
         of_part.positions =
             chosen.positions + (start + part - choosing - first) * chosen.groups * chosen.each;
-      pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
-           x + start * s.hidden, part, ends == nullptr ? nullptr : ends + start, of_part, steps);
+      pass(kernels, s, w, kv, length + start, turns.part(start, part), x.part(start, part),
+           ends.empty() ? nullptr : ends.data() + start, of_part, steps);
     }
   };
-  if (ends == nullptr) return passes(Steps::kAll);
+  if (ends.empty()) return passes(Steps::kAll);
   passes(Steps::kKeys);
   passes(Steps::kQueries);
 }
 
 void attend_given(Kernels& kernels, const AttentionShape& s, const GivenHeads& heads, const KVView& kv,
-                  std::int64_t length, const float* cos, const float* sin, float* mixed,
-                  std::int64_t tokens) {
+                  std::int64_t length, const Turns& turns, RowSpan<float> mixed) {
   const Ops& ops = kernels.ops();
-  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
+  const std::int64_t tokens = mixed.rows, queries = mixed.cols, keys = s.num_kv_heads * s.head_dim;
   const bool few = kernels.tokens_of_pass(tokens) <= kFewAttending;
   for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
     const std::int64_t part = std::min(kMostTokens, tokens - start);
     kernels.pool().run(part, [&](std::int64_t index, int) {
-      const std::int64_t t = start + index, turn = t * s.rotary_pairs;
+      const std::int64_t t = start + index;
       const auto rotate = [&](float* x, std::int64_t count) {
         for (std::int64_t h = 0; h < count; ++h) {
-          ops.rotate(x + h * s.head_dim, cos + turn, sin + turn, s.rotary_pairs, s.interleaved);
+          ops.rotate(x + h * s.head_dim, turns.cos.row(t), turns.sin.row(t), s.rotary_pairs, s.pairs);
         }
       };
       rotate(heads.queries + t * queries, s.num_heads);
@@ -240,7 +239,7 @@ void attend_given(Kernels& kernels, const AttentionShape& s, const GivenHeads& h
     if (own.sinks != nullptr) own.sinks += start * s.num_heads;
     if (own.relative.states != nullptr) own.relative.states += start * s.num_heads * own.relative.width;
     const float* const query = heads.queries + start * queries;
-    float* const out = mixed + start * queries;
+    float* const out = mixed.row(start);
     if (few) {
       attend_few(kernels, s, nullptr, kv, length + start, query, out, part, own);
     } else {

@@ -125,8 +125,8 @@ class DeltaRule {
 }  // namespace
 
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
-               const DeltaStates& states, float* x, std::int64_t num_tokens) {
-  run_recurrent<DeltaRule>(kernels, shape, weights, states, x, num_tokens);
+               const DeltaStates& states, RowSpan<float> x) {
+  run_recurrent<DeltaRule>(kernels, shape, weights, states, x);
 }
 
 void channel_delta(Kernels& kernels, const ChannelDelta& d) {

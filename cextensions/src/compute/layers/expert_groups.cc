@@ -8,13 +8,8 @@ namespace moeinf {
 
 // A counting sort.
 void ExpertGroups::sort(const std::int64_t* ids, std::int64_t num_pairs) {
-  experts.clear();
-  counts.clear();
-  starts.clear();
-  count_ids(ids, num_pairs);
-  make_groups();
-  sorted.resize(static_cast<std::size_t>(num_pairs));
-  position_of.resize(static_cast<std::size_t>(num_pairs));
+  reserve(ids, num_pairs);
+  make_groups(ids, num_pairs);
   for (std::int64_t pair = 0; pair < num_pairs; ++pair) {
     const std::int64_t group = by_id_[static_cast<std::size_t>(ids[pair])];
     const std::int64_t position = starts[static_cast<std::size_t>(group)]++;
@@ -29,20 +24,27 @@ std::int64_t ExpertGroups::find(std::int64_t expert) const {
   return is_inside ? by_id_[static_cast<std::size_t>(expert)] : -1;
 }
 
-void ExpertGroups::count_ids(const std::int64_t* ids, std::int64_t num_pairs) {
-  std::fill(by_id_.begin(), by_id_.end(), 0);
+// Forgets all groups, and takes what memory those of these pairs may need.
+void ExpertGroups::reserve(const std::int64_t* ids, std::int64_t num_pairs) {
+  for (std::vector<std::int64_t>* of_groups : {&experts, &counts, &starts}) of_groups->clear();
+  std::fill(by_id_.begin(), by_id_.end(), -1);
+  std::int64_t end = 0;
   for (std::int64_t pair = 0; pair < num_pairs; ++pair) {
-    if (ids[pair] < 0 || ids[pair] >= kMaxExperts) {
-      by_id_.clear();
+    if (ids[pair] < 0 || ids[pair] >= kMaxExperts)
       throw std::invalid_argument("a routing names expert " + std::to_string(ids[pair]));
-    }
-    const auto id = static_cast<std::size_t>(ids[pair]);
-    if (id >= by_id_.size()) by_id_.resize(id + 1);
-    ++by_id_[id];
+    end = std::max(end, ids[pair] + 1);
   }
+  const auto num_ids = static_cast<std::size_t>(end);
+  const std::size_t most = std::min(num_ids, static_cast<std::size_t>(num_pairs));
+  for (std::vector<std::int64_t>* of_groups : {&experts, &counts, &starts}) of_groups->reserve(most);
+  for (std::vector<std::int64_t>* of_pairs : {&sorted, &position_of})
+    of_pairs->resize(static_cast<std::size_t>(num_pairs));
+  if (by_id_.size() < num_ids) by_id_.resize(num_ids, -1);
 }
 
-void ExpertGroups::make_groups() {
+void ExpertGroups::make_groups(const std::int64_t* ids, std::int64_t num_pairs) {
+  std::fill(by_id_.begin(), by_id_.end(), 0);
+  for (std::int64_t pair = 0; pair < num_pairs; ++pair) ++by_id_[static_cast<std::size_t>(ids[pair])];
   std::int64_t start = 0;
   for (std::size_t id = 0; id < by_id_.size(); ++id) {
     const std::int64_t count = by_id_[id];

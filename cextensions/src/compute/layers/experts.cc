@@ -51,19 +51,19 @@ ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::s
                            const std::vector<ExpertParts>& layers, const std::vector<ExpertForm>& forms)
     : ExpertKernel(kernels, memory, num_bytes, in_one_slice(layers), forms) {}
 
-void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids,
-                         const float* weights, std::int64_t top_k, std::int64_t layer) {
+void ExpertKernel::begin(RowSpan<const float> hidden, RowSpan<const std::int64_t> ids, const float* weights,
+                         std::int64_t layer) {
   has_begun_ = false;
   if (layers_.size() > 1) {
     if (layer < 0 || as_size(layer) >= layers_.size())
       throw std::invalid_argument("there is no layer " + std::to_string(layer));
     layer_ = &layers_[as_size(layer)];
   }
-  num_tokens_ = num_tokens;
-  top_k_ = top_k;
-  weights_.assign(weights, weights + num_tokens * top_k);
-  groups_.sort(ids, num_tokens * top_k);
-  shares_input_ = num_tokens == 1 && groups_.size() == as_size(top_k);
+  num_tokens_ = ids.rows;
+  top_k_ = ids.cols;
+  weights_.assign(weights, weights + ids.size());
+  groups_.sort(ids.data, num_tokens_ * top_k_);
+  shares_input_ = num_tokens_ == 1 && groups_.size() == as_size(top_k_);
   num_done_.assign(groups_.size(), 0);
   is_open_ = false;
   num_computed_ = 0;
@@ -89,8 +89,9 @@ void ExpertKernel::reserve() {
     if (layer_->up) ups = std::max(ups, count * std::min(most_rows, gate.rows));
     if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(gate.cols, down.cols));
   }
-  ups_of_thread_ = (as_size(ups) + 15) / 16 * 16;
-  ups_.reserve_array<float>(ups_of_thread_ * as_size(kernels_.pool().num_threads()));
+  const std::size_t ups_of_thread = (as_size(ups) + 15) / 16 * 16;
+  ups_.reserve_array<float>(ups_of_thread * as_size(kernels_.pool().num_threads()));
+  ups_of_thread_ = ups_of_thread;
   gates_.reserve_array<float>(as_size(most_pairs * gate.rows));
   outputs_.reserve_array<float>(num_pairs * as_size(down.rows));
   if (tasks_left_.size() < groups_.size())
@@ -133,7 +134,7 @@ std::size_t ExpertKernel::workspace_bytes(const ExpertParts& parts, std::int64_t
 }
 
 // A token's activation is prepared for the first of its experts, and copied for the others.
-void ExpertKernel::prepare_inputs(const float* hidden) {
+void ExpertKernel::prepare_inputs(RowSpan<const float> hidden) {
   const ExpertPart &gate = layer_->gate, &up = layer_->up ? *layer_->up : gate;
   const ActivationKind kinds[] = {activation_of(gate.format), activation_of(up.format)};
   const auto prepare_token = [&](std::int64_t token, int) {
@@ -143,7 +144,7 @@ void ExpertKernel::prepare_inputs(const float* hidden) {
         return input(part == 0 ? gate : up, 0) + as_size(groups_.position_of[as_size(pair)]) * num_bytes;
       };
       unsigned char* const first = shares_input_ ? input(part == 0 ? gate : up, 0) : place_of(token * top_k_);
-      kernels_.ops().prepare(kinds[part], hidden + token * hidden_size(), hidden_size(), first);
+      kernels_.ops().prepare(kinds[part], hidden.row(token), hidden_size(), first);
       for (std::int64_t k = 1; k < top_k_ && !shares_input_; ++k) {
         std::memcpy(place_of(token * top_k_ + k), first, num_bytes);
       }
@@ -152,18 +153,22 @@ void ExpertKernel::prepare_inputs(const float* hidden) {
   kernels_.pool().run(num_tokens_, prepare_token);
 }
 
-void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count) {
+void ExpertKernel::compute(Span<const std::int64_t> experts, Span<const std::int64_t> offsets) {
+  const std::size_t count = experts.size();
+  if (offsets.size() != count)
+    throw std::invalid_argument(std::to_string(count) + " experts and " + std::to_string(offsets.size()) +
+                                " offsets");
   if (!has_begun_) throw std::invalid_argument("compute needs a begin before it");
   std::size_t num_checked = 0;
   try {
     for (; num_checked < count; ++num_checked) check_job(experts[num_checked], offsets[num_checked]);
   } catch (...) {
-    take_back(experts, num_checked);
+    take_back(experts.data(), num_checked);
     throw;
   }
   has_begun_ = false;  // what fails from here on needs a new begin
   for (std::size_t first = 0; first < count; first += jobs_.size()) {
-    collect_jobs(experts + first, offsets + first, count - first);
+    collect_jobs(experts.data() + first, offsets.data() + first, count - first);
     Pool& pool = kernels_.pool();
     const std::int64_t acts = jobs_.back().act_tasks_end, downs = jobs_.back().down_tasks_end;
     if (acts) pool.run(acts, [this](std::int64_t task, int thread) { run_act_task(task, thread); });
@@ -178,45 +183,46 @@ std::size_t ExpertKernel::group_of(std::int64_t expert) const {
   return as_size(found);
 }
 
-void ExpertKernel::check_rows(const std::int64_t* experts, std::size_t count, std::int64_t num_rows) const {
+void ExpertKernel::check_rows(Span<const std::int64_t> experts, std::int64_t num_rows) const {
   if (!has_begun_) throw std::invalid_argument("outputs need a begin before them");
   std::int64_t wanted = 0;
-  for (std::size_t i = 0; i < count; ++i) wanted += groups_.counts[group_of(experts[i])];
+  for (const std::int64_t expert : experts) wanted += groups_.counts[group_of(expert)];
   if (wanted != num_rows)
     throw std::invalid_argument(std::to_string(num_rows) + " rows, not " + std::to_string(wanted));
 }
 
-void ExpertKernel::put(const std::int64_t* experts, std::size_t count, const float* rows,
-                       std::int64_t num_rows) {
-  check_rows(experts, count, num_rows);
+void ExpertKernel::put(Span<const std::int64_t> experts, RowSpan<const float> rows) {
+  check_rows(experts, rows.rows);
   std::size_t num_marked = 0;
   try {
-    for (; num_marked < count; ++num_marked) mark_computed(experts[num_marked]);
+    for (; num_marked < experts.size(); ++num_marked) mark_computed(experts[num_marked]);
   } catch (...) {
     for (std::size_t i = 0; i < num_marked; ++i) num_done_[group_of(experts[i])] = 0;
     num_computed_ -= num_marked;
     throw;
   }
   float* outputs = outputs_.reserve_array<float>(0);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t group = group_of(experts[i]);
+  const float* from = rows.data;
+  for (const std::int64_t expert : experts) {
+    const std::size_t group = group_of(expert);
     const std::int64_t size = groups_.counts[group] * hidden_size();
-    std::copy(rows, rows + size, outputs + groups_.starts[group] * hidden_size());
-    rows += size;
+    std::copy(from, from + size, outputs + groups_.starts[group] * hidden_size());
+    from += size;
   }
 }
 
-void ExpertKernel::get(const std::int64_t* experts, std::size_t count, float* rows, std::int64_t num_rows) {
-  check_rows(experts, count, num_rows);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (!is_computed(group_of(experts[i])))
-      throw std::invalid_argument("expert " + std::to_string(experts[i]) + " was not computed");
+void ExpertKernel::get(Span<const std::int64_t> experts, RowSpan<float> rows) {
+  check_rows(experts, rows.rows);
+  for (const std::int64_t expert : experts) {
+    if (!is_computed(group_of(expert)))
+      throw std::invalid_argument("expert " + std::to_string(expert) + " was not computed");
   }
   const float* outputs = outputs_.reserve_array<float>(0);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t group = group_of(experts[i]);
+  float* to = rows.data;
+  for (const std::int64_t expert : experts) {
+    const std::size_t group = group_of(expert);
     const float* first = outputs + groups_.starts[group] * hidden_size();
-    rows = std::copy(first, first + groups_.counts[group] * hidden_size(), rows);
+    to = std::copy(first, first + groups_.counts[group] * hidden_size(), to);
   }
 }
 

@@ -110,9 +110,9 @@ class HeadsOfTokens {
     kernels.reserve_thread_scratch(std::max(s_.width(), s_.rank));
   }
 
-  void run(const float* queries, const float* cos, const float* sin, float* out) {
+  void run(RowSpan<const float> queries, const Turns& turns, RowSpan<float> out) {
     Pool& pool = kernels_.pool();
-    pool.run(num_heads_, [&](std::int64_t head, int thread) { take_in(head, queries, cos, sin, thread); });
+    pool.run(num_heads_, [&](std::int64_t head, int thread) { take_in(head, queries, turns, thread); });
     pool.run(num_blocks_ * kept_runs_, [&](std::int64_t task, int thread) {
       const std::int64_t block = task % num_blocks_, run = task / num_blocks_;
       attend_run(block, run, states_of(run, block), sums_of(run, block * kBlockQueries), thread);
@@ -143,10 +143,10 @@ class HeadsOfTokens {
   }
 
   // A head's queries into the latents' space.
-  void take_in(std::int64_t head, const float* queries, const float* cos, const float* sin, int thread) {
+  void take_in(std::int64_t head, RowSpan<const float> queries, const Turns& turns, int thread) {
     const Ops& ops = kernels_.ops();
-    const std::int64_t stride = s_.num_heads * s_.query_dim(), width = s_.width(), pairs = s_.rotary_pairs;
-    const float* const from = queries + (first_head_ + head) * s_.query_dim();
+    const std::int64_t stride = queries.cols, width = s_.width(), pairs = s_.rotary_pairs;
+    const float* const from = queries.data + (first_head_ + head) * s_.query_dim();
     float* const inside = of_thread(thread);
     std::fill(inside, inside + tokens_ * width, 0.0f);
     ops.weighted_sum(head_matrix(head, 0, s_.qk_nope_head_dim), 0, s_.rank, from, stride, tokens_, inside,
@@ -154,7 +154,7 @@ class HeadsOfTokens {
     for (std::int64_t t = 0; t < tokens_; ++t) {
       float* const query = inside + t * width;
       std::memcpy(query + s_.rank, from + t * stride + s_.qk_nope_head_dim, float_bytes(2 * pairs));
-      ops.rotate(query + s_.rank, cos + t * pairs, sin + t * pairs, pairs, s_.interleaved);
+      ops.rotate(query + s_.rank, turns.cos.row(t), turns.sin.row(t), pairs, s_.pairs);
       for (std::int64_t c = 0; c < width; ++c) query[c] *= s_.scale;
       ops.prepare(query_kind_, query, width,
                   v_.queries + static_cast<std::size_t>(head * tokens_ + t) * query_bytes_);
@@ -248,7 +248,7 @@ class HeadsOfTokens {
   }
 
   // A head's mixtures of latents, put together from the runs, into its values.
-  void take_out(std::int64_t head, float* out, int thread) {
+  void take_out(std::int64_t head, RowSpan<float> out, int thread) {
     const Ops& ops = kernels_.ops();
     for (std::int64_t p = head * tokens_; p < (head + 1) * tokens_; ++p) {
       SoftmaxState& state = v_.states[p];
@@ -261,7 +261,7 @@ class HeadsOfTokens {
     }
     kernels_.multiply(head_matrix(head, s_.qk_nope_head_dim, s_.value_dim), 0, s_.value_dim,
                       v_.mixtures + static_cast<std::size_t>(head * tokens_) * mixture_bytes_, tokens_,
-                      thread, out + (first_head_ + head) * s_.value_dim, s_.num_heads * s_.value_dim);
+                      thread, out.data + (first_head_ + head) * s_.value_dim, out.cols);
   }
 
   Kernels& kernels_;
@@ -281,24 +281,25 @@ class HeadsOfTokens {
 }  // namespace
 
 void store_latents(Kernels& kernels, const LatentShape& s, const LatentRows& cache, std::int64_t length,
-                   const float* rows, const float* cos, const float* sin, std::int64_t tokens) {
+                   RowSpan<const float> rows, const Turns& turns) {
   const Ops& ops = kernels.ops();
   const std::size_t rank_bytes = row_bytes(cache.format, s.rank), bytes = row_bytes(cache.format, s.width());
   Workspace::Frame memory(kernels.workspace());
   auto* const end = memory.take<float>(2 * s.rotary_pairs);
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const float* const row = rows + t * s.width();
+  for (std::int64_t t = 0; t < rows.rows; ++t) {
+    const float* const row = rows.row(t);
     unsigned char* const to = cache.data + static_cast<std::size_t>(length + t) * bytes;
     std::memcpy(end, row + s.rank, float_bytes(2 * s.rotary_pairs));
-    ops.rotate(end, cos + t * s.rotary_pairs, sin + t * s.rotary_pairs, s.rotary_pairs, s.interleaved);
+    ops.rotate(end, turns.cos.row(t), turns.sin.row(t), s.rotary_pairs, s.pairs);
     ops.store_kv(cache.format, row, s.rank, to);
     ops.store_kv(cache.format, end, 2 * s.rotary_pairs, to + rank_bytes);
   }
 }
 
 void attend_latents(Kernels& kernels, const LatentShape& s, const Matrix& keys_values,
-                    const LatentRows& cache, std::int64_t length, const float* queries, const float* cos,
-                    const float* sin, float* out, std::int64_t tokens) {
+                    const LatentRows& cache, std::int64_t length, RowSpan<const float> queries,
+                    const Turns& turns, RowSpan<float> out) {
+  const std::int64_t tokens = queries.rows;
   std::int64_t count;
   for (std::int64_t start = 0; start < tokens; start += count) {
     const std::int64_t same = kMostRuns * run_positions(length + start + 1) - (length + start);
@@ -307,8 +308,7 @@ void attend_latents(Kernels& kernels, const LatentShape& s, const Matrix& keys_v
     for (std::int64_t head = 0; head < s.num_heads; head += heads) {
       HeadsOfTokens(kernels, s, keys_values, cache, length + start, count, head,
                     std::min(heads, s.num_heads - head))
-          .run(queries + start * s.num_heads * s.query_dim(), cos + start * s.rotary_pairs,
-               sin + start * s.rotary_pairs, out + start * s.num_heads * s.value_dim);
+          .run(queries.part(start, count), turns.part(start, count), out.part(start, count));
     }
   }
 }

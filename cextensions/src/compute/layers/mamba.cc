@@ -96,8 +96,8 @@ class StateSpace {
 }  // namespace
 
 void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
-           float* x, std::int64_t num_tokens) {
-  run_recurrent<StateSpace>(kernels, shape, weights, states, x, num_tokens);
+           RowSpan<float> x) {
+  run_recurrent<StateSpace>(kernels, shape, weights, states, x);
 }
 
 void scan(Kernels& kernels, const Scan& s) {

@@ -52,17 +52,17 @@ class RecurrentPass {
   using Weights = typename Recurrence::Weights;
 
   RecurrentPass(Kernels& kernels, const Shape& shape, const Weights& weights, const RecurrentStates& states,
-                float* x, std::int64_t tokens)
+                RowSpan<float> x)
       : kernels_(kernels),
         s_(shape),
         w_(weights),
         states_(states),
         x_(x),
-        tokens_(tokens),
+        tokens_(x.rows),
         projections_(Recurrence::projections(weights)),
         memory_(kernels.workspace()),
-        v_(take_vectors(memory_, shape, rows_of(projections_), tokens, kernels.pool().num_threads())),
-        recurrence_(kernels.ops(), shape, weights, v_, tokens) {}
+        v_(take_vectors(memory_, shape, rows_of(projections_), x.rows, kernels.pool().num_threads())),
+        recurrence_(kernels.ops(), shape, weights, v_, x.rows) {}
 
   static RecurrentVectors take_vectors(Workspace::Frame& memory, const Shape& s,
                                        const std::vector<std::int64_t>& rows, std::int64_t tokens,
@@ -79,23 +79,23 @@ class RecurrentPass {
 
   void run() {
     const Ops& ops = kernels_.ops();
-    norm_tokens(kernels_, {w_.norm, nullptr, s_.norm_eps}, x_, tokens_, s_.hidden, v_.normed);
-    kernels_.linears(projections_, v_.normed, tokens_, v_.projected);
+    norm_tokens(kernels_, {w_.norm, nullptr, s_.norm_eps}, x_, v_.normed);
+    kernels_.linears(projections_, {v_.normed, tokens_, s_.hidden}, v_.projected);
     kernels_.pool().run(recurrence_.num_tasks(), [&](std::int64_t task, int thread) {
       recurrence_.each_part(task, [&](const Channels& part) { convolve(part, v_.scratch(thread)); });
     });
     kernels_.pool().run(s_.state().heads, [&](std::int64_t head, int thread) {
       recurrence_.run_head(head, states_, v_.scratch(thread));
     });
+    const std::int64_t width = Recurrence::width(s_);
     if constexpr (Recurrence::kFinishes) {
-      const std::int64_t width = Recurrence::width(s_);
       each_token(kernels_, tokens_, [&](std::int64_t t) { recurrence_.finish(v_.gated + t * width); });
     }
     float* const out = v_.normed;
-    kernels_.linear(w_.output, v_.gated, tokens_, out);
+    kernels_.linear(w_.output, {v_.gated, tokens_, width}, out);
     each_token(kernels_, tokens_, [&](std::int64_t t) {
-      if (Recurrence::replaces(s_)) std::fill_n(x_ + t * s_.hidden, s_.hidden, 0.0f);
-      ops.add_scaled(out + t * s_.hidden, Recurrence::residual(s_), x_ + t * s_.hidden, s_.hidden);
+      if (Recurrence::replaces(s_)) std::fill_n(x_.row(t), s_.hidden, 0.0f);
+      ops.add_scaled(out + t * s_.hidden, Recurrence::residual(s_), x_.row(t), s_.hidden);
     });
   }
 
@@ -137,7 +137,7 @@ class RecurrentPass {
   const Shape& s_;
   const Weights& w_;
   const RecurrentStates states_;
-  float* const x_;
+  const RowSpan<float> x_;
   const std::int64_t tokens_;
   const std::vector<Matrix> projections_;
   Workspace::Frame memory_;
@@ -147,12 +147,12 @@ class RecurrentPass {
 
 template <class Recurrence>
 void run_recurrent(Kernels& kernels, const typename Recurrence::Shape& shape,
-                   const typename Recurrence::Weights& weights, const RecurrentStates& states, float* x,
-                   std::int64_t num_tokens) {
+                   const typename Recurrence::Weights& weights, const RecurrentStates& states,
+                   RowSpan<float> x) {
   RecurrentStates from = states;
-  for (std::int64_t start = 0; start < num_tokens; start += kRecurrentTokens) {
-    const std::int64_t count = std::min(kRecurrentTokens, num_tokens - start);
-    RecurrentPass<Recurrence>(kernels, shape, weights, from, x + start * shape.hidden, count).run();
+  for (std::int64_t start = 0; start < x.rows; start += kRecurrentTokens) {
+    const std::int64_t count = std::min(kRecurrentTokens, x.rows - start);
+    RecurrentPass<Recurrence>(kernels, shape, weights, from, x.part(start, count)).run();
     from.conv = states.new_conv;
     from.heads = states.new_heads;
   }

@@ -10,8 +10,8 @@ namespace {
 
 // The k largest of softmax(logits); logits are overwritten. A NaN counts as the smallest, so ids stay
 // distinct, and makes every weight NaN: the caller sees that the choice means nothing.
-void top_softmax(float* logits, std::int64_t count, std::int64_t k, bool normalise, std::int64_t* ids,
-                 float* weights) {
+void top_softmax(const RouterWeights& router, float* logits, std::int64_t* ids, float* weights) {
+  const std::int64_t count = router.gate.rows, k = router.top_k;
   float largest = -INFINITY;
   float total = 0, chosen = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -33,30 +33,29 @@ void top_softmax(float* logits, std::int64_t count, std::int64_t k, bool normali
     chosen += weights[j];
     logits[best] = -1;
   }
-  for (std::int64_t j = 0; normalise && j < k; ++j) weights[j] /= chosen;
+  for (std::int64_t j = 0; router.normalise && j < k; ++j) weights[j] /= chosen;
 }
 
 }  // namespace
 
-void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t tokens,
-              std::int64_t count, float* out) {
-  norm_tokens(kernels, {weight, nullptr, eps}, x, tokens, count, out);
+void rms_norm(Kernels& kernels, RowSpan<const float> x, const float* weight, float eps, float* out) {
+  norm_tokens(kernels, {weight, nullptr, eps}, x, out);
 }
 
-void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
-                std::int64_t tokens, std::int64_t count, float* out) {
-  norm_tokens(kernels, {weight, bias, eps}, x, tokens, count, out);
+void layer_norm(Kernels& kernels, RowSpan<const float> x, const float* weight, const float* bias, float eps,
+                float* out) {
+  norm_tokens(kernels, {weight, bias, eps}, x, out);
 }
 
-void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t tokens, float* hidden,
+void route(Kernels& kernels, const RouterWeights& router, RowSpan<const float> x, float* hidden,
            std::int64_t* ids, float* weights) {
   const std::int64_t experts = router.gate.rows, k = router.top_k;
-  norm_tokens(kernels, {router.norm, nullptr, router.norm_eps}, x, tokens, router.gate.cols, hidden);
+  norm_tokens(kernels, {router.norm, nullptr, router.norm_eps}, x, hidden);
   Workspace::Frame memory(kernels.workspace());
-  auto* const logits = memory.take<float>(tokens * experts);
-  kernels.linear(router.gate, hidden, tokens, logits);
-  each_token(kernels, tokens, [&](std::int64_t t) {
-    top_softmax(logits + t * experts, experts, k, router.normalise, ids + t * k, weights + t * k);
+  auto* const logits = memory.take<float>(x.rows * experts);
+  kernels.linear(router.gate, {hidden, x.rows, x.cols}, logits);
+  each_token(kernels, x.rows, [&](std::int64_t t) {
+    top_softmax(router, logits + t * experts, ids + t * k, weights + t * k);
   });
 }
 

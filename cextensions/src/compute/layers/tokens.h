@@ -23,18 +23,17 @@ struct FrontNorm {
   const float *weight, *bias;
   float eps;
 };
-inline void norm_tokens(Kernels& kernels, const FrontNorm& norm, const float* x, std::int64_t tokens,
-                        std::int64_t width, float* out) {
+inline void norm_tokens(Kernels& kernels, const FrontNorm& norm, RowSpan<const float> x, float* out) {
   const Ops& ops = kernels.ops();
-  each_token(kernels, tokens, [&](std::int64_t t) {
-    const float* const from = x + t * width;
-    float* const to = out + t * width;
+  each_token(kernels, x.rows, [&](std::int64_t t) {
+    const float* const from = x.row(t);
+    float* const to = out + t * x.cols;
     if (norm.weight == nullptr) {
-      std::copy(from, from + width, to);
+      std::copy(from, from + x.cols, to);
     } else if (norm.bias != nullptr) {
-      ops.layer_norm(from, norm.weight, norm.bias, norm.eps, width, to);
+      ops.layer_norm(from, norm.weight, norm.bias, norm.eps, x.cols, to);
     } else {
-      ops.rms_norm(from, norm.weight, norm.eps, width, to);
+      ops.rms_norm(from, norm.weight, norm.eps, x.cols, to);
     }
   });
 }

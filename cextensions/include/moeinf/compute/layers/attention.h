@@ -20,9 +20,9 @@ struct AttentionShape {
   std::int64_t window;  // a token sees itself and the window - 1 before it; 0: all
   bool chunked;         // instead it sees what lies in its own chunk of `window` positions, up to itself
   std::int64_t rotary_pairs;  // of each head, over its first 2 * rotary_pairs dimensions; 0: no positions
-  bool interleaved;           // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
-  float scale;                // of the scores, > 0
-  float residual;             // multiplies what is added to x
+  Pairs pairs;
+  float scale;     // of the scores, > 0
+  float residual;  // multiplies what is added to x
   bool gated;  // the rows of q are each head's query and its gate, whose sigmoid multiplies the head's output
   bool gate_apart;  // the gates have a matrix of their own
   // Queries at position p are multiplied by 1 + sharpness ln(1 + (p + sharp_offset) / sharp_length), the
@@ -92,18 +92,17 @@ struct GivenHeads {
   OfQueries own;
 };
 
-// mixed [tokens, num_heads, head_dim]: what the heads give of the values. Keys and values are stored first.
-// Of the shape sizes, window, rotary_pairs, interleaved and scale count.
+// mixed [tokens, num_heads * head_dim]: what the heads give of the values. Keys and values are stored first.
+// Of the shape sizes, window, rotary_pairs, pairs and scale count.
 void attend_given(Kernels& kernels, const AttentionShape& shape, const GivenHeads& heads, const KVView& kv,
-                  std::int64_t length, const float* cos, const float* sin, float* mixed, std::int64_t tokens);
+                  std::int64_t length, const Turns& turns, RowSpan<float> mixed);
 
-// x [num_tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache,
-// where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs]. ends [num_tokens] may be
-// null: the position behind the last one that each token sees, from its own one's to length + num_tokens;
-// without them no token sees one behind its own.
+// x [tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache, where
+// their keys and values are stored. ends [tokens] may be empty: the position behind the last one that each
+// token sees, from its own one's to length + tokens; without them no token sees one behind its own.
 void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
-            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens,
-            const std::int64_t* ends = nullptr, const ChosenPositions& chosen = {});
+            std::int64_t length, const Turns& turns, RowSpan<float> x, Span<const std::int64_t> ends = {},
+            const ChosenPositions& chosen = {});
 // What attend and attend_given take of the workspace at most.
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 

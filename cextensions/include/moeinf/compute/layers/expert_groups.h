@@ -11,8 +11,8 @@ class ExpertGroups {
  public:
   static constexpr std::int64_t kMaxExperts = 1 << 20;
 
-  // Throws std::invalid_argument for an id that is negative or not below kMaxExperts; there are no groups
-  // then.
+  // Throws std::invalid_argument for an id that is negative or not below kMaxExperts. Whatever it throws,
+  // there are no groups then.
   void sort(const std::int64_t* ids, std::int64_t num_pairs);
 
   std::int64_t find(std::int64_t expert) const;  // its group, or -1
@@ -25,10 +25,10 @@ class ExpertGroups {
   std::vector<std::int64_t> position_of;  // of each pair in `sorted`
 
  private:
-  void count_ids(const std::int64_t* ids, std::int64_t num_pairs);
-  void make_groups();
+  void reserve(const std::int64_t* ids, std::int64_t num_pairs);
+  void make_groups(const std::int64_t* ids, std::int64_t num_pairs);
 
-  // The group of each expert id, -1 where it has none; while sorting, how many pairs name the id.
+  // The group of each expert id, -1 where it has none.
   std::vector<std::int64_t> by_id_;
 };
 

@@ -37,11 +37,11 @@ class ExpertKernel {
   std::int64_t num_tokens() const { return num_tokens_; }            // of the last begin
   bool has_begun() const { return has_begun_; }                      // and was not finished
 
-  // hidden [num_tokens, hidden_size]; ids and weights [num_tokens, top_k]. Nothing of them is needed after
+  // hidden [tokens, hidden_size]; ids and weights [tokens, top_k]. Nothing of them is needed after
   // the call. What an earlier begin left is forgotten. Throws std::invalid_argument for an id that is
   // negative or beyond ExpertGroups::kMaxExperts, and for a layer that is not there.
-  void begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids, const float* weights,
-             std::int64_t top_k, std::int64_t layer = 0);
+  void begin(RowSpan<const float> hidden, RowSpan<const std::int64_t> ids, const float* weights,
+             std::int64_t layer = 0);
   // The experts that the tokens of begin were routed to, ascending, and how many tokens each got.
   const std::vector<std::int64_t>& experts() const { return groups_.experts; }
   const std::vector<std::int64_t>& counts() const { return groups_.counts; }
@@ -49,15 +49,15 @@ class ExpertKernel {
   // The outputs of experts[i], whose block begins at memory[offsets[i]], for all tokens routed to it. Throws
   // std::invalid_argument, and computes nothing, for an expert that no token was routed to or that was
   // computed before, for a slice that is not the next, and for a block that is not inside the memory.
-  void compute(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count);
+  void compute(Span<const std::int64_t> experts, Span<const std::int64_t> offsets);
 
   // Of experts that another machine computes. A row is the output of one token's expert: those of experts[0]
   // come first, each expert's in the order of the tokens, as many as counts() says. `put` takes the outputs
   // of experts in place of `compute`; `get` copies those that were computed here. Both throw
   // std::invalid_argument, and change nothing, for an expert that no token was routed to, and where there are
-  // not num_rows of them; put as compute does, too, and get for an expert that was not computed.
-  void put(const std::int64_t* experts, std::size_t count, const float* rows, std::int64_t num_rows);
-  void get(const std::int64_t* experts, std::size_t count, float* rows, std::int64_t num_rows);
+  // other rows than those; put as compute does, too, and get for an expert that was not computed.
+  void put(Span<const std::int64_t> experts, RowSpan<const float> rows);
+  void get(Span<const std::int64_t> experts, RowSpan<float> rows);
 
   // out [num_tokens, hidden_size] += weights[t, j] * output of the j-th expert of token t, added one after
   // the other in the order of j. Throws std::invalid_argument unless all experts were computed; needs a new
@@ -79,12 +79,12 @@ class ExpertKernel {
   };
 
   void reserve();
-  void prepare_inputs(const float* hidden);
+  void prepare_inputs(RowSpan<const float> hidden);
   void check_job(std::int64_t id, std::int64_t offset);
   void take_back(const std::int64_t* ids, std::size_t count);
   std::size_t group_of(std::int64_t expert) const;
   void mark_computed(std::int64_t expert);
-  void check_rows(const std::int64_t* experts, std::size_t count, std::int64_t num_rows) const;
+  void check_rows(Span<const std::int64_t> experts, std::int64_t num_rows) const;
   std::size_t num_slices() const { return layer_->slices.size(); }
   bool is_computed(std::size_t group) const { return num_done_[group] == num_slices(); }
   void collect_jobs(const std::int64_t* ids, const std::int64_t* offsets, std::size_t count);

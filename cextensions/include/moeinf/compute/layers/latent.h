@@ -15,10 +15,10 @@ struct LatentShape {
   std::int64_t qk_nope_head_dim;  // of the part of a head's query that is not rotated
   std::int64_t value_dim;         // of what a head gives
   std::int64_t rotary_pairs;      // of a head's query, and of the key that all heads share; may be 0
-  bool interleaved;               // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
-  float scale;                    // of the scores
-  const float* sinks = nullptr;   // [num_heads]: a further score of each head, whose weight goes nowhere
-  std::int64_t window = 0;        // a token sees itself and the window - 1 before it; 0: all
+  Pairs pairs;
+  float scale;                   // of the scores
+  const float* sinks = nullptr;  // [num_heads]: a further score of each head, whose weight goes nowhere
+  std::int64_t window = 0;       // a token sees itself and the window - 1 before it; 0: all
 
   std::int64_t query_dim() const { return qk_nope_head_dim + 2 * rotary_pairs; }
   std::int64_t width() const { return rank + 2 * rotary_pairs; }  // of a row
@@ -34,15 +34,15 @@ struct LatentRows {
 // Writes rows [tokens, width], their ends rotated, at positions length.. of the cache. cos, sin: [tokens,
 // rotary_pairs].
 void store_latents(Kernels& kernels, const LatentShape& shape, const LatentRows& cache, std::int64_t length,
-                   const float* rows, const float* cos, const float* sin, std::int64_t tokens);
+                   RowSpan<const float> rows, const Turns& turns);
 
 // queries [tokens, num_heads, query_dim], not rotated yet, of tokens at positions length.., whose rows are
 // stored, to out [tokens, num_heads, value_dim]. keys_values [num_heads * (qk_nope_head_dim + value_dim),
 // rank] (f32, f16 or bf16): for each head W_UK and then W_UV, which make keys and values out of latents. What
 // a token gives depends neither on the number of threads nor on the tokens that go through with it.
 void attend_latents(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values,
-                    const LatentRows& cache, std::int64_t length, const float* queries, const float* cos,
-                    const float* sin, float* out, std::int64_t tokens);
+                    const LatentRows& cache, std::int64_t length, RowSpan<const float> queries,
+                    const Turns& turns, RowSpan<float> out);
 // What attend_latents takes of the workspace at most.
 std::size_t latent_workspace_bytes(const LatentShape& shape, const PassShape& pass);
 

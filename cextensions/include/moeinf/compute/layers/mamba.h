@@ -37,9 +37,9 @@ struct MambaWeights {
 
 using MambaStates = RecurrentStates;
 
-// x [num_tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
+// x [tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
 void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
-           float* x, std::int64_t num_tokens);
+           RowSpan<float> x);
 // The recurrence alone, where each head has keys and queries of its own: S <- a S + k v^T, out = S^T q.
 struct Scan {
   std::int64_t tokens, heads, dim;  // at least one token; dim: of keys and of values

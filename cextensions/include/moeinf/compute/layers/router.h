@@ -17,15 +17,14 @@ struct RouterWeights {
 
 // hidden [num_tokens, gate.cols] = norm(x); ids, weights [num_tokens, top_k]: the largest of softmax(hidden
 // gate^T), largest first, of equals the lower id.
-void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t num_tokens,
-           float* hidden, std::int64_t* ids, float* weights);
+void route(Kernels& kernels, const RouterWeights& router, RowSpan<const float> x, float* hidden,
+           std::int64_t* ids, float* weights);
 std::size_t router_workspace_bytes(std::int64_t hidden, std::int64_t num_experts, const PassShape& pass);
 
-// out [num_tokens, count] = x / rms(x) * weight. out may be x.
-void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t num_tokens,
-              std::int64_t count, float* out);
-// out [num_tokens, count] = (x - mean(x)) / std(x) * weight + bias. out may be x.
-void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
-                std::int64_t num_tokens, std::int64_t count, float* out);
+// out [tokens, count] = x / rms(x) * weight. out may be x.
+void rms_norm(Kernels& kernels, RowSpan<const float> x, const float* weight, float eps, float* out);
+// out [tokens, count] = (x - mean(x)) / std(x) * weight + bias. out may be x.
+void layer_norm(Kernels& kernels, RowSpan<const float> x, const float* weight, const float* bias, float eps,
+                float* out);
 
 }  // namespace moeinf

@@ -17,10 +17,10 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "compute/kept.h"
+#include "compute/matrix.h"
+#include "compute/pass.h"
 #include "gil.h"
-#include "kept.h"
-#include "matrix.h"
-#include "pass.h"
 
 namespace nb = nanobind;
 
@@ -78,7 +78,7 @@ AttentionShape shape_of(std::int64_t head_dim, double norm_eps, const std::strin
   shape.clip = static_cast<float>(clip);
   shape.window = window;
   shape.rotary_pairs = rotary_dim.value_or(head_dim) / 2;
-  shape.interleaved = interleaved;
+  shape.pairs = moeinf::pairs_of(interleaved);
   shape.scale = static_cast<float>(scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))));
   shape.residual = static_cast<float>(residual);
   shape.gated = gated;
@@ -151,7 +151,7 @@ class AttentionLayer {
     require(tokens >= 1, "there are no tokens");
     require(has_shape(x, tokens, shape_.hidden), "x is of another width than the matrices");
     const moeinf::KVView kv = moeinf::kept_view(shape_, keys, values, format, capacity, length, tokens);
-    moeinf::require_turns(cos, sin, tokens, shape_.rotary_pairs);
+    const moeinf::Turns turns = moeinf::turns_of(cos, sin, tokens, shape_.rotary_pairs);
     require(!ends || has_shape(*ends, tokens), "ends are not those of the tokens");
     require(!ends || !chosen, "a token that sees others behind it has no choice");
     // Copies, as what is written may lie in the same memory.
@@ -163,8 +163,9 @@ class AttentionLayer {
     const moeinf::ChosenPositions positions =
         chosen ? checked(*chosen, tokens, length) : moeinf::ChosenPositions{};
     const moeinf::GilRelease released;
-    moeinf::attend(*kernels_, shape_, weights_, kv, length, cos.data(), sin.data(), x.data(), tokens,
-                   ends ? ends_.data() : nullptr, positions);
+    moeinf::attend(*kernels_, shape_, weights_, kv, length, turns, moeinf::rows_of(x),
+                   ends ? moeinf::Span<const std::int64_t>(ends_) : moeinf::Span<const std::int64_t>(),
+                   positions);
   }
 
   // sizes: an object with the attributes of moeinf.types.AttentionSizes.

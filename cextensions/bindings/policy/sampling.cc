@@ -23,8 +23,7 @@ void bind_sampling(nb::module_& m) {
          const std::string& isa) {
         constexpr double kMost = std::numeric_limits<float>::max();
         require(temperature > 0 && temperature <= kMost, "the temperature is no finite number above 0");
-        return draw_token(ops_for(isa), scores.data(), static_cast<std::int64_t>(scores.shape(0)),
-                          {static_cast<float>(temperature), top_p, min_p, uniform});
+        return draw_token(ops_for(isa), scores, {static_cast<float>(temperature), top_p, min_p, uniform});
       },
       nb::arg("scores").noconvert(), nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"),
       nb::arg("uniform"), nb::kw_only(), nb::arg("isa") = "",

@@ -12,7 +12,7 @@
 #include "moeinf/policy/prefetch_rank.h"
 #include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
-#include "next_use_scores.h"
+#include "policy/next_use_scores.h"
 #include "vectors.h"
 
 namespace nb = nanobind;

@@ -14,10 +14,10 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "compute/kept.h"
+#include "compute/matrix.h"
+#include "compute/pass.h"
 #include "gil.h"
-#include "kept.h"
-#include "matrix.h"
-#include "pass.h"
 
 namespace nb = nanobind;
 
@@ -42,8 +42,13 @@ class LatentLayer {
         matrix_object_(keys_values),
         kernels_(nb::cast<Kernels*>(kernels)),
         keys_values_(nb::cast<const BoundMatrix&>(keys_values).view()),
-        shape_{num_heads,      keys_values_.cols, qk_nope_head_dim,         value_dim,
-               rotary_dim / 2, interleaved,       static_cast<float>(scale)},
+        shape_{num_heads,
+               keys_values_.cols,
+               qk_nope_head_dim,
+               value_dim,
+               rotary_dim / 2,
+               moeinf::pairs_of(interleaved),
+               static_cast<float>(scale)},
         sinks_(std::move(sinks)) {
     require(moeinf::block_weights(keys_values_.format) == 1,
             "what is multiplied by head is f32, f16 or bf16");
@@ -64,9 +69,10 @@ class LatentLayer {
              ConstRows sin) {
     const auto tokens = static_cast<std::int64_t>(rows.shape(0));
     require(has_shape(rows, tokens, shape_.width()), "the rows are of another width than the layer's");
-    const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
+    const moeinf::LatentRows kept = checked(cache, format, length, tokens);
+    const moeinf::Turns turns = moeinf::turns_of(cos, sin, tokens, shape_.rotary_pairs);
     const moeinf::GilRelease released;
-    moeinf::store_latents(*kernels_, shape_, kept, length, rows.data(), cos.data(), sin.data(), tokens);
+    moeinf::store_latents(*kernels_, shape_, kept, length, moeinf::rows_of(rows), turns);
   }
 
   void attend(ConstRows queries, Bytes cache, const std::string& format, std::int64_t length, ConstRows cos,
@@ -75,10 +81,11 @@ class LatentLayer {
     require(has_shape(queries, tokens, shape_.num_heads * shape_.query_dim()) &&
                 has_shape(out, tokens, shape_.num_heads * shape_.value_dim),
             "queries or results are of another width than the layer's");
-    const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
+    const moeinf::LatentRows kept = checked(cache, format, length, tokens);
+    const moeinf::Turns turns = moeinf::turns_of(cos, sin, tokens, shape_.rotary_pairs);
     const moeinf::GilRelease released;
-    moeinf::attend_latents(*kernels_, shape_, keys_values_, kept, length, queries.data(), cos.data(),
-                           sin.data(), out.data(), tokens);
+    moeinf::attend_latents(*kernels_, shape_, keys_values_, kept, length, moeinf::rows_of(queries), turns,
+                           moeinf::rows_of(out));
   }
 
   // sizes: an object with the attributes of moeinf.types.LatentSizes.
@@ -98,12 +105,11 @@ class LatentLayer {
 
  private:
   moeinf::LatentRows checked(const Bytes& cache, const std::string& format, std::int64_t length,
-                             const ConstRows& cos, const ConstRows& sin, std::int64_t tokens) const {
+                             std::int64_t tokens) const {
     const moeinf::Format kind = moeinf::kept_format(format, {shape_.rank, 2 * shape_.rotary_pairs});
     require(moeinf::times({length}) == length && cache.shape(0) / moeinf::row_bytes(kind, shape_.width()) >=
                                                      static_cast<std::size_t>(length + tokens),
             "the cache is too small");
-    moeinf::require_turns(cos, sin, tokens, shape_.rotary_pairs);
     return {cache.data(), kind};
   }
 

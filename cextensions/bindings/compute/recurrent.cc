@@ -11,11 +11,11 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "compute/matrix.h"
+#include "compute/pass.h"
 #include "gil.h"
-#include "matrix.h"
 #include "moeinf/compute/layers/delta.h"
 #include "moeinf/compute/layers/mamba.h"
-#include "pass.h"
 #include "vectors.h"
 
 namespace nb = nanobind;
@@ -51,8 +51,8 @@ struct Kept {
 template <class Shape, class Weights>
 class Layer {
  public:
-  using Run = void (*)(Kernels&, const Shape&, const Weights&, const RecurrentStates&, float* x,
-                       std::int64_t num_tokens);
+  using Run = void (*)(Kernels&, const Shape&, const Weights&, const RecurrentStates&,
+                       moeinf::RowSpan<float> x);
 
   Layer(Kept kept, const Shape& shape, Weights weights, Run run)
       : kept_(std::move(kept)),
@@ -73,7 +73,7 @@ class Layer {
             "a state is [heads, key_dim, value_dim]");
     const moeinf::GilRelease released;
     run_(*kernels_, shape_, weights_, {conv.data(), heads.data(), new_conv.data(), new_heads.data()},
-         x.data(), size(x, 0));
+         moeinf::rows_of(x));
   }
 
  private:

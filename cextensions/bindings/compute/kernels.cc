@@ -22,10 +22,10 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "compute/matrix.h"
+#include "compute/pass.h"
 #include "gil.h"
-#include "matrix.h"
 #include "moeinf/compute/layers/experts.h"
-#include "pass.h"
 #include "vectors.h"
 
 namespace nb = nanobind;
@@ -67,7 +67,7 @@ void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const Float
   require_shape("x", x, num_x, matrix.cols);
   require_shape("y", y, num_x, matrix.rows);
   const moeinf::GilRelease released;
-  kernels.linear(matrix, x.data(), num_x, y.data());
+  kernels.linear(matrix, moeinf::rows_of(x), y.data());
 }
 
 void require_span(std::int64_t num_bytes, int repeats) {
@@ -154,24 +154,20 @@ class BoundExpertKernel {
     require_shape("weights", weights, num_tokens, top_k);
     {
       const moeinf::GilRelease released;
-      kernel_.begin(hidden.data(), num_tokens, ids.data(), weights.data(), top_k, layer);
+      kernel_.begin(moeinf::rows_of(hidden), moeinf::rows_of(ids), weights.data(), layer);
     }
     return nb::make_tuple(to_numpy(kernel_.experts()), to_numpy(kernel_.counts()));
   }
 
   void compute(const Column& experts, const Column& offsets) {
-    if (experts.shape(0) != offsets.shape(0)) {
-      throw std::invalid_argument(std::to_string(experts.shape(0)) + " experts and " +
-                                  std::to_string(offsets.shape(0)) + " offsets");
-    }
     const moeinf::GilRelease released;
-    kernel_.compute(experts.data(), offsets.data(), experts.shape(0));
+    kernel_.compute(experts, offsets);
   }
 
   void put(const Column& experts, const Floats& rows) {
     require_shape("rows", rows, static_cast<std::int64_t>(rows.shape(0)), kernel_.hidden_size());
     const moeinf::GilRelease released;
-    kernel_.put(experts.data(), experts.shape(0), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
+    kernel_.put(experts, moeinf::rows_of(rows));
   }
 
   void get(const Column& experts, const FloatsOut& rows) {
@@ -179,7 +175,7 @@ class BoundExpertKernel {
     // A copy, as the rows may lie in the same memory.
     const std::vector<std::int64_t> own(experts.data(), experts.data() + experts.shape(0));
     const moeinf::GilRelease released;
-    kernel_.get(own.data(), own.size(), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
+    kernel_.get(own, moeinf::rows_of(rows));
   }
 
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }

@@ -33,11 +33,13 @@ inline KVView kept_view(const AttentionShape& shape, const Bytes& keys, const By
   return {keys.data(), values.data(), kind, capacity};
 }
 
+inline Pairs pairs_of(bool interleaved) { return interleaved ? Pairs::kNeighbours : Pairs::kHalves; }
+
 // ValueError unless each of the tokens has the cosines and sines of its pairs.
-inline void require_turns(const ConstRows& cos, const ConstRows& sin, std::int64_t tokens,
-                          std::int64_t pairs) {
+inline Turns turns_of(const ConstRows& cos, const ConstRows& sin, std::int64_t tokens, std::int64_t pairs) {
   require(pairs == 0 || (has_shape(cos, tokens, pairs) && has_shape(sin, tokens, pairs)),
           "cos and sin are [tokens, rotary_dim / 2]");
+  return {{cos.data(), tokens, pairs}, {sin.data(), tokens, pairs}};
 }
 
 }  // namespace moeinf

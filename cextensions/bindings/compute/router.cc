@@ -10,9 +10,9 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "compute/matrix.h"
+#include "compute/pass.h"
 #include "gil.h"
-#include "matrix.h"
-#include "pass.h"
 
 namespace nb = nanobind;
 
@@ -45,7 +45,7 @@ class RouterLayer {
                 has_shape(weights, tokens, k),
             "the router's arrays are [tokens, hidden] and [tokens, top_k]");
     const moeinf::GilRelease released;
-    moeinf::route(*kernels_, router_, x.data(), tokens, hidden.data(), ids.data(), weights.data());
+    moeinf::route(*kernels_, router_, moeinf::rows_of(x), hidden.data(), ids.data(), weights.data());
   }
 
   static std::size_t workspace_bytes(std::int64_t hidden, std::int64_t num_experts, nb::handle pass) {
@@ -66,7 +66,7 @@ void norm_rows(Kernels& kernels, ConstRows x, Vector weight, double eps, Rows ou
   require(width > 0 && has_shape(weight, width) && has_shape(out, tokens, width),
           "rms_norm's arrays are of different widths");
   const moeinf::GilRelease released;
-  moeinf::rms_norm(kernels, x.data(), weight.data(), static_cast<float>(eps), tokens, width, out.data());
+  moeinf::rms_norm(kernels, moeinf::rows_of(x), weight.data(), static_cast<float>(eps), out.data());
 }
 
 bool all_finite(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& numbers) {
@@ -79,7 +79,7 @@ void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, 
   require(width > 0 && has_shape(weight, width) && has_shape(bias, width) && has_shape(out, tokens, width),
           "layer_norm's arrays are of different widths");
   const moeinf::GilRelease released;
-  moeinf::layer_norm(kernels, x.data(), weight.data(), bias.data(), static_cast<float>(eps), tokens, width,
+  moeinf::layer_norm(kernels, moeinf::rows_of(x), weight.data(), bias.data(), static_cast<float>(eps),
                      out.data());
 }
 

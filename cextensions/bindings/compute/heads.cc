@@ -11,8 +11,8 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "compute/kept.h"
 #include "gil.h"
-#include "kept.h"
 #include "moeinf/compute/layers/attention.h"
 
 namespace nb = nanobind;
@@ -46,7 +46,7 @@ class HeadsLayer {
     shape_.head_dim = head_dim;
     shape_.window = window;
     shape_.rotary_pairs = rotary_dim / 2;
-    shape_.interleaved = interleaved;
+    shape_.pairs = moeinf::pairs_of(interleaved);
     shape_.scale = static_cast<float>(scale);
   }
 
@@ -59,7 +59,7 @@ class HeadsLayer {
     require(tokens > 0 && has_shape(queries, tokens, of_queries) && has_shape(out, tokens, of_queries) &&
                 has_shape(keys, tokens, of_keys) && has_shape(values, tokens, of_keys),
             "queries, keys, values or results are of another width than the layer's");
-    moeinf::require_turns(cos, sin, tokens, shape_.rotary_pairs);
+    const moeinf::Turns turns = moeinf::turns_of(cos, sin, tokens, shape_.rotary_pairs);
     require(relative.has_value() == profiles_.has_value(), "states and profiles of distances go together");
     require(!sinks || has_shape(*sinks, tokens, shape_.num_heads), "each head of each token has one sink");
     moeinf::GivenHeads heads{queries.data(), keys.data(), values.data(), {}};
@@ -73,7 +73,7 @@ class HeadsLayer {
     const moeinf::KVView kv =
         moeinf::kept_view(shape_, kept_keys, kept_values, format, capacity, length, tokens);
     const moeinf::GilRelease released;
-    moeinf::attend_given(*kernels_, shape_, heads, kv, length, cos.data(), sin.data(), out.data(), tokens);
+    moeinf::attend_given(*kernels_, shape_, heads, kv, length, turns, moeinf::rows_of(out));
   }
 
  private:
