@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from moeinf.models.family import family_of
+from moeinf.models.layers.assemble import DecoderFamily
 
 
 def declared(config: Mapping[str, Any]) -> Any:
     """What the family of a config.json has read in it."""
-    family = vars(family_of(dict(config)))
-    return family["spec"] if "spec" in family else family["_config"]
+    family = family_of(dict(config))
+    assert isinstance(family, DecoderFamily)
+    return family.spec
 
 
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

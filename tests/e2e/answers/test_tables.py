@@ -73,7 +73,7 @@ def rows_of(stored: StoredModel) -> list[int]:
     """Those that the tokens ask for, in the whole table."""
     text = QWEN4["text_config"] | {"ple_embed_dim": 128, "ngram_vocab_size_base": 1009, "ple_layer_ids": [1]}
     family = family_of(QWEN4 | {"text_config": text})
-    config = family._config.ngrams  # type: ignore[union-attr]
+    config = family.spec.connections.ngrams  # type: ignore[union-attr]
     assert isinstance(config, NgramConfig)
     ends = [config.end_id] * (config.size - 1)
     return sorted({int(row) for row in NgramTable(config, 0, []).rows_of(np.array(ends + IDS)).reshape(-1)})

@@ -203,7 +203,7 @@ def hashes(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """What a checkpoint of Qwen3.8 also has, though it follows from the config: the numbers that hash n-grams."""
     if config["model_type"] != "qwen4_exp":
         return {}
-    ngrams: NgramConfig = vars(family_of(config))["_config"].ngrams
+    ngrams: NgramConfig = vars(family_of(config))["spec"].connections.ngrams
     (primes,), (multipliers,) = ngrams.primes, ngrams.multipliers
     offsets = [sum(primes[:head]) for head in range(len(primes))]
     prefix = f"model.language_model.layers.{ngrams.layers[0]}.ple.ple_embedding."

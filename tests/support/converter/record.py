@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -60,6 +61,21 @@ NAMES = (
     *hybrid_gguf.NAMES,
     *ARCHITECTURES,
 )
+_DRAWN = {  # behind all others, in this order, and those of a pattern with layers layer by layer
+    "arctic": (r"layers\.(?P<layer>\d+)\.(block_sparse_moe|residual)",),
+    "deepseek_v32": (r"\.indexer\.", r"\.mlp\."),
+    "deepseek_v4": ("tid2eid",),
+    "glm5_next": (r"indexer\.(?!index_kpool)", "kpool_compress_ape", "kpool_compress_gate", r"\.hc_", r"\.mlp\."),
+    "glm_moe_dsa": (r"\.indexer\.", r"\.mlp\."),
+    "hy_v4": (r"\.indexer\.", "hc_", r"\.mlp\."),
+    "minimax_m3_vl": (r"\.index_", r"\.(mlp|block_sparse_moe)\."),
+    "qwen4_exp": (
+        r"layers\.(?P<layer>\d+)\.(self_attn|linear_attn|\w+_hyper)",
+        "hyper_connection_mixer",
+        r"\.mlp\.",
+        r"\.ple\.",
+    ),
+}
 _SECOND_LAYOUT = (
     "gpt_oss",
     "hy_v4",
@@ -122,12 +138,27 @@ def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = all_configs()[name]
     plan = family_of(config).tensors
     layout = plan.experts[1 if config["model_type"] in _SECOND_LAYOUT else 0]
-    tensors = numbered(dict(plan.dense) | {name: shape for name, (shape, _) in layout.items()})
+    tensors = numbered(
+        in_order(config["model_type"], plan.dense) | {name: shape for name, (shape, _) in layout.items()}
+    )
     for source, below in plan.whole.items():
         tensors[source] = _table((128 * tensors[source].float().numpy() + 128).astype(np.int64), below)
     if config["model_type"] == "deepseek_v4":  # which the converter knows in FP4 alone
         tensors |= {source: fp4(tensors[source]) for source in layout}
     return config, tensors
+
+
+def in_order(model_type: str, dense: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """As their numbers were drawn when the record was made."""
+    patterns = _DRAWN.get(model_type, ())
+
+    def place(name: str) -> tuple[int, int]:
+        for rank, pattern in enumerate(patterns):
+            if found := re.search(pattern, name):
+                return rank, int(found["layer"]) if "layer" in found.groupdict() else 0
+        return -1, 0
+
+    return {name: dense[name] for name in sorted(dense, key=place)}
 
 
 def numbered(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def test_a_published_config_means_what_transformers_saves() -> None:
     published, saved = family_of(copy.deepcopy(PUBLISHED)), family_of(copy.deepcopy(SAVED))
     assert isinstance(published, DecoderFamily) and isinstance(saved, DecoderFamily)
     assert repr(published.decoder) == repr(saved.decoder)
-    assert (published.moe, published.tensors.dense) == (saved.moe, saved.tensors.dense)
+    assert (published.spec.blocks.moe, published.tensors.dense) == (saved.spec.blocks.moe, saved.tensors.dense)
     assert published.tensors.forms == saved.tensors.forms
     assert [form.limit for form in published.tensors.forms] == [0.0, 0.3]
     assert "model.layers.1.moe.gate_proj.weight" in published.tensors.experts[0]

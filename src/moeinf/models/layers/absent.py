@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import Mixer
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Span
-from moeinf.types import ByteArray
+from moeinf.models.layers.protocol import Attention, Layers
+from moeinf.types import ByteArray, Workspace
 
 
 class NoState:
@@ -36,3 +41,15 @@ class NoAttention:
 class NoBlock:
     def add_to(self, x: Hidden) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class NoMixer(Mixer):
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        return {}
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return Workspace()
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> Attention:
+        return NoAttention()

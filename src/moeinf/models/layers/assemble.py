@@ -1,15 +1,14 @@
 """What a family declares becomes a model: its tensors, what it needs of memory, its sizes, and the decoder that runs.
 
-A family says by its `Spec` what each layer of its decoder is made of. A part of a layer knows its own tensors, memory
-and computation; here alone they are put together. A family whose decoder is put together otherwise overrides the one
-method here that does it.
+A family says by its `Spec` what each layer of its decoder is made of, and how layers are connected. Each part knows its
+own tensors, memory and computation; here alone they are put together.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import or_
@@ -18,10 +17,11 @@ from typing import ClassVar, Protocol
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes, attention_workspace
-from moeinf.models.layers.attention_config import AttentionConfig, Shapes
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
-from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan
+from moeinf.models.layers.moe_block import Looked, SideBySide
+from moeinf.models.layers.moe_plan import block_workspace
 from moeinf.models.layers.protocol import Attention, Block, Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.types import (
@@ -84,12 +84,17 @@ class Mixer(Protocol):
     @property
     def row_numbers(self) -> int:
         """How many numbers the cache keeps of one token."""
-        ...
+        return 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that the cache keeps of one token besides, whatever type it has."""
+        return 0
 
     @property
     def state_bytes(self) -> int:
         """Bytes that the cache keeps of one sequence, whatever its length."""
-        ...
+        return 0
 
     def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
         """Names and shapes of its tensors."""
@@ -97,7 +102,9 @@ class Mixer(Protocol):
 
     def workspace(self, decoder: DecoderConfig) -> Workspace: ...
 
-    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention: ...
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> Attention:
+        """before: what mixes the tokens in the layers in front, some of which share more than the hidden state."""
+        ...
 
 
 class Blocks(Protocol):
@@ -107,11 +114,15 @@ class Blocks(Protocol):
     def moe(self) -> MoeShape: ...
 
     @property
-    def num_shared_experts(self) -> int: ...
+    def num_shared_experts(self) -> int:
+        return 0
 
     def shapes(self, decoder: DecoderConfig) -> Shapes:
         """Names and shapes of the dense tensors: routers, dense MLPs, shared experts."""
         ...
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return block_workspace(self.shapes(decoder))
 
     def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
         """dense: every tensor that is not an expert's."""
@@ -123,20 +134,68 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Connections:
+    """How layers are connected: with the embedding, with each other, with the head.
+
+    Here the first is given the embedding, each adds to the hidden state, and the head takes what the last one leaves.
+    """
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the cache keeps of one sequence beside those of the mixers."""
+        return 0
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        """Names and shapes of the tensors that belong to no layer's mixer or block."""
+        return {}
+
+    def workspace(self, decoder: DecoderConfig, mixers: Workspace) -> Workspace:
+        """What mixers hold while they compute, and what is there beside them."""
+        return mixers
+
+    def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        attention, blocks = spec.attention(layers), spec.blocks.make(spec.decoder, layers, experts, profiler)
+        for i, block in enumerate(blocks):
+            if isinstance(block, SideBySide):
+                attention[i] = Looked(block, attention[i])
+        return Decoder(spec.decoder, layers, blocks, experts, profiler, attention)
+
+
+def _unchanged(plan: TensorPlan) -> TensorPlan:
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """What a config.json declares."""
 
     decoder: DecoderConfig
     blocks: Blocks
     mixers: Mapping[int, Mixer] = field(default_factory=dict)  # of layers whose mixer is not the decoder's attention
+    connections: Connections = Connections()
+    repeats: bool = False  # whether a token comes to the experts of a layer several times
+    filling: int = 0  # numbers that tensors are filled up with, which are no parameters
+    amended: Callable[[TensorPlan], TensorPlan] = _unchanged  # by what this model alone has to say of single tensors
+
+    @property
+    def all_mixers(self) -> list[Mixer]:
+        """Of each layer."""
+        found = (self.mixers.get(i) for i in range(self.decoder.num_layers))
+        return [mixer or CommonAttention(self.decoder.attention_of(i)) for i, mixer in enumerate(found)]
+
+    def attention(self, layers: Layers) -> list[Attention]:
+        """What mixes the tokens, of each layer."""
+        made = list[Attention]()
+        for i, mixer in enumerate(self.all_mixers):
+            made.append(mixer.make(layers, self.decoder, i, made))
+        return made
 
 
 @dataclass(frozen=True, slots=True)
-class CommonAttention:
-    """Attention with grouped keys and values. A Mixer."""
+class CommonAttention(Mixer):
+    """Attention with grouped keys and values."""
 
     config: AttentionConfig
-    state_bytes: int = 0
 
     @property
     def row_numbers(self) -> int:
@@ -148,8 +207,11 @@ class CommonAttention:
     def workspace(self, decoder: DecoderConfig) -> Workspace:
         return attention_workspace(self.config)
 
-    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention:
-        return layers.make(AttentionPart(self.config, decoder.attention_site(layer)))
+    def of_site(self, layers: Layers, site: AttentionSite) -> Attention:
+        return layers.make(AttentionPart(self.config, site))
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> Attention:
+        return self.of_site(layers, decoder.attention_site(layer))
 
 
 class DecoderFamily(Family):
@@ -157,15 +219,12 @@ class DecoderFamily(Family):
 
     spec: Spec
     decoder: DecoderConfig
-    moe: MoeShape
-    num_shared_experts: int = 0
-    mixers: Mapping[int, Mixer] = {}  # of layers whose mixer is not the decoder's attention
     divisible: ClassVar[bool] = True  # whether layers in a row may be on a device of their own: all that they share is
     # the hidden state, and the first number in the name of a tensor is its layer's
 
     # As TensorPlan has them; `matrices` by the ends of their names.
     ahead: ClassVar[tuple[str, ...]] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: ClassVar[tuple[str, ...]] = ()
     renamed: ClassVar[Mapping[str, str]] = {}
     matrices: ClassVar[tuple[str, ...]] = ()  # beside those that end on _proj.weight
     no_matrices: ClassVar[tuple[str, ...]] = ()  # of these
@@ -179,50 +238,20 @@ class DecoderFamily(Family):
         raise NotImplementedError
 
     def take(self, spec: Spec) -> None:
-        self.spec, self.decoder, self.mixers = spec, spec.decoder, spec.mixers
-        self.moe, self.num_shared_experts = spec.blocks.moe, spec.blocks.num_shared_experts
-
-    @property
-    def _mixers(self) -> list[Mixer]:
-        found = (self.mixers.get(i) for i in range(self.decoder.num_layers))
-        return [mixer or CommonAttention(self.decoder.attention_of(i)) for i, mixer in enumerate(found)]
-
-    # ---- the model that runs
+        self.spec, self.decoder, self.repeats = spec, spec.decoder, spec.repeats
 
     def build(self, layers: LayersOf[A, P, R], experts: ExpertsOf[A, R], profiler: Profiler) -> Decoder:
         """The model that runs, made of the layers of one device."""
-        return self.assemble(*of_any_device(layers, experts), profiler)
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        """As `build`, once for all devices."""
-        d, attention = self.decoder, self.attention(layers)
-        blocks = self.spec.blocks.make(d, layers, experts, profiler)
-        return Decoder(d, layers, blocks, experts, profiler, attention)
-
-    def attention(self, layers: Layers) -> list[Attention]:
-        """What mixes the tokens, of each layer."""
-        return [mixer.make(layers, self.decoder, i) for i, mixer in enumerate(self._mixers)]
-
-    # ---- the tensors of a checkpoint, by what reads them
-
-    def attention_shapes(self) -> Shapes:
-        """Names and shapes of the tensors that layers of attention read."""
-        return {
-            name: shape for i, mixer in enumerate(self._mixers) for name, shape in mixer.shapes(self.decoder, i).items()
-        }
-
-    def block_shapes(self) -> Shapes:
-        """Names and shapes of the dense tensors that blocks read."""
-        return self.spec.blocks.shapes(self.decoder)
-
-    @cached_property
-    def dense(self) -> Shapes:
-        """Every tensor that is not an expert's."""
-        return outer_shapes(self.decoder) | self.attention_shapes() | self.block_shapes()
+        return self.spec.connections.connect(self.spec, *of_any_device(layers, experts), profiler)
 
     @cached_property
     def tensors(self) -> TensorPlan:
-        plan = self.plan()
+        spec, d = self.spec, self.decoder
+        dense = outer_shapes(d)
+        for i, mixer in enumerate(spec.all_mixers):
+            dense |= mixer.shapes(d, i)
+        dense |= spec.connections.shapes(d) | spec.blocks.shapes(d)
+        plan = spec.amended(spec.blocks.plan(d, dense))
         found = plan.matrices.union(name for name in plan.dense if name.endswith(self.matrices))
         return replace(
             plan,
@@ -233,50 +262,32 @@ class DecoderFamily(Family):
             vision=self.seen_by,
         )
 
-    def plan(self) -> TensorPlan:
-        """The plan, but for what attributes of the class say."""
-        return self.spec.blocks.plan(self.decoder, self.dense)
-
-    def gated_experts(self, experts: GatedExperts) -> TensorPlan:
-        """The plan of a family whose experts are gated MLPs in the layouts in which transformers writes them."""
-        return gated_experts_plan(self.decoder, self.moe, self.dense, experts)
-
-    # ---- what follows from them
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return reduce(or_, (mixer.workspace(self.decoder) for mixer in dict.fromkeys(self._mixers)))
-
     @property
     def workspace(self) -> Workspace:
-        return self.attention_workspace | block_workspace(self.block_shapes())
+        spec, d = self.spec, self.decoder
+        mixers = reduce(or_, (mixer.workspace(d) for mixer in dict.fromkeys(spec.all_mixers)))
+        return spec.connections.workspace(d, mixers) | spec.blocks.workspace(d)
 
     @property
-    def cache_numbers(self) -> int:
-        """How many numbers the cache keeps of one token."""
-        return sum(mixer.row_numbers for mixer in self._mixers)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that the cache keeps of one sequence, whatever its length."""
-        return sum(mixer.state_bytes for mixer in self._mixers)
+    def cache_bytes(self) -> int:
+        return sum(mixer.token_bytes for mixer in self.spec.all_mixers)
 
     def info(self, dtype: DType) -> ModelInfo:
-        plan, d = self.tensors, self.decoder
+        plan, d, mixers = self.tensors, self.decoder, self.spec.all_mixers
         expert = sum(math.prod(shape) for shape in plan.parts.values())
-        dense = sum(math.prod(shape) for shape in plan.dense.values())
+        dense = sum(math.prod(shape) for shape in plan.dense.values()) - self.spec.filling
         return ModelInfo(
             architecture=self.name,
             num_params=dense + expert * plan.moe.total_experts,
             active_params=dense + expert * plan.moe.num_layers * plan.moe.top_k,
-            num_shared_experts=self.num_shared_experts,
+            num_shared_experts=self.spec.blocks.num_shared_experts,
             context_length=d.context_length,
             hidden_size=d.attention.hidden_size,
             num_layers=d.num_layers,
             vocab_size=d.vocab_size,
-            kv_bytes_per_token=self.cache_numbers * DTYPE_BYTES[dtype] + self.cache_bytes,
+            kv_bytes_per_token=sum(mixer.row_numbers for mixer in mixers) * DTYPE_BYTES[dtype] + self.cache_bytes,
             dtype=dtype,
-            state_bytes=self.state_bytes,
+            state_bytes=sum(mixer.state_bytes for mixer in mixers) + self.spec.connections.state_bytes,
         )
 
 

@@ -12,17 +12,17 @@ from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig, head
 from moeinf.models.layers.moe_block import DenseBlock, GatedMLP, MoeBlock, SharedExpert
-from moeinf.models.layers.moe_plan import GatedExperts, gated_experts_plan
+from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
-from moeinf.types import MoeShape, Profiler, TensorPlan
+from moeinf.types import ExpertForm, MoeShape, Profiler, TensorPlan, Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSite:
-    """Where in a model a block with experts stands."""
+    """Where in a model a block stands."""
 
     layer: int  # of the decoder
-    moe_layer: int
+    moe_layer: int  # -1: the block has no experts
     block: str  # prefix of its tensors
     norm: NormConfig | None  # in front; None: it takes its input as it is
 
@@ -43,6 +43,7 @@ class BlockNames:
     fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
     in_shared: tuple[str, str, str] = MLP_NAMES  # of the shared experts
     dense: tuple[str, str, str] = MLP_NAMES  # of the MLP of a layer without experts
+    routed: str | None = None  # behind the layer's prefix: where experts lie; None: in the block
     behind: str | None = None  # behind the layer's prefix: an RMS norm of what the block adds
     behind_dense: str | None = None  # the same of a dense layer
 
@@ -91,6 +92,7 @@ class Moe:
     form: MlpForm = MlpForm()
     names: BlockNames = BlockNames()
     transposed: bool = False  # as GatedExperts has it
+    expert_form: ExpertForm | None = None  # of routed experts; None: gated MLPs of the decoder's activation
     num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
 
     @property
@@ -171,13 +173,16 @@ class Moe:
         return shapes
 
     def experts(self, decoder: DecoderConfig) -> GatedExperts:
-        blocks = [decoder.layer(i) + self.names.block for i in self.moe_layers]
-        return GatedExperts(
-            blocks, self.moe_intermediate_size, self.names.experts, self.names.fused, transposed=self.transposed
-        )
+        names = self.names
+        blocks = [decoder.layer(i) + (names.block if names.routed is None else names.routed) for i in self.moe_layers]
+        return GatedExperts(blocks, self.moe_intermediate_size, names.experts, names.fused, transposed=self.transposed)
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return block_workspace(self.shapes(decoder))
 
     def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
-        return self.with_future_layers(gated_experts_plan(decoder, self.moe, dense, self.experts(decoder)), decoder)
+        plan = gated_experts_plan(decoder, self.moe, dense, self.experts(decoder))
+        return self.with_future_layers(replace(plan, form=self.expert_form or plan.form), decoder)
 
     def with_future_layers(self, plan: TensorPlan, decoder: DecoderConfig) -> TensorPlan:
         """The plan, with the layers behind the last. What they have of embedding and head are mostly copies."""
@@ -190,49 +195,46 @@ class Moe:
     def make(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
         blocks = list[Block]()
         for i in range(decoder.num_layers):
-            prefix = decoder.layer(i) + self.names.block
             norm = None if decoder.names.norms.block is None else decoder.block_norm(i)
-            behind = self._norm_behind(decoder, layers.weights, i)
-            if i not in self.moe_layers:
-                blocks.append(self._dense(decoder, layers, prefix, norm, behind))
-                continue
-            site = BlockSite(i, self.moe_layers.index(i), prefix, norm)
-            router, shared = self.router(layers, self, site), self.shared_mlp(layers.weights, decoder, prefix, i)
-            blocks.append(
-                MoeBlock(
-                    site.moe_layer,
-                    router,
-                    experts,
-                    profiler,
-                    shared=shared,
-                    residual=decoder.residual,
-                    behind=behind,
-                    replaces=decoder.replaces,
-                )
+            sparse = i in self.moe_layers
+            site = BlockSite(i, self.moe_layers.index(i) if sparse else -1, decoder.layer(i) + self.names.block, norm)
+            made = (
+                self.routed(decoder, layers, experts, profiler, site) if sparse else self.dense(decoder, layers, site)
             )
+            blocks.append(made)
         return blocks
 
-    def _dense(
-        self,
-        decoder: DecoderConfig,
-        layers: Layers,
-        block: str,
-        norm: NormConfig | None,
-        behind: Callable[[Hidden], Hidden] | None,
+    def routed(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
     ) -> Block:
-        if norm is not None and behind is None and not decoder.replaces and self.form == MlpForm():
-            return GatedMLP(layers.weights, block, norm, self.names.dense, decoder.activation)
-        weights, form = layers.weights, self.form
+        """The block of a layer with experts."""
+        weights = layers.weights
+        return MoeBlock(
+            site.moe_layer,
+            self.router(layers, self, site),
+            experts,
+            profiler,
+            shared=self.shared_mlp(weights, decoder, site.block, site.layer),
+            residual=decoder.residual,
+            behind=self._norm_behind(decoder, weights, site.layer),
+            replaces=decoder.replaces,
+        )
+
+    def dense(self, decoder: DecoderConfig, layers: Layers, site: BlockSite) -> Block:
+        """The block of a layer without experts."""
+        weights, form, behind = layers.weights, self.form, self._norm_behind(decoder, layers.weights, site.layer)
+        if site.norm is not None and behind is None and not decoder.replaces and form == MlpForm():
+            return GatedMLP(layers.weights, site.block, site.norm, self.names.dense, decoder.activation)
         mlp = SharedExpert(
             weights,
-            block,
+            site.block,
             names=self.names.dense,
             limit=form.limit,
             oai=form.oai,
             activation=decoder.activation,
             biased=form.biased,
         )
-        return DenseBlock(weights.norm(norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
+        return DenseBlock(weights.norm(site.norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
 
     def shared_mlp(
         self, weights: Weights, decoder: DecoderConfig, block: str, layer: int

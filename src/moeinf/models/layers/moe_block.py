@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from moeinf.models.layers.array_math import Hidden, function_of
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig
@@ -180,6 +180,7 @@ class PlainBlock:
         x += self._mlp(self._norm(x))
 
 
+@runtime_checkable
 class SideBySide(Block, Protocol):
     """A block beside attention: it looks at the state before attention adds to it."""
 

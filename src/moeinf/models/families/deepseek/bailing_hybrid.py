@@ -51,6 +51,7 @@ def _parse(f: Fields) -> Spec:
         decoder,
         replace(blocks, names=BlockNames(bias="gate.expert_bias")),
         {i: recurrent if kind == "linear_attention" else latent for i, kind in enumerate(kinds)},
+        amended=_without_small_gates,
     )
 
 
@@ -62,15 +63,14 @@ def _lower_bound(f: Fields) -> float | None:
     return -Fields({"kda_lower_bound": number}, f"{f.where}, less than 0").number("kda_lower_bound", 5.0)
 
 
+def _without_small_gates(plan: TensorPlan) -> TensorPlan:
+    """The gates of heads are not quantised."""
+    gates = {name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < shape[1] // 4}
+    return replace(plan, matrices=plan.matrices - gates)
+
+
 class Family(kimi_linear.Family):
     name = "bailing_hybrid"
     parse = staticmethod(_parse)
     matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, ".attention.dense.weight")
     renamed: ClassVar[Mapping[str, str]] = {r"\.attention\.o_proj\.": ".attention.dense."}
-
-    def plan(self) -> TensorPlan:
-        plan = super().plan()
-        gates = {
-            name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < shape[1] // 4
-        }
-        return replace(plan, matrices=plan.matrices - gates)

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import Spec
-from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.latent.indexed import (
-    INDEX_MATRICES,
-    NO_INDEX_MATRICES,
-    IndexConfig,
-    IndexedLatentAttention,
-    Selection,
-    index_shapes,
-    index_workspace,
-)
-from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, LatentConfig, parse_latent
+from moeinf.models.layers.latent.indexed import INDEX_MATRICES, NO_INDEX_MATRICES, IndexConfig, indexed_layers
+from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, parse_latent
 from moeinf.models.layers.moe import Moe, sparse_layers
-from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.types import Workspace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Spec):
-    index: IndexConfig
 
 
 def parse_indexed(
     f: Fields, choosing: tuple[bool, ...], *, norm_eps: float, interleaved: bool, first_dense: int = 3
-) -> Config:
+) -> Spec:
     """choosing: layers with an indexer; interleaved: how its rotary pairs lie. norm_eps, first_dense: the family's
     defaults."""
     for name, *allowed in (
@@ -58,10 +41,10 @@ def parse_indexed(
         moe_layers=layers,
     )
     index = IndexConfig.parse(f, latent, choosing, interleaved=interleaved)
-    return Config(decoder, blocks, dict.fromkeys(range(decoder.num_layers), latent), index=index)
+    return Spec(decoder, blocks, indexed_layers(latent, index, choosing))
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     return parse_indexed(
         f, (True,) * f.count("num_hidden_layers", maximum=MOST_LAYERS), norm_eps=1e-6, interleaved=False
     )
@@ -70,33 +53,5 @@ def _parse(f: Fields) -> Config:
 class Family(deepseek_v2.Family):
     name = "deepseek_v32"
     parse = staticmethod(_parse)
-    spec: Config
     matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, *INDEX_MATRICES)
     no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, *NO_INDEX_MATRICES)
-
-    def attention(self, layers: Layers) -> list[Attention]:
-        selection = Selection()
-        return [self.layer(layers, i, selection) for i in range(self.decoder.num_layers)]
-
-    def latent_of(self, layer: int) -> LatentConfig:
-        """The attention of a decoder layer."""
-        found = self.mixers[layer]
-        assert isinstance(found, LatentConfig)
-        return found
-
-    def layer(self, layers: Layers, i: int, selection: Selection) -> IndexedLatentAttention:
-        """The attention of decoder layer i."""
-        return IndexedLatentAttention(layers, self.decoder, self.latent_of(i), self.spec.index, i, selection)
-
-    def attention_shapes(self) -> Shapes:
-        index = self.spec.index
-        first = index.choosing.index(True) if any(index.choosing) else 0
-        return super().attention_shapes() | index_shapes(self.decoder, self.latent_of(first), index)
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return super().attention_workspace | index_workspace(self.spec.index)
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.spec.index.token_bytes

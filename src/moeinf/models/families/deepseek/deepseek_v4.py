@@ -5,43 +5,30 @@ Tensors have the names of the published checkpoints; transformers saves those ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import SILU
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
-from moeinf.models.layers.kv_cache import LayerState
-from moeinf.models.layers.latent.compressed import (
-    MATRICES,
-    CompressedAttention,
-    CompressedConfig,
-    CompressedHeads,
-    compressed_shapes,
-    compressed_workspace,
-)
+from moeinf.models.layers.latent.compressed import MATRICES, CompressedAttention, CompressedConfig, CompressedHeads
 from moeinf.models.layers.latent.indexed import IndexHeads
 from moeinf.models.layers.moe import BlockNames, BlockSite, MlpForm, Moe
 from moeinf.models.layers.protocol import Experts, Layers, Router, Weights
 from moeinf.models.layers.rope import Rope, of_kind, rope_fields, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.streams.hash_table import HashColumns
-from moeinf.models.layers.streams.mixed_decoder import (
-    Beside,
-    StreamNames,
-    mixed_decoder,
-    mixed_decoder_shapes,
-    with_streams,
-)
+from moeinf.models.layers.streams.mixed_decoder import Beside, MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.layers.streams.ngram_layer import Given
 from moeinf.models.layers.streams.spread import NoColumns
-from moeinf.types import ExpertForm, JsonObject, Profiler, TensorPlan, Workspace
+from moeinf.models.widened import widened
+from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
 
 _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}  # tokens that an entry stands for, where config.json does not say
@@ -51,65 +38,66 @@ _STREAMS = StreamNames("hc_attn_", "hc_ffn_", "hc_head_")
 _TABLE = "gate.tid2eid"
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    attention: CompressedConfig
-    blocks: Moe
-    streams: MixedStreams
-    hashed: tuple[int, ...]  # layers whose experts are looked up by token
-    limit: float  # of what the experts' activation is given
-
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        for name, *allowed in (
-            ("hidden_act", *SILU),
-            ("scoring_func", "sqrtsoftplus"),
-            ("topk_method", "noaux_tc"),
-            ("norm_topk_prob", True),
-            ("n_shared_experts", 1),
-            ("num_key_value_heads", 1),
-            ("attention_bias", False),
-            ("intermediate_size", f.get("moe_intermediate_size")),  # transformers' other name for it
-        ):
-            f.only(name, *allowed, None)
-        head_dim, context = f.count("head_dim", 512), f.count("max_position_embeddings")
-        main, compressed = _ropes(f, head_dim, context)
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=main, num_kv_heads=1, head_dim=head_dim)
-        num_layers, hidden, norm_eps = decoder.num_layers, decoder.attention.hidden_size, decoder.attention.norm_eps
-        attention = _attention(f, decoder, main, compressed)
-        of_entries = replace(decoder.attention, rope=compressed)
-        decoder = replace(
-            decoder.named(norms=LayerNorms(attention="attn_norm", block="ffn_norm"), prefix="", embedding="embed"),
-            special=dict.fromkeys(attention.with_entries, of_entries),
-            replaces=True,
-        )
-        blocks = Moe.parse(
-            f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=_scaling(f)),
-            num_layers,
-            router=LearnedRouter,
-            normalise=True,
-            corrected=True,
-            num_future_layers=1,
-            moe_layers=range(num_layers),
-        )
-        limit = f.number("swiglu_limit", 10.0)
-        streams = MixedStreams(
-            f.count("hc_mult", 4, minimum=2, maximum=64),
-            hidden,
-            norm_eps,
-            f.number("hc_eps", 1e-6),
-            f.count("hc_sinkhorn_iters", 20, maximum=1000),
-        )
-        blocks = replace(blocks, names=_NAMES, form=MlpForm(f.flag("mlp_bias", False), limit))
-        return Config(decoder, attention, blocks, streams, _hashed(f, num_layers), limit)
+def _parse(f: Fields) -> Spec:
+    for name, *allowed in (
+        ("hidden_act", *SILU),
+        ("scoring_func", "sqrtsoftplus"),
+        ("topk_method", "noaux_tc"),
+        ("norm_topk_prob", True),
+        ("n_shared_experts", 1),
+        ("num_key_value_heads", 1),
+        ("attention_bias", False),
+        ("intermediate_size", f.get("moe_intermediate_size")),  # transformers' other name for it
+    ):
+        f.only(name, *allowed, None)
+    head_dim, context = f.count("head_dim", 512), f.count("max_position_embeddings")
+    main, compressed = _ropes(f, head_dim, context)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=main, num_kv_heads=1, head_dim=head_dim)
+    num_layers, hidden, norm_eps = decoder.num_layers, decoder.attention.hidden_size, decoder.attention.norm_eps
+    mixers = _attention(f, decoder, main, compressed)
+    of_entries = replace(decoder.attention, rope=compressed)
+    norms = LayerNorms(attention="attn_norm", block="ffn_norm")
+    decoder = replace(
+        decoder.named(norms=norms, prefix="", embedding="embed", attention="attn"),
+        special={i: of_entries for i, mixer in mixers.items() if mixer.heads.rate},
+        replaces=True,
+    )
+    blocks = Moe.parse(
+        f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=_scaling(f)),
+        num_layers,
+        router=LearnedRouter,
+        normalise=True,
+        corrected=True,
+        num_future_layers=1,
+        moe_layers=range(num_layers),
+    )
+    limit = f.number("swiglu_limit", 10.0)
+    streams = MixedStreams(
+        f.count("hc_mult", 4, minimum=2, maximum=64),
+        hidden,
+        norm_eps,
+        f.number("hc_eps", 1e-6),
+        f.count("hc_sinkhorn_iters", 20, maximum=1000),
+    )
+    hashed = _hashed(f, num_layers)
+    blocks = replace(
+        blocks,
+        names=_NAMES,
+        form=MlpForm(f.flag("mlp_bias", False), limit),
+        expert_form=ExpertForm("silu_clamped", limit=limit),
+        num_future_layers=0,  # they lie apart
+    )
+    tables = tuple(f"layers.{i}.{_NAMES.block}{_TABLE}" for i in hashed)
+    connections = HashedConnections(streams, _STREAMS, tables, blocks.moe.top_k)
+    return Spec(decoder, widened(HashedMoe, blocks, hashed=hashed), mixers, connections)
 
 
 def _scaling(f: Fields) -> float:
     return f.number("routed_scaling_factor", 1.5)
 
 
-def _attention(f: Fields, decoder: DecoderConfig, main: Rope, compressed: Rope) -> CompressedConfig:
+def _attention(f: Fields, decoder: DecoderConfig, main: Rope, compressed: Rope) -> dict[int, CompressedConfig]:
+    """Of each layer."""
     a, kinds, rates = decoder.attention, _kinds(f, decoder.num_layers), _rates(f)
     index = IndexHeads(
         f.count("index_n_heads", 64), f.count("index_head_dim", 128), f.count("index_topk", 512), interleaved=True
@@ -127,14 +115,8 @@ def _attention(f: Fields, decoder: DecoderConfig, main: Rope, compressed: Rope) 
         _SPARSE: CompressedHeads(a.num_heads, a.head_dim, compressed, window, rates[_SPARSE], True, index),
         _HEAVY: CompressedHeads(a.num_heads, a.head_dim, compressed, window, rates[_HEAVY]),
     }
-    return CompressedConfig(
-        a.hidden_size,
-        tuple(of_kind[kind] for kind in kinds),
-        f.count("q_lora_rank", 1024),
-        groups,
-        f.count("o_lora_rank", 1024),
-        a.norm_eps,
-    )
+    ranks = f.count("q_lora_rank", 1024), groups, f.count("o_lora_rank", 1024)
+    return {i: CompressedConfig(a.hidden_size, of_kind[kind], *ranks, a.norm_eps) for i, kind in enumerate(kinds)}
 
 
 def _kinds(f: Fields, num_layers: int) -> tuple[str, ...]:
@@ -234,94 +216,65 @@ class HashRouter:
         return hidden, self._routing(ids, weights * self._scaling)
 
 
-class Family(DecoderFamily):
-    name = "deepseek_v4"
-    divisible = False
+@dataclass(frozen=True, slots=True)
+class HashedMoe(Moe):
+    hashed: tuple[int, ...] = ()  # layers whose experts are looked up by token
 
-    def __init__(self, config: JsonObject) -> None:
-        c = self._config = Config.parse(Fields(config))
-        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes = Moe.shapes(self, decoder)
+        for i in self.hashed:
+            del shapes[decoder.layer(i) + self.names.block + self.names.bias]
+        return shapes
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, given = self._config, Given()
-        d = c.decoder
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        plan, names = Moe.plan(self, decoder, dense), self.names
+        tables = {decoder.layer(i) + names.block + _TABLE: self.moe.experts_of(i) for i in self.hashed}
+        shared = tuple(f".{names.shared}{name}.weight" for name in names.in_shared)
+        matrices = frozenset(name for name in dense if name.endswith((*MATRICES, *shared)))
+        return replace(plan, matrices=matrices, lookups=plan.lookups | tables.keys(), whole=tables)
+
+
+@dataclass(frozen=True, slots=True)
+class HashedConnections(MixedConnections):
+    tables: tuple[str, ...]  # of the experts of each token
+    top_k: int
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        return MixedConnections.shapes(self, decoder) | dict.fromkeys(self.tables, (decoder.vocab_size, self.top_k))
+
+    def workspace(self, decoder: DecoderConfig, mixers: Workspace) -> Workspace:
+        found = MixedConnections.workspace(self, decoder, mixers)
+        return replace(found, token=found.token + len(self.tables) * self.top_k)
+
+    def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        given = Given()
 
         def router(layers: Layers, moe: Moe, site: BlockSite) -> Router:
             table = site.block + _TABLE
-            if table in self._tables:
-                return HashRouter(layers.weights, moe, site, given, self._tables.index(table))
+            if table in self.tables:
+                return HashRouter(layers.weights, moe, site, given, self.tables.index(table))
             return LearnedRouter(layers, moe, site)
 
-        blocks = replace(c.blocks, router=router).make(d, layers, experts, profiler)
-        attention, states = list[CompressedAttention](), list[Callable[[int], LayerState]]()
-        for i in range(d.num_layers):
-            number = d.num_layers + len(states)
-            attention.append(CompressedAttention(layers, c.attention, d.attention_site(i, "attn"), number))
-            states += [attention[-1].new_entries] if c.attention.heads[i].rate else []
-        columns = HashColumns(layers, self._tables) if self._tables else NoColumns()
+        assert isinstance(spec.blocks, HashedMoe)
+        blocks = replace(spec.blocks, router=router).make(spec.decoder, layers, experts, profiler)
+        attention = spec.attention(layers)
+        compressed = (each for each in attention if isinstance(each, CompressedAttention))
+        states = [each.new_entries for each in compressed if each.has_entries]
+        columns = HashColumns(layers, self.tables) if self.tables else NoColumns()
         beside = Beside(columns, given, states)
-        return mixed_decoder(d, c.streams, _STREAMS, layers, attention, blocks, experts, profiler, beside)
+        return self.mixed(spec.decoder, layers, attention, blocks, experts, profiler, beside)
 
-    @property
-    def _tables(self) -> list[str]:
-        return [f"layers.{i}.{_NAMES.block}{_TABLE}" for i in self._config.hashed]
 
-    # ---- the tensors of a checkpoint
-
-    def attention_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        for i in range(c.decoder.num_layers):
-            shapes |= compressed_shapes(c.attention, c.decoder.attention_site(i, "attn"))
-        return shapes | mixed_decoder_shapes(c.decoder, c.streams, _STREAMS)
-
-    def block_shapes(self) -> Shapes:
-        shapes = self._config.blocks.shapes(self.decoder)
-        for i in self._config.hashed:
-            del shapes[f"layers.{i}.{_NAMES.block}{_NAMES.bias}"]
-        return shapes
-
-    @cached_property
-    def dense(self) -> Shapes:
-        return super().dense | dict.fromkeys(self._tables, (self.decoder.vocab_size, self.moe.top_k))
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c = self._config
-        plan = self.gated_experts(c.blocks.experts(self.decoder))
-        shared = tuple(f".{_NAMES.shared}{name}.weight" for name in _NAMES.in_shared)
-        return replace(
-            plan,
-            matrices=frozenset(name for name in plan.dense if name.endswith((*MATRICES, *shared))),
-            lookups=plan.lookups | set(self._tables),
-            form=ExpertForm("silu_clamped", limit=c.limit),
-            whole={table: self.moe.experts_of(layer) for layer, table in zip(c.hashed, self._tables, strict=True)},
-            ahead=(r"mtp\..*",),
-            renamed={
-                r"^(layers\..*)\.scale$": r"\1.weight_scale",
-                r"^model\.embed_tokens\.": "embed.",
-                r"^model\.hc_head\.hc_": "hc_head_",
-                r"^model\.(.*\.attn)\.norm\.": r"\1.kv_norm.",
-                r"^model\.": "",
-                r"^head\.": "lm_head.",
-            },
-        )
-
-    # ---- what follows from them
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        c = self._config
-        found = with_streams(compressed_workspace(c.attention), c.streams)
-        return replace(found, token=found.token + len(c.hashed) * c.blocks.moe.top_k)
-
-    @property
-    def cache_numbers(self) -> int:
-        return 0
-
-    @property
-    def cache_bytes(self) -> int:
-        return self._config.attention.token_bytes
-
-    @property
-    def state_bytes(self) -> int:
-        return self._config.attention.state_bytes
+class Family(DecoderFamily):
+    name = "deepseek_v4"
+    divisible = False
+    parse = staticmethod(_parse)
+    ahead = (r"mtp\..*",)
+    renamed: ClassVar[Mapping[str, str]] = {
+        r"^(layers\..*)\.scale$": r"\1.weight_scale",
+        r"^model\.embed_tokens\.": "embed.",
+        r"^model\.hc_head\.hc_": "hc_head_",
+        r"^model\.(.*\.attn)\.norm\.": r"\1.kv_norm.",
+        r"^model\.": "",
+        r"^head\.": "lm_head.",
+    }

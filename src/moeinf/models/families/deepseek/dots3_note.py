@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.deepseek import deepseek_v32
-from moeinf.models.families.deepseek.deepseek_v32 import Config
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.decoder import DecoderConfig
-from moeinf.models.layers.latent.indexed import IndexConfig, IndexedLatentAttention, Selection
-from moeinf.models.layers.latent.mla import LatentAttention, LatentConfig, LatentGate, parse_latent
+from moeinf.models.layers.latent.indexed import IndexConfig, IndexedLatent
+from moeinf.models.layers.latent.mla import LatentConfig, LatentGate, parse_latent
 from moeinf.models.layers.moe import Moe, sparse_layers
-from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import of_kind
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.text_part import text_part
@@ -37,7 +36,7 @@ _SIZES = {  # of layers with a window, where nothing is said of them
 _OTHER_MODELS = (r"(model\.)?(vision_encoder|audio_encoder|audio_adapter|vision_tower|audio_tower)\..*",)
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, *allowed in (
         ("mlp_bias", False),
         ("normalization", "RMSNorm"),
@@ -58,7 +57,7 @@ def _parse(f: Fields) -> Config:
     choosing = tuple(kind == _INDEXED for kind in kinds)
     # without an indexer its fields do not matter
     given = f if any(choosing) else f.replaced(index_n_heads=1, index_topk=1, index_head_dim=latent.rotary_dim)
-    index = replace(IndexConfig.parse(given, latent, (True,), interleaved=True), choosing=choosing)
+    index = IndexConfig.parse(given, latent, (True,), interleaved=True)
     blocks = Moe.parse(
         f,
         num_layers,
@@ -69,11 +68,11 @@ def _parse(f: Fields) -> Config:
         moe_layers=_sparse(f, num_layers),
     )
     shared = f.count("moe_shared_expert_intermediate_size", f.count("shared_experts_intermediate_size", 1536))
-    return Config(
+    latents = {i: own[kind][1] for i, kind in enumerate(kinds)}
+    return Spec(
         replace(decoder, special={i: own[kind][0].attention for i, kind in enumerate(kinds)}),
         replace(blocks, shared=replace(blocks.shared, size=blocks.num_shared_experts * shared)),
-        {i: own[kind][1] for i, kind in enumerate(kinds)},
-        index=index,
+        {i: IndexedLatent(each, index) if choosing[i] else each for i, each in latents.items()},
     )
 
 
@@ -177,12 +176,3 @@ class Family(deepseek_v32.Family):
 
     def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part(config, prefix="model.").fields))
-
-    def attention(self, layers: Layers) -> list[Attention]:
-        index, latents = self.spec.index, [self.latent_of(i) for i in range(self.decoder.num_layers)]
-        return [
-            IndexedLatentAttention(layers, self.decoder, latent, index, i, Selection())
-            if index.choosing[i]
-            else LatentAttention(layers, self.decoder, latent, i)
-            for i, latent in enumerate(latents)
-        ]

@@ -6,33 +6,22 @@ Neither kind of layer has positions; the indexer chooses pools of tokens. Checkp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import Spec
-from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.latent.indexed import (
-    INDEX_MATRICES,
-    NO_INDEX_MATRICES,
-    IndexConfig,
-    PooledLatentAttention,
-    index_shapes,
-    index_workspace,
-    pool_shapes,
-)
+from moeinf.models.layers.latent.indexed import INDEX_MATRICES, NO_INDEX_MATRICES, IndexConfig, IndexedLatent
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, LatentConfig, parse_latent
 from moeinf.models.layers.moe import MlpForm, Moe, sparse_layers
-from moeinf.models.layers.protocol import Attention, Experts, Layers
 from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
+from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.text_part import VISION, text_part
-from moeinf.types import ExpertForm, JsonObject, Profiler, TensorPlan, Workspace
+from moeinf.types import ExpertForm, JsonObject
 
 _LINEAR = "linear_attention"
 _STREAMS = StreamNames("hc_attn_", "hc_ffn_", None)
@@ -43,15 +32,7 @@ _OWN = {  # what linear_attn_config of published checkpoints calls these fields
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Spec):
-    latent: LatentConfig
-    index: IndexConfig
-    streams: MixedStreams
-    limit: float  # of what the activation of all MLPs is given
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, *allowed in (
         ("index_kpool_always_select_tail", True),
         ("index_topk_pattern", None),
@@ -84,14 +65,12 @@ def _parse(f: Fields) -> Config:
         f.count("hc_sinkhorn_iters", 20, maximum=1000),
     )
     kda, latent = kda_mixer(_kda(f, a.hidden_size, a.norm_eps)), replace(latent, eps=a.norm_eps)
-    return Config(
+    indexed = IndexedLatent(latent, _index(f, latent))
+    return Spec(
         replace(decoder, replaces=True),
-        replace(blocks, form=MlpForm(limit=limit)),
-        {i: kda if i in linear else latent for i in range(num_layers)},
-        latent=latent,
-        index=_index(f, latent, tuple(i not in linear for i in range(num_layers))),
-        streams=streams,
-        limit=limit,
+        replace(blocks, form=MlpForm(limit=limit), expert_form=ExpertForm("silu_clamped", limit=limit)),
+        {i: kda if i in linear else indexed for i in range(num_layers)},
+        MixedConnections(streams, _STREAMS),
     )
 
 
@@ -112,18 +91,17 @@ def _kda(f: Fields, hidden_size: int, norm_eps: float) -> KdaConfig:
     return replace(KdaConfig.parse(f, hidden_size, norm_eps), lower_bound=bound, flat_decays=True)
 
 
-def _index(f: Fields, latent: Any, choosing: tuple[bool, ...]) -> IndexConfig:
+def _index(f: Fields, latent: LatentConfig) -> IndexConfig:
     pool = f.count("index_kpool", 16, minimum=2, maximum=1 << 16)
     index = IndexConfig.parse(f, latent, (True,), interleaved=True)
     if index.heads.top_k % pool:
         raise CheckpointError(f"{f.where}: index_topk {index.heads.top_k} is no multiple of index_kpool {pool}")
-    return replace(index, heads=replace(index.heads, pool=pool), choosing=choosing)
+    return replace(index, heads=replace(index.heads, pool=pool))
 
 
 class Family(deepseek_v2.Family):
     name = "glm5_next"
     divisible = False
-    spec: Config
     matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, *INDEX_MATRICES)
     no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, *NO_INDEX_MATRICES, ".b_proj.weight")
     ignored = (VISION,)
@@ -132,31 +110,3 @@ class Family(deepseek_v2.Family):
         text = text_part(config)
         spec = _parse(text.fields)
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        d, attention = self.decoder, self.attention(layers)
-        blocks = self.spec.blocks.make(d, layers, experts, profiler)
-        return mixed_decoder(d, self.spec.streams, _STREAMS, layers, attention, blocks, experts, profiler)
-
-    def attention(self, layers: Layers) -> list[Attention]:
-        d, c = self.decoder, self.spec
-        return [
-            PooledLatentAttention(layers, d, c.latent, c.index, i) if mixer is c.latent else mixer.make(layers, d, i)
-            for i, mixer in self.mixers.items()
-        ]
-
-    def attention_shapes(self) -> Shapes:
-        c = self.spec
-        shapes = super().attention_shapes() | index_shapes(self.decoder, c.latent, c.index)
-        return shapes | pool_shapes(self.decoder, c.index) | mixed_decoder_shapes(self.decoder, c.streams, _STREAMS)
-
-    def plan(self) -> TensorPlan:
-        return replace(super().plan(), form=ExpertForm("silu_clamped", limit=self.spec.limit))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return with_streams(super().attention_workspace | index_workspace(self.spec.index), self.spec.streams)
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.spec.index.token_bytes

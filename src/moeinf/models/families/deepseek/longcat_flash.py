@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moeinf.models.families.deepseek import deepseek_v2
+from moeinf.models.families.deepseek.deepseek_v2 import latent_spec
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import Spec
-from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, ModuleNames
+from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import DecoderConfig, ModuleNames
 from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.moe import Moe, Scoring
 from moeinf.models.layers.moe_block import GatedMLP, SharedExpert
@@ -25,13 +26,7 @@ from moeinf.types import Profiler, TensorPlan
 _MTP = r"model\.mtp\..*"  # further layers that guess tokens ahead: kept, and not used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Spec):
-    blocks: Moe
-    zero_experts: int  # that give back what they are given
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     f.only("router_bias", False, None)
     f.only("zero_expert_type", "identity", None)
     f.present("q_lora_rank", "zero_expert_num", "routed_scaling_factor")
@@ -44,7 +39,7 @@ def _parse(f: Fields) -> Config:
     decoder, latent = parse_latent(inner, interleaved=True, norm_eps=1e-5, theta=1e7)
     a = decoder.attention
     attention = a.scored(scale=a.scale * (a.hidden_size / f.count("q_lora_rank")) ** 0.5)
-    blocks = Moe(
+    blocks = HalvesMoe(
         routed_shape(
             f, ("n_routed_experts", "num_local_experts"), f.count_of("moe_topk", "num_experts_per_tok"), num_layers
         ),
@@ -53,15 +48,10 @@ def _parse(f: Fields) -> Config:
         f.count_of("expert_ffn_hidden_size", "moe_intermediate_size"),
         SigmoidRouter,  # FirstHalf has its own
         scoring=Scoring(False, scaling=f.number("routed_scaling_factor")),
-    )
-    return Config(
-        replace(decoder, attention=attention, names=Halves()),
-        blocks=blocks,
-        mixers=dict.fromkeys(
-            range(decoder.num_layers), replace(latent, latent_scale=(a.hidden_size / latent.rank) ** 0.5)
-        ),
         zero_experts=f.count("zero_expert_num", 0, minimum=0),
     )
+    latent = replace(latent, latent_scale=(a.hidden_size / latent.rank) ** 0.5)
+    return latent_spec(replace(decoder, attention=attention, names=Halves()), latent, blocks)
 
 
 class Halves(ModuleNames):
@@ -79,18 +69,18 @@ class FirstHalf:
     """
 
     def __init__(
-        self, c: Config, moe_layer: int, layers: Layers, experts: Experts, profiler: Profiler, norm: NormConfig
+        self, decoder: DecoderConfig, blocks: Moe, moe_layer: int, layers: Layers, experts: Experts, profiler: Profiler
     ) -> None:
-        weights, prefix = layers.weights, _block(c.decoder, moe_layer)
+        weights, prefix = layers.weights, _block(decoder, moe_layer)
         self.moe_layer, self.given = moe_layer, weights.math.zeros((1,))
-        moe, self._scaling = c.blocks.moe, c.blocks.scoring.scaling
+        moe, self._scaling = blocks.moe, blocks.scoring.scaling
         self._top_k, self._last = moe.top_k, moe.experts_of(moe_layer) - 1
         self._weights, self._experts, self._profiler = weights, experts, profiler
-        self._norm, self._gate = weights.norm(norm), weights.linear(f"{prefix}router.classifier.weight")
+        self._norm = weights.norm(decoder.block_norm(2 * moe_layer))
+        self._gate = weights.linear(f"{prefix}router.classifier.weight")
         self._bias = weights.vector(f"{prefix}router.e_score_correction_bias")
-        self._mlp = SharedExpert(
-            weights, f"{c.decoder.module(2 * moe_layer, 'mlps')}.", activation=c.decoder.activation
-        )
+        mlp = f"{decoder.module(2 * moe_layer, 'mlps')}."
+        self._mlp = SharedExpert(weights, mlp, activation=decoder.activation)
 
     def router(self, x: Hidden) -> tuple[Hidden, object]:
         hidden, routing, _ = self._routed(x)
@@ -125,40 +115,44 @@ class SecondHalf:
         x += self._first.given
 
 
-class Family(deepseek_v2.Family):
-    name = "longcat_flash"
-    divisible = False  # halves share what experts gave, and tensors are numbered by both
-    parse = staticmethod(_parse)
-    spec: Config
-    ahead = (_MTP,)
+@dataclass(frozen=True, slots=True)
+class HalvesMoe(Moe):
+    zero_experts: int = 0  # that give back what they are given
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, blocks = self.spec, self.decoder, list[Block]()
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        hidden, shapes = decoder.attention.hidden_size, Shapes()
+        for i in range(decoder.num_layers):
+            shapes |= mlp_shapes(hidden, self.intermediate_size, f"{decoder.module(i, 'mlps')}.")
         for layer in range(self.moe.num_layers):
-            first = FirstHalf(c, layer, layers, experts, profiler, d.block_norm(2 * layer))
-            prefix, norm = f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1)
-            mlp = GatedMLP(layers.weights, prefix, norm, activation=d.activation)
-            blocks += [first, SecondHalf(first, mlp)]
-        return Decoder(d, layers, blocks, experts, profiler, self.attention(layers))
-
-    def block_shapes(self) -> Shapes:
-        c, d, shapes = self.spec, self.decoder, Shapes()
-        for i in range(d.num_layers):
-            shapes |= mlp_shapes(d.attention.hidden_size, c.blocks.intermediate_size, f"{d.module(i, 'mlps')}.")
-        for layer in range(self.moe.num_layers):
-            router, chosen = f"{_block(d, layer)}router.", self.moe.experts_of(layer) + c.zero_experts
-            shapes[f"{router}classifier.weight"] = (chosen, d.attention.hidden_size)
-            shapes[f"{router}e_score_correction_bias"] = (chosen,)
+            router, chosen = f"{_block(decoder, layer)}router.", self.moe.experts_of(layer) + self.zero_experts
+            shapes |= {f"{router}classifier.weight": (chosen, hidden), f"{router}e_score_correction_bias": (chosen,)}
         return shapes
 
-    def plan(self) -> TensorPlan:
-        c, d = self.spec, self.decoder
-        blocks = [_block(d, layer) for layer in range(self.moe.num_layers)]
-        plan = self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, MLP_NAMES))
-        numbers = "|".join(str(self.moe.num_experts + i) for i in range(c.zero_experts))
+    def experts(self, decoder: DecoderConfig) -> GatedExperts:
+        blocks = [_block(decoder, layer) for layer in range(self.moe.num_layers)]
+        return GatedExperts(blocks, self.moe_intermediate_size, MLP_NAMES)
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        numbers = "|".join(str(self.moe.num_experts + i) for i in range(self.zero_experts))
         zero = rf".*\.mlp\.experts\.({numbers})\..*"  # transformers saves them, though it computes nothing with them
-        return replace(plan, ignored=(*plan.ignored, zero))
+        return replace(Moe.plan(self, decoder, dense), ignored=(zero,))
+
+    def make(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
+        blocks = list[Block]()
+        for layer in range(self.moe.num_layers):
+            first, second = FirstHalf(decoder, self, layer, layers, experts, profiler), 2 * layer + 1
+            prefix, norm = f"{decoder.module(second, 'mlps')}.", decoder.block_norm(second)
+            mlp = GatedMLP(layers.weights, prefix, norm, activation=decoder.activation)
+            blocks += [first, SecondHalf(first, mlp)]
+        return blocks
 
 
 def _block(decoder: DecoderConfig, layer: int) -> str:
     return f"{decoder.prefix}layers.{layer}.mlp."
+
+
+class Family(deepseek_v2.Family):
+    name = "longcat_flash"
+    divisible = False  # halves share what experts gave, and tensors are numbered by both
+    parse = staticmethod(_parse)
+    ahead = (_MTP,)

@@ -8,31 +8,22 @@ other in layers with a window; checkpoints also hold a model of sound, which is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import (
-    AttentionConfig,
-    HeadNorms,
-    NormConfig,
-    Scores,
-    Shapes,
-    Sight,
-    mlp_shapes,
-)
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, Logits, parse_decoder
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import HeadNorms, NormConfig, Scores, Shapes, Sight, mlp_shapes
+from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, parse_decoder
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
-from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import text_part
-from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
+from moeinf.types import Activation, JsonObject, Profiler
 
 _NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
 _MORE_NORMS = (
@@ -60,72 +51,63 @@ class HeadSizes:
         return HeadSizes(other.head_dim or self.head_dim, other.num_kv_heads or self.num_kv_heads)
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    moe: MoeShape
-    intermediate_size: int
-    moe_intermediate_size: int
-    expert_factors: bool  # of each expert, in a tensor of their own; in a GGUF file they lie with its weights
-
-    @staticmethod
-    def parse(f: Fields, prefix: str) -> Config:
-        if not f.flag("enable_moe_block", False):
-            raise UnsupportedModelError(f"{f.where}: enable_moe_block is not true: this Gemma 4 has no experts")
-        f.only("use_bidirectional_attention", "vision", None)  # which is of images
-        f.only("num_kv_shared_layers", 0, None)
-        f.only("partial_rotary_factor", None)  # each kind of layer has its own
-        f.only("hidden_size_per_layer_input", 0)  # smaller Gemmas alone have embeddings of each layer
-        f = f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True))
-        if f.get("rope_parameters") is None:
-            f = f.replaced(rope_parameters=_ROPES)
-        f.within("rope_parameters").refuse_others(*_ROPES)
-        own, others = f.replaced(per_layer_config=None), _layers_of_their_own(f)
-        sizes = HeadSizes(f.count("head_dim", 256, minimum=2), f.count("num_key_value_heads", 4))
-        decoder = parse_decoder(
-            own,
-            norm_eps=1e-6,
-            theta=1e4,
-            rope=_rope(own, "sliding_attention", sizes.head_dim),
-            scores=Scores(1.0),
-            head_norms=HeadNorms(of_values=True),
-            head_dim=sizes.head_dim,
-            num_kv_heads=sizes.num_kv_heads,
-        )
-        kinds, window = _kinds(f, decoder.num_layers), f.count("sliding_window", 512)
-        slides = [kind == "sliding_attention" for kind in kinds]
-        together = f.get("use_bidirectional_attention") == "vision"
-        global_sizes = _sizes_of_kind(f, others, kinds, "full_attention", sizes)
-        if _sizes_of_kind(f, others, kinds, "sliding_attention", sizes) != sizes:
-            raise UnsupportedModelError(f"{f.where}: per_layer_config of layers with a window is not supported")
-        whole = replace(
-            decoder.attention,
-            head_dim=global_sizes.head_dim,
-            num_kv_heads=global_sizes.num_kv_heads,
-            rope=_rope(own, "full_attention", global_sizes.head_dim),
-            projections=replace(decoder.attention.projections, values_of_keys=f.flag("attention_k_eq_v", False)),
-        )
-        decoder = replace(
-            decoder.named(prefix=prefix, norms=_NORMS),
-            attention=replace(decoder.attention, sight=Sight(window, sees="picture" if together else "past")),
-            activation=activation_of(f, "hidden_activation", "gelu_tanh"),
-            special={i: whole for i, each in enumerate(slides) if not each},
-            embedding_scale=decoder.attention.hidden_size**0.5,
-            logits=Logits(
-                cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")
-            ),
-        )
-        moe = routed_shape(f, ("num_experts",), f.count("top_k_experts"), decoder.num_layers)
-        return Config(
-            decoder,
-            moe,
-            f.count("intermediate_size"),
-            f.count("moe_intermediate_size"),
-            f.flag("expert_factors", True),  # moeinf's own, of a GGUF file
-        )
-
-    def layer(self, i: int) -> str:
-        return f"{self.decoder.prefix}layers.{i}."
+def _parse(f: Fields, prefix: str) -> Spec:
+    if not f.flag("enable_moe_block", False):
+        raise UnsupportedModelError(f"{f.where}: enable_moe_block is not true: this Gemma 4 has no experts")
+    f.only("use_bidirectional_attention", "vision", None)  # which is of images
+    f.only("num_kv_shared_layers", 0, None)
+    f.only("partial_rotary_factor", None)  # each kind of layer has its own
+    f.only("hidden_size_per_layer_input", 0)  # smaller Gemmas alone have embeddings of each layer
+    f = f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True))
+    if f.get("rope_parameters") is None:
+        f = f.replaced(rope_parameters=_ROPES)
+    f.within("rope_parameters").refuse_others(*_ROPES)
+    own, others = f.replaced(per_layer_config=None), _layers_of_their_own(f)
+    sizes = HeadSizes(f.count("head_dim", 256, minimum=2), f.count("num_key_value_heads", 4))
+    decoder = parse_decoder(
+        own,
+        norm_eps=1e-6,
+        theta=1e4,
+        rope=_rope(own, "sliding_attention", sizes.head_dim),
+        scores=Scores(1.0),
+        head_norms=HeadNorms(of_values=True),
+        head_dim=sizes.head_dim,
+        num_kv_heads=sizes.num_kv_heads,
+    )
+    kinds, window = _kinds(f, decoder.num_layers), f.count("sliding_window", 512)
+    slides = [kind == "sliding_attention" for kind in kinds]
+    together = f.get("use_bidirectional_attention") == "vision"
+    global_sizes = _sizes_of_kind(f, others, kinds, "full_attention", sizes)
+    if _sizes_of_kind(f, others, kinds, "sliding_attention", sizes) != sizes:
+        raise UnsupportedModelError(f"{f.where}: per_layer_config of layers with a window is not supported")
+    whole = replace(
+        decoder.attention,
+        head_dim=global_sizes.head_dim,
+        num_kv_heads=global_sizes.num_kv_heads,
+        rope=_rope(own, "full_attention", global_sizes.head_dim),
+        projections=replace(decoder.attention.projections, values_of_keys=f.flag("attention_k_eq_v", False)),
+    )
+    decoder = replace(
+        decoder.named(prefix=prefix, norms=_NORMS),
+        attention=replace(decoder.attention, sight=Sight(window, sees="picture" if together else "past")),
+        activation=activation_of(f, "hidden_activation", "gelu_tanh"),
+        special={i: whole for i, each in enumerate(slides) if not each},
+        embedding_scale=decoder.attention.hidden_size**0.5,
+        logits=Logits(cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")),
+    )
+    moe = routed_shape(f, ("num_experts",), f.count("top_k_experts"), decoder.num_layers)
+    blocks = GemmaMoe(
+        moe,
+        tuple(range(decoder.num_layers)),
+        f.count("intermediate_size"),
+        f.count("moe_intermediate_size"),
+        Router,
+        scoring=Scoring(corrected=False),
+        names=BlockNames("", gate="router.proj.weight", experts=None),
+        hidden_size=decoder.attention.hidden_size,
+        expert_factors=f.flag("expert_factors", True),  # moeinf's own, of a GGUF file
+    )
+    return Spec(decoder, blocks)
 
 
 def _kinds(f: Fields, num_layers: int) -> list[str]:
@@ -189,13 +171,14 @@ def _vision(config: JsonObject, hidden_size: int) -> Vision | None:
 class Router:
     """Softmax over all experts, the best k of which are made to sum to 1; then each expert's factor."""
 
-    def __init__(self, weights: Weights, layer: str, c: Config) -> None:
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
         """Its norm has the weight router.scale; experts are given another one."""
-        eps, hidden_size, top_k = c.decoder.attention.norm_eps, c.decoder.attention.hidden_size, c.moe.top_k
-        self._math, self._routing, self._top_k = weights.math, weights.routing, top_k
+        assert isinstance(moe, GemmaMoe) and site.norm is not None
+        weights, layer, eps = layers.weights, site.block, site.norm.eps
+        self._math, self._routing, self._top_k = weights.math, weights.routing, moe.moe.top_k
         self._norm = weights.norm(NormConfig(f"{layer}router.scale", eps))
-        self._gate, self._scale = weights.linear(f"{layer}router.proj.weight"), hidden_size**-0.5
-        self._factors = weights.vector(f"{layer}router.per_expert_scale") if c.expert_factors else None
+        self._gate, self._scale = weights.linear(layer + moe.names.gate), moe.hidden_size**-0.5
+        self._factors = weights.vector(f"{layer}router.per_expert_scale") if moe.expert_factors else None
         self._given = weights.norm(NormConfig(f"{layer}pre_feedforward_layernorm_2.weight", eps))
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
@@ -230,53 +213,51 @@ class ScaledBlock(MoeBlock):
         x *= self.scale
 
 
-class Family(DecoderFamily):
-    name = "gemma4"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaMoe(Moe):
+    """Experts beside a dense MLP in every layer."""
 
-    def __init__(self, config: JsonObject) -> None:
-        text = text_part({"tie_word_embeddings": True} | config)
-        self._config = c = Config.parse(text.fields, text.prefix)
-        self.decoder, self.moe = c.decoder, c.moe
-        self.vision, self.no_vision = seeing(lambda: _vision(config, c.decoder.attention.hidden_size))
+    hidden_size: int
+    expert_factors: bool  # of each expert, in a tensor of their own; in a GGUF file they lie with its weights
 
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, weights, blocks = self._config, layers.weights, list[Block]()
-        a: AttentionConfig = c.decoder.attention
-        for i in range(c.decoder.num_layers):
-            layer, norm = c.layer(i), c.decoder.block_norm(i)
-            behind, behind_mlp, _, behind_experts = (NormConfig(f"{layer}{n}.weight", a.norm_eps) for n in _MORE_NORMS)
-            block = ScaledBlock(
-                i,
-                Router(weights, layer, c),
-                experts,
-                profiler,
-                beside=DenseMLP(weights, layer, norm, behind_mlp, c.decoder.activation),
-                behind_experts=weights.norm(behind_experts),
-                behind=weights.norm(behind),
-            )
-            block.scale = weights.vector(f"{layer}layer_scalar")
-            blocks.append(block)
-        return Decoder(c.decoder, layers, blocks, experts, profiler)
-
-    def block_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        hidden = c.decoder.attention.hidden_size
-        for i in range(c.decoder.num_layers):
-            layer, experts = c.layer(i), c.moe.experts_of(i)
-            shapes |= mlp_shapes(hidden, c.intermediate_size, f"{layer}mlp.")
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes, hidden = Shapes(), self.hidden_size
+        for i in self.moe_layers:
+            layer, experts = decoder.layer(i), self.moe.experts_of(i)
+            shapes |= mlp_shapes(hidden, self.intermediate_size, f"{layer}mlp.")
             shapes |= {f"{layer}{name}.weight": (hidden,) for name in _MORE_NORMS}
-            shapes |= {
-                f"{layer}router.proj.weight": (experts, hidden),
-                f"{layer}router.scale": (hidden,),
-                f"{layer}layer_scalar": (1,),
-            }
-            if c.expert_factors:
+            shapes |= {layer + self.names.gate: (experts, hidden), f"{layer}router.scale": (hidden,)}
+            shapes[f"{layer}layer_scalar"] = (1,)
+            if self.expert_factors:
                 shapes[f"{layer}router.per_expert_scale"] = (experts,)
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c = self._config
-        blocks = [c.layer(i) for i in range(c.decoder.num_layers)]
-        plan = self.gated_experts(GatedExperts(blocks, c.moe_intermediate_size, None))
-        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), vision=self.seen_by)
+    def routed(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
+    ) -> Block:
+        weights, layer = layers.weights, site.block
+        assert site.norm is not None
+        behind, behind_mlp, _, behind_experts = (
+            NormConfig(f"{layer}{name}.weight", site.norm.eps) for name in _MORE_NORMS
+        )
+        block = ScaledBlock(
+            site.moe_layer,
+            self.router(layers, self, site),
+            experts,
+            profiler,
+            beside=DenseMLP(weights, layer, site.norm, behind_mlp, decoder.activation),
+            behind_experts=weights.norm(behind_experts),
+            behind=weights.norm(behind),
+        )
+        block.scale = weights.vector(f"{layer}layer_scalar")
+        return block
+
+
+class Family(DecoderFamily):
+    name = "gemma4"
+    ignored = (_OTHER_MODELS,)
+
+    def __init__(self, config: JsonObject) -> None:
+        text = text_part({"tie_word_embeddings": True} | config)
+        self.take(_parse(text.fields, text.prefix))
+        self.vision, self.no_vision = seeing(lambda: _vision(config, self.decoder.attention.hidden_size))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.deepseek import deepseek_v32
-from moeinf.models.families.deepseek.deepseek_v32 import Config, parse_indexed
+from moeinf.models.families.deepseek.deepseek_v32 import parse_indexed
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.assemble import Spec
 
 
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     return parse_indexed(f, choosing_layers(f), norm_eps=1e-5, interleaved=True)
 
 

@@ -63,7 +63,11 @@ def _parse(f: Fields) -> Spec:
     cap = f.get("moe_router_logit_softcapping")
     shared = replace(blocks.shared, size=f.count("shared_expert_intermediate_size", 512))
     router = partial(CappedRouter, cap=0.0 if cap in (None, 0) else f.number("moe_router_logit_softcapping"))
-    return Spec(replace(decoder, special=special), replace(blocks, names=names, shared=shared, router=router))
+    return Spec(
+        replace(decoder, special=special),
+        replace(blocks, names=names, shared=shared, router=router),
+        amended=_without_small_gates,
+    )
 
 
 def _check_ropes(f: Fields) -> None:
@@ -101,11 +105,12 @@ class CappedRouter(SigmoidRouter):
         return self._math.sigmoid(self._math.tanh(logits / self._cap) * self._cap if self._cap else logits)
 
 
+def _without_small_gates(plan: TensorPlan) -> TensorPlan:
+    """Gates with few rows are not quantised."""
+    small = {name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < 256}
+    return replace(plan, matrices=plan.matrices - small)
+
+
 class Family(DecoderFamily):
     name = "laguna"
     parse = staticmethod(_parse)
-
-    def plan(self) -> TensorPlan:
-        plan = super().plan()
-        small = {name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < 256}
-        return replace(plan, matrices=plan.matrices - small)

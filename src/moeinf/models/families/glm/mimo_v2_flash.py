@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import CommonAttention, DecoderFamily, Spec
 from moeinf.models.layers.attention.grouped import AttentionPart
-from moeinf.models.layers.attention_config import Scores, Sight
-from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.attention_config import AttentionSite, Scores, Sight
+from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import Moe, sparse_layers
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
@@ -30,10 +30,10 @@ _ROPES: dict[str, JsonObject] = {
 class ValueScaled(CommonAttention):
     """A layer adds W_o of a mixture of values, so that what scales these scales that."""
 
-    scale: float = 1.0
+    scale: float
 
-    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention:
-        return layers.make(AttentionPart(self.config, replace(decoder.attention_site(layer), residual=self.scale)))
+    def of_site(self, layers: Layers, site: AttentionSite) -> Attention:
+        return layers.make(AttentionPart(self.config, replace(site, residual=self.scale)))
 
 
 def _parse(f: Fields) -> Spec:
@@ -83,7 +83,7 @@ def _parse(f: Fields) -> Spec:
     scale = 1.0 if f.get("attention_value_scale") is None and "attention_value_scale" in f else None
     scale = f.number("attention_value_scale", 0.707) if scale is None else scale
     decoder = replace(decoder, attention=a, special=dict.fromkeys(slides, sliding))
-    return Spec(decoder, blocks, {i: ValueScaled(decoder.attention_of(i), scale=scale) for i in range(num_layers)})
+    return Spec(decoder, blocks, {i: ValueScaled(decoder.attention_of(i), scale) for i in range(num_layers)})
 
 
 def _kv_heads(f: Fields) -> int:

@@ -2,64 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import MLP_NAMES, HeadNorms, Shapes, mlp_shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
-from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Experts, Layers
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import HeadNorms
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.moe import BlockNames, Shared, all_routed
 from moeinf.models.layers.rope import Rope, plain_rope, rope_fields, rope_kind, rope_of, whole_heads
-from moeinf.models.layers.routers import SoftmaxRouterPart
-from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.routers import softmax_router
+from moeinf.types import Json
 
 _LISTED = ("moe_topk", "moe_intermediate_size", "num_shared_expert")  # may have a number for each layer
 _ALPHA = ("rope_type", "type", "rope_theta", "alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    moe: MoeShape
-    intermediate_size: int
-
-    @staticmethod
-    def parse(config: JsonObject) -> Config:
-        f = Fields({name: _common(name, value) if name in _LISTED else value for name, value in config.items()})
-        size = f.count("intermediate_size")
-        for name, *allowed in (
-            ("moe_intermediate_size", size),
-            ("num_shared_expert", 1),
-            ("use_mixed_mlp_moe", True),
-            ("use_qk_norm", True),
-            ("use_cla", False),
-            ("use_mla", False),
-            ("position_embedding_xdrope", False),
-            ("group_limited_greedy", False),
-            ("mlp_bias", False),
-            ("norm_topk_prob", True),
-            ("moe_layer_num_skipped", 0),
-        ):
-            f.only(name, *allowed, None)
-        f.present("moe_topk")
-        head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
-        decoder = parse_decoder(
-            f,
-            norm_eps=1e-5,
-            theta=1e4,
-            rope=_rope(f, head_dim),
-            head_norms=HeadNorms("turned", names=("query_layernorm", "key_layernorm")),
-        )
-        top_k = f.count_of("moe_topk", "num_experts_per_tok")
-        return Config(decoder, routed_shape(f, ("num_experts", "num_local_experts"), top_k, decoder.num_layers), size)
+def _parse(f: Fields) -> Spec:
+    f = f.replaced(**{name: _common(name, f.get(name)) for name in _LISTED if name in f})
+    size = f.count("intermediate_size")
+    for name, *allowed in (
+        ("moe_intermediate_size", size),
+        ("num_shared_expert", 1),
+        ("use_mixed_mlp_moe", True),
+        ("use_qk_norm", True),
+        ("use_cla", False),
+        ("use_mla", False),
+        ("position_embedding_xdrope", False),
+        ("group_limited_greedy", False),
+        ("mlp_bias", False),
+        ("norm_topk_prob", True),
+        ("moe_layer_num_skipped", 0),
+    ):
+        f.only(name, *allowed, None)
+    f.present("moe_topk")
+    head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
+    decoder = parse_decoder(
+        f,
+        norm_eps=1e-5,
+        theta=1e4,
+        rope=_rope(f, head_dim),
+        head_norms=HeadNorms("turned", names=("query_layernorm", "key_layernorm")),
+    )
+    top_k = f.count_of("moe_topk", "num_experts_per_tok")
+    moe = routed_shape(f, ("num_experts", "num_local_experts"), top_k, decoder.num_layers)
+    names = BlockNames(gate="gate.wg.weight", shared="shared_mlp.")
+    return Spec(decoder, replace(all_routed(moe, size, softmax_router, names), shared=Shared(1)))
 
 
-def _common(name: str, value: Any) -> Any:
+def _common(name: str, value: Json) -> Json:
     if isinstance(value, list) and value:
         if any(each != value[0] for each in value):
             raise UnsupportedModelError(f"config.json: {name} = {value!r:.100} is not supported (only one for all)")
@@ -86,31 +77,4 @@ def _rope(f: Fields, head_dim: int) -> Rope:
 
 class Family(DecoderFamily):
     name = "hunyuan_v1_moe"
-    num_shared_experts = 1
-
-    def __init__(self, config: JsonObject) -> None:
-        self._config = c = Config.parse(config)
-        self.decoder, self.moe = c.decoder, c.moe
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, blocks = self._config, list[Block]()
-        for i, block in enumerate(self._blocks()):
-            norm = c.decoder.block_norm(i)
-            router = layers.make(SoftmaxRouterPart(f"{block}gate.wg.weight", norm, c.moe.top_k, normalise=True))
-            shared = SharedExpert(layers.weights, f"{block}shared_mlp.", activation=c.decoder.activation)
-            blocks.append(MoeBlock(i, router, experts, profiler, shared=shared))
-        return Decoder(c.decoder, layers, blocks, experts, profiler)
-
-    def _blocks(self) -> list[str]:
-        return [f"model.layers.{i}.mlp." for i in range(self.decoder.num_layers)]
-
-    def block_shapes(self) -> Shapes:
-        hidden, shapes = self.decoder.attention.hidden_size, Shapes()
-        for i, block in enumerate(self._blocks()):
-            shapes[f"{block}gate.wg.weight"] = (self.moe.experts_of(i), hidden)
-            shapes |= mlp_shapes(hidden, self._config.intermediate_size, f"{block}shared_mlp.")
-        return shapes
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        return self.gated_experts(GatedExperts(self._blocks(), self._config.intermediate_size, MLP_NAMES))
+    parse = staticmethod(_parse)

@@ -8,32 +8,24 @@ checkpoints and transformers of Hunyuan 4 VL; transformers' Hunyuan 4 has pairs 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from moeinf.models.families.deepseek import deepseek_v32
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.latent.indexed import IndexConfig
+from moeinf.models.layers.assemble import Spec
+from moeinf.models.layers.latent.indexed import IndexConfig, indexed_layers
 from moeinf.models.layers.latent.mla import LatentGate, parse_latent
 from moeinf.models.layers.moe import Moe, sparse_layers
-from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
+from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
-from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+from moeinf.types import ExpertForm
 
 _STREAMS = StreamNames("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "hc_head.hc_head_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(deepseek_v32.Config):
-    streams: MixedStreams
-    limit: float  # of what the activation of the routed experts is given
-
-
-def parse(f: Fields) -> Config:
+def parse(f: Fields) -> Spec:
     for name, *allowed in (
         ("scoring_func", "sigmoid"),
         ("gated_mla", True),
@@ -48,7 +40,8 @@ def parse(f: Fields) -> Config:
     f.kinds("layer_types", num_layers, "indexed_attention", "deepseek_sparse_attention")
     latent = latent.named(sinks="learnable_sink_param")
     latent = replace(latent, gate=LatentGate("values", "linear_gate"), eps=a.norm_eps)
-    index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=True)
+    choosing = _choosing(f, num_layers)
+    index = IndexConfig.parse(f, latent, choosing, interleaved=True)
     index = replace(index, heads=replace(index.heads, at_end=True), key_eps=a.norm_eps)
     layers = sparse_layers(f, num_layers, first_dense=1)
     blocks = Moe.parse(f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
@@ -61,13 +54,11 @@ def parse(f: Fields) -> Config:
         magnitude=f.number("hc_magnitude", 2.0),
         after_eps=eps,
     )
-    return Config(
+    return Spec(
         replace(decoder, replaces=True),
-        blocks,
-        dict.fromkeys(range(num_layers), latent),
-        index=index,
-        streams=streams,
-        limit=f.number("swiglu_limit"),
+        replace(blocks, expert_form=ExpertForm("silu_clamped", limit=f.number("swiglu_limit"))),
+        indexed_layers(latent, index, choosing),
+        MixedConnections(streams, _STREAMS),
     )
 
 
@@ -82,7 +73,6 @@ class Family(deepseek_v32.Family):
     name = "hy_v4"
     divisible = False
     parse = staticmethod(parse)
-    spec: Config
     matrices: ClassVar[tuple[str, ...]] = (*deepseek_v32.Family.matrices, ".linear_gate.weight")
     ahead = (r"model\.mtp_layers\..*",)
     renamed: ClassVar[Mapping[str, str]] = {
@@ -90,18 +80,3 @@ class Family(deepseek_v32.Family):
         r"\.hc_pre\.hc_head\.": ".hc_head.",
         r"(\.mlp\.|\.shared_experts\.)linear_gate\.": r"\1gate_proj.",
     }
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        d, attention = self.decoder, self.attention(layers)
-        blocks = self.spec.blocks.make(d, layers, experts, profiler)
-        return mixed_decoder(d, self.spec.streams, _STREAMS, layers, attention, blocks, experts, profiler)
-
-    def attention_shapes(self) -> Shapes:
-        return super().attention_shapes() | mixed_decoder_shapes(self.decoder, self.spec.streams, _STREAMS)
-
-    def plan(self) -> TensorPlan:
-        return replace(super().plan(), form=ExpertForm("silu_clamped", limit=self.spec.limit))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return with_streams(super().attention_workspace, self.spec.streams)

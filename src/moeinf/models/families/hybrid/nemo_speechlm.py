@@ -6,6 +6,7 @@ Checkpoints hold models that hear beside it, which are left out (Nemotron3_5Tran
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from moeinf.models.families.hybrid import nemotron_h, nemotron_h_omni
@@ -13,7 +14,7 @@ from moeinf.models.families.hybrid import nemotron_h, nemotron_h_omni
 
 class Family(nemotron_h_omni.Family):
     name = "nemo_speechlm"
-    transposed = ("experts.gate_and_up_projs", "experts.down_projs")
+    parse = staticmethod(partial(nemotron_h.parse, in_one=("experts.gate_and_up_projs", "experts.down_projs")))
     ignored = (r"(perception|ctc_timestamp)\..*|.*\._extra_state",)
     renamed: ClassVar[Mapping[str, str]] = {
         r"^llm\.model\.embed_tokens\.": "backbone.embeddings.",

@@ -28,4 +28,4 @@ class Family(nemotron_h.Family):
     def __init__(self, config: JsonObject) -> None:
         if config.get("text_config") is None and "llm_config" in config:  # as published
             config = config | {"text_config": config["llm_config"]}
-        self.take_config(nemotron_h.Config.parse(text_part(config).fields))
+        self.take(self.parse(text_part(config).fields))

@@ -8,56 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.assemble import CommonAttention, Connections, DecoderFamily, Spec
 from moeinf.models.layers.attention.own_heads import HeadsPart, heads_workspace
-from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
-from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Experts, Layers, Positions, Weights
+from moeinf.models.layers.moe import BlockSite, Moe
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.compressed_heads import CompressedConvolutions, CompressedHeads
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.streams.stem import PlainStem
-from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import Profiler, TensorPlan, Workspace
 
 _ROPES = {
     "hybrid": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
     "hybrid_sliding": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
+_OF_INPUT = ("input_hidden_states_scale", "input_hidden_states_bias")
 _SCALINGS = ("post_attention_residual_scale", "post_mlp_residual_scale")
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    moe: MoeShape
-    intermediate_size: int
-    router_size: int  # of a router's hidden states
-    by_channel: int  # tokens that convolutions see
-    by_head: int
-
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        f.only("num_experts_per_tok", 1, None)
-        f.only("partial_rotary_factor", None)  # each kind of layer has its own
-        f.only("rope_scaling", None)
-        f.present("head_dim", "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1")
-        decoder = _decoder(f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True)))
-        return Config(
-            replace(decoder, logits=Logits(bias=f.flag("lm_head_bias", False))),
-            routed_shape(f, ("num_experts", "num_local_experts"), 1, decoder.num_layers),
-            f.count("moe_intermediate_size"),
-            f.count("router_hidden_size"),
-            f.count("cca_time0"),
-            f.count("cca_time1"),
-        )
-
-    def convolutions(self, layer: int) -> CompressedConvolutions:
-        return CompressedConvolutions(self.decoder.attention_of(layer), self.by_channel, self.by_head)
+def _parse(f: Fields) -> Spec:
+    f.only("num_experts_per_tok", 1, None)
+    f.only("partial_rotary_factor", None)  # each kind of layer has its own
+    f.only("rope_scaling", None)
+    f.present("head_dim", "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1")
+    decoder = _decoder(f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True)))
+    decoder = replace(decoder, logits=Logits(bias=f.flag("lm_head_bias", False)))
+    num_layers = decoder.num_layers
+    blocks = ZayaMoe(
+        routed_shape(f, ("num_experts", "num_local_experts"), 1, num_layers),
+        tuple(range(num_layers)),
+        0,
+        f.count("moe_intermediate_size"),
+        StatefulRouter,
+        router_size=f.count("router_hidden_size"),
+    )
+    seen = f.count("cca_time0"), f.count("cca_time1")
+    mixers = {i: ConvolvedAttention(decoder.attention_of(i), *seen) for i in range(num_layers)}
+    return Spec(decoder, blocks, mixers, ScaledConnections())
 
 
 def _decoder(f: Fields) -> DecoderConfig:
@@ -95,12 +87,18 @@ def _of_sum() -> list[str]:
     return [f"{whose}_{what}" for whose in ("hidden_states", "residual") for what in ("scale", "bias")]
 
 
+def _sum_shapes(prefix: str, hidden: int) -> Shapes:
+    return {f"{prefix}{name}": (hidden,) for name in _of_sum()}
+
+
 class ZayaAttention(OneByOne[Array, Positions]):
     """moeinf.models.layers.protocol.Attention."""
 
-    def __init__(self, layers: Layers, c: Config, site: AttentionSite, number: int) -> None:
-        """number: of the state in the cache that convolutions keep."""
-        weights, convolutions = layers.weights, c.convolutions(site.layer)
+    def __init__(
+        self, layers: Layers, decoder: DecoderConfig, convolutions: CompressedConvolutions, layer: int
+    ) -> None:
+        """The states that convolutions keep come behind those of all layers."""
+        weights, site, number = layers.weights, decoder.attention_site(layer), decoder.num_layers + layer
         a, self._number = convolutions.attention, number
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
         self.heads = CompressedHeads[Array](weights, convolutions, site.prefix)
@@ -108,7 +106,7 @@ class ZayaAttention(OneByOne[Array, Positions]):
         self._output = weights.linear(
             f"{site.prefix}o_proj.weight", f"{site.prefix}o_proj.bias" if a.projections.bias else None
         )
-        self._sum = ScaledSum(weights, f"{c.decoder.module(site.layer, _SCALINGS[0])}.")
+        self._sum = ScaledSum(weights, f"{decoder.module(layer, _SCALINGS[0])}.")
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
@@ -118,35 +116,64 @@ class ZayaAttention(OneByOne[Array, Positions]):
         self._sum.put(x, self._output(self._core.mixed(q, k, v, cache, positions)))
 
 
+@dataclass(frozen=True, slots=True)
+class ConvolvedAttention(CommonAttention):
+    by_channel: int  # tokens that convolutions see
+    by_head: int
+
+    @property
+    def _convolutions(self) -> CompressedConvolutions:
+        return CompressedConvolutions(self.config, self.by_channel, self.by_head)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._convolutions.state_bytes
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        prefix, convolutions, hidden = decoder.attention_site(layer).prefix, self._convolutions, self.config.hidden_size
+        shapes = convolutions.shapes(prefix) | _sum_shapes(f"{decoder.module(layer, _SCALINGS[0])}.", hidden)
+        shapes[f"{prefix}o_proj.weight"] = (hidden, convolutions.queries)
+        return shapes | ({f"{prefix}o_proj.bias": (hidden,)} if self.config.projections.bias else {})
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        channels = self._convolutions.queries + self._convolutions.keys
+        return heads_workspace(self.config, (8 + 2 * self.by_head) * channels)
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> ZayaAttention:
+        return ZayaAttention(layers, decoder, self._convolutions, layer)
+
+
 class StatefulRouter:
     """An MLP over states r = W x + b, to which those of the router before are added. Chosen is the one best by softmax
     and a bias; where that is the last of all, none is used: expert 0 stands in the routing with a weight of 0."""
 
-    def __init__(
-        self, weights: Weights, c: Config, prefix: str, norm: NormConfig, experts: int, before: StatefulRouter | None
-    ) -> None:
+    before: StatefulRouter | None = None
+
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
+        assert isinstance(moe, ZayaMoe) and site.norm is not None
+        weights, prefix = layers.weights, f"{site.block}gate."
         mlp = f"{prefix}router_mlp."
-        self._math, self._routing, self._experts, self._before = weights.math, weights.routing, experts, before
-        self._norm = weights.norm(norm)
+        self._math, self._routing, self._experts = weights.math, weights.routing, moe.moe.experts_of(site.moe_layer)
+        self._norm = weights.norm(site.norm)
         self._down = weights.linear(f"{prefix}down_proj.weight", f"{prefix}down_proj.bias")
-        self._mlp_norm = weights.norm(NormConfig(f"{mlp}norm.weight", norm.eps))
+        self._mlp_norm = weights.norm(NormConfig(f"{mlp}norm.weight", site.norm.eps))
         self._inner = [weights.linear(f"{mlp}{name}.weight", f"{mlp}{name}.bias") for name in ("fc1", "fc2")]
         self._out = weights.linear(f"{mlp}out_proj.weight")
         self._bias = weights.vector(f"{prefix}balancing_biases")
-        self._scale = None if before is None else weights.vector(f"{prefix}router_states_scale")
-        self._states = weights.math.zeros((1, c.router_size))  # of the tokens of this pass
+        self._scale = weights.vector(f"{prefix}router_states_scale") if site.layer else None
+        self._states = weights.math.zeros((1, moe.router_size))  # of the tokens of this pass
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         hidden = self._norm(x)
-        self._states = self._with_those_before(hidden, None if self._before is None else self._before._states)
+        self._states = self._with_those_before(hidden, None if self.before is None else self.before._states)
         return hidden, self._chosen(self._states)
 
     def guess(self, x: Hidden) -> tuple[Hidden, object]:
         """The same while the router before has not chosen yet, whose states are guessed by the same x."""
-        hidden, before = self._norm(x), self._before
+        hidden, before = self._norm(x), self.before
         if before is None:
             return hidden, self._chosen(self._with_those_before(hidden, None))
-        further = None if before._before is None else before._before._states
+        further = None if before.before is None else before.before._states
         guessed = before._with_those_before(before._norm(x), further)
         return hidden, self._chosen(self._with_those_before(hidden, guessed))
 
@@ -185,6 +212,48 @@ class ZayaBlock:
         self._sum.put(x, out)
 
 
+@dataclass(frozen=True, slots=True)
+class ZayaMoe(Moe):
+    router_size: int = 0  # of a router's hidden states
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes, size, hidden = Shapes(), self.router_size, decoder.attention.hidden_size
+        for i in range(decoder.num_layers):
+            prefix, count = f"{decoder.module(i, 'mlp')}.gate.", self.moe.experts_of(i) + 1
+            shapes |= {
+                f"{prefix}down_proj.weight": (size, hidden),
+                f"{prefix}down_proj.bias": (size,),
+                f"{prefix}router_mlp.norm.weight": (size,),
+                f"{prefix}router_mlp.out_proj.weight": (count, size),
+                f"{prefix}balancing_biases": (count,),
+            }
+            for name in ("fc1", "fc2"):
+                shapes |= {
+                    f"{prefix}router_mlp.{name}.weight": (size, size),
+                    f"{prefix}router_mlp.{name}.bias": (size,),
+                }
+            if i > 0:
+                shapes[f"{prefix}router_states_scale"] = (size,)
+            shapes |= _sum_shapes(f"{decoder.module(i, _SCALINGS[1])}.", hidden)
+        return shapes
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        """Routers stay as they are."""
+        matrices = frozenset(name for name, shape in dense.items() if ".self_attn." in name and len(shape) == 2)
+        return replace(Moe.plan(self, decoder, dense), matrices=matrices)
+
+    def make(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
+        blocks = list[Block]()
+        before: StatefulRouter | None = None
+        for i in range(decoder.num_layers):
+            prefix = f"{decoder.module(i, 'mlp')}."
+            router = StatefulRouter(layers, self, BlockSite(i, i, prefix, decoder.block_norm(i)))
+            router.before, before = before, router
+            total = ScaledSum(layers.weights, f"{decoder.module(i, _SCALINGS[1])}.")
+            blocks.append(ZayaBlock(i, router, experts, profiler, total))
+        return blocks
+
+
 class ScaledStem(PlainStem):
     """An embedding that is shifted and scaled by number, beside layers that keep further states."""
 
@@ -205,81 +274,21 @@ class ScaledStem(PlainStem):
         return (x + self._bias) * self._scale
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledConnections(Connections):
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        return {f"{decoder.prefix}{name}": (decoder.attention.hidden_size,) for name in _OF_INPUT}
+
+    def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        d, attention = spec.decoder, spec.attention(layers)
+        blocks = spec.blocks.make(d, layers, experts, profiler)
+        scale, bias = (layers.weights.vector(d.prefix + name) for name in _OF_INPUT)
+        states = [each.heads.new_state for each in attention if isinstance(each, ZayaAttention)]
+        stem = ScaledStem(layers.embedding(d.embedding), scale, bias, states)
+        return Decoder(d, layers, blocks, experts, profiler, attention, stem)
+
+
 class Family(DecoderFamily):
     name = "zaya"
     divisible = False  # routers hand states on, and layers have further ones
-
-    def __init__(self, config: JsonObject) -> None:
-        c = self._config = Config.parse(Fields(config))
-        self.decoder, self.moe = c.decoder, c.moe
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, weights = self._config, self.decoder, layers.weights
-        count = d.num_layers
-        attention = [ZayaAttention(layers, c, d.attention_site(i), count + i) for i in range(count)]
-        blocks, router = list[ZayaBlock](), None
-        for i in range(count):
-            prefix = f"{d.module(i, 'mlp')}.gate."
-            router = StatefulRouter(weights, c, prefix, d.block_norm(i), c.moe.experts_of(i), router)
-            total = ScaledSum(weights, f"{d.module(i, _SCALINGS[1])}.")
-            blocks.append(ZayaBlock(i, router, experts, profiler, total))
-        scale, bias = (weights.vector(f"{d.prefix}input_hidden_states_{name}") for name in ("scale", "bias"))
-        stem = ScaledStem(layers.embedding(d.embedding), scale, bias, [each.heads.new_state for each in attention])
-        return Decoder(d, layers, blocks, experts, profiler, attention, stem)
-
-    def attention_shapes(self) -> Shapes:
-        c, d = self._config, self.decoder
-        hidden = d.attention.hidden_size
-        shapes: Shapes = {f"{d.prefix}input_hidden_states_{name}": (hidden,) for name in ("scale", "bias")}
-        for i in range(d.num_layers):
-            prefix, convolutions = f"{d.module(i, 'self_attn')}.", c.convolutions(i)
-            shapes |= convolutions.shapes(prefix)
-            shapes[f"{prefix}o_proj.weight"] = (hidden, convolutions.queries)
-            if d.attention.projections.bias:
-                shapes[f"{prefix}o_proj.bias"] = (hidden,)
-            for part in _SCALINGS:
-                shapes |= {f"{d.module(i, part)}.{name}": (hidden,) for name in _of_sum()}
-        return shapes
-
-    def block_shapes(self) -> Shapes:
-        c, d, shapes = self._config, self.decoder, Shapes()
-        size = c.router_size
-        for i in range(d.num_layers):
-            prefix, count = f"{d.module(i, 'mlp')}.gate.", c.moe.experts_of(i) + 1
-            shapes |= {
-                f"{prefix}down_proj.weight": (size, d.attention.hidden_size),
-                f"{prefix}down_proj.bias": (size,),
-                f"{prefix}router_mlp.norm.weight": (size,),
-                f"{prefix}router_mlp.out_proj.weight": (count, size),
-                f"{prefix}balancing_biases": (count,),
-            }
-            for name in ("fc1", "fc2"):
-                shapes |= {
-                    f"{prefix}router_mlp.{name}.weight": (size, size),
-                    f"{prefix}router_mlp.{name}.bias": (size,),
-                }
-            if i > 0:
-                shapes[f"{prefix}router_states_scale"] = (size,)
-        return shapes
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c, d = self._config, self.decoder
-        blocks = [f"{d.module(i, 'mlp')}." for i in range(d.num_layers)]
-        plan = self.gated_experts(GatedExperts(blocks, c.intermediate_size, ("gate_proj", "up_proj", "down_proj")))
-        # Routers stay as they are.
-        matrices = (name for name, shape in self.dense.items() if ".self_attn." in name and len(shape) == 2)
-        return replace(plan, matrices=frozenset(matrices))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        c, found = self._config, Workspace()
-        for i in range(self.decoder.num_layers):
-            convolutions = c.convolutions(i)
-            channels = convolutions.queries + convolutions.keys
-            found |= heads_workspace(convolutions.attention, (8 + 2 * c.by_head) * channels)
-        return found
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(self._config.convolutions(i).state_bytes for i in range(self.decoder.num_layers))
+    parse = staticmethod(_parse)

@@ -10,19 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.inkling import inkling2
-from moeinf.models.families.inkling.inkling2 import BlocksStem, Inkling2Attention, query
+from moeinf.models.families.inkling.inkling2 import (
+    BlockConnections,
+    BlocksStem,
+    ChoosingAttention,
+    ChoosingMoe,
+    Inkling2Attention,
+    OfStem,
+    query,
+)
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.assemble import CommonAttention
+from moeinf.models.layers.assemble import CommonAttention, Spec
 from moeinf.models.layers.attention.own_heads import HeadsCore, HeadsPart
-from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import Span
-from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
+from moeinf.models.layers.protocol import Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, convolutions_bytes
 from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, rms_normed
 from moeinf.models.layers.streams.hyper import Connection
@@ -118,25 +125,26 @@ class LoopAttention(Inkling2Attention):
     def __init__(
         self,
         layers: Layers,
-        c: Config,
-        site: AttentionSite,
+        decoder: DecoderConfig,
+        c: LoopedAttention,
+        layer: int,
         convolutions: ConvolutionsBeside[Array],
         states: BlockStates[Array],
         passes: Passes,
     ) -> None:
-        super().__init__(layers, c, site, convolutions, states, site.layer)
-        weights, eps = layers.weights, self._config.norm_eps
-        self._passes, self._number, self._starts = passes, 0, site.layer == c.loop.first
-        self._gates = [MessageGate(weights, prefix, eps) for prefix in c.gates_of(site.layer)[:3]]
-        ours, of_keys_and_values = (query(weights, c, name) for name in _QUERIES)
-        at = 2 * (site.layer - c.loop.first)
+        super().__init__(layers, decoder, c, layer, convolutions, states, layer)
+        weights, eps, first = layers.weights, self._config.norm_eps, c.loop.first
+        self._passes, self._number, self._starts = passes, 0, layer == first
+        self._gates = [MessageGate(weights, prefix, eps) for prefix in gates_of(decoder, layer)[:3]]
+        ours, of_keys_and_values = (query(weights, decoder, name) for name in _QUERIES)
+        at = 2 * (layer - first)
         parts = [ours[at : at + 1], of_keys_and_values[at : at + 2], ours[at + 1 : at + 2]]
         self._messages = weights.math.concatenate(parts, 0)
 
     def again(self, core: HeadsCore, convolutions: ConvolutionsBeside[Array], number: int) -> LoopAttention:
         """The same matrices in another pass, with states of their own."""
         found = copy(self)
-        found._core, found._convolutions, found._number = core, convolutions, number
+        found._core, found.convolutions, found._number = core, convolutions, number
         return found
 
     def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
@@ -170,7 +178,7 @@ class ToldResidual:
 class LoopStem(BlocksStem):
     """moeinf.models.layers.streams.stem.Stem."""
 
-    def __init__(self, passes: Passes, *of_blocks: Any) -> None:
+    def __init__(self, passes: Passes, of_blocks: OfStem) -> None:
         super().__init__(*of_blocks)
         self._passes = passes
 
@@ -179,89 +187,98 @@ class LoopStem(BlocksStem):
         return super().begin(x)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(inkling2.Config):
+def gates_of(decoder: DecoderConfig, layer: int) -> list[str]:
+    """What the names of their tensors begin with."""
+    return [f"{decoder.module(layer, f'controllers.{name}')}." for name in _GATES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopedAttention(ChoosingAttention):
+    """Of a layer that runs several times."""
+
     loop: Loop
 
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        c = inkling2.Config.parse(f)
-        return widened(Config, c, loop=Loop.parse(f, c.decoder.num_layers, c.layers_of_block))
-
-    def gates_of(self, layer: int) -> list[str]:
-        """What the names of their tensors begin with."""
-        return [f"{self.decoder.module(layer, f'controllers.{name}')}." for name in _GATES]
+    @property
+    def row_numbers(self) -> int:
+        return self.loop.passes * CommonAttention(self.config).row_numbers
 
     @property
-    def visits(self) -> list[tuple[int, int]]:
-        return self.loop.visits(self.decoder.num_layers)
+    def state_bytes(self) -> int:
+        return self.loop.passes * convolutions_bytes(self.kernel, sum(self.widths))
 
-    @property
-    def as_run(self) -> DecoderConfig:
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        shapes, hidden = ChoosingAttention.shapes(self, decoder, layer), self.config.hidden_size
+        for prefix in gates_of(decoder, layer):
+            shapes |= {f"{prefix}{name}_weight": (hidden, self.loop.rank) for name in ("forget", "gain")}
+            shapes[f"{prefix}down_weight"] = (self.loop.rank, 2 * hidden)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConnections(BlockConnections):
+    loop: Loop
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        looped, hidden = self.loop.end - self.loop.first, decoder.attention.hidden_size
+        queries = {decoder.prefix + name: (2 * looped, hidden) for name in _QUERIES}
+        return BlockConnections.shapes(self, decoder) | queries
+
+    def workspace(self, decoder: DecoderConfig, mixers: Workspace) -> Workspace:
+        """Beside what Inkling 2's layers take: the states of two passes, messages and what gates make of them."""
+        hidden, found = decoder.attention.hidden_size, BlockConnections.workspace(self, decoder, mixers)
+        looped = (self.loop.end - self.loop.first) // self.layers_of_block
+        return replace(found, token=found.token + (looped + 12) * hidden, inputs=max(found.inputs, 2 * hidden))
+
+    def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        d, weights, visits = spec.decoder, layers.weights, self.loop.visits(spec.decoder.num_layers)
+        states = BlockStates[Array](weights.math)
+        passes, attention, gates = Passes(states), list[Inkling2Attention](), dict[int, MessageGate]()
+        beside, connections = list[ConvolutionsBeside[Array]](), list[Connection]()
+        for visit, (layer, number) in enumerate(visits):
+            residual, mixer = self.residual(weights, d, layer, states), spec.mixers[layer]
+            assert isinstance(mixer, ChoosingAttention)
+            if number > 0:
+                first = attention[layer]
+                assert isinstance(first, LoopAttention)
+                beside.append(beside[layer].again(len(visits) + visit))
+                core = layers.make(
+                    HeadsPart(mixer.config, visit, f"{d.attention_site(layer).prefix}rel_logits_proj.proj")
+                )
+                attention.append(first.again(core, beside[-1], number))
+                connections.append(ToldResidual(residual, passes, gates[layer]))
+                continue
+            beside.append(mixer.beside(weights, d, layer, len(visits) + visit))
+            connections.append(residual)
+            if isinstance(mixer, LoopedAttention):
+                attention.append(LoopAttention(layers, d, mixer, layer, beside[-1], states, passes))
+                gates[layer] = MessageGate(weights, gates_of(d, layer)[3], d.attention.norm_eps)
+            else:
+                attention.append(Inkling2Attention(layers, d, mixer, layer, beside[-1], states, visit))
+        assert isinstance(spec.blocks, ChoosingMoe)
+        blocks = [
+            spec.blocks.between(d, layers, experts, profiler, layer, beside[visit], connections[visit])
+            for visit, (layer, _) in enumerate(visits)
+        ]
+        stem = LoopStem(passes, self.stem(layers, d, beside, states))
+        return Decoder(self.as_run(d), layers, blocks, experts, profiler, attention, stem)
+
+    def as_run(self, decoder: DecoderConfig) -> DecoderConfig:
         """With a layer for each visit."""
-        d, layers = self.decoder, [layer for layer, _ in self.visits]
-        special = {visit: d.special[layer] for visit, layer in enumerate(layers) if layer in d.special}
-        return replace(d, num_layers=len(layers), special=special)
+        layers = [layer for layer, _ in self.loop.visits(decoder.num_layers)]
+        special = {visit: decoder.special[layer] for visit, layer in enumerate(layers) if layer in decoder.special}
+        return replace(decoder, num_layers=len(layers), special=special)
+
+
+def _parse(f: Fields) -> Spec:
+    spec = inkling2.parse(f)
+    assert isinstance(spec.connections, BlockConnections)
+    layers_of_block = spec.connections.layers_of_block
+    loop = Loop.parse(f, spec.decoder.num_layers, layers_of_block)
+    looped = {i: widened(LoopedAttention, spec.mixers[i], loop=loop) for i in range(loop.first, loop.end)}
+    connections = LoopConnections(layers_of_block, loop)
+    return replace(spec, mixers={**spec.mixers, **looped}, connections=connections, repeats=True)
 
 
 class Family(inkling2.Family):
     name = "inkling2_loop"
-    repeats = True
-    config_of = staticmethod(Config.parse)
-    _config: Config
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, d, weights, count = self._config, self.decoder, layers.weights, len(self._config.visits)
-        states = BlockStates[Array](weights.math)
-        passes, attention, blocks = Passes(states), list[Inkling2Attention](), list[Block]()
-        beside, gates = list[ConvolutionsBeside[Array]](), dict[int, MessageGate]()
-        for visit, (layer, number) in enumerate(c.visits):
-            site, residual = d.attention_site(layer, "attn"), self.residual(weights, layer, states)
-            told: Connection = residual
-            if number > 0:
-                first = attention[layer]
-                assert isinstance(first, LoopAttention)
-                beside.append(beside[layer].again(count + visit))
-                core = layers.make(HeadsPart(d.attention_of(layer), visit, f"{site.prefix}rel_logits_proj.proj"))
-                attention.append(first.again(core, beside[-1], number))
-                told = ToldResidual(residual, passes, gates[layer])
-            else:
-                beside.append(self.beside(weights, layer, count + visit))
-                own = (layers, c, site, beside[-1], states)
-                if c.loop.first <= layer < c.loop.end:
-                    attention.append(LoopAttention(*own, passes))
-                    gates[layer] = MessageGate(weights, c.gates_of(layer)[3], d.attention.norm_eps)
-                else:
-                    attention.append(Inkling2Attention(*own, visit))
-            blocks.append(self.block(layer, layers, experts, profiler, beside[-1], told))
-        norm = weights.norm(NormConfig(f"{d.prefix}embed_norm.weight", d.attention.norm_eps))
-        further, last = [each.new_state for each in beside], query(weights, c, "attn_res.output_query")
-        stem = LoopStem(passes, layers.embedding(d.embedding), norm, further, states, last)
-        return Decoder(c.as_run, layers, blocks, experts, profiler, attention, stem)
-
-    def attention_shapes(self) -> Shapes:
-        c, d, shapes = self._config, self.decoder, super().attention_shapes()
-        hidden, looped = d.attention.hidden_size, range(c.loop.first, c.loop.end)
-        shapes |= {d.prefix + name: (2 * len(looped), hidden) for name in _QUERIES}
-        for layer in looped:
-            for prefix in c.gates_of(layer):
-                shapes |= {f"{prefix}{name}_weight": (hidden, c.loop.rank) for name in ("forget", "gain")}
-                shapes[f"{prefix}down_weight"] = (c.loop.rank, 2 * hidden)
-        return shapes
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        """Beside what Inkling 2's layers take: the states of two passes, messages and what gates make of them."""
-        hidden, found = self.decoder.attention.hidden_size, super().attention_workspace
-        looped = (self._config.loop.end - self._config.loop.first) // self._config.layers_of_block
-        return replace(found, token=found.token + (looped + 12) * hidden, inputs=max(found.inputs, 2 * hidden))
-
-    @property
-    def cache_numbers(self) -> int:
-        run = self._config.as_run
-        return sum(CommonAttention(run.attention_of(i)).row_numbers for i in range(run.num_layers))
-
-    @property
-    def state_bytes(self) -> int:
-        c = self._config.common
-        return sum(convolutions_bytes(c.kernel, sum(c.widths_of(layer))) for layer, _ in self._config.visits)
+    parse = staticmethod(_parse)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import partial
 
 from moeinf.models.families.inkling.relative_decoder import (
     ATTENTION,
@@ -18,74 +17,57 @@ from moeinf.models.families.inkling.relative_decoder import (
     KEYS,
     PROJECTIONS,
     VALUES,
-    RelativeDecoder,
+    InterleavedMoe,
+    NormedConnections,
+    RelativeAttention,
     mixed_of_spans,
+    parse_relative,
     text_fields,
 )
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
-from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.assemble import DecoderFamily
+from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
+from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
 from moeinf.models.layers.kv_cache import LayerState, Span
-from moeinf.models.layers.moe import sparse_layers
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring, Shared, sparse_layers
 from moeinf.models.layers.moe_block import DenseBlock, MoeBlock
-from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, interleaved
-from moeinf.models.layers.protocol import Block, Experts, Layers, Positions, Weights
+from moeinf.models.layers.moe_plan import block_workspace
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.models.layers.weights import as_matrix
-from moeinf.types import JsonObject, MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.models.widened import widened
+from moeinf.types import JsonObject, Profiler, Workspace
 
 _NORMS = LayerNorms("attn_norm", None, "mlp_norm")
-_OTHERS = r"model\.(visual|audio)\..*"
-_AHEAD = r"model\.mtp\..*"
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    common: RelativeDecoder
-    moe: MoeShape
-    moe_layers: tuple[int, ...]  # of the decoder; the others have a dense MLP
-    intermediate_size: int
-    moe_intermediate_size: int
-    num_shared: int
-    route_scale: float
-
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        f.only("shared_expert_sink", True, None)
-        f.present("n_shared_experts", "route_scale")
-        num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
-        dense, expert = _widths(f)
-        layers = sparse_layers(
-            f, num_layers, first_dense=f.count("dense_mlp_idx", 0, minimum=0), counted="dense_mlp_idx"
-        )
-        common = RelativeDecoder.parse(f, num_layers, scale=lambda size: 1 / size)
-        width = f.number("logits_mup_width_multiplier", f.number("embedding_multiplier", 24.0))
-        f.only("embedding_multiplier", width, None)
-        return Config(
-            replace(
-                common,
-                decoder=replace(
-                    common.decoder.named(norms=_NORMS), logits=replace(common.decoder.logits, scale=1 / width)
-                ),
-            ),
-            routed_shape(
-                f, ("n_routed_experts", "num_local_experts"), f.count("num_experts_per_tok"), num_layers, layers
-            ),
-            layers,
-            dense,
-            expert,
-            f.count("n_shared_experts"),
-            f.number("route_scale"),
-        )
-
-    @property
-    def decoder(self) -> DecoderConfig:
-        return self.common.decoder
+def _parse(f: Fields) -> Spec:
+    f.only("shared_expert_sink", True, None)
+    f.present("n_shared_experts", "route_scale")
+    num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
+    dense, expert = _widths(f)
+    layers = sparse_layers(f, num_layers, first_dense=f.count("dense_mlp_idx", 0, minimum=0), counted="dense_mlp_idx")
+    decoder, attention = parse_relative(f, num_layers, scale=lambda size: 1 / size)
+    width = f.number("logits_mup_width_multiplier", f.number("embedding_multiplier", 24.0))
+    f.only("embedding_multiplier", width, None)
+    decoder = replace(decoder.named(norms=_NORMS), logits=replace(decoder.logits, scale=1 / width))
+    top_k = f.count("num_experts_per_tok")
+    blocks = InklingMoe(
+        routed_shape(f, ("n_routed_experts", "num_local_experts"), top_k, num_layers, layers),
+        layers,
+        dense,
+        expert,
+        SinkRouter,
+        scoring=Scoring(scaling=f.number("route_scale")),
+        shared=Shared(f.count("n_shared_experts")),
+        names=BlockNames(bias="gate.bias", experts=None),
+    )
+    mixers = {i: widened(InklingMixer, each) for i, each in attention.items()}
+    return Spec(decoder, blocks, mixers, ConvolvedConnections())
 
 
 def _widths(f: Fields) -> tuple[int, int]:
@@ -102,7 +84,7 @@ class InklingAttention:
         self, layers: Layers, a: AttentionConfig, site: AttentionSite, convolutions: ConvolutionsBeside[Array]
     ) -> None:
         weights, prefix = layers.weights, site.prefix
-        self._convolutions, self._head_dim, self._math = convolutions, a.head_dim, weights.math
+        self.convolutions, self._head_dim, self._math = convolutions, a.head_dim, weights.math
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
         self._q, self._k, self._v, self._r, self._o = (weights.linear(f"{prefix}{n}.weight") for n in PROJECTIONS)
         self._q_norm, self._k_norm = (weights.norm(NormConfig(f"{prefix}{n}_norm.weight", a.norm_eps)) for n in "qk")
@@ -112,7 +94,7 @@ class InklingAttention:
         return self._core.new_state(capacity)
 
     def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
-        beside = self._convolutions
+        beside = self.convolutions
         beside.begin(spans)
         hidden = self._norm(x)
         q, k, v = self._q(hidden), beside(KEYS, self._k(hidden)), beside(VALUES, self._v(hidden))
@@ -124,17 +106,35 @@ class InklingAttention:
         return norm(heads.reshape(-1, self._head_dim)).reshape(*heads.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class InklingMixer(RelativeAttention):
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        shapes, prefix = RelativeAttention.shapes(self, decoder, layer), decoder.attention_site(layer).prefix
+        shapes |= {f"{prefix}{name}_norm.weight": (self.config.head_dim,) for name in "qk"}
+        for name, width in zip(self.convolutions(decoder, layer)[:ATTENTION], self.widths, strict=False):
+            shapes[f"{name}weight"] = (width, 1, self.kernel)
+        return shapes
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> InklingAttention:
+        weights, widths, number = layers.weights, self.widths, decoder.num_layers + layer
+        named = zip(self.convolutions(decoder, layer), widths, strict=True)
+        found = [Convolution[Array](weights, name, width, self.kernel) for name, width in named]
+        beside = ConvolutionsBeside[Array](weights, found, widths, self.kernel, number)
+        return InklingAttention(layers, self.config, decoder.attention_site(layer), beside)
+
+
 class SinkRouter:
     """Chosen is by sigmoid(w x) + bias; the sigmoids of these and of the shared experts weigh them, and sum to 1 before
     they are scaled. `shares` keeps the weights of the shared ones."""
 
-    def __init__(self, weights: Weights, c: Config, block: str, norm: NormConfig, experts: int) -> None:
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
+        weights, gate = layers.weights, f"{site.block}gate."
         self._math, self._routing = weights.math, weights.routing
-        self._top_k, self._experts = c.moe.top_k, experts
-        self._norm, self._gate = weights.norm(norm), weights.linear(f"{block}gate.weight")
-        self._bias = weights.vector(f"{block}gate.bias")
-        self._scale = weights.vector(f"{block}gate.global_scale") * c.route_scale
-        self.shares = weights.math.zeros((1, c.num_shared))
+        self._top_k, self._experts = moe.moe.top_k, moe.moe.experts_of(site.moe_layer)
+        self._norm, self._gate = weights.norm(site.norm), weights.linear(f"{gate}weight")
+        self._bias = weights.vector(f"{gate}bias")
+        self._scale = weights.vector(f"{gate}global_scale") * moe.scoring.scaling
+        self.shares = weights.math.zeros((1, moe.shared.count))
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         math, hidden = self._math, self._norm(x)
@@ -150,11 +150,11 @@ class SinkRouter:
 class SharedExperts:
     """The sum of what they give, each weighted by what the router has kept of the same tokens."""
 
-    def __init__(self, weights: Weights, c: Config, block: str, router: SinkRouter) -> None:
+    def __init__(self, weights: Weights, moe: Moe, hidden: int, block: str, router: SinkRouter) -> None:
         self._math, self._router, prefix = weights.math, router, f"{block}shared_experts.shared_"
-        hidden, inter = c.decoder.attention.hidden_size, c.moe_intermediate_size
-        self._inner = weights.linears(f"{prefix}w13_weight", [2 * inter] * c.num_shared)
-        self._outer = weights.linears(f"{prefix}w2_weight", [hidden] * c.num_shared)
+        inter, count = moe.moe_intermediate_size, moe.shared.count
+        self._inner = weights.linears(f"{prefix}w13_weight", [2 * inter] * count)
+        self._outer = weights.linears(f"{prefix}w2_weight", [hidden] * count)
 
     def __call__(self, hidden: Hidden) -> Hidden:
         total = hidden * 0
@@ -174,105 +174,73 @@ class ScaledMLP:
         return self._outer(_activated(self._math, self._inner(hidden))) * self._scale
 
 
-def _activated(math: Any, both: Array) -> Array:
+def _activated(math: ArrayMath, both: Array) -> Array:
     """silu(gate) * up, which lie in turn."""
     gated: Array = math.silu(both[:, ::2]) * both[:, 1::2]
     return gated
 
 
-class Family(DecoderFamily):
-    name = "inkling_mm_model"
-    divisible = False  # states beside those of the layers
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InklingMoe(InterleavedMoe):
+    beside: Sequence[ConvolutionsBeside[Array]] = ()  # the convolutions of each layer, while a model is being made
 
-    def __init__(self, config: JsonObject) -> None:
-        c = Config.parse(text_fields(config))
-        self._config, self.decoder, self.moe, self.num_shared_experts = c, c.decoder, c.moe, c.num_shared
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        d, weights = self.decoder, layers.weights
-        beside = [ConvolutionsBeside[Array](weights, *self._convolutions(weights, i)) for i in range(d.num_layers)]
-        attention = [
-            InklingAttention(layers, d.attention_of(i), d.attention_site(i, "attn"), beside[i])
-            for i in range(d.num_layers)
-        ]
-        blocks = [self._block(i, weights, experts, profiler, beside[i]) for i in range(d.num_layers)]
-        norm = weights.norm(NormConfig(f"{d.prefix}embed_norm.weight", d.attention.norm_eps))
-        stem = NormedStem(layers.embedding(d.embedding), norm, [each.new_state for each in beside])
-        return Decoder(d, layers, blocks, experts, profiler, attention, stem)
-
-    def _convolutions(self, weights: Weights, layer: int) -> tuple[list[Convolution[Array]], tuple[int, ...], int, int]:
-        c, widths = self._config.common, self._config.common.widths_of(layer)
-        named = zip(c.convolutions_of(layer), widths, strict=True)
-        found = [Convolution[Array](weights, name, width, c.kernel) for name, width in named]
-        return found, widths, c.kernel, self.decoder.num_layers + layer
-
-    def _block(
-        self, layer: int, weights: Weights, experts: Experts, profiler: Profiler, beside: ConvolutionsBeside[Array]
-    ) -> Block:
-        c, prefix, norm = self._config, f"{self.decoder.module(layer, 'mlp')}.", self.decoder.block_norm(layer)
-
-        def behind(x: Hidden) -> Hidden:
-            return beside(BLOCK, x)
-
-        if layer not in c.moe_layers:
-            return DenseBlock(weights.norm(norm), ScaledMLP(weights, prefix), behind)
-        moe_layer = c.moe_layers.index(layer)
-        router = SinkRouter(weights, c, prefix, norm, c.moe.experts_of(moe_layer))
-        shared = SharedExperts(weights, c, prefix, router)
-        return MoeBlock(moe_layer, router, experts, profiler, shared=shared, behind=behind)
-
-    def attention_shapes(self) -> Shapes:
-        c, d = self._config.common, self.decoder
-        shapes = c.attention_shapes()
-        for i in range(d.num_layers):
-            a, prefix = d.attention_of(i), f"{d.module(i, 'attn')}."
-            shapes |= {f"{prefix}{name}_norm.weight": (a.head_dim,) for name in "qk"}
-            for name, width in zip(c.convolutions_of(i)[:ATTENTION], c.widths_of(i), strict=False):
-                shapes[f"{name}weight"] = (width, 1, c.kernel)
-        return shapes
-
-    def block_shapes(self) -> Shapes:
-        c, d, shapes = self._config, self.decoder, Shapes()
-        hidden = d.attention.hidden_size
-        for i in range(d.num_layers):
-            prefix = f"{d.module(i, 'mlp')}."
-            if i not in c.moe_layers:
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes, hidden = Shapes(), decoder.attention.hidden_size
+        for i in range(decoder.num_layers):
+            prefix = decoder.layer(i) + self.names.block
+            if i not in self.moe_layers:
                 shapes |= {
-                    f"{prefix}w13_dn.weight": (2 * c.intermediate_size, hidden),
-                    f"{prefix}w2_md.weight": (hidden, c.intermediate_size),
+                    f"{prefix}w13_dn.weight": (2 * self.intermediate_size, hidden),
+                    f"{prefix}w2_md.weight": (hidden, self.intermediate_size),
                     f"{prefix}global_scale": (1,),
                 }
                 continue
-            experts, inter = c.moe.experts_of(c.moe_layers.index(i)), c.moe_intermediate_size
+            experts, inter = self.moe.experts_of(self.moe_layers.index(i)), self.moe_intermediate_size
             shapes |= {
-                f"{prefix}gate.weight": (experts + c.num_shared, hidden),
+                f"{prefix}gate.weight": (experts + self.shared.count, hidden),
                 f"{prefix}gate.bias": (experts,),
                 f"{prefix}gate.global_scale": (1,),
-                f"{prefix}shared_experts.shared_w13_weight": (c.num_shared, 2 * inter, hidden),
-                f"{prefix}shared_experts.shared_w2_weight": (c.num_shared, hidden, inter),
+                f"{prefix}shared_experts.shared_w13_weight": (self.shared.count, 2 * inter, hidden),
+                f"{prefix}shared_experts.shared_w2_weight": (self.shared.count, hidden, inter),
             }
         return shapes
 
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c, d = self._config, self.decoder
-        blocks = [f"{d.module(i, 'mlp')}.experts." for i in c.moe_layers]
-        plan = self.gated_experts(GatedExperts(blocks, c.moe_intermediate_size, None))
-        layout = interleaved(blocks, c.moe, d.attention.hidden_size, c.moe_intermediate_size)
-        linear = (*PROJECTIONS, "w13_dn", "w2_md")
-        matrices = frozenset(name for name in self.dense if name.removesuffix(".weight").endswith(linear))
-        ignored = (*plan.ignored, _OTHERS)
-        return replace(plan, experts=(layout,), matrices=matrices, ignored=ignored, ahead=(_AHEAD,))
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return block_workspace({n: as_matrix(shape) for n, shape in self.shapes(decoder).items() if len(shape) > 1})
 
-    @property
-    def workspace(self) -> Workspace:
-        flat: Shapes = {name: as_matrix(shape) for name, shape in self.block_shapes().items() if len(shape) > 1}
-        return self.attention_workspace | block_workspace(flat)
+    def _behind_block(self, layer: int) -> Callable[[Hidden], Hidden]:
+        return partial(self.beside[layer], BLOCK)
 
-    @property
-    def attention_workspace(self) -> Workspace:
-        return self._config.common.attention_workspace()
+    def dense(self, decoder: DecoderConfig, layers: Layers, site: BlockSite) -> Block:
+        weights = layers.weights
+        return DenseBlock(weights.norm(site.norm), ScaledMLP(weights, site.block), self._behind_block(site.layer))
 
-    @property
-    def state_bytes(self) -> int:
-        return self._config.common.state_bytes
+    def routed(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
+    ) -> Block:
+        router = SinkRouter(layers, self, site)
+        shared = SharedExperts(layers.weights, self, decoder.attention.hidden_size, site.block, router)
+        return MoeBlock(site.moe_layer, router, experts, profiler, shared=shared, behind=self._behind_block(site.layer))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolvedConnections(NormedConnections):
+    def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        d, attention = spec.decoder, spec.attention(layers)
+        beside = [each.convolutions for each in attention if isinstance(each, InklingAttention)]
+        assert isinstance(spec.blocks, InklingMoe)
+        blocks = replace(spec.blocks, beside=beside).make(d, layers, experts, profiler)
+        norm, states = layers.weights.norm(self.norm(d)), [each.new_state for each in beside]
+        stem = NormedStem(layers.embedding(d.embedding), norm, states)
+        return Decoder(d, layers, blocks, experts, profiler, attention, stem)
+
+
+class Family(DecoderFamily):
+    name = "inkling_mm_model"
+    divisible = False  # states beside those of the layers
+    ahead = (r"model\.mtp\..*",)
+    ignored = (r"model\.(visual|audio)\..*",)
+    matrices = tuple(f".{name}.weight" for name in (*PROJECTIONS, "w13_dn", "w2_md"))
+
+    def __init__(self, config: JsonObject) -> None:
+        self.take(_parse(text_fields(config)))

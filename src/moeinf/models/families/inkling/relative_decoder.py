@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.assemble import CommonAttention, Connections
 from moeinf.models.layers.attention.own_heads import HeadsCore, heads_workspace
-from moeinf.models.layers.attention_config import Scores, Shapes, Sharpening, Sight
+from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes, Sharpening, Sight
 from moeinf.models.layers.decoder import DecoderConfig, Logits, parse_decoder
 from moeinf.models.layers.kv_cache import Span
+from moeinf.models.layers.moe import Moe
+from moeinf.models.layers.moe_plan import interleaved
 from moeinf.models.layers.protocol import Positions
 from moeinf.models.layers.recurrent.beside import convolutions_bytes
 from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject, Workspace
+from moeinf.types import JsonObject, TensorPlan, Workspace
 
 KEYS, VALUES, ATTENTION, BLOCK = range(4)  # the convolutions of a layer
 PROJECTIONS = ("wq_du", "wk_dv", "wv_dv", "wr_du", "wo_ud")
@@ -28,63 +31,78 @@ _PREFIX = "model.llm."
 
 
 @dataclass(frozen=True, slots=True)
-class RelativeDecoder:
-    """What Inkling's generations share, whose tensors have the same names."""
+class RelativeAttention(CommonAttention):
+    """What the attention of Inkling's generations shares, whose tensors have the same names.
 
-    decoder: DecoderConfig
+    Shapes are without norms, and without the convolutions of keys and values.
+    """
+
     kernel: int  # tokens that convolutions see
     d_rel: int  # numbers of a head's state
-    extent: int  # distances that layers without a window know
+    whole_extent: int  # distances that layers without a window know
 
-    @staticmethod
-    def parse(f: Fields, num_layers: int, *, scale: Callable[[int], float]) -> RelativeDecoder:
-        """scale: of the scores, by the size of heads."""
-        silu_alone(f)
-        f.only("attention_bias", False, None)
-        f.present("num_attention_heads", "num_key_value_heads", "head_dim", "d_rel", "rel_extent")
-        f.present("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
-        f = f.replaced(max_position_embeddings=f.count_of("max_position_embeddings", "model_max_length"))
-        kernel = f.count_of("conv_kernel_size", "sconv_kernel_size")
-        return RelativeDecoder(_decoder(f, num_layers, scale), kernel, f.count("d_rel"), f.count("rel_extent"))
-
-    def extent_of(self, layer: int) -> int:
-        return self.decoder.attention_of(layer).window or self.extent
-
-    def widths_of(self, layer: int) -> tuple[int, ...]:
+    @property
+    def widths(self) -> tuple[int, ...]:
         """The channels of its convolutions, in their order."""
-        a = self.decoder.attention_of(layer)
-        keys = a.num_kv_heads * a.head_dim
-        return keys, keys, a.hidden_size, a.hidden_size
-
-    def convolutions_of(self, layer: int) -> list[str]:
-        """What the names of their tensors begin with."""
-        return [f"{self.decoder.module(layer, name)}." for name in _CONVOLUTIONS]
-
-    def attention_shapes(self) -> Shapes:
-        """Without norms, and without the convolutions of keys and values."""
-        d = self.decoder
-        shapes: Shapes = {f"{d.prefix}embed_norm.weight": (d.attention.hidden_size,)}
-        for i in range(d.num_layers):
-            a, prefix = d.attention_of(i), f"{d.module(i, 'attn')}."
-            queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-            rows = zip(PROJECTIONS, (queries, keys, keys, a.num_heads * self.d_rel), strict=False)
-            shapes |= {f"{prefix}{name}.weight": (count, a.hidden_size) for name, count in rows}
-            shapes[f"{prefix}wo_ud.weight"] = (a.hidden_size, queries)
-            shapes[f"{prefix}rel_logits_proj.proj"] = (self.d_rel, self.extent_of(i))
-            for name in self.convolutions_of(i)[ATTENTION:]:
-                shapes[f"{name}weight"] = (a.hidden_size, 1, self.kernel)
-        return shapes
-
-    def attention_workspace(self) -> Workspace:
-        found = Workspace()
-        for i in range(self.decoder.num_layers):
-            a = self.decoder.attention_of(i)
-            found |= heads_workspace(a, 2 * a.num_heads * (self.d_rel + 1) + 4 * sum(self.widths_of(i)))
-        return found
+        keys = self.config.num_kv_heads * self.config.head_dim
+        return keys, keys, self.config.hidden_size, self.config.hidden_size
 
     @property
     def state_bytes(self) -> int:
-        return sum(convolutions_bytes(self.kernel, sum(self.widths_of(i))) for i in range(self.decoder.num_layers))
+        return convolutions_bytes(self.kernel, sum(self.widths))
+
+    def convolutions(self, decoder: DecoderConfig, layer: int) -> list[str]:
+        """What the names of their tensors begin with."""
+        return [f"{decoder.module(layer, name)}." for name in _CONVOLUTIONS]
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        a, prefix = self.config, decoder.attention_site(layer).prefix
+        queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+        rows = zip(PROJECTIONS, (queries, keys, keys, a.num_heads * self.d_rel), strict=False)
+        shapes: Shapes = {f"{prefix}{name}.weight": (count, a.hidden_size) for name, count in rows}
+        shapes[f"{prefix}wo_ud.weight"] = (a.hidden_size, queries)
+        shapes[f"{prefix}rel_logits_proj.proj"] = (self.d_rel, a.window or self.whole_extent)
+        for name in self.convolutions(decoder, layer)[ATTENTION:]:
+            shapes[f"{name}weight"] = (a.hidden_size, 1, self.kernel)
+        return shapes
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return heads_workspace(self.config, 2 * self.config.num_heads * (self.d_rel + 1) + 4 * sum(self.widths))
+
+
+def parse_relative(
+    f: Fields, num_layers: int, *, scale: Callable[[int], float]
+) -> tuple[DecoderConfig, dict[int, RelativeAttention]]:
+    """The decoder, and what each of its layers has. scale: of the scores, by the size of heads."""
+    silu_alone(f)
+    f.only("attention_bias", False, None)
+    f.present("num_attention_heads", "num_key_value_heads", "head_dim", "d_rel", "rel_extent")
+    f.present("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim")
+    f = f.replaced(max_position_embeddings=f.count_of("max_position_embeddings", "model_max_length"))
+    kernel = f.count_of("conv_kernel_size", "sconv_kernel_size")
+    decoder, sizes = _decoder(f, num_layers, scale), (f.count("d_rel"), f.count("rel_extent"))
+    return decoder, {i: RelativeAttention(decoder.attention_of(i), kernel, *sizes) for i in range(num_layers)}
+
+
+@dataclass(frozen=True, slots=True)
+class NormedConnections(Connections):
+    """With a norm of the embedding."""
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        return {self.norm(decoder).name: (decoder.attention.hidden_size,)}
+
+    def norm(self, decoder: DecoderConfig) -> NormConfig:
+        return NormConfig(f"{decoder.prefix}embed_norm.weight", decoder.attention.norm_eps)
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedMoe(Moe):
+    """Experts of which one tensor has the rows of gate and up in turn."""
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        prefixes = [f"{decoder.layer(i)}{self.names.block}experts." for i in self.moe_layers]
+        layout = interleaved(prefixes, self.moe, decoder.attention.hidden_size, self.moe_intermediate_size)
+        return replace(Moe.plan(self, decoder, dense), experts=(layout,))
 
 
 def text_fields(config: JsonObject) -> Fields:
@@ -115,7 +133,7 @@ def _decoder(f: Fields, num_layers: int, scale: Callable[[int], float]) -> Decod
     )
     unpadded = f.count("unpadded_vocab_size", decoder.vocab_size, maximum=decoder.vocab_size)
     return replace(
-        decoder.named(prefix=_PREFIX, head_prefix=_PREFIX, embedding="embed", head="unembed.weight"),
+        decoder.named(prefix=_PREFIX, head_prefix=_PREFIX, embedding="embed", head="unembed.weight", attention="attn"),
         special={i: special for i in sliding if i < num_layers},
         logits=Logits(count=unpadded),
     )

@@ -6,76 +6,58 @@ is given the hidden state times the router's score. Checkpoints hold a model of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention_config import (
-    AttentionConfig,
-    HeadNorms,
-    NormConfig,
-    Scores,
-    Shapes,
-    Sharpening,
-    Sight,
-    mlp_shapes,
-)
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.moe_block import GatedMLP, MoeBlock, SharedExpert
-from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import AttentionConfig, HeadNorms, Scores, Sharpening, Sight
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring, Shared
+from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_fields
 from moeinf.models.text_part import text_part
-from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
+from moeinf.types import JsonObject, Profiler
 
 _OTHER_MODELS = r"(vision_model|multi_modal_projector)\..*"
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    moe: MoeShape
-    moe_layers: tuple[int, ...]
-    intermediate_size: int  # of an expert, and of the shared one
-    intermediate_size_mlp: int  # of layers without experts
-
-    @staticmethod
-    def parse(f: Fields) -> Config:
-        f.present("head_dim")
-        f.only("partial_rotary_factor", 1.0, None)
-        rope_fields(f).only("partial_rotary_factor", 1.0, None)
-        decoder = parse_decoder(
-            f,
-            norm_eps=1e-5,
-            theta=5e5,
-            head_norms=HeadNorms("turned", names=None) if f.flag("use_qk_norm", True) else None,
-        )
-        base, layers = decoder.attention, range(decoder.num_layers)
-        assert base.rope is not None
-        base = replace(base, rope=replace(base.rope, interleaved=True))
-        special = {i: each for i, each in enumerate(_attention_of_layers(f, base, decoder.num_layers)) if each != base}
-        decoder = replace(decoder, attention=base, special=special)
-        listed = f.layers("moe_layers") if f.get("moe_layers") is not None else None
-        step = f.count("interleave_moe_layer_step", 1)
-        moe_layers = tuple(i for i in layers if (i in listed if listed is not None else (i + 1) % step == 0))
-        if not moe_layers:
-            raise CheckpointError("config.json: moe_layers and interleave_moe_layer_step leave no layer with experts")
-        return Config(
-            decoder,
-            routed_shape(f, ("num_local_experts",), f.count("num_experts_per_tok", 1), decoder.num_layers, moe_layers),
-            moe_layers,
-            f.count("intermediate_size"),
-            f.count("intermediate_size_mlp", 16384),
-        )
-
-    def block(self, layer: int) -> str:
-        return f"{self.decoder.prefix}layers.{layer}.feed_forward."
+def _parse(f: Fields) -> Spec:
+    f.present("head_dim")
+    f.only("partial_rotary_factor", 1.0, None)
+    rope_fields(f).only("partial_rotary_factor", 1.0, None)
+    decoder = parse_decoder(
+        f, norm_eps=1e-5, theta=5e5, head_norms=HeadNorms("turned", names=None) if f.flag("use_qk_norm", True) else None
+    )
+    base, layers = decoder.attention, range(decoder.num_layers)
+    assert base.rope is not None
+    base = replace(base, rope=replace(base.rope, interleaved=True))
+    special = {i: each for i, each in enumerate(_attention_of_layers(f, base, decoder.num_layers)) if each != base}
+    decoder = replace(decoder, attention=base, special=special)
+    listed = f.layers("moe_layers") if f.get("moe_layers") is not None else None
+    step = f.count("interleave_moe_layer_step", 1)
+    moe_layers = tuple(i for i in layers if (i in listed if listed is not None else (i + 1) % step == 0))
+    if not moe_layers:
+        raise CheckpointError("config.json: moe_layers and interleave_moe_layer_step leave no layer with experts")
+    top_k = f.count("num_experts_per_tok", 1)
+    blocks = Llama4Moe(
+        routed_shape(f, ("num_local_experts",), top_k, decoder.num_layers, moe_layers),
+        moe_layers,
+        f.count("intermediate_size_mlp", 16384),
+        f.count("intermediate_size"),
+        Router,
+        scoring=Scoring(corrected=False),
+        shared=Shared(1),
+        names=BlockNames("feed_forward.", gate="router.weight", shared="shared_expert.", experts=None),
+        transposed=True,
+    )
+    return Spec(decoder, blocks, repeats=top_k > 1)
 
 
 def _attention_of_layers(f: Fields, base: AttentionConfig, num_layers: int) -> list[AttentionConfig]:
@@ -104,10 +86,11 @@ def _attention_of_layers(f: Fields, base: AttentionConfig, num_layers: int) -> l
 class Router:
     """The best experts. Each is given the hidden state times the sigmoid of its own score."""
 
-    def __init__(self, weights: Weights, block: str, norm: NormConfig, top_k: int) -> None:
-        self._math, self._routing, self.top_k = weights.math, weights.routing, top_k
-        self._norm, self._gate = weights.norm(norm), weights.linear(f"{block}router.weight")
-        self._alone = weights.math.of_host(np.eye(top_k, dtype=np.float32))
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
+        weights, self.top_k = layers.weights, moe.moe.top_k
+        self._math, self._routing = weights.math, weights.routing
+        self._norm, self._gate = weights.norm(site.norm), weights.linear(site.block + moe.names.gate)
+        self._alone = weights.math.of_host(np.eye(self.top_k, dtype=np.float32))
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         """With the state that the best expert is given."""
@@ -144,56 +127,27 @@ class SeveralExperts:
         x += out + self._shared(x)
 
 
-class SharedMLP:
-    """mlp(norm(x))."""
+@dataclass(frozen=True, slots=True)
+class Llama4Moe(Moe):
+    def routed(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
+    ) -> Block:
+        weights, router = layers.weights, Router(layers, self, site)
+        norm = weights.norm(site.norm)
+        mlp = SharedExpert(weights, site.block + self.names.shared, activation=decoder.activation)
 
-    def __init__(self, weights: Weights, prefix: str, norm: NormConfig, activation: Activation) -> None:
-        self._norm, self._mlp = weights.norm(norm), SharedExpert(weights, prefix, activation=activation)
+        def shared(x: Hidden) -> Hidden:
+            return mlp(norm(x))
 
-    def __call__(self, x: Hidden) -> Hidden:
-        return self._mlp(self._norm(x))
+        if self.moe.top_k > 1:
+            return SeveralExperts(site.moe_layer, router, experts, profiler, shared)
+        return MoeBlock(site.moe_layer, router, experts, profiler, beside=shared)
 
 
 class Family(DecoderFamily):
     name = "llama4"
-    num_shared_experts = 1
+    ignored = (_OTHER_MODELS,)
+    renamed: ClassVar[Mapping[str, str]] = {r"^language_model\.": ""}
 
     def __init__(self, config: JsonObject) -> None:
-        text = text_part(config, prefix="model.")
-        self._config = c = Config.parse(text.fields)
-        self.decoder, self.moe, self.repeats = c.decoder, c.moe, c.moe.top_k > 1
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, weights, blocks = self._config, layers.weights, list[Block]()
-        for i in range(c.decoder.num_layers):
-            prefix, norm = c.block(i), c.decoder.block_norm(i)
-            if i not in c.moe_layers:
-                blocks.append(GatedMLP(layers.weights, prefix, norm, activation=c.decoder.activation))
-                continue
-            shared = SharedMLP(weights, f"{prefix}shared_expert.", norm, c.decoder.activation)
-            layer, router = c.moe_layers.index(i), Router(weights, prefix, norm, c.moe.top_k)
-            blocks.append(
-                MoeBlock(layer, router, experts, profiler, beside=shared)
-                if c.moe.top_k == 1
-                else SeveralExperts(layer, router, experts, profiler, shared)
-            )
-        return Decoder(c.decoder, layers, blocks, experts, profiler)
-
-    def block_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        hidden = c.decoder.attention.hidden_size
-        for i in range(c.decoder.num_layers):
-            prefix = c.block(i)
-            if i not in c.moe_layers:
-                shapes |= mlp_shapes(hidden, c.intermediate_size_mlp, prefix)
-                continue
-            shapes[f"{prefix}router.weight"] = (c.moe.experts_of(c.moe_layers.index(i)), hidden)
-            shapes |= mlp_shapes(hidden, c.intermediate_size, f"{prefix}shared_expert.")
-        return shapes
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c = self._config
-        blocks = [c.block(i) for i in c.moe_layers]
-        plan = self.gated_experts(GatedExperts(blocks, c.intermediate_size, None, transposed=True))
-        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), renamed={r"^language_model\.": ""})
+        self.take(_parse(text_part(config, prefix="model.").fields))

@@ -5,43 +5,34 @@ Checkpoints hold a model of images beside it, which is left out (MiniMaxM3VL in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
-from moeinf.models.layers.attention.block_sparse import block_index_workspace, index_token_bytes
-from moeinf.models.layers.attention.group_sparse import GroupIndex, GroupSparsePart, group_index_shapes, parse_groups
-from moeinf.models.layers.attention.grouped import AttentionPart
-from moeinf.models.layers.attention_config import HeadNorms, Shapes, Sight
+from moeinf.models.layers.attention.group_sparse import GroupSparse, parse_groups
+from moeinf.models.layers.attention_config import HeadNorms, Sight
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared, sparse_layers
-from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import partial_rotary
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.text_part import text_part
-from moeinf.types import ExpertForm, JsonObject, TensorPlan, Workspace
+from moeinf.types import ExpertForm, JsonObject
 
 _NAMES = BlockNames(
     block="",
     gate="block_sparse_moe.gate.weight",
     bias="block_sparse_moe.e_score_correction_bias",
     shared="block_sparse_moe.shared_experts.",
+    experts=("w1", "w3", "w2"),
     dense=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    routed="block_sparse_moe.",
 )
 _IMAGES = r"(vision_tower|multi_modal_projector|patch_merge_mlp)\..*"
 _FREQ = "sparse_attention_freq"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Spec):
-    index: GroupIndex
-    choosing: tuple[bool, ...]  # layers with an indexer
-    limit: float  # of what the activation of experts and MLPs is given
-
-
-def _parse(f: Fields) -> Config:
+def _parse(f: Fields) -> Spec:
     for name, *allowed in (
         ("hidden_act", "silu", "swigluoai"),  # both mean the latter
         ("attention_bias", False),
@@ -67,7 +58,6 @@ def _parse(f: Fields) -> Config:
         f.replaced(hidden_act=None), norm_eps=1e-6, theta=5e6, partial=1.0, head_norms=HeadNorms(), norm="rms+1"
     )
     index, choosing = parse_groups(f, decoder.attention), _choosing(f, num_layers)
-    special = replace(decoder.attention, sight=Sight(most_chosen=index.most))
     layers = _sparse(f, num_layers)
     limit = f.number("swiglu_limit")
     blocks = Moe(
@@ -80,9 +70,12 @@ def _parse(f: Fields) -> Config:
         shared=Shared(1, f.count("shared_intermediate_size")),
         form=MlpForm(limit=limit, oai=True),
         names=_NAMES,
+        expert_form=ExpertForm("swiglu_clamped", limit=limit),
     )
-    decoder = replace(decoder, special={i: special for i in range(num_layers) if choosing[i]})
-    return Config(decoder, blocks, index=index, choosing=choosing, limit=limit)
+    mixer = GroupSparse(replace(decoder.attention, sight=Sight(most_chosen=index.most)), index)
+    layers_that_choose = [i for i in range(num_layers) if choosing[i]]
+    decoder = replace(decoder, special=dict.fromkeys(layers_that_choose, mixer.config))
+    return Spec(decoder, blocks, dict.fromkeys(layers_that_choose, mixer))
 
 
 def _choosing(f: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -104,42 +97,9 @@ def _sparse(f: Fields, num_layers: int) -> tuple[int, ...]:
 
 class Family(DecoderFamily):
     name = "minimax_m3_vl"
-    spec: Config
     ignored = (_IMAGES,)
 
     def __init__(self, config: JsonObject) -> None:
         text = text_part(config, prefix="language_model.model.")
         spec, head_prefix = _parse(text.fields), text.prefix.removesuffix("model.")
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
-
-    def attention(self, layers: Layers) -> list[Attention]:
-        d = self.decoder
-        return [
-            layers.make(GroupSparsePart(d.attention_of(i), d.attention_site(i), self.spec.index))
-            if chooses
-            else layers.make(AttentionPart(d.attention_of(i), d.attention_site(i)))
-            for i, chooses in enumerate(self.spec.choosing)
-        ]
-
-    def attention_shapes(self) -> Shapes:
-        c, d, shapes = self.spec, self.decoder, super().attention_shapes()
-        for i in range(d.num_layers):
-            if c.choosing[i]:
-                shapes |= group_index_shapes(d.attention_site(i), d.attention, c.index)
-        return shapes
-
-    def plan(self) -> TensorPlan:
-        c, d = self.spec, self.decoder
-        assert isinstance(c.blocks, Moe)
-        blocks = [f"{d.module(i, 'block_sparse_moe')}." for i in c.blocks.moe_layers]
-        plan = self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, ("w1", "w3", "w2")))
-        return replace(plan, form=ExpertForm("swiglu_clamped", limit=c.limit))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        found = super().attention_workspace
-        return found | block_index_workspace(self.spec.index) if any(self.spec.choosing) else found
-
-    @property
-    def cache_bytes(self) -> int:
-        return sum(self.spec.choosing) * index_token_bytes(self.spec.index)

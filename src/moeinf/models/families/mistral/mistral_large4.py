@@ -12,12 +12,12 @@ import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.families.deepseek import deepseek_v32
-from moeinf.models.families.deepseek.deepseek_v32 import Config
 from moeinf.models.families.glm.glm_moe_dsa import choosing_layers
 from moeinf.models.families.mistral import mistral4
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.assemble import Mixer, Spec
 from moeinf.models.layers.decoder import Logits
-from moeinf.models.layers.latent.indexed import IndexConfig
+from moeinf.models.layers.latent.indexed import IndexConfig, IndexedLatent
 from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.moe import Moe, sparse_layers
 from moeinf.models.layers.rope import Rope, names_positions, rope_fields
@@ -62,7 +62,7 @@ _OTHER_MODELS = (
 )
 
 
-def _parse(f: Fields, learned: str) -> Config:
+def _parse(f: Fields, learned: str) -> Spec:
     """learned: the tensor that the frequencies of positions are made of."""
     for name, *allowed in (
         ("q_lora_rank",),
@@ -86,9 +86,8 @@ def _parse(f: Fields, learned: str) -> Config:
     sources = _sources(f, rotated)
     still = replace(a, rope=Rope(np.zeros(0, np.float32), interleaved=True), head_dim=latent.rank)
     without = replace(latent, rotary_dim=0, qk_nope_head_dim=latent.qk_nope_head_dim + latent.rotary_dim)
-    index = IndexConfig.parse(
-        f, latent, choosing_layers(f), interleaved=True, query_norm="q_input_norm", growth=_GROWTH
-    )
+    choosing = choosing_layers(f)
+    index = IndexConfig.parse(f, latent, choosing, interleaved=True, query_norm="q_input_norm", growth=_GROWTH)
     first = f.count("first_k_dense_replace", 1, minimum=0)
     layers = sparse_layers(f, num_layers, first_dense=min(first, num_layers))
     blocks = Moe.parse(f, num_layers, router=mistral4.SoftmaxRouter, normalise=True, corrected=False, moe_layers=layers)
@@ -98,8 +97,11 @@ def _parse(f: Fields, learned: str) -> Config:
         special={i: still for i in range(num_layers) if not rotated[i]},
         logits=Logits(cap=f.number("final_logit_softcapping", 30.0)),
     )
-    latents = {i: replace(latent if rotated[i] else without, source=sources[i]) for i in range(num_layers)}
-    return Config(decoder, blocks, latents, index=index)
+    mixers = dict[int, Mixer]()
+    for i in range(num_layers):
+        own = replace(latent if rotated[i] else without, source=sources[i])
+        mixers[i] = IndexedLatent(own, replace(index, chooses=choosing[i]))
+    return Spec(decoder, blocks, mixers)
 
 
 def _rotated(f: Fields, num_layers: int) -> list[bool]:

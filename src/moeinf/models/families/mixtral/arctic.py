@@ -10,48 +10,36 @@ The weights of a token's experts are divided by their sum, but that of a single 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.attention.grouped import AttentionPart
-from moeinf.models.layers.attention_config import NormConfig, Shapes, Sight, mlp_shapes
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert
-from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Router, Weights
-from moeinf.models.layers.routers import SoftmaxRouterPart
-from moeinf.types import Activation, JsonObject, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import Shapes, Sight, mlp_shapes
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring
+from moeinf.models.layers.moe_block import PlainBlock, Routed, SharedExpert
+from moeinf.models.layers.protocol import Block, Experts, Layers, Router
+from moeinf.models.layers.routers import softmax_router
+from moeinf.types import Profiler
 
-NAMES = ("w1", "w3", "w2")  # of gate, up and down
+_MATRICES = ("w1", "w3", "w2")  # gate, up and down
+_NAMES = BlockNames("block_sparse_moe.", experts=_MATRICES, dense=("mlp.w1", "mlp.w3", "mlp.w2"))
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    decoder: DecoderConfig
-    moe: MoeShape
-    moe_layers: tuple[int, ...]
-    intermediate_size: int
-    parallel: bool  # experts beside attention, and a dense MLP behind it
-
-    @staticmethod
-    def parse(config: JsonObject) -> Config:
-        f = Fields(config)
-        f.only("attention_bias", False, None)
-        f.only("quantization", None)
-        decoder = parse_decoder(
-            f, norm_eps=1e-5, theta=1e6, sight=Sight(f.count("sliding_window", 0, minimum=0) or None)
-        )
-        parallel, every = f.flag("parallel_attn_mlp_res", False), f.count("moe_layer_frequency", 2)
-        f.only("use_residual", parallel, None)
-        moe_layers = tuple(i for i in range(decoder.num_layers) if (i + 1) % every == 0)
-        if not moe_layers:
-            raise CheckpointError("config.json: moe_layer_frequency leaves no layer with experts")
-        top_k = f.count("num_experts_per_tok")
-        moe = routed_shape(f, ("num_local_experts",), top_k, decoder.num_layers, moe_layers)
-        return Config(decoder, moe, moe_layers, f.count("intermediate_size"), parallel)
+def _parse(f: Fields) -> Spec:
+    f.only("attention_bias", False, None)
+    f.only("quantization", None)
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, sight=Sight(f.count("sliding_window", 0, minimum=0) or None))
+    parallel, every = f.flag("parallel_attn_mlp_res", False), f.count("moe_layer_frequency", 2)
+    f.only("use_residual", parallel, None)
+    moe_layers = tuple(i for i in range(decoder.num_layers) if (i + 1) % every == 0)
+    if not moe_layers:
+        raise CheckpointError("config.json: moe_layer_frequency leaves no layer with experts")
+    moe = routed_shape(f, ("num_local_experts",), f.count("num_experts_per_tok"), decoder.num_layers, moe_layers)
+    size, scoring = f.count("intermediate_size"), Scoring(normalise=moe.top_k > 1, corrected=False)
+    blocks = ArcticMoe(moe, moe_layers, size, size, softmax_router, scoring, names=_NAMES, parallel=parallel)
+    return Spec(decoder, blocks)
 
 
 class ParallelBlock(Routed):
@@ -66,56 +54,34 @@ class ParallelBlock(Routed):
         super().add_to(x)
 
 
-def _dense(weights: Weights, prefix: str, norm: NormConfig, activation: Activation) -> PlainBlock:
-    return PlainBlock(weights.norm(norm), SharedExpert(weights, prefix, names=NAMES, activation=activation))
+@dataclass(frozen=True, slots=True)
+class ArcticMoe(Moe):
+    parallel: bool = False  # experts beside attention, and a dense MLP behind it
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        shapes, hidden = Moe.shapes(self, decoder), decoder.attention.hidden_size
+        for layer in map(decoder.layer, self.moe_layers if self.parallel else ()):
+            shapes |= mlp_shapes(hidden, hidden, f"{layer}residual_mlp.", _MATRICES)
+            shapes[f"{layer}residual_layernorm.weight"] = (hidden,)
+        return shapes
+
+    def dense(self, decoder: DecoderConfig, layers: Layers, site: BlockSite) -> Block:
+        mlp = SharedExpert(layers.weights, site.block, names=self.names.dense, activation=decoder.activation)
+        return PlainBlock(layers.weights.norm(site.norm), mlp)
+
+    def routed(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
+    ) -> Block:
+        if not self.parallel:
+            return Moe.routed(self, decoder, layers, experts, profiler, site)
+        weights, layer = layers.weights, decoder.layer(site.layer)
+        norm = replace(decoder.block_norm(site.layer), name=f"{layer}residual_layernorm.weight")
+        mlp = SharedExpert(weights, f"{layer}residual_mlp.", names=_MATRICES, activation=decoder.activation)
+        behind = PlainBlock(weights.norm(norm), mlp)
+        return ParallelBlock(site.moe_layer, self.router(layers, self, site), experts, profiler, behind)
 
 
 class Family(DecoderFamily):
     name = "arctic"
-
-    def __init__(self, config: JsonObject) -> None:
-        self._config = c = Config.parse(config)
-        self.decoder, self.moe = c.decoder, c.moe
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attentions, blocks = self._config, list[Attention](), list[Block]()
-        for i in range(c.decoder.num_layers):
-            prefix, norm = f"model.layers.{i}.block_sparse_moe.", c.decoder.block_norm(i)
-            attention: Attention = layers.make(AttentionPart(c.decoder.attention, c.decoder.attention_site(i)))
-            if i not in c.moe_layers:
-                blocks.append(_dense(layers.weights, f"{prefix}mlp.", norm, c.decoder.activation))
-            else:
-                normalise, moe_layer = c.moe.top_k > 1, c.moe_layers.index(i)
-                router = layers.make(SoftmaxRouterPart(f"{prefix}gate.weight", norm, c.moe.top_k, normalise))
-                if c.parallel:
-                    residual_norm = replace(norm, name=f"model.layers.{i}.residual_layernorm.weight")
-                    mlp = _dense(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm, c.decoder.activation)
-                    block = ParallelBlock(moe_layer, router, experts, profiler, mlp)
-                    blocks.append(block)
-                    attention = Looked(block, attention)
-                else:
-                    blocks.append(MoeBlock(moe_layer, router, experts, profiler))
-            attentions.append(attention)
-        return Decoder(c.decoder, layers, blocks, experts, profiler, attentions)
-
-    def block_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        hidden = c.decoder.attention.hidden_size
-        for i in range(c.decoder.num_layers):
-            layer = f"model.layers.{i}."
-            if i not in c.moe_layers:
-                shapes |= mlp_shapes(hidden, c.intermediate_size, f"{layer}block_sparse_moe.mlp.", NAMES)
-                continue
-            shapes[f"{layer}block_sparse_moe.gate.weight"] = (c.moe.experts_of(c.moe_layers.index(i)), hidden)
-            if c.parallel:
-                shapes |= mlp_shapes(hidden, hidden, f"{layer}residual_mlp.", NAMES)
-                shapes[f"{layer}residual_layernorm.weight"] = (hidden,)
-        return shapes
-
-    @cached_property
-    def tensors(self) -> TensorPlan:
-        c = self._config
-        blocks = [f"model.layers.{i}.block_sparse_moe." for i in c.moe_layers]
-        plan = self.gated_experts(GatedExperts(blocks, c.intermediate_size, NAMES))
-        mlps = (name for name in plan.dense if name.split(".")[-2] in NAMES)
-        return replace(plan, matrices=plan.matrices.union(mlps))
+    parse = staticmethod(_parse)
+    matrices = tuple(f".{each}.weight" for each in _MATRICES)

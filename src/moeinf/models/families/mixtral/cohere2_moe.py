@@ -12,10 +12,10 @@ from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import NormConfig
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, Logits, parse_decoder
+from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, parse_decoder
 from moeinf.models.layers.moe import BlockSite, Moe, Scoring, Shared
-from moeinf.models.layers.moe_block import Beside, Looked, Routed, SharedExpert, SideBySide
-from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.moe_block import Beside, Routed, SharedExpert
+from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_of, whole_heads
 from moeinf.types import Profiler
 
@@ -106,8 +106,8 @@ class BesideAttention(Moe):
 
     averaged: bool = False  # of what routed and shared experts give
 
-    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[SideBySide]:
-        weights, made, a = layers.weights, list[SideBySide](), decoder.attention
+    def make(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
+        weights, made, a = layers.weights, list[Block](), decoder.attention
         for i in range(decoder.num_layers):
             norm = NormConfig(decoder.attention_site(i).front, a.norm_eps, a.norm)
             prefix = decoder.layer(i) + self.names.block
@@ -125,10 +125,3 @@ class BesideAttention(Moe):
 class Family(DecoderFamily):
     name = "cohere2_moe"
     parse = staticmethod(_parse)
-
-    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        assert isinstance(self.spec.blocks, BesideAttention)
-        blocks = self.spec.blocks.blocks(self.decoder, layers, experts, profiler)
-        pairs = zip(blocks, self.attention(layers), strict=True)
-        attention = [Looked(block, attention) for block, attention in pairs]
-        return Decoder(self.decoder, layers, blocks, experts, profiler, attention)

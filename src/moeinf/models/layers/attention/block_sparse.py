@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
+from moeinf.models.layers.assemble import CommonAttention
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.protocol import AttentionOf, P, Part, R
+from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.protocol import Attention, AttentionOf, Layers, P, Part, R
 from moeinf.types import Workspace
 
 _SCORES = 1 << 22  # numbers of scores that exist at once on a GPU
@@ -74,12 +76,6 @@ def index_norms(site: AttentionSite, index: BlockIndex) -> list[NormConfig]:
     return [NormConfig(name, index.norm_eps, "rms+1") for name in index_names(site)[1:]]
 
 
-def block_index_shapes(site: AttentionSite, hidden: int, index: BlockIndex) -> Shapes:
-    matrix, *norms = index_names(site)
-    shapes: Shapes = {matrix: ((index.num_heads + 1) * index.head_dim, hidden)}
-    return shapes | {name: (index.head_dim,) for name in norms}
-
-
 def block_index_workspace(index: BlockIndex) -> Workspace:
     """Queries and keys of a pass, what each token chooses, and the scores of a long context."""
     token = 4 * (index.num_heads + 1) * index.head_dim + 3 * index.most
@@ -89,3 +85,26 @@ def block_index_workspace(index: BlockIndex) -> Workspace:
 def index_token_bytes(index: BlockIndex) -> int:
     """What the index keys of a token take in one layer, and its part of its block's; float32 in every type of cache."""
     return 4 * index.head_dim + -(-4 * index.head_dim // index.block)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparse(CommonAttention):
+    """Attention to the blocks that a token chooses for all its heads."""
+
+    index: BlockIndex
+
+    @property
+    def token_bytes(self) -> int:
+        return index_token_bytes(self.index)
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        index, (matrix, *norms) = self.index, index_names(decoder.attention_site(layer))
+        shapes = CommonAttention.shapes(self, decoder, layer)
+        shapes[matrix] = ((index.num_heads + 1) * index.head_dim, self.config.hidden_size)
+        return shapes | {name: (index.head_dim,) for name in norms}
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return CommonAttention.workspace(self, decoder) | block_index_workspace(self.index)
+
+    def of_site(self, layers: Layers, site: AttentionSite) -> Attention:
+        return layers.make(BlockSparsePart(self.config, site, self.index))

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
-from moeinf.models.layers.attention.block_sparse import BlockIndex
+from moeinf.models.layers.assemble import CommonAttention
+from moeinf.models.layers.attention.block_sparse import BlockIndex, block_index_workspace, index_token_bytes
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.protocol import AttentionOf, P, Part, R
+from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.protocol import Attention, AttentionOf, Layers, P, Part, R
+from moeinf.types import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,26 @@ def group_index_norms(site: AttentionSite, attention: AttentionConfig) -> list[N
     return [NormConfig(name, attention.norm_eps, attention.norm) for name in names]
 
 
-def group_index_shapes(site: AttentionSite, attention: AttentionConfig, index: GroupIndex) -> Shapes:
-    queries, keys = group_index_matrices(site)
-    shapes: Shapes = {queries: (index.num_heads * index.head_dim, attention.hidden_size)}
-    shapes[keys] = (index.head_dim, attention.hidden_size)
-    return shapes | {norm.name: (index.head_dim,) for norm in group_index_norms(site, attention)[1:]}
+@dataclass(frozen=True, slots=True)
+class GroupSparse(CommonAttention):
+    """Attention to the blocks that each key/value head chooses."""
+
+    index: GroupIndex
+
+    @property
+    def token_bytes(self) -> int:
+        return index_token_bytes(self.index)
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        site, c, index = decoder.attention_site(layer), self.config, self.index
+        queries, keys = group_index_matrices(site)
+        shapes = CommonAttention.shapes(self, decoder, layer)
+        shapes[queries] = (index.num_heads * index.head_dim, c.hidden_size)
+        shapes[keys] = (index.head_dim, c.hidden_size)
+        return shapes | {norm.name: (index.head_dim,) for norm in group_index_norms(site, c)[1:]}
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return CommonAttention.workspace(self, decoder) | block_index_workspace(self.index)
+
+    def of_site(self, layers: Layers, site: AttentionSite) -> Attention:
+        return layers.make(GroupSparsePart(self.config, site, self.index))

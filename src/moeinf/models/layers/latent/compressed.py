@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moeinf.models.layers.array_math import A, Array, Hidden
+from moeinf.models.layers.assemble import Mixer
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.latent.indexed import IndexHeads
-from moeinf.models.layers.protocol import Layers, P, P_contra, Part, Positions, R, Weights
+from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R, Weights
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Workspace
 
@@ -103,9 +105,9 @@ class CompressedPart(Part[A, P, R, CompressedCoreOf[A, P]]):
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedConfig:
+class CompressedConfig(Mixer):
     hidden_size: int
-    heads: tuple[CompressedHeads, ...]  # of each layer
+    heads: CompressedHeads
     query_rank: int
     groups: int  # of heads, whose outputs are projected together first
     group_rank: int
@@ -116,19 +118,27 @@ class CompressedConfig:
         return (self.group_rank,) * self.groups
 
     @property
-    def with_entries(self) -> list[int]:
-        """The layers that keep entries."""
-        return [layer for layer, heads in enumerate(self.heads) if heads.rate]
-
-    @property
     def token_bytes(self) -> int:
-        """What the entries of all layers take of a token, float32 in every type of cache."""
-        return sum(4 * entry_share(heads) for heads in self.heads)
+        """What the layer's entries take of a token, float32 in every type of cache."""
+        return 4 * entry_share(self.heads)
 
     @property
     def state_bytes(self) -> int:
-        """What all layers keep of a sequence of any length: what it was before a pass and after it."""
-        return sum(2 * 4 * (rows * columns) for heads in self.heads for rows, columns in kept_shapes(heads))
+        """What the layer keeps of a sequence of any length: what it was before a pass and after it."""
+        return sum(2 * 4 * (rows * columns) for rows, columns in kept_shapes(self.heads))
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        return _compressed_shapes(self, decoder.attention_site(layer))
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return _compressed_workspace(self)
+
+    def make(
+        self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]
+    ) -> CompressedAttention:
+        """The states that keep entries come behind those of all layers."""
+        number = decoder.num_layers + sum(isinstance(each, CompressedAttention) and each.has_entries for each in before)
+        return CompressedAttention(layers, self, decoder.attention_site(layer), number)
 
 
 def kept_shapes(heads: CompressedHeads) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -211,7 +221,7 @@ class CompressedAttention(OneByOne[Array, Positions]):
 
     def __init__(self, layers: Layers, c: CompressedConfig, site: AttentionSite, number: int) -> None:
         """number: of the state in the cache that keeps the layer's entries, where it has any."""
-        heads, prefix, weights = c.heads[site.layer], site.prefix, layers.weights
+        heads, prefix, weights = c.heads, site.prefix, layers.weights
         self._config, self._heads, self._math = c, heads, weights.math
         self._norm, self._query_norm, self._row_norm = (
             weights.norm(NormConfig(name, c.norm_eps))
@@ -227,6 +237,10 @@ class CompressedAttention(OneByOne[Array, Positions]):
             self._index_weights = weights.linear(f"{prefix}indexer.weights_proj.weight")
         sinks = weights.vector(f"{prefix}attn_sink")
         self._core = layers.make(CompressedPart(heads, sinks, self._pools, site.layer, number))
+
+    @property
+    def has_entries(self) -> bool:
+        return self._pools is not None
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
@@ -255,9 +269,9 @@ class CompressedAttention(OneByOne[Array, Positions]):
         return queries * (mean + self._config.norm_eps) ** -0.5
 
 
-def compressed_shapes(c: CompressedConfig, site: AttentionSite) -> Shapes:
+def _compressed_shapes(c: CompressedConfig, site: AttentionSite) -> Shapes:
     """Names and shapes of the tensors of a layer."""
-    heads, hidden, prefix = c.heads[site.layer], c.hidden_size, site.prefix
+    heads, hidden, prefix = c.heads, c.hidden_size, site.prefix
     queries = heads.num_heads * heads.head_dim
     shapes: Shapes = {
         f"{prefix}wq_a.weight": (c.query_rank, hidden),
@@ -292,15 +306,14 @@ def _pool_shapes(c: CompressedConfig, heads: CompressedHeads, prefix: str, width
 MATRICES = (".wq_a.weight", ".wq_b.weight", ".wkv.weight", ".wo_a.weight", ".wo_b.weight", ".wgate.weight")
 
 
-def compressed_workspace(c: CompressedConfig) -> Workspace:
+def _compressed_workspace(c: CompressedConfig) -> Workspace:
     """Of a pass what the cache and entries are made of; of a slice queries, outputs, what they see and its scores."""
-    token, slices = 0, 0
-    for h in c.heads:
-        index = (0, 0, 0) if h.index is None else (h.index.num_heads, h.index.head_dim, h.index.top_k)
-        token = max(token, 3 * c.hidden_size + 4 * h.head_dim + 4 * raw_columns(h))
-        queries = 5 * h.num_heads * h.head_dim + 3 * index[0] * index[1] + c.hidden_size + c.query_rank
-        slices = max(slices, SLICE * queries + 4 * (h.window + index[2]) * (h.head_dim + h.num_heads))
-    return Workspace(token=token, parts=slices, fixed=FIXED, inputs=c.heads[0].num_heads * c.heads[0].head_dim)
+    h = c.heads
+    index = (0, 0, 0) if h.index is None else (h.index.num_heads, h.index.head_dim, h.index.top_k)
+    token = 3 * c.hidden_size + 4 * h.head_dim + 4 * raw_columns(h)
+    queries = 5 * h.num_heads * h.head_dim + 3 * index[0] * index[1] + c.hidden_size + c.query_rank
+    slices = SLICE * queries + 4 * (h.window + index[2]) * (h.head_dim + h.num_heads)
+    return Workspace(token=token, parts=slices, fixed=FIXED, inputs=h.num_heads * h.head_dim)
 
 
 FIXED = 1 << 22  # numbers that exist at once on a GPU

@@ -10,7 +10,7 @@ code rounds queries and keys to FP8 behind a Hadamard transform, which changes n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A, Array, Hidden
+from moeinf.models.layers.assemble import Mixer
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
@@ -31,7 +32,7 @@ from moeinf.models.layers.latent.mla import (
     LatentPart,
     growth_of,
 )
-from moeinf.models.layers.protocol import Layers, P, P_contra, Part, Positions, R
+from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R
 from moeinf.types import Workspace
 
 
@@ -98,7 +99,7 @@ class PooledPart(Part[A, P, R, IndexedCoreOf[A, P]]):
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
     heads: IndexHeads
-    choosing: tuple[bool, ...]  # layers with an indexer; others attend to what the last of these has chosen
+    chooses: bool = True  # whether the layer has an indexer; others attend to what the last of these has chosen
     key_eps: float = 1e-6  # of the norm of keys; the published code of most leaves it at this
     query_norm: str | None = None  # queries are made of this layer norm of hidden states, and not of compressed ones
     growth: str | None = None  # module with the numbers by which heads' queries grow with their position
@@ -113,7 +114,8 @@ class IndexConfig:
         query_norm: str | None = None,
         growth: str | None = None,
     ) -> IndexConfig:
-        """interleaved: how the pairs lie that positions rotate, at the beginning of a head."""
+        """choosing: layers with an indexer; interleaved: how the pairs lie that positions rotate, at the beginning of a
+        head."""
         if latent.query_rank is None and query_norm is None:
             raise CheckpointError(f"{f.where}: q_lora_rank is null; an indexer needs compressed queries")
         if not choosing[0]:
@@ -123,17 +125,17 @@ class IndexConfig:
             raise CheckpointError(f"{f.where}: index_head_dim {size} is below qk_rope_head_dim {latent.rotary_dim}")
         f.present("index_n_heads", "index_topk")
         heads = IndexHeads(f.count("index_n_heads"), size, f.count("index_topk"), interleaved)
-        return IndexConfig(heads, choosing, query_norm=query_norm, growth=growth)
+        return IndexConfig(heads, query_norm=query_norm, growth=growth)
 
     @property
     def token_bytes(self) -> int:
-        """What the index keys of a token take, float32 in every type of cache."""
+        """What the index keys of a token take in a layer, float32 in every type of cache."""
         key = self.heads.kept + (-(-self.heads.head_dim // self.heads.pool) if self.heads.pool else 0)
-        return 4 * key * sum(self.choosing)
+        return 4 * key * self.chooses
 
 
-def index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig) -> Shapes:
-    """Names and shapes of the indexers' tensors in all layers."""
+def _index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig, layer: int) -> Shapes:
+    """Names and shapes of the tensors of an indexer."""
     hidden, heads = decoder.attention.hidden_size, c.heads
     given = hidden if c.query_norm is not None else latent.query_rank or 0
     one: Shapes = {
@@ -147,8 +149,14 @@ def index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig) -
         one |= {f"{c.query_norm}.weight": (hidden,), f"{c.query_norm}.bias": (hidden,)}
     if c.growth is not None:
         one |= {f"{c.growth}.scale": (heads.num_heads,), f"{c.growth}.bias": (heads.num_heads,)}
-    prefixes = (f"{decoder.prefix}layers.{i}.self_attn.indexer." for i, own in enumerate(c.choosing) if own)
-    return {prefix + name: shape for prefix in prefixes for name, shape in one.items()}
+    if c.heads.pool:
+        one["index_kpool_compress_ape"] = (c.heads.pool, heads.head_dim)
+        one["index_kpool_compress_gate"] = (heads.head_dim, hidden)
+    return {_prefix(decoder, layer) + name: shape for name, shape in one.items()}
+
+
+def _prefix(decoder: DecoderConfig, layer: int) -> str:
+    return f"{decoder.prefix}layers.{layer}.self_attn.indexer."
 
 
 # The ends of names, as DecoderFamily has them: queries and keys may be quantised, and not the weights, which are few.
@@ -156,11 +164,50 @@ INDEX_MATRICES: tuple[str, ...] = (".indexer.wq_b.weight", ".indexer.wk.weight")
 NO_INDEX_MATRICES: tuple[str, ...] = (".indexer.weights_proj.weight",)
 
 
-def index_workspace(c: IndexConfig) -> Workspace:
+def _index_workspace(c: IndexConfig) -> Workspace:
     """Keys of a pass; of a part of it queries, what they choose and its rows, scores of a long context."""
     heads = c.heads.num_heads
     part = 128 * (3 * heads * c.heads.head_dim + 2 * c.heads.top_k) + heads * 8192 + (1 << 20)
     return Workspace(token=4 * c.heads.head_dim, parts=part, fixed=INSIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedLatent(Mixer):
+    """Latent attention to what an indexer has chosen."""
+
+    latent: LatentConfig
+    index: IndexConfig
+
+    @property
+    def row_numbers(self) -> int:
+        return self.latent.row_numbers
+
+    @property
+    def token_bytes(self) -> int:
+        return self.index.token_bytes
+
+    def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
+        own = _index_shapes(decoder, self.latent, self.index, layer) if self.index.chooses else {}
+        return self.latent.shapes(decoder, layer) | own
+
+    def workspace(self, decoder: DecoderConfig) -> Workspace:
+        return self.latent.workspace(decoder) | _index_workspace(self.index)
+
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> Attention:
+        if self.index.heads.pool:
+            return PooledLatentAttention(layers, decoder, self.latent, self.index, layer)
+        found = (each.selection for each in before if isinstance(each, IndexedLatentAttention))
+        selection, norm = next(found, Selection()), self.norm(layers, decoder, layer)
+        return IndexedLatentAttention(layers, decoder, self.latent, self.index, layer, selection, norm)
+
+    def norm(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Callable[[Hidden], Hidden] | None:
+        """The one in front, of a family that has its own."""
+        return None
+
+
+def indexed_layers(latent: LatentConfig, index: IndexConfig, choosing: Sequence[bool]) -> dict[int, Mixer]:
+    """Of a decoder in which all layers have latent attention. choosing: those with an indexer."""
+    return {i: IndexedLatent(latent, replace(index, chooses=own)) for i, own in enumerate(choosing)}
 
 
 @dataclass(slots=True)
@@ -186,9 +233,9 @@ class IndexedLatentAttention(LatentAttention):
         norm: Callable[[Hidden], Hidden] | None = None,
     ) -> None:
         """norm: the one in front, of a family that has its own."""
-        prefix = f"{decoder.prefix}layers.{layer}.self_attn.indexer."
+        prefix = _prefix(decoder, layer)
         growth = growth_of(None if index.growth is None else prefix + index.growth)
-        self._index, self._shared, self._chooses = replace(index.heads, growth=growth), shared, index.choosing[layer]
+        self._index, self.selection, self._chooses = replace(index.heads, growth=growth), shared, index.chooses
         self._replaces = decoder.replaces
         super().__init__(layers, decoder, c, layer)
         self._norm = norm or self._norm
@@ -221,7 +268,7 @@ class IndexedLatentAttention(LatentAttention):
         self._store(hidden, cache, positions)
         if self._chooses:
             core.store_keys(self.keys(hidden), cache, positions)
-            self._shared.parts[cache] = {}
+            self.selection.parts[cache] = {}
         size = core.at_once(tokens)
         scale = (self._index.num_heads * self._index.head_dim) ** -0.5
         for at in range(0, tokens, size):
@@ -230,8 +277,8 @@ class IndexedLatentAttention(LatentAttention):
             if self._chooses:
                 queries = self._index_queries(self._index_norm(compressed))
                 weights = self._index_weights(part) * scale
-                self._shared.parts[cache][at] = core.choose(queries, weights, cache, positions, at)
-            chosen = self._shared.parts[cache][at]
+                self.selection.parts[cache][at] = core.choose(queries, weights, cache, positions, at)
+            chosen = self.selection.parts[cache][at]
             mixed = core.attend_to(expanded, chosen, cache, positions, at)
             out = self._output(self._gated(mixed, gates))
             x[at : at + size] = out if self._replaces else x[at : at + size] + out
@@ -241,7 +288,7 @@ class PooledLatentAttention(IndexedLatentAttention):
     """The same where neighbouring positions have one key, a mixture of theirs by number, and are chosen together."""
 
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, index: IndexConfig, layer: int) -> None:
-        weights, prefix = layers.weights, f"{decoder.prefix}layers.{layer}.self_attn.indexer.index_kpool_compress_"
+        weights, prefix = layers.weights, f"{_prefix(decoder, layer)}index_kpool_compress_"
         self._pool_gates, self._pool_bias = weights.linear(f"{prefix}gate"), weights.vector(f"{prefix}ape")
         self._pool_bias = self._pool_bias.reshape(index.heads.pool, -1)
         super().__init__(layers, decoder, c, index, layer, Selection())
@@ -258,11 +305,3 @@ class PooledLatentAttention(IndexedLatentAttention):
         gates = kept[:, :, size:] + self._pool_bias
         shares = math.exp(gates - math.max(gates, 1, True))
         return math.sum(kept[:, :, :size] * shares, 1, False) / math.sum(shares, 1, False)
-
-
-def pool_shapes(decoder: DecoderConfig, c: IndexConfig) -> Shapes:
-    """Names and shapes of what pools need besides, of all layers that choose."""
-    hidden, size = decoder.attention.hidden_size, c.heads.head_dim
-    prefixes = [f"{decoder.prefix}layers.{i}.self_attn.indexer." for i, own in enumerate(c.choosing) if own]
-    shapes: Shapes = {f"{prefix}index_kpool_compress_ape": (c.heads.pool, size) for prefix in prefixes}
-    return shapes | {f"{prefix}index_kpool_compress_gate": (size, hidden) for prefix in prefixes}

@@ -12,7 +12,7 @@ whose first `rank` are the values as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,7 @@ from moeinf.models.layers.array_math import A, Array, Hidden
 from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes, Sharpening
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
-from moeinf.models.layers.protocol import Layers, P, P_contra, Part, Positions, R
+from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R
 from moeinf.models.layers.rope import Rope, mscale, rope_fields, rope_of
 from moeinf.types import LatentSizes, Workspace
 
@@ -142,6 +142,10 @@ class LatentConfig:
         return 0
 
     @property
+    def token_bytes(self) -> int:
+        return 0
+
+    @property
     def row_numbers(self) -> int:
         """How many numbers are cached of a token."""
         return self.rank + self.rotary_dim if self.source is None else 0
@@ -152,7 +156,7 @@ class LatentConfig:
     def workspace(self, decoder: DecoderConfig) -> Workspace:
         return latent_workspace(decoder, self)
 
-    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> LatentAttention:
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> LatentAttention:
         return LatentAttention(layers, decoder, self, layer)
 
 

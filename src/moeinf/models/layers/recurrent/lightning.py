@@ -8,6 +8,7 @@ Of a head with keys k, queries q and values v, and its decay a:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import LayersOf, P, R
 from moeinf.models.layers.recurrent.mamba2 import CHUNK, ScanPart
 from moeinf.models.layers.recurrent.mamba_config import SLICE
+from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Float32Array, FloatArray, Workspace
 
@@ -106,3 +108,8 @@ class Lightning(OneByOne[A, object]):
         q, k, v = (qkv[:, :, at * c.head_dim : (at + 1) * c.head_dim] for at in range(3))
         out = self._norm(self._scan(q, k, v, self._decays[:tokens], heads, new_heads).reshape(tokens, c.width))
         x += self._output(out * math.sigmoid(self._gate(x))) * self._residual
+
+
+def lightning_mixer(c: LightningConfig) -> Recurrent:
+    shapes, memory = partial(lightning_shapes, c), lightning_workspace(c)
+    return Recurrent("self_attn", shapes, memory, c.state_bytes, lambda layers, site: Lightning(layers, c, site))

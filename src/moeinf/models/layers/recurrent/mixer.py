@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moeinf.models.layers.attention_config import AttentionSite, Shapes
@@ -21,6 +21,7 @@ class Recurrent:
     state_bytes: int
     of_site: Callable[[Layers, AttentionSite], Attention]
     row_numbers: int = 0
+    token_bytes: int = 0
 
     def shapes(self, decoder: DecoderConfig, layer: int) -> Shapes:
         return self.shapes_at(decoder.attention_site(layer, self.module).prefix)
@@ -28,5 +29,5 @@ class Recurrent:
     def workspace(self, decoder: DecoderConfig) -> Workspace:
         return self.memory
 
-    def make(self, layers: Layers, decoder: DecoderConfig, layer: int) -> Attention:
+    def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> Attention:
         return self.of_site(layers, decoder.attention_site(layer, self.module))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.assemble import Connections, Spec
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import LayerState
@@ -44,42 +45,51 @@ class Beside:
     states: Sequence[Callable[[int], LayerState]] = ()
 
 
-def mixed_decoder(
-    d: DecoderConfig,
-    c: MixedStreams,
-    names: StreamNames,
-    layers: Layers,
-    attention: Sequence[Attention],
-    blocks: Sequence[Block],
-    experts: Experts,
-    profiler: Profiler,
-    beside: Beside | None = None,
-) -> Decoder:
-    """attention, blocks: whose outputs replace their inputs."""
-    weights, beside = layers.weights, beside or Beside(NoColumns(), Given())
-    connected, parts = list[Attention](), list[Block]()
-    for i, (layer, block) in enumerate(zip(attention, blocks, strict=True)):
-        in_front, behind = names.of_layer(d, i)
-        connected.append(StreamedAttention(MixedResidual(weights, c, in_front), layer))
-        parts.append(streamed(MixedResidual(weights, c, behind), block))
-    last = None if names.head is None else MixedResidual(weights, c, d.prefix + names.head, writes=False)
+@dataclass(frozen=True, slots=True)
+class MixedConnections(Connections):
+    """Layers whose outputs replace their inputs, between streams."""
 
-    def mixed(x: Hidden) -> Hidden:
-        return stem.mean(x) if last is None else last.read(x)[0]
+    streams: MixedStreams
+    names: StreamNames
 
-    stem = StreamsStem(layers, d, c.count, mixed, beside.columns, beside.given, beside.states)
-    return Decoder(d, layers, parts, experts, profiler, connected, stem)
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        c, head = self.streams, self.names.head
+        shapes = Shapes() if head is None else mixed_residual_shapes(c, decoder.prefix + head, writes=False)
+        for i in range(decoder.num_layers):
+            for name in self.names.of_layer(decoder, i):
+                shapes |= mixed_residual_shapes(c, name)
+        return shapes
 
+    def workspace(self, decoder: DecoderConfig, mixers: Workspace) -> Workspace:
+        """What layers take, and the streams that are there meanwhile."""
+        c = self.streams
+        found = mixers | mixed_streams_workspace(c)
+        return replace(found, token=found.token + c.width + 2 * c.hidden_size)
 
-def mixed_decoder_shapes(d: DecoderConfig, c: MixedStreams, names: StreamNames) -> Shapes:
-    shapes = Shapes() if names.head is None else mixed_residual_shapes(c, d.prefix + names.head, writes=False)
-    for i in range(d.num_layers):
-        for name in names.of_layer(d, i):
-            shapes |= mixed_residual_shapes(c, name)
-    return shapes
+    def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        attention, blocks = spec.attention(layers), spec.blocks.make(spec.decoder, layers, experts, profiler)
+        return self.mixed(spec.decoder, layers, attention, blocks, experts, profiler, Beside(NoColumns(), Given()))
 
+    def mixed(
+        self,
+        d: DecoderConfig,
+        layers: Layers,
+        attention: Sequence[Attention],
+        blocks: Sequence[Block],
+        experts: Experts,
+        profiler: Profiler,
+        beside: Beside,
+    ) -> Decoder:
+        weights, connected, parts = layers.weights, list[Attention](), list[Block]()
+        for i, (layer, block) in enumerate(zip(attention, blocks, strict=True)):
+            in_front, behind = (MixedResidual(weights, self.streams, name) for name in self.names.of_layer(d, i))
+            connected.append(StreamedAttention(in_front, layer))
+            parts.append(streamed(behind, block))
+        head = self.names.head
+        last = None if head is None else MixedResidual(weights, self.streams, d.prefix + head, writes=False)
 
-def with_streams(workspace: Workspace, c: MixedStreams) -> Workspace:
-    """What layers take, and the streams that are there meanwhile."""
-    found = workspace | mixed_streams_workspace(c)
-    return replace(found, token=found.token + c.width + 2 * c.hidden_size)
+        def mixed(x: Hidden) -> Hidden:
+            return stem.mean(x) if last is None else last.read(x)[0]
+
+        stem = StreamsStem(layers, d, self.streams.count, mixed, beside.columns, beside.given, beside.states)
+        return Decoder(d, layers, parts, experts, profiler, connected, stem)
