@@ -42,7 +42,6 @@ METHODS = {
     "engine/cpu:CpuRunner": 16,
     "models/layers/kv_cache:Cache": 16,
     "pull/checkpoint/checkpoint_pull:CheckpointPull": 16,
-    "server/gate/connections:DeadlineProtocol": 16,
     "text/grammar:Grammars": 16,
 }
 

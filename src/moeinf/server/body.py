@@ -7,12 +7,13 @@ import math
 import re
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from moeinf.server.body_fields import Fields
 from moeinf.server.http_errors import Refusal
+from moeinf.types import Json
 
 T = TypeVar("T")
 # Of JSON, values and bytes that are in no text: more would keep Python's lock from the event loop for too long.
@@ -75,7 +76,7 @@ def _number(written: str) -> float:
 _json_of = msgspec.json.Decoder(float_hook=_number).decode
 
 
-def _decoded(body: bytes, kind: type) -> Any:
+def _decoded(body: bytes, kind: type) -> Json:
     try:
         return _json_of(body)
     except msgspec.ValidationError:  # a number that is out of range: the type knows the name of its field
@@ -89,7 +90,7 @@ def _decoded(body: bytes, kind: type) -> Any:
         return _json_of(mended.decode("utf-8", "replace"))
 
 
-def checked(value: Any, kind: Any, where: str = "") -> Any:
+def checked(value: Json, kind: object, where: str = "") -> Json:
     """A value of JSON without the nulls among the fields of a struct, and of the structs in it; others stay.
 
     Raises Refusal for a field that the struct has not, by the rules that it names as `published`.
@@ -111,6 +112,6 @@ def checked(value: Any, kind: Any, where: str = "") -> Any:
 
 
 @cache
-def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
+def _fields(struct: type[msgspec.Struct]) -> dict[str, object]:
     """The types of its fields, by their names in JSON, which take long to find out."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}

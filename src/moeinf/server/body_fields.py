@@ -11,17 +11,17 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from moeinf.server.http_errors import Refusal
-from moeinf.types import JsonMapping
+from moeinf.types import Json, JsonMapping
 
 log = logging.getLogger("moeinf.server")
 _NEARLY: Final = 0.85  # of 1, how alike two names are of which one is the other misspelt
 _MOST_TOLD: Final = 256  # unknown fields that are remembered, so that each is told of once
 _MOST_FIELDS: Final = 1000  # of one object, far more than any API has: each unknown one is compared with all that are
 _LONGEST_NAME: Final = 100
-_EMPTY: Final[tuple[Any, ...]] = (False, "", [], {})
+_EMPTY: Final[tuple[Json, ...]] = (False, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Refused:
     """
 
     why: str
-    nothing: tuple[Any, ...] = _EMPTY
+    nothing: tuple[Json, ...] = _EMPTY
     words: str = ""
 
     def message(self, name: str, given: JsonMapping) -> str:

@@ -1,13 +1,19 @@
-"""What an answer cost: the extension field of every response, which no API has."""
+"""What responses of all APIs tell of an answer alike: what it cost, and how probable its tokens were."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moeinf.engine.completion import GenerationStats
+from moeinf.server.ask import Chance, Chosen
 from moeinf.types import JsonObject
 
 
 def figures(stats: GenerationStats) -> JsonObject:
-    """How the expert cache did, bytes and seconds; prefill and decode together where not said otherwise."""
+    """The extension field, which no API has: how the expert cache did, bytes and seconds.
+
+    Prefill and decode together where not said otherwise.
+    """
     prefill, decode = stats.prefill_cache, stats.decode_cache
     activations = prefill.activations + decode.activations
     decoded = len(stats.token_s)
@@ -26,3 +32,13 @@ def figures(stats: GenerationStats) -> JsonObject:
         "tokens_per_s": decoded / stats.decode_s if stats.decode_s else None,
         "seed": stats.seed,
     }
+
+
+def logprobs(tokens: Sequence[Chosen]) -> list[JsonObject]:
+    """The tokens with their probabilities, those of thoughts and tags among them."""
+    return [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
+
+
+def _chance(chance: Chance) -> JsonObject:
+    text = chance.token.decode("utf-8", "replace")
+    return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}

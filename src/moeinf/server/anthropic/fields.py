@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from moeinf.server.body_fields import Fields, Refused
 from moeinf.server.openai.fields import BUDGETS, FORMS
+from moeinf.types import JsonObject
 
 _ACCOUNT = "nobody is charged here"
 _SPEED = "it may change how fast an answer comes"
-_ALL_THOUGHTS: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+_ALL_THOUGHTS: JsonObject = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 _SILENT: Final = {
     "cache_control": "every prompt is kept that can be",

@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from moeinf.engine.completion import Completion
 from moeinf.server.anthropic.errors import error_body
@@ -15,7 +14,7 @@ from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer, sse
 from moeinf.server.http_errors import fault_of
-from moeinf.types import JsonObject
+from moeinf.types import Json, JsonObject
 
 PING_S = 1.0  # between two pings while a model loads or reads
 
@@ -127,7 +126,7 @@ class Signature:
         return done.hexdigest()
 
 
-def _event(kind: str, **members: Any) -> bytes:
+def _event(kind: str, **members: Json) -> bytes:
     return sse({"type": kind, **members}, kind)
 
 

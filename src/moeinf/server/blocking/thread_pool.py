@@ -7,7 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 from moeinf.server.http_errors import BusyError
 
@@ -38,18 +39,19 @@ class ThreadPool:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        def finish(tell: Callable[[], None]) -> None:
             self._num_unfinished -= 1
             if not future.done():
-                set_outcome(outcome)
+                tell()
 
         def make() -> None:
+            tell: Callable[[], None]
             try:
-                outcome: tuple[Callable[[Any], None], Any] = future.set_result, call()
+                tell = partial(future.set_result, call())
             except BaseException as error:  # the caller is told, whatever it was
-                outcome = future.set_exception, error
+                tell = partial(future.set_exception, error)
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(finish, *outcome)
+                loop.call_soon_threadsafe(finish, tell)
 
         self._start_another()
         self._num_unfinished += 1

@@ -8,7 +8,7 @@ import logging
 import sys
 import termios
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
@@ -34,15 +34,12 @@ class DeadlineProtocol(H11Protocol):
     head_s: ClassVar[float] = 10.0
     read_s: ClassVar[float] = 60.0
     conn: StrictConnection
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.conn = StrictConnection()
-        self._deadline: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
-        self._refused = False
+    _deadline: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.conn = StrictConnection()
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that whatever waits for the client pauses writing
         self._read_at_once()

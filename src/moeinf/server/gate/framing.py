@@ -7,7 +7,7 @@ them, and what one of the two takes for a body would be a request to the other.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import h11
 
@@ -25,7 +25,7 @@ class StrictConnection(h11.Connection):
         self.refused: tuple[int, str] | None = None
         self.chunked = False
 
-    def next_event(self) -> Any:
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Raises h11.RemoteProtocolError."""
         try:
             if self.their_state is h11.IDLE:

@@ -8,7 +8,8 @@ import queue
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Final
+from types import TracebackType
+from typing import Final
 
 MOST_WAITING: Final = 10_000  # lines; what comes beyond is dropped
 _FLUSH_S = 1.0  # at the end of the program
@@ -56,13 +57,16 @@ class Lines(logging.Handler):
                     line = line[os.write(self._file, line) :]
 
 
+_Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
 class HarmlessFormatter(logging.Formatter):
     """Writes what clients have said so that it neither steers a terminal nor begins a line of its own."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return _printable(super().formatMessage(record))
 
-    def formatException(self, ei: Any) -> str:
+    def formatException(self, ei: _Raised) -> str:
         return "\n".join(_printable(line) for line in super().formatException(ei).split("\n"))
 
 

@@ -9,18 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any
 
 import msgspec
 
 from moeinf.engine.completion import Completion, ToolCall, whole_calls
-from moeinf.server.ask import Ask, Call, Chance, Chosen, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.figures import figures
+from moeinf.server.ask import Ask, Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.figures import figures, logprobs
 from moeinf.server.http import Answer
 from moeinf.server.http_errors import fault_of
 from moeinf.server.ollama.errors import error_body
 from moeinf.text.text_stream import CallPart
-from moeinf.types import JsonObject
+from moeinf.types import Json, JsonObject
 
 PROGRESS_S = 0.5  # between two lines that tell how far loading and reading the prompt are
 
@@ -83,7 +82,7 @@ class Lines(ABC):
         if calls:
             yield self._line(self.said("", calls=calls), done=False)
 
-    def _now_and_then(self, **more: Any) -> Iterator[bytes]:
+    def _now_and_then(self, **more: Json) -> Iterator[bytes]:
         """A line with an empty text, unless there was one just now."""
         if self._clock() - self._told_s >= PROGRESS_S:
             self._told_s = self._clock()
@@ -96,7 +95,7 @@ class Lines(ABC):
         told = {"logprobs": logprobs(answer.chosen)} if answer.chosen else {}
         return {**self._head(), **self.said(answer.text, answer.thinking, calls), **told, **ending}
 
-    def _line(self, said: JsonObject, **more: Any) -> bytes:
+    def _line(self, said: JsonObject, **more: Json) -> bytes:
         return _encoded({**self._head(), **said, **more})
 
     def _head(self) -> JsonObject:
@@ -144,16 +143,6 @@ class GenerateLines(Lines):
     def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> JsonObject:
         """Nobody gives generate any tools to call."""
         return {"response": text, **({"thinking": thinking} if thinking else {})}
-
-
-def logprobs(tokens: Sequence[Chosen]) -> list[JsonObject]:
-    """The tokens with their probabilities, those of thoughts and tags among them."""
-    return [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
-
-
-def _chance(chance: Chance) -> JsonObject:
-    text = chance.token.decode("utf-8", "replace")
-    return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}
 
 
 def _extension(completion: Completion) -> JsonObject:

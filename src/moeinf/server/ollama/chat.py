@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from moeinf.server.prompt.pictures import joined, picture_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.question import Question
 from moeinf.text.thinking_text import THINK_WORDS
-from moeinf.types import JsonObject, Message
+from moeinf.types import Json, JsonObject, Message
 
 
 def chat_question(asked: ChatRequest) -> Question:
@@ -105,7 +104,7 @@ def _think(asked: Asking) -> bool | str | None:
     return False if str(think).lower() == "false" else think
 
 
-def _with_images(content: str | list[JsonObject], images: Sequence[Any] | None, where: str) -> str | list[JsonObject]:
+def _with_images(content: str | list[JsonObject], images: Sequence[Json] | None, where: str) -> str | list[JsonObject]:
     """The content, with the images that come beside it in front. Raises Refusal."""
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return joined([*(picture_of(image, where) for image in images), *texts], where) if images else content

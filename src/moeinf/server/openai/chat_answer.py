@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from moeinf.server.ask import Call, Chance, Chosen, Text
+from moeinf.server.ask import Call, Chosen, Text
+from moeinf.server.figures import logprobs
 from moeinf.server.http import Answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatRequest
@@ -45,7 +46,7 @@ class ChatWriter(ChunkWriter):
     def whole(self, answer: Answer) -> JsonObject:
         if not self._thoughts_shown:
             answer.thinking = ""
-        told = logprobs(answer.chosen) if self._logprobs else None
+        told = _logprobs(answer.chosen) if self._logprobs else None
         return self.head.whole({"message": message_of_answer(answer), "logprobs": told}, answer.made)
 
     def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
@@ -61,7 +62,7 @@ class ChatWriter(ChunkWriter):
         elif piece.text:
             delta |= _thoughts(piece.text) if piece.thought else {"content": piece.text}
         tokens, self._tokens = self._tokens, []
-        return {"delta": delta, "logprobs": logprobs(tokens) if tokens else None}
+        return {"delta": delta, "logprobs": _logprobs(tokens) if tokens else None}
 
 
 def _part(part: Call) -> JsonObject:
@@ -70,12 +71,5 @@ def _part(part: Call) -> JsonObject:
     return _call(part.index, part.name, part.arguments)
 
 
-def logprobs(tokens: Sequence[Chosen]) -> JsonObject:
-    """How probable the tokens were, those of thoughts and tags among them."""
-    told = [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
-    return {"content": told, "refusal": None}
-
-
-def _chance(chance: Chance) -> JsonObject:
-    text = chance.token.decode("utf-8", "replace")
-    return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}
+def _logprobs(tokens: Sequence[Chosen]) -> JsonObject:
+    return {"content": logprobs(tokens), "refusal": None}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
 
 from moeinf.engine.completion import Completion
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
-from moeinf.types import JsonObject
+from moeinf.types import Json, JsonObject
 
 
 class Head:
@@ -29,7 +28,7 @@ class Head:
             "moeinf": figures(completion.stats),
         }
 
-    def chunk(self, choices: list[JsonObject], **more: Any) -> bytes:
+    def chunk(self, choices: list[JsonObject], **more: Json) -> bytes:
         return sse({**self._fields, "object": self._chunk, "choices": choices, **more})
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from moeinf.sampling.constraint import AnswerFormat, Language, one_of
 from moeinf.server.body import check_size
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.requests import Sampling, StructuredOutputs
-from moeinf.types import JsonMapping
+from moeinf.types import Json, JsonMapping
 
 
 def format_of(asked: Sampling) -> AnswerFormat | None:
@@ -90,14 +89,14 @@ def _text(given: object, where: str) -> str:
     return given
 
 
-_KINDS: Mapping[str, Callable[[Any, str], AnswerFormat | None]] = {
+_KINDS: Mapping[str, Callable[[Json, str], AnswerFormat | None]] = {
     "json": _schema,
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,
     "json_object": lambda given, where: "json",
 }
-_READERS: Mapping[str, Callable[[Any, str], AnswerFormat | None]] = {
+_READERS: Mapping[str, Callable[[Json, str], AnswerFormat | None]] = {
     "response_format": _response_format,
     "structured_outputs": _structured,
     "guided_json": _schema,

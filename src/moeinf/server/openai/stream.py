@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.figures import figures
@@ -13,7 +12,7 @@ from moeinf.server.http_errors import fault_of
 from moeinf.server.openai.errors import error_body
 from moeinf.server.openai.head import Head, finish_reason, usage_of
 from moeinf.server.openai.requests import Sampling
-from moeinf.types import JsonObject
+from moeinf.types import Json, JsonObject
 
 
 class ChunkWriter(ABC):
@@ -52,5 +51,5 @@ class ChunkWriter(ABC):
                 yield self.head.chunk([], usage=usage_of(completion))
             yield sse(b"[DONE]")
 
-    def _chunk(self, choice: JsonObject, reason: str | None, **more: Any) -> bytes:
+    def _chunk(self, choice: JsonObject, reason: str | None, **more: Json) -> bytes:
         return self.head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)
