@@ -19,9 +19,9 @@ geometry() {
     name=$1 config=$2
     shift 2
     "$python" "$here/../make_checkpoint.py" "$config" "$work/$name" "$@"
-    "$python" "$here/to_gguf.py" "$work/$name" "$work/$name-bf16.gguf"
+    "$python" "$here/gguf_files/to_gguf.py" "$work/$name" "$work/$name-bf16.gguf"
     for type in Q8_0 Q4_K_S; do
-        "$python" "$here/quantise_gguf.py" "$work/$name-bf16.gguf" "$work/$name-$type.gguf" "$type"
+        "$python" "$here/gguf_files/quantise_gguf.py" "$work/$name-bf16.gguf" "$work/$name-$type.gguf" "$type"
     done
     "$python" -m moeinf pull "$work/$name" --name "$name:bf16"
     for format in q8_0 q4_k; do "$python" -m moeinf pull "$work/$name" --name "$name:$format" --quant "$format"; done
@@ -33,10 +33,10 @@ prepare() {
     geometry qwen4 "$1/qwen3-30b-a3b/config.json" --layers 4
     geometry mixtral2 "$1/mixtral-8x7b/config.json" --layers 2
     geometry spread "$1/qwen3-30b-a3b/config.json" --layers 2 --vocab 4096 --embedding-scale 0.04
-    "$python" "$here/quantise_gguf.py" "$work/spread-bf16.gguf" "$work/spread-Q4_K-pure.gguf" Q4_K_S --pure
-    "$python" "$here/to_gguf.py" "$here/../../src/moeinf/data/demo" "$work/demo-bf16.gguf"
+    "$python" "$here/gguf_files/quantise_gguf.py" "$work/spread-bf16.gguf" "$work/spread-Q4_K-pure.gguf" Q4_K_S --pure
+    "$python" "$here/gguf_files/to_gguf.py" "$here/../../src/moeinf/data/demo" "$work/demo-bf16.gguf"
     for type in Q8_0 Q4_0 IQ4_NL; do
-        "$python" "$here/quantise_gguf.py" "$work/demo-bf16.gguf" "$work/demo-$type.gguf" "$type"
+        "$python" "$here/gguf_files/quantise_gguf.py" "$work/demo-bf16.gguf" "$work/demo-$type.gguf" "$type"
     done
     for format in keep q8_0 q4_0 iq4_nl mxfp4; do
         "$python" -m moeinf pull demo --name "demo:$format" --quant "$format"

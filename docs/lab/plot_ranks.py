@@ -1,4 +1,4 @@
-"""Draws ranks.svg of ranks.json, which `benchmarks/simulated_ranks.py ... --json` has written; see scale-out.md.
+"""Draws ranks.svg of ranks.json, which `benchmarks/ranks/simulated_ranks.py ... --json` has written; see scale-out.md.
 
 Run: python docs/lab/plot_ranks.py
 """

@@ -3,7 +3,7 @@
 Models of qwen3_moe and mixtral are known.
 
     pip install gguf
-    python benchmarks/peers/random_gguf.py CONFIG_JSON OUT.gguf Q4_K_M --layers 4 --vocab 32000
+    python benchmarks/peers/gguf_files/random_gguf.py CONFIG_JSON OUT.gguf Q4_K_M --layers 4 --vocab 32000
 
 A type is that of all matrices, with Q6_K for attention's values and the head (but for Q8_0, which is that of all);
 Q4_K_M has the mixture of llama.cpp's quantiser: Q6_K for every other layer's values and down projections, and where a
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from to_gguf import ARCHITECTURES, write_header
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests' random blocks
+sys.path.insert(0, str(Path(__file__).parents[3]))  # the tests' random blocks
 
 from moeinf.types import FORMAT_BLOCKS, Format
 from tests.support.blocks import even_blocks, halves_of

@@ -1,6 +1,6 @@
 """What a layer on two ranks costs beside computing: rank 0 asks, the worker answers with rows that it does not compute.
 
-    python benchmarks/rank_overhead.py --hidden 2048 --top-k 8 --rows 4 --rounds 5000
+    python benchmarks/ranks/rank_overhead.py --hidden 2048 --top-k 8 --rows 4 --rounds 5000
 
 Two processes over loopback. The rows are those of one token, as in decode: half of its experts are the worker's.
 """

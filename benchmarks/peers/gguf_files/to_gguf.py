@@ -1,7 +1,7 @@
 """Writes a tied bf16 checkpoint, as of make_checkpoint.py, as bf16 GGUF, for llama.cpp to run the same weights.
 
     pip install gguf
-    python benchmarks/peers/to_gguf.py CHECKPOINT OUT.gguf             # CHECKPOINT may be src/moeinf/data/demo
+    python benchmarks/peers/gguf_files/to_gguf.py CHECKPOINT OUT.gguf  # CHECKPOINT may be src/moeinf/data/demo
 
 llama.cpp's own converter knows tokenizers by a list of hashes and refuses the embedded one, which is written here under
 the name of the pre-tokenizer that it has, and filled up where the model's vocabulary is larger.

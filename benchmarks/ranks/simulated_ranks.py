@@ -1,6 +1,6 @@
 """Times a star of several machines by recorded routing, in simulated time: docs/lab/scale-out.md has what came of it.
 
-python benchmarks/simulated_ranks.py TRACE... --ranks 2,4,8 --link GB/s --compute US --expert-bytes SIZE [--json]
+python benchmarks/ranks/simulated_ranks.py TRACE... --ranks 2,4,8 --link GB/s --compute US --expert-bytes SIZE [--json]
 """
 
 from __future__ import annotations

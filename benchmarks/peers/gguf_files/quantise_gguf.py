@@ -1,7 +1,7 @@
 """Quantises a bf16 GGUF with llama.cpp's own quantiser, and says which tensors became what.
 
 pip install gguf llama-cpp-python
-python benchmarks/peers/quantise_gguf.py IN-bf16.gguf OUT.gguf Q4_K_S
+python benchmarks/peers/gguf_files/quantise_gguf.py IN-bf16.gguf OUT.gguf Q4_K_S
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One rank against several on this machine, each with its own limit of memory, reads and threads.
 
-    python benchmarks/rank_rates.py MODEL --ranks 1,2 --cache 33% --read-limit 200 --device 254:0 --threads 1,1
+    python benchmarks/ranks/rank_rates.py MODEL --ranks 1,2 --cache 33% --read-limit 200 --device 254:0 --threads 1,1
 
 Control groups of version 1 hold each rank to --read-limit MB/s of the disk with the number --device (`lsblk`): so ranks
 that share a disk read as if each had its own. It needs root. Prints a row for each number of ranks, by turns; every

@@ -1,6 +1,6 @@
 """Writes a GGUF of random blocks in the geometry of a real config.json of any family that llama.cpp's converter knows.
 
-    python benchmarks/peers/family_gguf.py LLAMA_CPP CONFIG_JSON OUT.gguf --layers 4 [--vocab 32000]
+    python benchmarks/peers/gguf_files/family_gguf.py LLAMA_CPP CONFIG_JSON OUT.gguf --layers 4 [--vocab 32000]
         [--recipe MXFP4] [--set hidden_size=7168 ...]
 
 LLAMA_CPP is a folder of llama.cpp, whose converter says which tensors and metadata a file of the family has. It reads a
@@ -25,7 +25,7 @@ import numpy as np
 # The converter and its own gguf package are where the first argument says.
 sys.path.insert(0, sys.argv[1])
 sys.path.insert(0, f"{sys.argv[1]}/gguf-py")
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import gguf
 import torch
