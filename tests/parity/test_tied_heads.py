@@ -107,7 +107,7 @@ def test_a_head_of_another_type_is_the_same_where_it_says_nothing_new(
     write_checkpoint(tmp_path / "c", tensors, CONFIG | {"tie_word_embeddings": True})
     stored, notes = pulled(tmp_path / "c", quant)
     assert any("kept and used" in line for line in notes) == own
-    assert any("kept and used" in line for line in stored.manifest.fallbacks) == own
+    assert any("kept and used" in line for line in stored.manifest.formats.fallbacks) == own
     info = family_of(CONFIG | {"tie_word_embeddings": not own}).info("bf16")
     assert (stored.manifest.info.num_params, stored.manifest.info.active_params) == (
         info.num_params,

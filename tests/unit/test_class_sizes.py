@@ -18,8 +18,6 @@ FIELDS = {
     "models/families/seq2seq/switch_transformers:Config": 15,
     "server/page/live:LiveEvent": 15,
     "engine/completion:GenerationStats": 14,
-    "pull/checkpoint/conversion_plan:Conversion": 14,
-    "store/manifest:Manifest": 14,
 }
 METHODS = {
     "pull/checkpoint/tensors:Tensors": 25,

@@ -105,7 +105,7 @@ def _stored(reference: str, library: Library) -> Origin | None:
         return Origin(asked.source, model.name, asked.quantisation)
     source = replace(manifest.source, revision=model.revision)
     repacked = manifest.in_place is None and (source.kind == "file" or bool(source.file))
-    return Origin(source, model.name, manifest.quantisation, repacked)
+    return Origin(source, model.name, manifest.formats.asked, repacked)
 
 
 def _begun(reference: str, library: Library) -> Origin | None:

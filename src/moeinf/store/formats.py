@@ -11,7 +11,7 @@ from moeinf.store.manifest import Manifest
 def formats_text(manifest: Manifest) -> str:
     """`bf16`, or `q4_k experts, q4_k dense, q8_0 head`: what is stored, which need not be all that was asked for."""
     experts = expert_formats(manifest)
-    dense = {name: blocks.format for name, blocks in manifest.dense_formats.items()}
+    dense = {name: blocks.format for name, blocks in manifest.formats.dense.items()}
     if not dense and experts == manifest.info.dtype:
         return experts
     head = [f"{format} head" for name, format in dense.items() if _is_head(name)]

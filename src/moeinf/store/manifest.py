@@ -104,6 +104,15 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFormats:
+    """In which formats the weights of a model are, and why."""
+
+    asked: Quantisation = KEEP
+    fallbacks: tuple[str, ...] = ()  # one line for each reason why a format is another one, and for what is not usual
+    dense: Mapping[str, BlockTensor] = field(default_factory=dict)  # the quantised dense tensors
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     source: ModelSource
     info: ModelInfo
@@ -111,9 +120,7 @@ class Manifest:
     layout: ExpertLayout  # of every layer; where they differ, the first one's tensors in a slot that holds any expert
     shards: tuple[ShardEntry, ...]  # by MoE layer; none of weights in place
     files: tuple[FileEntry, ...]  # by name; dense.safetensors, unless it is in place, and what came from the source
-    quantisation: Quantisation = KEEP  # what was asked for
-    fallbacks: tuple[str, ...] = ()  # one line for each reason why a format is another one
-    dense_formats: Mapping[str, BlockTensor] = field(default_factory=dict)  # the quantised dense tensors
+    formats: StoredFormats = StoredFormats()
     layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
     in_place: InPlace | None = None  # where the weights lie in files of another program
     scales: Scales = NO_SCALES  # that it keeps beside its blocks
@@ -158,8 +165,8 @@ class Manifest:
             "experts": _set_fields(self.moe) | (experts or dataclasses.asdict(self.layout)),
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
             "files": [dataclasses.asdict(file) for file in self.files],
-            "quantisation": dataclasses.asdict(self.quantisation) | {"fallbacks": list(self.fallbacks)},
-            "dense_formats": {name: blocks._asdict() for name, blocks in self.dense_formats.items()},
+            "quantisation": dataclasses.asdict(self.formats.asked) | {"fallbacks": list(self.formats.fallbacks)},
+            "dense_formats": {name: blocks._asdict() for name, blocks in self.formats.dense.items()},
         }
         value |= {"in_place": self.in_place.to_json()} if self.in_place else {}
         value |= {"scales": self.scales.to_json()} if self.scales else {}
@@ -249,9 +256,7 @@ def parse(data: bytes, where: str) -> Manifest:
         layout,
         shards,
         files,
-        quantisation,
-        fallbacks,
-        dense_formats,
+        StoredFormats(quantisation, fallbacks, dense_formats),
         layers,
         in_place,
         scales,

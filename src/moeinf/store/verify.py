@@ -101,7 +101,7 @@ def _span_of(model: StoredModel, path: Path, num_bytes: int) -> Span:
 def _dense_tensors(model: StoredModel) -> Sequence[TensorSpec]:
     """Returns the tensors of the dense file; none where its header is damaged, as its checksum will tell."""
     with suppress(StoreError):
-        return dense_tensors(model.dense_path, model.manifest.dense_formats)
+        return dense_tensors(model.dense_path, model.manifest.formats.dense)
     return ()
 
 

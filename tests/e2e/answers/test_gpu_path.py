@@ -309,7 +309,7 @@ def test_a_damaged_block_of_the_dense_weights_is_named_on_its_way_to_the_device(
     stored = pull("demo", PullOptions(quant_dense="q8_0"), home=tmp_path)
     spec = next(
         spec
-        for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+        for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)
         if spec.dtype == "q8_0" and spec.name.endswith("o_proj.weight")
     )
     with stored.dense_path.open("r+b") as file:

@@ -47,7 +47,7 @@ def plain_tokens(stored: StoredModel) -> list[int]:
     data = np.frombuffer(stored.dense_path.read_bytes(), np.uint8)
     tensors = {
         spec.name: StoredTensor(data[spec.offset_bytes : spec.offset_bytes + spec.num_bytes], spec.dtype, spec.shape)
-        for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+        for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)
     }
     kernels, layout, moe = Kernels(2), stored.manifest.layout, stored.manifest.moe
     memory = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in stored.shard_paths])

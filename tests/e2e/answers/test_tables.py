@@ -34,7 +34,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> StoredModel:
 
 
 def tables(stored: StoredModel) -> list[TensorSpec]:
-    specs = dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+    specs = dense_tensors(stored.dense_path, stored.manifest.formats.dense)
     return [spec for spec in specs if ".ngram_embedding." in spec.name]
 
 

@@ -143,7 +143,7 @@ def stored(model: StoredModel) -> dict[str, tuple[Format, Tensor]]:
                 found[name] = read(spec, data[expert * layout.stride_bytes :])
     dense = model.dense_path.read_bytes()
     return found | {
-        spec.name: read(spec, dense) for spec in dense_tensors(model.dense_path, model.manifest.dense_formats)
+        spec.name: read(spec, dense) for spec in dense_tensors(model.dense_path, model.manifest.formats.dense)
     }
 
 
@@ -165,7 +165,7 @@ def test_stored_weights_are_those_that_the_format_defines_or_the_error_is_said(s
             error = (weights - meant[name]).double()
             largest = max(largest, float(error.abs().max() / meant[name].abs().max()))
             lost, squares = lost + float((error**2).sum()), squares + float((meant[name].double() ** 2).sum())
-    lines = model.manifest.fallbacks
+    lines = model.manifest.formats.fallbacks
     if exact:
         assert lines == ()
     else:
@@ -212,7 +212,7 @@ def test_neither_reads_nor_threads_nor_the_order_of_tensors_change_a_byte(scheme
     whole = pull(str(write_checkpoint(tmp_path / "c", shipped, config)), home=tmp_path / "whole")
     apart = write_checkpoint(tmp_path / "c", shipped, config, order=lambda name: name[::-1])  # scales lie elsewhere
     small = pull(str(apart), home=tmp_path / "small", portions=Portions(segment_bytes=1000, num_threads=3))
-    assert small.manifest.fallbacks == whole.manifest.fallbacks
+    assert small.manifest.formats.fallbacks == whole.manifest.formats.fallbacks
     sums = [{name: value for name, value in content(each.path).items() if name != "LICENSE"} for each in (whole, small)]
     assert sums[0] == sums[1]
 
@@ -259,7 +259,7 @@ def test_another_format_is_made_of_the_weights_in_f32(scheme: str, tmp_path: Pat
     )
     ours, theirs = stored(first), stored(second)
     assert all(torch.equal(ours[name][1], theirs[name][1]) for name in ours if ".experts." in name)
-    assert first.manifest.layout == second.manifest.layout and first.manifest.fallbacks == ()
+    assert first.manifest.layout == second.manifest.layout and first.manifest.formats.fallbacks == ()
 
 
 def test_biases_of_zeros_that_gptq_adds_are_left_out_and_others_refused(tmp_path: Path) -> None:
@@ -385,6 +385,9 @@ def test_a_coded_head_is_kept_though_config_json_ties_it(name: str, quant: str, 
         )
         for tied in (False, True)
     ]
-    assert [any("kept and used" in line for line in each.manifest.fallbacks) for each in stored] == [False, True]
+    assert [any("kept and used" in line for line in each.manifest.formats.fallbacks) for each in stored] == [
+        False,
+        True,
+    ]
     untied, tied = (content(each.path)["dense.safetensors"] for each in stored)
     assert untied == tied

@@ -228,7 +228,7 @@ def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(name: str
     )
     assert plan.head is not None
     source, head = plan.head
-    formats = {spec.name: spec.dtype for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)}
+    formats = {spec.name: spec.dtype for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)}
     assert formats[head] == "q8_0" and (source == head) == (name == "olmoe-1b-7b-0125")
     lookups = plan.lookups & formats.keys() - {head}
     assert {formats[lookup] for lookup in lookups} == {"bf16"}, "one at least is stored under a name of its own"

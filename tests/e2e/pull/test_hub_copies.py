@@ -60,8 +60,8 @@ def test_it_is_stored_as_from_a_folder(server: Hub, checkpoint: Path, tmp_path: 
     fetched_once(server, checkpoint)
     local = pull(str(checkpoint), home=tmp_path / "b")
     assert weights(model.path) == weights(local.path) and verify(model) == []
-    assert model.manifest.fallbacks == local.manifest.fallbacks
-    own = bool(local.manifest.fallbacks)
+    assert model.manifest.formats.fallbacks == local.manifest.formats.fallbacks
+    own = bool(local.manifest.formats.fallbacks)
     assert any("kept and used" in line for line in notes.lines) == own
     stored = sum(path.stat().st_size for path in (model.dense_path, *model.shard_paths))
     assert plan.store_bytes == stored if own else plan.store_bytes > stored  # not known before it is fetched

@@ -71,7 +71,7 @@ def dense_of(model: StoredModel) -> dict[str, tuple[Format, bytes]]:
     data = model.dense_path.read_bytes()
     return {
         spec.name: (spec.dtype, data[spec.offset_bytes :][: spec.num_bytes])
-        for spec in dense_tensors(model.dense_path, model.manifest.dense_formats)
+        for spec in dense_tensors(model.dense_path, model.manifest.formats.dense)
     }
 
 
@@ -99,7 +99,7 @@ def test_blocks_are_those_of_the_source_in_every_format(format: Format, config: 
     assert model.name == f"c:{format}" and verify(model) == []
     check_experts(model, tensors, format)
     assert dense_of(model) == wanted_dense(tensors, format, "lm_head.weight")
-    assert bool(model.manifest.fallbacks) == (config is ODD)
+    assert bool(model.manifest.formats.fallbacks) == (config is ODD)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -184,8 +184,8 @@ def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(
     assert pull("c:q4_0", home=home).id == small.id
     write_checkpoint(checkpoint, random_tensors(WIDE, seed=4), WIDE)
     updated = pull("c:q4_0", home=home)
-    assert updated.id != small.id and updated.manifest.quantisation == Quantisation("q4_0", "q4_0")
-    assert pull("mine:q4_0", home=home).id == updated.id and pull("c", home=home).manifest.dense_formats == {}
+    assert updated.id != small.id and updated.manifest.formats.asked == Quantisation("q4_0", "q4_0")
+    assert pull("mine:q4_0", home=home).id == updated.id and pull("c", home=home).manifest.formats.dense == {}
     other = pull("c:q4_0", PullOptions(quant="keep"), home=home)
     assert other.name == "c:latest" and other.id == Library(home).find("c").id
 
@@ -261,7 +261,7 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     model = pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     weights = [model.dense_path, *model.shard_paths]
     assert plan.store_bytes == sum(path.stat().st_size for path in weights)
-    assert plan.fallbacks == model.manifest.fallbacks
+    assert plan.fallbacks == model.manifest.formats.fallbacks
     assert plan.fallbacks[:2] == (
         "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl, which loses "
         "more (docs/formats.md); --quant-experts q8_0 is larger and loses little",
@@ -279,7 +279,7 @@ def test_what_falls_back_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
     checkpoint = write_checkpoint(tmp_path / "c", random_tensors(ODD), ODD)
     model = pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home", progress=Notes())
-    assert tuple(said) == model.manifest.fallbacks and len(set(said)) == len(said) > 0
+    assert tuple(said) == model.manifest.formats.fallbacks and len(set(said)) == len(said) > 0
 
 
 def test_an_unknown_format_is_refused_before_anything_is_opened(tmp_path: Path) -> None:

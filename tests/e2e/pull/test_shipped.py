@@ -193,7 +193,7 @@ def test_mxfp4_experts_are_kept_bit_for_bit_with_rows_and_biases_sorted_out(quan
         for name, (format, values) in parts_of(model, layer, expert).items():
             assert format == ("bf16" if name.endswith("bias") else "mxfp4")
             assert torch.equal(values, wanted[name]), name
-    kept = [line for line in model.manifest.fallbacks if "comes in mxfp4" in line]
+    kept = [line for line in model.manifest.formats.fallbacks if "comes in mxfp4" in line]
     assert kept == (
         [
             "expert gate, expert up, expert down: comes in mxfp4, which other formats would only make larger "
@@ -324,7 +324,7 @@ def test_deepseek_v4_is_read_as_published(tmp_path: Path) -> None:
             shipped[name.replace("lm_head", "head")] = meant[name] = tensor
     ahead = {"mtp.0.attn.wq_a.weight": shipped["layers.0.attn.wq_a.weight"], "mtp.0.norm.weight": torch.ones(3)}
     model = pull(str(write_checkpoint(tmp_path / "c", shipped | ahead, config)), home=tmp_path / "home")
-    assert verify(model) == [] and model.manifest.fallbacks == ()
+    assert verify(model) == [] and model.manifest.formats.fallbacks == ()
     dense = safetensors.torch.load_file(model.dense_path)
     assert dense.keys() == plan.dense.keys()
     for name, tensor in dense.items():

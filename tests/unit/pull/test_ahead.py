@@ -52,7 +52,7 @@ def test_they_are_kept_bit_for_bit_beside_what_is_quantised(family: str, tmp_pat
     for name, tensor in AHEAD.items():
         assert torch.equal(kept[prefix + name].view(torch.uint8), tensor.view(torch.uint8))
     assert not any(
-        spec.name.startswith(prefix) for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+        spec.name.startswith(prefix) for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)
     )
     assert json.loads((stored.path / "manifest.json").read_text())["version"] == 5
     assert json.loads(show_json(stored))["moe"]["mtp_bytes"] == entry.num_bytes

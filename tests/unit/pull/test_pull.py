@@ -404,7 +404,7 @@ def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(
     model = ensure("mine:q8_0", home=home, progress=progress)
     assert "the pull of mine:q8_0 was interrupted; going on with it" in progress.lines
     assert [verb for verb, _ in progress.files] == ["quantising"] * (NUM_SHARDS - 2) + ["verifying"]
-    assert model.name == "mine:q8_0" and model.manifest.quantisation.tag == "q8_0"
+    assert model.name == "mine:q8_0" and model.manifest.formats.asked.tag == "q8_0"
 
 
 def test_only_a_pull_that_goes_on_is_called_interrupted(

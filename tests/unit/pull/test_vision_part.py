@@ -80,7 +80,7 @@ def test_a_tower_in_codes_is_left_out_and_the_user_is_told(tmp_path: Path) -> No
 
     stored = pulled(tmp_path, coded)
     assert stored.manifest.vision is None
-    assert any("the vision tower is left out" in line and name in line for line in stored.manifest.fallbacks)
+    assert any("the vision tower is left out" in line and name in line for line in stored.manifest.formats.fallbacks)
 
 
 def test_a_manifest_that_names_another_file_is_refused(tmp_path: Path) -> None:

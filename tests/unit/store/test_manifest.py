@@ -58,8 +58,8 @@ def test_a_manifest_of_version_1_has_no_quantised_formats(demo: StoredModel) -> 
 def test_quantised_tensors_read_back(demo: StoredModel) -> None:
     value = json.loads((demo.path / "manifest.json").read_bytes()) | QUANTISED
     manifest = parse(json.dumps(value).encode(), "m")
-    assert manifest.dense_formats == {"a": BlockTensor("q4_k", (3, 512))}
-    assert (manifest.quantisation, manifest.fallbacks) == (Quantisation("q4_k", "q8_0"), ("for a reason",))
+    assert manifest.formats.dense == {"a": BlockTensor("q4_k", (3, 512))}
+    assert (manifest.formats.asked, manifest.formats.fallbacks) == (Quantisation("q4_k", "q8_0"), ("for a reason",))
     assert parse(manifest.dumps(), "m") == manifest
 
 

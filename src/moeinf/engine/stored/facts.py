@@ -107,7 +107,7 @@ class StoredFacts:
             return ""
         if manifest.in_place is not None or manifest.source.kind == "file" or manifest.source.file:
             return self._no_mmproj(manifest.source)
-        if told := next((line for line in manifest.fallbacks if "vision tower" in line), ""):
+        if told := next((line for line in manifest.formats.fallbacks if "vision tower" in line), ""):
             return f"{name} takes text alone: {told}"
         if self.family.vision is None:
             return f"{name} takes text alone: {self.family.no_vision}"

@@ -70,7 +70,7 @@ def _base(stored: StoredModel) -> str:
     library = Library(stored.home)
     names = [model.name for model in library.list() if model.id == stored.id and not model.preset_text]
     source = stored.manifest.source
-    if names or stored.manifest.quantisation != KEEP:  # no pull of FROM would store the source in those formats
+    if names or stored.manifest.formats.asked != KEEP:  # no pull of FROM would store the source in those formats
         return min(names, default=stored.name)
     if "/" in source.file:
         return f"hf.co/{source.location}/blob/{source.revision}/{source.file}"

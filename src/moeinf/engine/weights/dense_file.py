@@ -85,7 +85,7 @@ class DenseFile:
     def __init__(self, stored: StoredModel, plan: TensorPlan, sums: DenseSums) -> None:
         self._path, self._remedy, self._sums = stored.dense_path, stored.remedy, sums
         sums.check_header()
-        self._sizes = DenseSizes(dense_tensors(self._path, stored.manifest.dense_formats), plan, self._path)
+        self._sizes = DenseSizes(dense_tensors(self._path, stored.manifest.formats.dense), plan, self._path)
         self._specs, self._in_file, self._num_bytes = self._sizes.specs, self._sizes.in_file, self._sizes.num_bytes
         self._lookups = tuple(s for s in self._specs if s.name in self._sizes.plan.lookups)
 

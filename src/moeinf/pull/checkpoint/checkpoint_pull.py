@@ -64,9 +64,7 @@ class CheckpointPull:
             conversion.layout,
             (),
             (),
-            conversion.quantisation,
-            conversion.fallbacks,
-            conversion.dense_formats,
+            conversion.formats,
         )
         generation = {}
         if _GENERATION in self._source.kept_files():
@@ -92,7 +90,7 @@ class CheckpointPull:
             needed,
             free_bytes(self._library.home),
             bool(done),
-            conversion.fallbacks,
+            conversion.formats.fallbacks,
         )
 
     def run(self) -> StoredModel:
@@ -136,7 +134,7 @@ class CheckpointPull:
         notice = journal.open(conversion)
         if notice:
             self._progress.note(notice)
-        for line in conversion.fallbacks:
+        for line in conversion.formats.fallbacks:
             self._progress.note(line)
         self._check_space(conversion, downloads)
         create_files(journal.model_folder, conversion)
@@ -197,8 +195,8 @@ class CheckpointPull:
 
     def _seal(self, conversion: Conversion) -> StoredModel:
         source, folder = self._source, self._journal.model_folder
-        conversion, planned = conversion.with_losses(self._journal.losses()), conversion.fallbacks
-        for line in conversion.fallbacks:
+        conversion, planned = conversion.with_losses(self._journal.losses()), conversion.formats.fallbacks
+        for line in conversion.formats.fallbacks:
             if line not in planned:
                 self._progress.note(line)
         info = self._reading.info(conversion)

@@ -30,6 +30,7 @@ from moeinf.store.format import (
     raw_header,
     shard_file,
 )
+from moeinf.store.manifest import StoredFormats
 from moeinf.store.quantisation import KEEP, DenseTensor, FormatPlan, Quantisation, dense_tensors_of, expert_formats
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan, TensorSpec
 
@@ -58,10 +59,8 @@ class Conversion:
     moe: MoeShape
     layout: ExpertLayout
     dtype: DType  # of most bytes of the dense tensors, before any was quantised
-    quantisation: Quantisation  # what was asked for
-    fallbacks: tuple[str, ...]  # one line for each reason why a format is another one, and for what is not usual
+    formats: StoredFormats
     dense: tuple[TensorSpec, ...]  # the tensors of the dense file, in its order
-    dense_formats: Mapping[str, BlockTensor]  # the quantised ones among them
     dense_head: bytes
     dense_bytes: int  # of the dense file with its head
     ahead: KeptFile  # layers that predict further tokens
@@ -73,8 +72,8 @@ class Conversion:
     def with_losses(self, losses: Losses) -> Conversion:
         """Returns what was planned, with the figures of what was lost."""
         planned = set(lines(self.kinds, None))
-        fallbacks = (*(line for line in self.fallbacks if line not in planned), *lines(self.kinds, losses))
-        return replace(self, fallbacks=fallbacks)
+        fallbacks = (*(line for line in self.formats.fallbacks if line not in planned), *lines(self.kinds, losses))
+        return replace(self, formats=replace(self.formats, fallbacks=fallbacks))
 
     def shard_bytes(self, layer: int) -> int:
         """The size of the file of an MoE layer."""
@@ -138,10 +137,12 @@ def plan_conversion(
         plan.moe,
         layout,
         _widest_used(plan, dtypes),
-        quantisation,
-        (*told, *formats.fallbacks, *blind, *lines(kinds, None)),
+        StoredFormats(
+            quantisation,
+            (*told, *formats.fallbacks, *blind, *lines(kinds, None)),
+            {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
+        ),
         tuple(specs),
-        {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
         len(head) + sum(spec.num_bytes for spec in specs),
         ahead,

@@ -165,6 +165,6 @@ def _layout_hash(conversion: Conversion) -> str:
         conversion.dense_head + conversion.ahead.head + conversion.vision.head,
         repr(conversion.layout).encode(),
         repr(conversion.moe).encode(),
-        repr(conversion.dense_formats).encode(),
+        repr(conversion.formats.dense).encode(),
     )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -60,9 +60,7 @@ def seal(
         conversion.layout,
         shards,
         tuple(entries),
-        conversion.quantisation,
-        conversion.fallbacks,
-        conversion.dense_formats,
+        conversion.formats,
         ahead=ahead,
         vision=vision,
     )
@@ -83,7 +81,7 @@ def _checksums(
 ) -> tuple[tuple[ShardEntry, ...], FileEntry, FileEntry | None, FileEntry | None, Sequence[SumRun]]:
     """Returns the entries of all layers, of the dense file, layers ahead and tower, and the sums for checksums.bin."""
     moe, stride = conversion.moe, conversion.layout.stride_bytes
-    dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
+    dense = dense_tensors(folder / DENSE_FILE, conversion.formats.dense)
     spans = [dense_span(folder / DENSE_FILE, conversion.dense_bytes, dense, info)]
     for layer in range(moe.num_layers):
         spans += expert_spans(folder / shard_file(layer), moe.experts_of(layer), conversion.layout)

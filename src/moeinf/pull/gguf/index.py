@@ -28,7 +28,7 @@ from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.format import BlockTensor, is_quantised
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
-from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, model_id, slot_layout
+from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, StoredFormats, model_id, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify_placed import header_digest, samples_digest
@@ -135,7 +135,7 @@ def _manifest_of(
         slot_layout(layers),
         (),
         (),
-        dense_formats=_dense_formats(placement),
+        formats=StoredFormats(dense=_dense_formats(placement)),
         layers=layers,
         in_place=InPlace(folder, tuple(files), dense, experts, vision),
     )

@@ -76,7 +76,10 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
         layers=tuple(layers),
         shards=shards,
         files=(dense,),
-        dense_formats={name: BlockTensor(*kind) for name, kind in formats.items() if is_quantised(kind[0])},
+        formats=replace(
+            manifest.formats,
+            dense={name: BlockTensor(*kind) for name, kind in formats.items() if is_quantised(kind[0])},
+        ),
         in_place=None,
         vision=vision,
     )

@@ -50,9 +50,9 @@ def _format_word(model: StoredModel) -> str:
         manifest = model.manifest
     except StoreError:
         return "?"
-    if manifest.quantisation == KEEP:
+    if manifest.formats.asked == KEEP:
         return expert_formats(manifest)
-    return manifest.quantisation.tag
+    return manifest.formats.asked.tag
 
 
 def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = ()) -> str:

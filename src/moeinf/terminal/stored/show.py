@@ -46,7 +46,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
             ("context length", str(info.context_length)),
             ("embedding length", str(info.hidden_size)),
             ("quantization", formats_text(model)),
-            *(("", line) for line in model.manifest.fallbacks),
+            *(("", line) for line in model.manifest.formats.fallbacks),
         ],
     )
     lines += section("MoE", _moe_rows(model))
@@ -142,7 +142,7 @@ def show_json(model: StoredModel) -> str:
             "embedding_length": info.hidden_size,
             "dtype": info.dtype,
             "quantization": formats_text(model),
-            "fallbacks": list(model.manifest.fallbacks),
+            "fallbacks": list(model.manifest.formats.fallbacks),
             "capabilities": list(StoredFacts(model).capabilities),
             "generation_config": generation_parameters(model),
             "own_options": list(preset_of(model).options),
