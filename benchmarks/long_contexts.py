@@ -19,9 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.model import Model
-from moeinf.models.cpu.attention import KVState
-from moeinf.models.cpu.latent import LatentState
+from moeinf.models.layers.attention.token_rows import KVState
+from moeinf.models.layers.latent.mla import LatentState
 from moeinf.terminal.session_opening import ensure_stored
 from moeinf.types import ByteArray
 
@@ -70,12 +71,13 @@ def main() -> None:
     )
     ids = np.random.default_rng(1).integers(3, 1000, PROMPT).tolist()
     with Model(ensure_stored(given.model, quiet=True), config) as model:
+        kept = kept_format(model.manifest.info, config)
         for state in model.runner.cache.states:
             if isinstance(state, KVState):
-                fill(state.keys, state.format)
-                fill(state.values, state.format)
+                fill(state.keys, kept)
+                fill(state.values, kept)
             elif isinstance(state, LatentState):
-                fill(state.data, state.format)
+                fill(state.rows, kept)
         timed(model, ids, 0)  # warms up
         for depth in depths:
             prefill = PROMPT / timed(model, ids, depth) if depth in prompts else 0

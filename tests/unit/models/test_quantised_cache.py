@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.cpu.attention import KVState, NativeAttention
+from moeinf.models.cpu.attention import NativeAttention
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.grouped import AttentionPart, attention_shapes
+from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Scores, Sight
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import Float32Array
+from moeinf.types import ByteArray, Float32Array
 from tests.oracles.quantised_cache import attended, quantised, widened
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 48, 20, 2, 64  # more heads in a group than go through at once
@@ -63,7 +65,7 @@ def test_attention_to_a_quantised_cache_equals_its_twin(
         none = layer.layers.rotary(None, 1)(0, count, cache)
         layer.attention.add_to(x[place], cache, none)
         cache.advance(count)
-    state: KVState = cache.states[0]
+    state: KVState[ByteArray] = cache.states[0]
     kept = []
     for memory, name in ((state.keys, "k"), (state.values, "v")):
         rows = memory.reshape(KV_HEADS, tokens + 3, -1)[:, :tokens].copy()
@@ -83,7 +85,7 @@ def test_attention_to_a_quantised_cache_equals_its_twin(
 def test_numbers_without_a_scale_are_kept_as_zeros_and_what_is_not_finite_stays_so(isa: str) -> None:
     layer = Layer(isa, 10, sinks=False)
     cache = Cache([layer.attention.new_state(1)], 1)
-    state: KVState = cache.states[0]
+    state: KVState[ByteArray] = cache.states[0]
     x = np.zeros((1, HIDDEN), np.float32)
     layer.attention.add_to(x, cache, layer.layers.rotary(None, 1)(0, 1, cache))
     assert not state.keys.any() and not x.any()
@@ -94,7 +96,8 @@ def test_numbers_without_a_scale_are_kept_as_zeros_and_what_is_not_finite_stays_
 
 def test_rows_of_a_quantised_cache_are_copied_out_and_in() -> None:
     rng = np.random.default_rng(4)
-    state, other = KVState(KV_HEADS, HEAD_DIM, 12, "q8_0"), KVState(KV_HEADS, HEAD_DIM, 20, "q8_0")
+    kept = HostMemory(NativeWeights(_native.Kernels(1), {}), "q8_0")
+    state, other = (KVState(kept, KV_HEADS, HEAD_DIM, capacity) for capacity in (12, 20))
     assert state.row_bytes == HEAD_DIM // 32 * 34 and len(state.keys) == KV_HEADS * 12 * state.row_bytes
     for memory in (state.keys, state.values):
         memory[:] = rng.integers(0, 256, len(memory))

@@ -9,46 +9,13 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.soft_tokens import ends_seen
-from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing, format_bytes
+from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
-
-
-class KVState:
-    """Keys and values of one layer on the CPU: the bytes of [kv_heads, capacity, head_dim] in `format`.
-
-    Pages are touched, and so counted as resident, only as tokens arrive.
-    """
-
-    rewinds = True
-
-    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, kept: KVFormat) -> None:
-        self._row = format_bytes(kept, (head_dim,))
-        self.planes, self.row_bytes = 2 * num_kv_heads, self._row
-        size = num_kv_heads * capacity * self._row
-        self.keys: ByteArray = np.empty(size, np.uint8)
-        self.values: ByteArray = np.empty(size, np.uint8)
-        self.format = kept
-        self._heads = num_kv_heads
-
-    def truncate(self, length: int) -> None:
-        pass  # what lies behind the cache's length is never read
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        for kept, at in self._by_head():
-            into[at : at + self._heads] = kept[:, start : start + into.shape[1]]
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        for kept, at in self._by_head():
-            kept[:, start : start + rows.shape[1]] = rows[at : at + self._heads]
-
-    def _by_head(self) -> list[tuple[ByteArray, int]]:
-        """Keys and values [kv_heads, capacity, row_bytes], each with its first plane."""
-        shape = (self._heads, -1, self._row)
-        return [(self.keys.reshape(shape), 0), (self.values.reshape(shape), self._heads)]
 
 
 class NativeAttention(OneByOne[Float32Array, Angles]):
@@ -61,7 +28,7 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
         )
         s = config.scores.sharpening or Sharpening(0.0, 1)
         assert s.growth != "smooth"
-        self._layer, self._config, self._kept = site.layer, config, memory.kept
+        self._memory, self._layer, self._config = memory, site.layer, config
         rope, gate, norms = config.rope, config.gate, config.head_norms
         shape = _native.AttentionShape(
             head_dim=config.head_dim,
@@ -86,8 +53,8 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
         weights = weights.with_wide_heads(config, site.prefix)
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
-    def new_state(self, capacity: int) -> KVState:
-        return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._kept)
+    def new_state(self, capacity: int) -> KVState[ByteArray]:
+        return KVState(self._memory, self._config.num_kv_heads, self._config.head_dim, capacity)
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         self._run(x, cache, positions, None)
@@ -95,10 +62,10 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
     def _run(self, x: Float32Array, cache: Cache, positions: Angles, chosen: IntArray | None) -> None:
         """chosen: the positions that the last tokens attend to, as the native layer takes them."""
         cos, sin = positions
-        state: KVState = cache.states[self._layer]
+        state: KVState[ByteArray] = cache.states[self._layer]
         ends = self._ends(len(x), cache)
         self._native.run(
-            x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin, ends, chosen
+            x, state.keys, state.values, self._memory.kept, cache.capacity, cache.length, cos, sin, ends, chosen
         )
 
     def _ends(self, num_tokens: int, cache: Cache) -> IntArray | None:

@@ -12,32 +12,9 @@ from moeinf.models.cpu.indexed import best, scores_of, turned_at_end
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.compressed import CompressedHeads, CompressedPart, entry_share, kept_shapes
+from moeinf.models.layers.latent.compressed import CompressedPart, EntryState, kept_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
-from moeinf.types import ByteArray, Float32Array, IntArray, Routing
-
-
-class EntryState:
-    """Entries with their index keys, in float32; each token has an equal share of the entry that stands for it."""
-
-    rewinds = True
-    planes = 1
-
-    def __init__(self, heads: CompressedHeads, capacity: int) -> None:
-        share, count = entry_share(heads), -(-capacity // heads.rate)
-        self.row_bytes = 4 * share
-        self._shares: Float32Array = np.empty((count * heads.rate, share), np.float32)
-        whole = self._shares.reshape(count, heads.rate * share)
-        self.entries, self.keys = whole[:, : heads.head_dim], whole[:, heads.head_dim : heads.entry_dim]
-
-    def truncate(self, length: int) -> None:
-        pass  # what does not lie wholly within the cache's length is never read
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        into[0] = self._shares[start : start + into.shape[1]].view(np.uint8)
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        self._shares[start : start + rows.shape[1]].view(np.uint8)[...] = rows[0]
+from moeinf.types import Float32Array, IntArray, Routing
 
 
 class NativeCompressedCore:
@@ -45,14 +22,14 @@ class NativeCompressedCore:
 
     def __init__(self, memory: HostMemory, part: CompressedPart[Float32Array, Angles, Routing]) -> None:
         self._heads, self._sinks, self._pools = part.heads, part.sinks[:, None], part.pools
-        self._layer, self._number = part.layer, part.number
+        self._memory, self._layer, self._number = memory, part.layer, part.number
         self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
 
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
         return RecurrentState(NumpyMath(), *kept_shapes(self._heads))
 
-    def new_entries(self, capacity: int) -> EntryState:
-        return EntryState(self._heads, capacity)
+    def new_entries(self, capacity: int) -> EntryState[Float32Array]:
+        return EntryState(self._memory, self._heads, capacity)
 
     def store(self, rows: Float32Array, raw: Float32Array | None, cache: Cache, positions: Angles) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 import moeinf._native as _native
-from moeinf.models.cpu.attention import Angles, KVState
+from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.own_heads import HeadsPart
+from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import Float32Array, Routing
+from moeinf.types import ByteArray, Float32Array, Routing
 
 
 class NativeHeadsCore:
@@ -17,7 +18,8 @@ class NativeHeadsCore:
 
     def __init__(self, memory: HostMemory, part: HeadsPart[Float32Array, Angles, Routing]) -> None:
         weights, config, profiles = memory.weights, part.config, part.profiles
-        self._config, self._kept, self._layer, rope = config, memory.kept, part.layer, config.rope
+        self._memory, self._kept = memory, memory.kept
+        self._config, self._layer, rope = config, part.layer, config.rope
         self._native = _native.HeadsLayer(
             weights.kernels,
             num_heads=config.num_heads,
@@ -30,8 +32,8 @@ class NativeHeadsCore:
             profiles=None if profiles is None else _from_the_farthest(weights, profiles),
         )
 
-    def new_state(self, capacity: int) -> KVState:
-        return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._kept)
+    def new_state(self, capacity: int) -> KVState[ByteArray]:
+        return KVState(self._memory, self._config.num_kv_heads, self._config.head_dim, capacity)
 
     def mixed(
         self,
@@ -44,7 +46,7 @@ class NativeHeadsCore:
         relative: Float32Array | None = None,
         sinks: Float32Array | None = None,
     ) -> Float32Array:
-        state: KVState = cache.states[self._layer]
+        state: KVState[ByteArray] = cache.states[self._layer]
         if self._config.scores.sharpening is not None:
             factors = self._config.scores.sharpening.factors(cache.length, len(q))
             q = q * factors
@@ -52,7 +54,18 @@ class NativeHeadsCore:
         turned = positions if self._config.rope is not None else (np.empty((len(q), 0), np.float32),) * 2
         out = np.empty_like(q)
         self._native.run(
-            q, k, v, state.keys, state.values, state.format, cache.capacity, cache.length, *turned, out, relative, sinks
+            q,
+            k,
+            v,
+            state.keys,
+            state.values,
+            self._memory.kept,
+            cache.capacity,
+            cache.length,
+            *turned,
+            out,
+            relative,
+            sinks,
         )
         return out
 

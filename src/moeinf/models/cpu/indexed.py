@@ -5,39 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.latent import LatentState, NativeLatentCore, growth_in
+from moeinf.models.cpu.latent import NativeLatentCore, growth_in
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.indexed import IndexedPart
-from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing
+from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
+from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 _BLOCK = 4096  # positions that are scored at once
-
-
-class IndexedState(LatentState):
-    """Beside the rows, the index keys [capacity, head_dim] in float32; both are saved as one row."""
-
-    def __init__(self, head_dim: int, width: int, capacity: int, kept: KVFormat) -> None:
-        """width, capacity, kept: as LatentState takes them. head_dim: 0 where the layer has no keys of its own."""
-        super().__init__(width, capacity, kept)
-        self._latent_bytes = self.row_bytes
-        self.keys: Float32Array = np.empty((capacity, head_dim), np.float32)
-        self.row_bytes += 4 * head_dim
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        rows = slice(start, start + into.shape[1])
-        into[0, :, : self._latent_bytes] = self.latents[rows]
-        into[0, :, self._latent_bytes :] = self.keys.view(np.uint8)[rows]
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        into = slice(start, start + rows.shape[1])
-        self.latents[into] = rows[0, :, : self._latent_bytes]
-        self.keys.view(np.uint8)[into] = rows[0, :, self._latent_bytes :]
-
-    @property
-    def latents(self) -> ByteArray:
-        """The rows as bytes, [capacity, bytes of a row]."""
-        return self.data.reshape(len(self.keys), self._latent_bytes)
 
 
 class NativeIndexedCore(NativeLatentCore):
@@ -51,18 +25,18 @@ class NativeIndexedCore(NativeLatentCore):
         self._index, self._keeps_keys = part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
-    def new_state(self, capacity: int) -> IndexedState:
-        return IndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))
+    def new_state(self, capacity: int) -> IndexedState[ByteArray, Float32Array]:
+        return IndexedState(self._memory, self._width, capacity, self._index.head_dim if self._keeps_keys else 0)
 
     def store_keys(self, keys: Float32Array, cache: Cache, positions: Angles) -> None:
-        state: IndexedState = cache.states[self._layer]
+        state: IndexedState[ByteArray, Float32Array] = cache.states[self._layer]
         state.keys[cache.length : cache.length + len(keys)] = self._rotated(keys[:, None], *positions)[:, 0]
 
     def choose(
         self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
     ) -> IntArray:
         """The positions of each token that sees more than top_k, in their order: [tokens, top_k]."""
-        state: IndexedState = cache.states[self._layer]
+        state: IndexedState[ByteArray, Float32Array] = cache.states[self._layer]
         tokens, first = len(queries), cache.length + at
         own = [table[at : at + tokens] for table in positions]
         queries = queries if self._index_growth is None else self._index_growth(queries, first)
@@ -79,11 +53,11 @@ class NativeIndexedCore(NativeLatentCore):
         self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int
     ) -> Float32Array:
         assert isinstance(chosen, np.ndarray | list)
-        state: IndexedState = cache.states[self._source]
-        dense = len(queries) - len(chosen)
+        state: IndexedState[ByteArray, Float32Array] = cache.states[self._source]
+        dense, latents = len(queries) - len(chosen), state.rows.reshape(cache.capacity, -1)
         out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
         for row, token in enumerate(range(dense, len(queries))):
-            rows = state.latents[chosen[row]].reshape(-1)
+            rows = latents[chosen[row]].reshape(-1)
             query = self.sharpened(queries[token : token + 1], cache.length + at + token)
             out.append(self._attended(query, rows, len(chosen[row]) - 1, positions, at + token))
         mixed: Float32Array = np.concatenate(out)

@@ -10,30 +10,10 @@ import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.mla import Growth, LatentPart
-from moeinf.types import ByteArray, Float32Array, KVFormat, Routing, format_bytes
+from moeinf.models.layers.latent.mla import Growth, LatentPart, LatentState
+from moeinf.types import ByteArray, Float32Array, Routing
 
 _TOKENS = 128  # whose queries exist at once
-
-
-class LatentState:
-    """The bytes of [capacity, width] in the cache's format; pages are touched only as tokens arrive."""
-
-    rewinds = True
-    planes = 1
-
-    def __init__(self, width: int, capacity: int, kept: KVFormat) -> None:
-        self.format, self.row_bytes = kept, format_bytes(kept, (width,))
-        self.data: ByteArray = np.empty(capacity * self.row_bytes, np.uint8)
-
-    def truncate(self, length: int) -> None:
-        pass  # what lies behind the cache's length is never read
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        into[0] = self.data.reshape(-1, self.row_bytes)[start : start + into.shape[1]]
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        self.data.reshape(-1, self.row_bytes)[start : start + rows.shape[1]] = rows[0]
 
 
 class NativeLatentCore:
@@ -43,8 +23,9 @@ class NativeLatentCore:
         weights, heads, layer = memory.weights, part.heads, part.layer
         tensor = weights.tensors[part.keys_values]
         (rows, rank), rope, nope_dim = tensor.shape, heads.rope, heads.qk_nope_head_dim
-        self._kept, self._layer, self._width = memory.kept, layer, rank + rope.rotary_dim
+        self._memory, self._kept, self._layer = memory, memory.kept, layer
         self._source = layer if heads.source is None else heads.source
+        self._width = rank + rope.rotary_dim if heads.source is None else 0  # of the rows that the layer keeps
         self._sharpening, self._growth = heads.sharpening, growth_in(weights, heads.growth)
         value_dim = rows // heads.num_heads - nope_dim
         self._num_values = heads.num_heads * value_dim
@@ -62,23 +43,19 @@ class NativeLatentCore:
             window=heads.window,
         )
 
-    def new_state(self, capacity: int) -> LatentState:
-        return LatentState(*self.state_of(capacity))
-
-    def state_of(self, capacity: int) -> tuple[int, int, KVFormat]:
-        """What LatentState is made of; a layer that attends to the rows of another keeps none."""
-        return self._width if self._source == self._layer else 0, capacity, self._kept
+    def new_state(self, capacity: int) -> LatentState[ByteArray]:
+        return LatentState(self._memory, self._width, capacity)
 
     def store(self, rows: Float32Array, cache: Cache, positions: Angles) -> None:
-        state: LatentState = cache.states[self._layer]
-        self._native.store(rows, state.data, self._kept, cache.length, *positions)
+        state: LatentState[ByteArray] = cache.states[self._layer]
+        self._native.store(rows, state.rows, self._kept, cache.length, *positions)
 
     def at_once(self, tokens: int) -> int:
         return min(tokens, _TOKENS)
 
     def attend(self, queries: Float32Array, cache: Cache, positions: Angles, at: int) -> Float32Array:
-        state: LatentState = cache.states[self._source]
-        return self._attended(self.sharpened(queries, cache.length + at), state.data, cache.length + at, positions, at)
+        state: LatentState[ByteArray] = cache.states[self._source]
+        return self._attended(self.sharpened(queries, cache.length + at), state.rows, cache.length + at, positions, at)
 
     def sharpened(self, queries: Float32Array, start: int) -> Float32Array:
         """start: the position of the first of their tokens."""

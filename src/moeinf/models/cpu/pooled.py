@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.indexed import IndexedState, NativeIndexedCore, positions_of_best, scores_of
+from moeinf.models.cpu.indexed import NativeIndexedCore, positions_of_best, scores_of
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.indexed import IndexedPart, IndexHeads, PooledPart
+from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState, IndexHeads, PooledPart
 from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 
-class PooledState(IndexedState):
+class PooledState(IndexedState[ByteArray, Float32Array]):
     """`keys` has what the keys of pools are made of; these are made anew where tokens were forgotten."""
 
-    def __init__(self, index: IndexHeads, *latent: Any) -> None:
-        """latent: as LatentState takes them."""
-        super().__init__(index.kept, *latent)
+    def __init__(self, memory: HostMemory, width: int, capacity: int, index: IndexHeads) -> None:
+        super().__init__(memory, width, capacity, index.kept)
         self.pools: Float32Array = np.empty((len(self.keys) // index.pool, index.head_dim), np.float32)
         self.num_pools, self._pool = 0, index.pool  # num_pools: whose keys are made
 
@@ -39,7 +36,7 @@ class NativePooledCore(NativeIndexedCore):
         self._pooled = part.pooled
 
     def new_state(self, capacity: int) -> PooledState:
-        return PooledState(self._index, *self.state_of(capacity))
+        return PooledState(self._memory, self._width, capacity, self._index)
 
     def store_keys(self, keys: Float32Array, cache: Cache, positions: Angles) -> None:
         state: PooledState = cache.states[self._layer]

@@ -4,46 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeinf.models.cpu.attention import Angles, KVState, NativeAttention
+from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.indexed import best, positions_of_best, turned_in_front
 from moeinf.models.cpu.weights import HostMemory
-from moeinf.models.layers.attention.block_sparse import BlockIndex, BlockSparsePart, index_names, index_norms
+from moeinf.models.layers.attention.block_sparse import (
+    BlockIndex,
+    BlockSparsePart,
+    IndexedKVState,
+    index_names,
+    index_norms,
+)
 from moeinf.models.layers.attention.group_sparse import GroupSparsePart, group_index_matrices, group_index_norms
 from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention_config import AttentionConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing
+from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 
-class BlockKVState(KVState):
-    """Beside keys and values, the index keys [capacity, head_dim] of tokens, in float32, and those of whole blocks.
+class BlockKVState(IndexedKVState[ByteArray, Float32Array]):
+    """Beside those, the index keys of whole blocks, which are made anew where tokens were forgotten."""
 
-    Of a token keys, values and index key are saved as one row; the keys of blocks are made anew.
-    """
-
-    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, kept: KVFormat, index: BlockIndex) -> None:
-        super().__init__(num_kv_heads, head_dim, capacity, kept)
-        self.index_keys: Float32Array = np.empty((capacity, index.head_dim), np.float32)
+    def __init__(self, memory: HostMemory, config: AttentionConfig, index: BlockIndex, capacity: int) -> None:
+        super().__init__(memory, config, index, capacity)
         self.blocks: Float32Array = np.empty((capacity // index.block, index.head_dim), np.float32)
         self.num_blocks, self._block = 0, index.block  # num_blocks: whose keys are made
-        self._kept_planes, self.planes = self.planes, 1
-        self._kept_bytes = self._kept_planes * self.row_bytes
-        self.row_bytes = self._kept_bytes + 4 * index.head_dim
 
     def truncate(self, length: int) -> None:
         self.num_blocks = min(self.num_blocks, length // self._block)
 
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        tokens = into.shape[1]
-        kept: ByteArray = np.empty((self._kept_planes, tokens, self._row), np.uint8)
-        super().save_rows(start, kept)
-        into[0, :, : self._kept_bytes] = kept.swapaxes(0, 1).reshape(tokens, -1)
-        into[0, :, self._kept_bytes :] = self.index_keys[start : start + tokens].view(np.uint8)
-
     def load_rows(self, start: int, rows: ByteArray) -> None:
-        tokens = rows.shape[1]
-        kept = rows[0, :, : self._kept_bytes].reshape(tokens, self._kept_planes, self._row)
-        super().load_rows(start, kept.swapaxes(0, 1))
-        self.index_keys[start : start + tokens].view(np.uint8)[...] = rows[0, :, self._kept_bytes :]
+        super().load_rows(start, rows)
         self.truncate(start)
 
 
@@ -59,8 +49,7 @@ class NativeBlockSparse(NativeAttention):
         self._query_norm, self._key_norm = (weights.norm(norm) for norm in index_norms(site, part.index))
 
     def new_state(self, capacity: int) -> BlockKVState:
-        c = self._config
-        return BlockKVState(c.num_kv_heads, c.head_dim, capacity, self._kept, self._index)
+        return BlockKVState(self._memory, self._config, self._index, capacity)
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         index, tokens, start = self._index, len(x), cache.length
@@ -113,13 +102,12 @@ class NativeGroupSparse(NativeAttention):
         self._queries, self._keys = (weights.linear(name) for name in group_index_matrices(site))
         self._input, self._query_norm, self._key_norm = (weights.norm(n) for n in group_index_norms(site, config))
 
-    def new_state(self, capacity: int) -> BlockKVState:
-        c = self._config
-        return BlockKVState(c.num_kv_heads, c.head_dim, capacity, self._kept, self._index)
+    def new_state(self, capacity: int) -> IndexedKVState[ByteArray, Float32Array]:
+        return IndexedKVState(self._memory, self._config, self._index, capacity)
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         index, tokens, start = self._index, len(x), cache.length
-        state: BlockKVState = cache.states[self._layer]
+        state: IndexedKVState[ByteArray, Float32Array] = cache.states[self._layer]
         hidden = self._input(x)
         keys = turned_in_front(self._key_norm(self._keys(hidden))[:, None], *positions)
         state.index_keys[start : start + tokens] = keys[:, 0]

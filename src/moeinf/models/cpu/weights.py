@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Generic
 
 import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.layers.attention.token_rows import K
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
-from moeinf.types import Float32Array, KVFormat, Routing
+from moeinf.types import ByteArray, Float32Array, KVFormat, Routing, format_bytes
 
 
 class NativeWeights:
@@ -87,6 +89,38 @@ class HostMemory:
 
     weights: NativeWeights
     kept: KVFormat  # of keys and values
+
+    def rows(self, planes: int, capacity: int, width: int) -> HostRows[ByteArray]:
+        row = format_bytes(self.kept, (width,))
+        data: ByteArray = np.empty(planes * capacity * row, np.uint8)
+        return HostRows(data, data.reshape(planes, capacity, row))
+
+    def floats(self, capacity: int, width: int) -> HostRows[Float32Array]:
+        data: Float32Array = np.empty((capacity, width), np.float32)
+        return HostRows(data, data.view(np.uint8)[None])
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows(Generic[K]):
+    """As RowsOf. Pages are touched, and so counted as resident, only as tokens arrive."""
+
+    data: K
+    by_plane: ByteArray  # the same memory, [planes, capacity, row_bytes]
+
+    @property
+    def planes(self) -> int:
+        return len(self.by_plane)
+
+    @property
+    def row_bytes(self) -> int:
+        size: int = self.by_plane.shape[2]
+        return size
+
+    def save(self, start: int, into: ByteArray) -> None:
+        into[...] = self.by_plane[:, start : start + into.shape[1]]
+
+    def load(self, start: int, rows: ByteArray) -> None:
+        self.by_plane[:, start : start + rows.shape[1]] = rows
 
 
 class Linear:

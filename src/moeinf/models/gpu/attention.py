@@ -10,37 +10,12 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
-from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.attention_config import Gate, NormConfig
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.soft_tokens import ends_seen
-from moeinf.types import ByteArray
-
-
-class DeviceKVState:
-    """Keys and values of one layer: [kv_heads, capacity, head_dim]."""
-
-    rewinds = True
-
-    def __init__(self, device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.planes, self.row_bytes = 2 * shape[0], shape[2] * dtype.itemsize
-
-    def truncate(self, length: int) -> None:
-        pass  # what lies behind the cache's length is never read
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        heads, end = len(self.keys), start + into.shape[1]
-        into[:heads] = bytes_to_host(self.keys[:, start:end])
-        into[heads:] = bytes_to_host(self.values[:, start:end])
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        heads, end = len(self.keys), start + rows.shape[1]
-        bytes_of_host(rows[:heads], self.keys[:, start:end])
-        bytes_of_host(rows[heads:], self.values[:, start:end])
 
 
 class DeviceAttention(OneByOne[Tensor, DevicePositions]):
@@ -57,7 +32,7 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
         p, gate, norms = c.projections, c.gate, c.head_norms
         gated = gate is not None and gate.name is None
         weights = weights.with_wide_heads(config, site.prefix)
-        self._weights, self._dtype, self._layer, self._residual = weights, memory.kept, site.layer, site.residual
+        self._memory, self._weights, self._layer, self._residual = memory, weights, site.layer, site.residual
         self._replaces = site.replaces
         prefix = site.prefix
         inputs = "qkk" if p.values_of_keys else "qkv"
@@ -126,9 +101,9 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
         self._after = (q_norm * k_norm).repeat(self._config.num_heads)
         self._q_norm, self._k_norm = torch.ones_like(q_norm), torch.ones_like(k_norm)
 
-    def new_state(self, capacity: int) -> DeviceKVState:
+    def new_state(self, capacity: int) -> KVState[Tensor]:
         c = self._config
-        return DeviceKVState(self._weights.device.kind, (c.num_kv_heads, capacity, c.head_dim), self._dtype)
+        return KVState(self._memory, c.num_kv_heads, c.head_dim, capacity)
 
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         weights, vectors, c = self._weights, self._weights.ops.vectors, self._config
@@ -149,7 +124,7 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
         if value_dim is not None:
             heads = v.reshape(len(v), c.num_kv_heads, value_dim)
             v = torch.nn.functional.pad(heads, (0, c.head_dim - value_dim)).reshape(k.shape)
-        state: DeviceKVState = cache.states[self._layer]
+        state: KVState[Tensor] = cache.states[self._layer]
         turned = slice(0, None if c.rope is not None else 0)  # a layer of a model with positions may have none
         form = HeadForm(
             positions.cos[:, turned],
@@ -186,7 +161,7 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
 
     def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
         """q, out [tokens, heads * head_dim], of the first tokens of a pass, whose keys and values are stored."""
-        state: DeviceKVState = cache.states[self._layer]
+        state: KVState[Tensor] = cache.states[self._layer]
         keys_values = KeyValues(state.keys, state.values)
         self._weights.ops.vectors.attend(q, keys_values, positions.position, positions.start, form, out)
 

@@ -13,35 +13,10 @@ from moeinf.gpu.matrix import DeviceRouting
 from moeinf.models.gpu.indexed import turned_at_end
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
-from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.compressed import FIXED, CompressedHeads, CompressedPart, entry_share, kept_shapes
+from moeinf.models.layers.latent.compressed import FIXED, CompressedPart, EntryState, kept_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
-from moeinf.types import ByteArray
-
-
-class DeviceEntryState:
-    """Entries with their index keys, in float32; each token has an equal share of the entry that stands for it."""
-
-    rewinds = True
-    planes = 1
-
-    def __init__(self, device: torch.device, heads: CompressedHeads, capacity: int) -> None:
-        share, count = entry_share(heads), -(-capacity // heads.rate)
-        self.row_bytes = 4 * share
-        self._shares = torch.zeros((1, count * heads.rate, share), device=device)
-        whole = self._shares.view(count, heads.rate * share)
-        self.entries, self.keys = whole[:, : heads.head_dim], whole[:, heads.head_dim : heads.entry_dim]
-
-    def truncate(self, length: int) -> None:
-        pass  # what does not lie wholly within the cache's length is never read
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        into[...] = bytes_to_host(self._shares[:, start : start + into.shape[1]])
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        bytes_of_host(rows, self._shares[:, start : start + rows.shape[1]])
 
 
 class DeviceCompressedCore:
@@ -49,14 +24,14 @@ class DeviceCompressedCore:
 
     def __init__(self, memory: DeviceMemory, part: CompressedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
         self._heads, self._sinks, self._pools = part.heads, part.sinks, part.pools
-        self._layer, self._number = part.layer, part.number
+        self._memory, self._layer, self._number = memory, part.layer, part.number
         self._rows = torch.empty((0, part.heads.head_dim), device=part.sinks.device)  # of the pass, the window before
 
     def new_state(self, capacity: int) -> RecurrentState[Tensor]:
         return RecurrentState(TorchMath(self._sinks.device), *kept_shapes(self._heads))
 
-    def new_entries(self, capacity: int) -> DeviceEntryState:
-        return DeviceEntryState(self._sinks.device, self._heads, capacity)
+    def new_entries(self, capacity: int) -> EntryState[Tensor]:
+        return EntryState(self._memory, self._heads, capacity)
 
     def store(self, rows: Tensor, raw: Tensor | None, cache: Cache, positions: DevicePositions) -> None:
         state: RecurrentState[Tensor] = cache.states[self._layer]
@@ -70,7 +45,7 @@ class DeviceCompressedCore:
 
     def _store_entries(self, raw: Tensor, tokens: int, cache: Cache, positions: DevicePositions) -> None:
         h, state = self._heads, cache.states[self._number]
-        assert self._pools is not None and isinstance(state, DeviceEntryState)
+        assert self._pools is not None and isinstance(state, EntryState)
         if tokens == 1:
             needed, windows = raw, positions.position.long() // h.rate
         else:

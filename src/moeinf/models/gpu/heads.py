@@ -7,10 +7,10 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
-from moeinf.models.gpu.attention import DeviceKVState
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.attention.own_heads import SCORES_AT_ONCE, HeadsPart
+from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
 
 
@@ -19,14 +19,14 @@ class DeviceHeadsCore:
 
     def __init__(self, memory: DeviceMemory, part: HeadsPart[Tensor, DevicePositions, DeviceRouting]) -> None:
         weights = memory.weights
-        self._config, self._dtype, self._layer = part.config, memory.kept, part.layer
-        self._vectors, self._kind = weights.ops.vectors, weights.device.kind
+        self._memory, self._config, self._layer = memory, part.config, part.layer
+        self._vectors = weights.ops.vectors
         self._profiles = None if part.profiles is None else weights.table(part.profiles)  # [width, extent]
         self._scale = part.config.scale
 
-    def new_state(self, capacity: int) -> DeviceKVState:
+    def new_state(self, capacity: int) -> KVState[Tensor]:
         c = self._config
-        return DeviceKVState(self._kind, (c.num_kv_heads, capacity, c.head_dim), self._dtype)
+        return KVState(self._memory, c.num_kv_heads, c.head_dim, capacity)
 
     def mixed(
         self,
@@ -40,7 +40,7 @@ class DeviceHeadsCore:
         sinks: Tensor | None = None,
     ) -> Tensor:
         c, tokens = self._config, len(q)
-        state: DeviceKVState = cache.states[self._layer]
+        state: KVState[Tensor] = cache.states[self._layer]
         if c.scores.sharpening is not None:
             factors = sharpened(c.scores.sharpening, positions, 0, tokens)
             q = q * factors

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import KeyValues
-from moeinf.models.gpu.latent import DeviceLatentCore, DeviceLatentState, growth_in
+from moeinf.models.gpu.latent import DeviceLatentCore, growth_in
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
-from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.indexed import IndexedPart
-from moeinf.types import ByteArray
+from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
 
 NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
-
-
-class DeviceIndexedState(DeviceLatentState):
-    """Beside the rows, the index keys [capacity, head_dim] in float32; both are saved as one row."""
-
-    def __init__(self, head_dim: int, *latent: Any) -> None:
-        """latent: as DeviceLatentState takes them. head_dim: 0 where the layer has no keys of its own."""
-        super().__init__(*latent)
-        self._latent_bytes = self.row_bytes
-        self.keys = torch.zeros((self.rows.shape[1], head_dim), device=self.rows.device)
-        self.row_bytes += 4 * head_dim
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        super().save_rows(start, into[:, :, : self._latent_bytes])
-        into[0, :, self._latent_bytes :] = bytes_to_host(self.keys[None, start : start + into.shape[1]])[0]
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        super().load_rows(start, rows[:, :, : self._latent_bytes])
-        bytes_of_host(rows[:, :, self._latent_bytes :], self.keys[None, start : start + rows.shape[1]])
 
 
 class DeviceIndexedCore(DeviceLatentCore):
@@ -51,17 +28,17 @@ class DeviceIndexedCore(DeviceLatentCore):
         self._index, self._keeps_keys = part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
-    def new_state(self, capacity: int) -> DeviceIndexedState:
-        return DeviceIndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))
+    def new_state(self, capacity: int) -> IndexedState[Tensor, Tensor]:
+        return IndexedState(self._memory, self._width, capacity, self._index.head_dim if self._keeps_keys else 0)
 
     def store_keys(self, keys: Tensor, cache: Cache, positions: DevicePositions) -> None:
-        state: DeviceIndexedState = cache.states[self._layer]
+        state: IndexedState[Tensor, Tensor] = cache.states[self._layer]
         where = positions_of(positions, 0, len(keys))
         state.keys.index_copy_(0, where, self._turned(keys[:, None], positions, where)[:, 0])
 
     def choose(self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int) -> object:
         """The positions of each token, best first, [tokens, top_k]; None where no token of the cache sees more."""
-        state: DeviceIndexedState = cache.states[self._layer]
+        state: IndexedState[Tensor, Tensor] = cache.states[self._layer]
         tokens, top_k = len(queries), self._index.top_k
         if cache.capacity <= top_k:
             return None

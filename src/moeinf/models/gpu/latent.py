@@ -10,33 +10,11 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, positions_of, sharpened
-from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import TORCH_DTYPES, DeviceMemory, DeviceWeights
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.mla import Growth, LatentPart
-from moeinf.types import ByteArray
+from moeinf.models.layers.latent.mla import Growth, LatentPart, LatentState
 
 _NUMBERS = 1 << 22  # of queries that exist at once: 16 MiB
-
-
-class DeviceLatentState:
-    """[1, capacity, width]: keys of one head, as attention takes them."""
-
-    rewinds = True
-    planes = 1
-
-    def __init__(self, device: torch.device, width: int, capacity: int, dtype: torch.dtype) -> None:
-        self.rows = torch.zeros((1, capacity, width), dtype=dtype, device=device)
-        self.row_bytes = width * dtype.itemsize
-
-    def truncate(self, length: int) -> None:
-        pass  # what lies behind the cache's length is never read
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        into[...] = bytes_to_host(self.rows[:, start : start + into.shape[1]])
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        bytes_of_host(rows, self.rows[:, start : start + rows.shape[1]])
 
 
 class DeviceLatentCore:
@@ -48,27 +26,23 @@ class DeviceLatentCore:
         assert matrix.format in TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
         # [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in
         keys_values = matrix.data.view(TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
-        self._vectors, self._dtype, self._layer = weights.ops.vectors, memory.kept, layer
+        self._memory, self._vectors, self._dtype, self._layer = memory, weights.ops.vectors, memory.kept, layer
         self._source = layer if heads.source is None else heads.source
         nope_dim = heads.qk_nope_head_dim
         self._into = keys_values[:, :nope_dim]  # W_UK
         self._out_of = keys_values[:, nope_dim:].transpose(1, 2)  # W_UV
         self._num_heads, self._nope_dim, self._rank = len(keys_values), nope_dim, keys_values.shape[2]
+        self._width = self._rank + heads.rope.rotary_dim if heads.source is None else 0  # of the rows that it keeps
         sinks = None if heads.sinks is None else weights.vector(heads.sinks)
         self._rope, self._form, self._sharpening = heads.rope, AttentionForm(heads.scale, sinks=sinks), heads.sharpening
         self._growth, self._window = growth_in(weights, heads.growth), heads.window
         assert sinks is None or not self._window, "no family has both"
 
-    def new_state(self, capacity: int) -> DeviceLatentState:
-        return DeviceLatentState(*self.state_of(capacity))
-
-    def state_of(self, capacity: int) -> tuple[torch.device, int, int, torch.dtype]:
-        """What DeviceLatentState is made of; a layer that attends to the rows of another keeps none."""
-        width = self._rank + self._rope.rotary_dim if self._source == self._layer else 0
-        return self._into.device, width, capacity, self._dtype
+    def new_state(self, capacity: int) -> LatentState[Tensor]:
+        return LatentState(self._memory, self._width, capacity)
 
     def store(self, rows: Tensor, cache: Cache, positions: DevicePositions) -> None:
-        state: DeviceLatentState = cache.states[self._layer]
+        state: LatentState[Tensor] = cache.states[self._layer]
         where = positions_of(positions, 0, len(rows))
         rotated = self._rotated(rows[:, None], positions, where)[:, 0]
         state.rows[0].index_copy_(0, where, rotated.to(self._dtype))
@@ -82,7 +56,7 @@ class DeviceLatentCore:
         return torch.cat(pieces)
 
     def _attended(self, queries: Tensor, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
-        state: DeviceLatentState = cache.states[self._source]
+        state: LatentState[Tensor] = cache.states[self._source]
         position = positions.position + at if at else positions.position
         rows = KeyValues(state.rows, state.rows)
         return self._mixed(queries, rows, position, positions.start + at, positions, at)

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import KeyValues
-from moeinf.models.gpu.indexed import NUMBERS, DeviceIndexedCore, DeviceIndexedState
+from moeinf.models.gpu.indexed import NUMBERS, DeviceIndexedCore
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.sparse import best_blocks, positions_of_blocks
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
+from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState, PooledPart
 
 
 class DevicePooledCore(DeviceIndexedCore):
@@ -26,8 +26,8 @@ class DevicePooledCore(DeviceIndexedCore):
         super().__init__(memory, IndexedPart(part.latent, part.index, keeps_keys=True))
         self._pooled = part.pooled
 
-    def new_state(self, capacity: int) -> DeviceIndexedState:
-        return DeviceIndexedState(self._index.kept, *self.state_of(capacity))
+    def new_state(self, capacity: int) -> IndexedState[Tensor, Tensor]:
+        return IndexedState(self._memory, self._width, capacity, self._index.kept)
 
     def store_keys(self, keys: Tensor, cache: Cache, positions: DevicePositions) -> None:
         cache.states[self._layer].keys.index_copy_(0, positions_of(positions, 0, len(keys)), keys)

@@ -9,12 +9,17 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
-from moeinf.models.gpu.attention import DeviceAttention, DeviceKVState
+from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.indexed import turned_in_front
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
-from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceMemory
-from moeinf.models.layers.attention.block_sparse import BlockIndex, BlockSparsePart, index_names, index_norms
+from moeinf.models.layers.attention.block_sparse import (
+    BlockIndex,
+    BlockSparsePart,
+    IndexedKVState,
+    index_names,
+    index_norms,
+)
 from moeinf.models.layers.attention.group_sparse import (
     GroupIndex,
     GroupSparsePart,
@@ -22,36 +27,11 @@ from moeinf.models.layers.attention.group_sparse import (
     group_index_norms,
 )
 from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray
 
+State = IndexedKVState[Tensor, Tensor]
 _NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
-
-
-class DeviceBlockKVState(DeviceKVState):
-    """Beside keys and values, the index keys [capacity, head_dim] of tokens in float32; saved as one row of a token."""
-
-    def __init__(
-        self, device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, index: BlockIndex
-    ) -> None:
-        super().__init__(device, shape, dtype)
-        self.index_keys = torch.zeros((shape[1], index.head_dim), device=device)
-        self._kept_planes, self._row, self.planes = self.planes, self.row_bytes, 1
-        self._kept_bytes = self._kept_planes * self._row
-        self.row_bytes = self._kept_bytes + 4 * index.head_dim
-
-    def save_rows(self, start: int, into: ByteArray) -> None:
-        tokens = into.shape[1]
-        kept = into[0, :, : self._kept_bytes].reshape(tokens, self._kept_planes, self._row).swapaxes(0, 1).copy()
-        super().save_rows(start, kept)
-        into[0, :, : self._kept_bytes] = kept.swapaxes(0, 1).reshape(tokens, -1)
-        into[0, :, self._kept_bytes :] = bytes_to_host(self.index_keys[None, start : start + tokens])[0]
-
-    def load_rows(self, start: int, rows: ByteArray) -> None:
-        tokens = rows.shape[1]
-        kept = rows[0, :, : self._kept_bytes].reshape(tokens, self._kept_planes, self._row).swapaxes(0, 1)
-        super().load_rows(start, kept.copy())
-        bytes_of_host(rows[:, :, self._kept_bytes :].copy(), self.index_keys[None, start : start + tokens])
 
 
 class DeviceChosenBlocks(DeviceAttention, ABC):
@@ -63,10 +43,8 @@ class DeviceChosenBlocks(DeviceAttention, ABC):
 
     _index: BlockIndex
 
-    def new_state(self, capacity: int) -> DeviceBlockKVState:
-        c = self._config
-        shape = (c.num_kv_heads, capacity, c.head_dim)
-        return DeviceBlockKVState(self._weights.device.kind, shape, self._dtype, self._index)
+    def new_state(self, capacity: int) -> State:
+        return IndexedKVState(self._memory, self._config, self._index, capacity)
 
     def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
         index, tokens, capacity = self._index, len(q), cache.capacity
@@ -77,12 +55,12 @@ class DeviceChosenBlocks(DeviceAttention, ABC):
             super().attend(q[:dense], cache, positions, form, out[:dense])
         if dense == tokens:
             return
-        state: DeviceBlockKVState = cache.states[self._layer]
+        state: State = cache.states[self._layer]
         chosen = self._chosen(state, positions, dense, tokens - dense)
         attend_chosen(self._weights.ops.vectors, state, q, chosen, positions, form, out)
 
     @abstractmethod
-    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+    def _chosen(self, state: State, positions: DevicePositions, first: int, tokens: int) -> Tensor:
         """The positions of each of the tokens in their order, [tokens, groups, most], as attend_chosen takes them."""
 
 
@@ -97,14 +75,14 @@ class DeviceBlockSparse(DeviceChosenBlocks):
         self._index_norms = [weights.norm(norm) for norm in index_norms(site, part.index)]
 
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
-        state: DeviceBlockKVState = cache.states[self._layer]
+        state: State = cache.states[self._layer]
         projected, width = self._project(x), self._index.num_heads * self._index.head_dim
         where = positions_of(positions, 0, len(x))
         state.index_keys.index_copy_(0, where, projected[:, width:])
         self._queries = projected[:, :width].reshape(len(x), self._index.num_heads, -1)
         super().add_to(x, cache, positions)
 
-    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+    def _chosen(self, state: State, positions: DevicePositions, first: int, tokens: int) -> Tensor:
         index, capacity = self._index, len(state.index_keys)
         where = positions_of(positions, first, tokens)
         queries = self._index_norms[0](self._queries[first:])
@@ -119,7 +97,7 @@ class DeviceBlockSparse(DeviceChosenBlocks):
             best.append(best_blocks(scores, where[i : i + size], index.num_blocks, index.block, capacity))
         return positions_of_blocks(torch.cat(best), where, index.block)[:, None]
 
-    def _blocks(self, state: DeviceBlockKVState, positions: DevicePositions) -> Tensor:
+    def _blocks(self, state: State, positions: DevicePositions) -> Tensor:
         """The keys of all blocks of the cache, [blocks, head_dim]; those that are not whole yet have no meaning."""
         size = self._index.block
         count = len(state.index_keys) // size
@@ -144,7 +122,7 @@ class DeviceGroupSparse(DeviceChosenBlocks):
         self._input, self._query_norm, self._key_norm = (weights.norm(n) for n in group_index_norms(site, config))
 
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
-        state: DeviceBlockKVState = cache.states[self._layer]
+        state: State = cache.states[self._layer]
         hidden, where = self._input(x), positions_of(positions, 0, len(x))
         cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
         keys = turned_in_front(self._key_norm(self._index_keys(hidden))[:, None], cos, sin)
@@ -153,7 +131,7 @@ class DeviceGroupSparse(DeviceChosenBlocks):
         self._queries = turned_in_front(self._query_norm(queries), cos, sin)
         super().add_to(x, cache, positions)
 
-    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+    def _chosen(self, state: State, positions: DevicePositions, first: int, tokens: int) -> Tensor:
         where = positions_of(positions, first, tokens)
         size = max(1, _NUMBERS // (self._index.num_heads * len(state.index_keys)))
         chosen = [
@@ -181,7 +159,7 @@ class DeviceGroupSparse(DeviceChosenBlocks):
 
 def attend_chosen(
     vectors: VectorOps,
-    state: DeviceKVState,
+    state: KVState[Tensor],
     q: Tensor,
     chosen: Tensor,
     positions: DevicePositions,

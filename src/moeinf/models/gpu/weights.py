@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from moeinf.models.layers.weights import (
     vector,
     wider_heads,
 )
-from moeinf.types import DEVICE_FORMATS
+from moeinf.types import DEVICE_FORMATS, ByteArray
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NOWHERE: Final = torch.device("meta")
@@ -156,3 +157,35 @@ class DeviceMemory:
     weights: DeviceWeights
     kept: torch.dtype  # of keys and values
     spare: Tensor | None = None  # as large as what beams of one layer have decoded; layers share it
+
+    def rows(self, planes: int, capacity: int, width: int) -> DeviceRows:
+        data = torch.zeros((planes, capacity, width), dtype=self.kept, device=self.weights.device.kind)
+        return DeviceRows(data, data)
+
+    def floats(self, capacity: int, width: int) -> DeviceRows:
+        data = torch.zeros((capacity, width), device=self.weights.device.kind)
+        return DeviceRows(data, data[None])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """As RowsOf. What is saved waits for the device."""
+
+    data: Tensor
+    by_plane: Tensor  # the same memory, [planes, capacity, width]
+
+    @property
+    def planes(self) -> int:
+        return len(self.by_plane)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.by_plane.shape[2] * self.data.dtype.itemsize
+
+    def save(self, start: int, into: ByteArray) -> None:
+        rows = self.by_plane[:, start : start + into.shape[1]]
+        into[...] = rows.contiguous().view(torch.uint8).cpu().numpy()
+
+    def load(self, start: int, rows: ByteArray) -> None:
+        into = self.by_plane[:, start : start + rows.shape[1]]
+        into.copy_(torch.from_numpy(np.ascontiguousarray(rows)).view(into.dtype))

@@ -12,11 +12,13 @@ whole block: where there are no more blocks, to all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.assemble import CommonAttention
+from moeinf.models.layers.attention.token_rows import K, KVState, MemoryOf
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.protocol import Attention, AttentionOf, Layers, P, Part, R
@@ -52,6 +54,15 @@ class BlockSparsePart(Part[A, P, R, AttentionOf[A, P]]):
     config: AttentionConfig
     site: AttentionSite
     index: BlockIndex
+
+
+class IndexedKVState(KVState[K], Generic[K, A]):
+    """Beside keys and values, the index keys of tokens, float32 [capacity, head_dim]."""
+
+    def __init__(self, memory: MemoryOf[K, A], config: AttentionConfig, index: BlockIndex, capacity: int) -> None:
+        keys = memory.floats(capacity, index.head_dim)
+        super().__init__(memory, config.num_kv_heads, config.head_dim, capacity, keys)
+        self.index_keys = keys.data
 
 
 def parse_index(f: Fields, attention: AttentionConfig) -> BlockIndex:

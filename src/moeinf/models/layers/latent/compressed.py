@@ -19,10 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
 from moeinf.models.layers.array_math import A, Array, Hidden
 from moeinf.models.layers.assemble import Mixer
+from moeinf.models.layers.attention.token_rows import MemoryOf, TokenState
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
@@ -90,6 +91,17 @@ class CompressedCoreOf(Protocol[A, P_contra]):
 
         They are those of the tokens from `at` of the pass, whose rows have been stored."""
         ...
+
+
+class EntryState(TokenState, Generic[A]):
+    """Entries with their index keys, in float32; each token has an equal share of the entry that stands for it."""
+
+    def __init__(self, memory: MemoryOf[object, A], heads: CompressedHeads, capacity: int) -> None:
+        count = -(-capacity // heads.rate)
+        shares = memory.floats(count * heads.rate, entry_share(heads))
+        super().__init__(shares)
+        whole = shares.data.reshape(count, -1)
+        self.entries, self.keys = whole[:, : heads.head_dim], whole[:, heads.head_dim : heads.entry_dim]
 
 
 CompressedCore = CompressedCoreOf[Array, Positions]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Generic, Protocol
 from weakref import WeakKeyDictionary
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A, Array, Hidden
 from moeinf.models.layers.assemble import Mixer
+from moeinf.models.layers.attention.token_rows import K, MemoryOf
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
@@ -30,6 +31,7 @@ from moeinf.models.layers.latent.mla import (
     LatentCore,
     LatentCoreOf,
     LatentPart,
+    LatentState,
     growth_of,
 )
 from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R
@@ -75,6 +77,16 @@ class IndexedCoreOf(LatentCoreOf[A, P_contra], Protocol[A, P_contra]):
     def attend_to(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
         """As `attend`, to what `choose` has chosen for these tokens."""
         ...
+
+
+class IndexedState(LatentState[K], Generic[K, A]):
+    """Beside the rows of a layer its index keys, or what those of pools are made of: float32 [capacity, of_keys]."""
+
+    def __init__(self, memory: MemoryOf[K, A], width: int, capacity: int, of_keys: int) -> None:
+        """of_keys: the width of keys; 0 where the layer has none of its own."""
+        keys = memory.floats(capacity, of_keys)
+        super().__init__(memory, width, capacity, keys)
+        self.keys = keys.data
 
 
 IndexedCore = IndexedCoreOf[Array, Positions]

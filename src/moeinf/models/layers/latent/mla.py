@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol
 
 import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A, Array, Hidden
+from moeinf.models.layers.attention.token_rows import K, MemoryOf, RowsOf, TokenState
 from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes, Sharpening
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
@@ -74,6 +75,16 @@ class LatentCoreOf(Protocol[A, P_contra]):
 
         They are those of the tokens from `at` of the pass, whose rows have been stored."""
         ...
+
+
+class LatentState(TokenState, Generic[K]):
+    """The rows of a layer, [capacity, width]."""
+
+    def __init__(self, memory: MemoryOf[K, Array], width: int, capacity: int, *others: RowsOf[object]) -> None:
+        """width: 0 where a layer attends to the rows of another; others: what is kept of each token besides."""
+        rows = memory.rows(1, capacity, width)
+        super().__init__(rows, *others, joined=bool(others))
+        self.rows = rows.data
 
 
 LatentCore = LatentCoreOf[Array, Positions]
