@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.generator import Generator
+from moeinf.engine.answers.model_kind import Rendering
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, Request
 from moeinf.engine.opening import ModelParts, OpenOptions, open_model
 from moeinf.engine.reporting import Reporting
@@ -166,7 +167,7 @@ class Model:
 
         Raises ContextLengthError, TextError, StoreError for a closed model.
         """
-        return self.generator.prompts.encode(prompt, raw=raw, variables=variables, continues=continues).ids
+        return self.generator.prompts.encode(prompt, Rendering(raw, variables, continues)).ids
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
         """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.

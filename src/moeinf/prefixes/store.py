@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from moeinf.prefixes.block import (
     BLOCK_TOKENS,
@@ -51,6 +51,15 @@ def _alone(
     return alone
 
 
+class Limits(NamedTuple):
+    block_tokens: int = BLOCK_TOKENS
+    short_tokens: int = SHORT_TOKENS  # of prompts and sequences that are neither looked up nor kept
+    flush_s: float = FLUSH_S  # what `close` waits for the disk at most
+
+
+LIMITS: Final = Limits()
+
+
 class PrefixStore:
     """moeinf.sampling.loop.Prefixes over the tiers. Used from the thread that runs the model, but for `spare`."""
 
@@ -61,18 +70,11 @@ class PrefixStore:
         memory: MemoryTier,
         disk: DiskTier | None,
         borders: Borders,
-        block_tokens: int = BLOCK_TOKENS,
-        short_tokens: int = SHORT_TOKENS,
-        flush_s: float = FLUSH_S,
+        limits: Limits = LIMITS,
     ) -> None:
-        """root: the name that first blocks follow, other for each model and whatever decides its numbers.
-
-        short_tokens: of prompts and sequences that are neither looked up nor kept. flush_s: what `close` waits for the
-        disk at most.
-        """
+        """root: the name that first blocks follow, other for each model and whatever decides its numbers."""
         self._cache, self._name, self._memory, self._disk = cache, root, memory, disk
-        self._borders, self._block_tokens, self._short_tokens = borders, block_tokens, short_tokens
-        self._flush_s = flush_s
+        self._borders, self._limits = borders, limits
         self._writer = None if disk is None else Writer(disk)
         self._in_use = threading.RLock()  # by whoever reads or changes what is in memory
 
@@ -97,9 +99,9 @@ class PrefixStore:
 
     def borders(self, prompt: Sequence[int]) -> list[int]:
         """After how many tokens of a prompt `keep` is to be called: nowhere in a model whose cache can go back."""
-        if self._cache.rewinds or len(prompt) <= self._short_tokens:
+        if self._cache.rewinds or len(prompt) <= self._limits.short_tokens:
             return []
-        return [border for border in self._borders(prompt) if border > self._short_tokens]
+        return [border for border in self._borders(prompt) if border > self._limits.short_tokens]
 
     @_alone
     def restore(self, prompt: Sequence[int], live: int) -> tuple[int, Source]:
@@ -110,7 +112,7 @@ class PrefixStore:
         """
         tokens = token_array(prompt)
         while True:
-            way = self._find(tokens) if len(prompt) >= self._short_tokens else []
+            way = self._find(tokens) if len(prompt) >= self._limits.short_tokens else []
             end = way[-1].end if way else 0
             intact = self._cache.rewinds or live == self._cache.length  # else only its rows are as they should be
             if end <= (live if intact else 0):
@@ -129,7 +131,7 @@ class PrefixStore:
 
         Not where it loses so few that they are computed sooner than all before them is copied.
         """
-        if len(tokens) - length >= min(WORTH_TOKENS, self._block_tokens) or not self._cache.rewinds:
+        if len(tokens) - length >= min(WORTH_TOKENS, self._limits.block_tokens) or not self._cache.rewinds:
             self.keep(tokens)
 
     @_alone
@@ -154,10 +156,10 @@ class PrefixStore:
         """
         if self._disk is None or self._writer is None:
             return
-        deadline = time.monotonic() + self._flush_s
+        deadline = time.monotonic() + self._limits.flush_s
         self.settle(tokens)
         self._writer.drain(deadline - time.monotonic())
-        for block in () if len(tokens) <= self._short_tokens else self._not_in_memory(token_array(tokens)):
+        for block in () if len(tokens) <= self._limits.short_tokens else self._not_in_memory(token_array(tokens)):
             self._writer.submit([block])
             if not self._writer.drain(deadline - time.monotonic()) or self._writer.refused:
                 break
@@ -224,14 +226,14 @@ class PrefixStore:
 
         A pass that was given up at its end may have left a recurrent state of further tokens, which is not theirs.
         """
-        if len(tokens) <= self._short_tokens:
+        if len(tokens) <= self._limits.short_tokens:
             return []
         blocks = list(self._known(tokens))
         way = {block.digest for block in blocks}
         self._memory.touch(block.digest for block in blocks)
         at = sum(block.num_tokens for block in blocks)
         while at < len(tokens):
-            part = tokens[at : at + self._block_tokens]
+            part = tokens[at : at + self._limits.block_tokens]
             if not self._memory.make_room(len(part) * self._cache.token_bytes + part.nbytes, way):
                 return blocks
             block = self._copied(blocks[-1].digest if blocks else self._root, at, part)
@@ -279,7 +281,7 @@ class PrefixStore:
         while (entry := next_entry(self._disk.children(parent), tokens[at:])) is not None:
             parent, at = entry.digest, at + entry.num_tokens
         while at < len(tokens):
-            part = tokens[at : at + self._block_tokens]
+            part = tokens[at : at + self._limits.block_tokens]
             block = self._copied(parent, at, part)
             parent, at = block.digest, at + len(part)
             if at == len(tokens) == self._cache.length and not self._cache.rewinds:

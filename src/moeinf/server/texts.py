@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.decoder_only import DecoderOnly
+from moeinf.engine.answers.model_kind import Rendering
 from moeinf.engine.answers.prompts import check_least, check_length
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.tower_sizes import added_tokens
@@ -95,8 +96,8 @@ def _token_ids(
         variables["tools"] = list(ask.tools.offered)
     kind = DecoderOnly(tokenizer, lambda line: None)
     if isinstance(ask.prompt, str):
-        return kind.encode(ask.prompt, raw=ask.raw, variables=variables, check_length=check)
+        return kind.encode(ask.prompt, Rendering(ask.raw, variables), check)
     messages, given = without_pictures(ask.prompt)
     prompt = text_alone(messages) if ask.raw and given else messages
-    ids = kind.encode(prompt, raw=ask.raw, variables=variables, continues=ask.continues, check_length=check)
+    ids = kind.encode(prompt, Rendering(ask.raw, variables, ask.continues), check)
     return [*ids, *[SOFT_IDS] * added_tokens(stored, given, config)]

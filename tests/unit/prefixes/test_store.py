@@ -17,7 +17,7 @@ from moeinf.prefixes.block import Block
 from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
 from moeinf.prefixes.prefix_opening import turn_borders
-from moeinf.prefixes.store import PrefixStore
+from moeinf.prefixes.store import Limits, PrefixStore
 from moeinf.sampling.loop import CachedTokens, Timing, generate
 from moeinf.types import Float32Array, Phase
 from tests.support.fake_cache import ROW_BYTES, FakeCache
@@ -61,7 +61,7 @@ class Run:
         self.disk = None if folder is None else DiskTier(folder / "model", 1 << 22, {"id": 1}, self.said.append)
         self.memory = MemoryTier(memory)
         self.store = PrefixStore(
-            self.cache, ROOT, self.memory, self.disk, lambda prompt: turn_borders(prompt, {TURN}), BLOCK, short
+            self.cache, ROOT, self.memory, self.disk, lambda prompt: turn_borders(prompt, {TURN}), Limits(BLOCK, short)
         )
         self.sequence = CachedTokens(self.cache, self.store)
         self.timing = Timing()
@@ -181,7 +181,7 @@ class HangingDisk(DiskTier):
 
 def test_a_disk_that_hangs_is_left_alone_at_the_end(tmp_path: Path) -> None:
     cache, disk = FakeCache(), HangingDisk(tmp_path / "model")
-    store = PrefixStore(cache, ROOT, MemoryTier(200), disk, lambda prompt: [], BLOCK, 0, flush_s=0.05)
+    store = PrefixStore(cache, ROOT, MemoryTier(200), disk, lambda prompt: [], Limits(BLOCK, 0, flush_s=0.05))
     sequence = CachedTokens(cache, store)
     list(generate(cache, sequence, tokens(100, 1), Likeliest(), Watch(), max_tokens=1, chunk=5))
     sequence.close()  # comes back

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.answers.model_kind import finite
+from moeinf.engine.answers.model_kind import Generation, Rendering, finite
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.generation_config import not_done
-from moeinf.sampling.loop import CachedTokens, Chooser, Monitor, generate
+from moeinf.sampling.loop import generate
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
@@ -49,19 +49,13 @@ class DecoderOnly:
         pass
 
     def encode(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        raw: bool,
-        variables: JsonMapping | None,
-        check_length: Callable[[int], None],
-        continues: bool = False,
+        self, prompt: str | Sequence[Message], rendering: Rendering, check_length: Callable[[int], None]
     ) -> list[int]:
         tokenizer = self._tokenizer
-        chat = tokenizer.has_template and not (raw and isinstance(prompt, str))
+        chat = tokenizer.has_template and not (rendering.raw and isinstance(prompt, str))
         if chat:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text, notes = tokenizer.render(messages, variables, continues=continues)
+            text, notes = tokenizer.render(messages, rendering.variables, continues=rendering.continues)
             for note in notes:
                 self._notify(note)
         else:
@@ -69,23 +63,16 @@ class DecoderOnly:
         check_length(tokenizer.least_tokens(text))
         if chat:
             return tokenizer.encode_chat(text)
-        return tokenizer.encode(text, control_tokens=raw and isinstance(prompt, str))
+        return tokenizer.encode(text, control_tokens=rendering.raw and isinstance(prompt, str))
 
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return prompt
 
-    def generate(
-        self,
-        runner: ModelRunner,
-        sequence: CachedTokens,
-        prompt: Sequence[int],
-        chooser: Chooser,
-        monitor: Monitor,
-        *,
-        max_tokens: int,
-    ) -> Iterator[int]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int]:
         chunk = runner.plan.prefill_chunk
-        return generate(runner, sequence, prompt, chooser, monitor, max_tokens=max_tokens, chunk=chunk)
+        return generate(
+            runner, asked.sequence, asked.prompt, asked.chooser, asked.monitor, max_tokens=asked.max_tokens, chunk=chunk
+        )
 
     def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
         return self._tokenizer.stream(prompt, chat=chat, tools=tools)

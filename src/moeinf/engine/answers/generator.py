@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from moeinf.engine.answers.model_kind import ModelKind
+from moeinf.engine.answers.model_kind import Generation, ModelKind, Rendering
 from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners, RequestMonitor
 from moeinf.engine.completion import NO_HOOKS, Completion, CutBy, GenerationStats, Hooks, Request
@@ -83,9 +83,7 @@ class Generator:
         check_token_ids(params, prompts.num_ids)
         if request.continues and format is not None:
             raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
-        prompt = prompts.encode(
-            request.prompt, raw=request.raw, variables=request.variables, continues=request.continues
-        )
+        prompt = prompts.encode(request.prompt, Rendering(request.raw, request.variables, request.continues))
         stream = self.kind.text_stream(prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools)
         text = AnswerText(stream, prompts.tokenizer.eos_ids, params.stop, params.min_tokens)
         try:
@@ -177,7 +175,8 @@ class Generator:
         stats.prompt_tokens = len(prompt)
         self.prompts.heed(monitor.check)
         try:
-            for token in self.kind.generate(self.runner, self.sequence, prompt, chooser, monitor, max_tokens=limit):
+            asked = Generation(self.sequence, prompt, chooser, monitor, limit)
+            for token in self.kind.generate(self.runner, asked):
                 stats.generated_tokens += 1
                 profiler.lap("other")
                 yield token

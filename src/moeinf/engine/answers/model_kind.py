@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from moeinf.engine.runner import ModelRunner
@@ -13,6 +14,26 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
 from moeinf.types import JsonMapping, Message, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a prompt becomes text: see Model.pieces."""
+
+    raw: bool = False
+    variables: JsonMapping | None = None  # of the chat template
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the tokens of one answer are generated from."""
+
+    sequence: CachedTokens  # of the runner's cache
+    prompt: Sequence[int]
+    chooser: Chooser
+    monitor: Monitor
+    max_tokens: int
 
 
 class ModelKind(Protocol):
@@ -40,15 +61,9 @@ class ModelKind(Protocol):
         ...
 
     def encode(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        raw: bool,
-        variables: JsonMapping | None,
-        check_length: Callable[[int], None],
-        continues: bool = False,
+        self, prompt: str | Sequence[Message], rendering: Rendering, check_length: Callable[[int], None]
     ) -> list[int]:
-        """The token ids of a prompt, [] for an empty one. continues: see Model.pieces. Raises TextError, UsageError.
+        """The token ids of a prompt, [] for an empty one. Raises TextError, UsageError.
 
         check_length: called before a text is encoded, which may take minutes, with a number of tokens that it has at
         least; may raise.
@@ -59,16 +74,7 @@ class ModelKind(Protocol):
         """The token ids that the answer follows in the KV cache."""
         ...
 
-    def generate(
-        self,
-        runner: ModelRunner,
-        sequence: CachedTokens,
-        prompt: Sequence[int],
-        chooser: Chooser,
-        monitor: Monitor,
-        *,
-        max_tokens: int,
-    ) -> Iterator[int]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int]:
         """Yields the answer's token ids as they are chosen."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from moeinf.engine.answers.model_kind import ModelKind
+from moeinf.engine.answers.model_kind import ModelKind, Rendering
 from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
 from moeinf.engine.vision.parts import GivenPicture, text_alone, without_pictures
 from moeinf.errors import ContextLengthError, UsageError
@@ -50,23 +50,14 @@ class Prompts:
         told = template_variables(facts, None if think is None else str(think).lower(), given)
         return told | ({"tools": list(tools)} if tools else {})
 
-    def encode(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        raw: bool = False,
-        variables: JsonMapping | None = None,
-        continues: bool = False,
-    ) -> Prompt:
+    def encode(self, prompt: str | Sequence[Message], rendering: Rendering) -> Prompt:
         """The ids of a prompt, and its pictures; arguments and errors as Model.encode."""
 
         def ids_of(shown: str | Sequence[Message]) -> list[int]:
-            return self._kind.encode(
-                shown, raw=raw, variables=variables, continues=continues, check_length=self._check_least
-            )
+            return self._kind.encode(shown, rendering, self._check_least)
 
         messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
-        made = self._seen(messages, given, ids_of, raw=raw) if given else Prompt(ids_of(prompt))
+        made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(prompt))
         check_length(len(made.ids), self._context, self.info.context_length)
         return made
 

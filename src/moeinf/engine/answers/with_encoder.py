@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
-from moeinf.engine.answers.model_kind import finite
+from moeinf.engine.answers.model_kind import Generation, Rendering, finite
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.generation_config import not_done
-from moeinf.sampling.loop import CachedTokens, Chooser, Interrupted, Monitor, generate
+from moeinf.sampling.loop import Interrupted, Monitor, generate
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.tokenizer import TextStream, Tokenizer
@@ -87,16 +87,10 @@ class EncoderDecoder:
             )
 
     def encode(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        raw: bool,
-        variables: JsonMapping | None,
-        check_length: Callable[[int], None],
-        continues: bool = False,
+        self, prompt: str | Sequence[Message], rendering: Rendering, check_length: Callable[[int], None]
     ) -> list[int]:
         """Every text stands for itself: of a chat, the last message alone is encoded."""
-        if continues:
+        if rendering.continues:
             raise UsageError("an encoder-decoder model continues no answer: end the chat with the user's message")
         text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
         check_length(self._tokenizer.least_tokens(text))
@@ -106,19 +100,11 @@ class EncoderDecoder:
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return self._start
 
-    def generate(
-        self,
-        runner: ModelRunner,
-        sequence: CachedTokens,
-        prompt: Sequence[int],
-        chooser: Chooser,
-        monitor: Monitor,
-        *,
-        max_tokens: int,
-    ) -> Iterator[int]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int]:
         """Of a beam search, yields the tokens of the best answer when it ends. A text to follow is not searched for."""
+        sequence, chooser, monitor, max_tokens = asked.sequence, asked.chooser, asked.monitor, asked.max_tokens
         sequence.clear()
-        if not _read(runner, prompt, monitor):
+        if not _read(runner, asked.prompt, monitor):
             return
         if isinstance(chooser, Sampler) and self.num_beams > 1:
             yield from search_beams(runner, self._start, self._search(chooser.num_ids), monitor, max_tokens=max_tokens)
