@@ -27,7 +27,6 @@ def question_of(asked: ChatRequest) -> Question:
 
 def ask_of(asked: ChatRequest) -> Ask:
     """Raises Refusal, UsageError."""
-    thoughts = thoughts_of(asked)
     if not asked.messages:
         raise Refusal(400, "messages is empty; give at least one")
     messages, continues = begun_answer(
@@ -40,7 +39,7 @@ def ask_of(asked: ChatRequest) -> Ask:
         messages,
         continues=continues,
         params=params_given(asked) | logprobs_given(asked) | budget_given(asked),
-        thoughts=thoughts,
+        thoughts=thoughts_of(asked),
         variables=asked.chat_template_kwargs or {},
         tools=_tools(asked),
         format=format_of(asked),
