@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,7 @@ from moeinf.errors import MoeinfError, OutputError, UsageError, of_the_machine
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
-from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, StoredName
+from moeinf.terminal.arguments.named import AsJson, ModelName, PromptWords, Quant, Quiet, StoredName
 from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.arguments.short_help import add_verb
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
@@ -76,14 +77,7 @@ def top(
 @with_flags()
 def run(
     model: ModelName,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PROMPT",
-            help="What to answer; without one, a chat. Piped standard input comes before it. "
-            "PNG and JPEG files among its words are shown to a model that sees.",
-        ),
-    ] = None,
+    prompt: PromptWords = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="PATH", help="Read the prompt from a file.")
     ] = None,
@@ -121,13 +115,11 @@ def run(
     stored = ensure_stored(model, quiet=options.quiet, quant=quant)
     check_template(stored, options)
     check_pictures(stored, pictures, words)
-    notices = Notices()
-    parts = [picture_part(path) for path in pictures]
+    notices, parts = Notices(), [picture_part(path) for path in pictures]
     config = replace(config, pictures=bool(parts) or text is None)
     with opened(stored, config, notices, quiet=options.quiet) as loaded:
-        conversation = Conversation(
-            loaded, sampling, options, notices=notices, preset=preset_of(stored), pictures=parts
-        )
+        preset = preset_of(stored)
+        conversation = Conversation(loaded, sampling, options, notices=notices, preset=preset, pictures=parts)
         notices.show()
         if text is None:
             hold_chat(conversation, config)
@@ -198,35 +190,27 @@ def show(
     from moeinf.terminal.stored.find_stored import find_stored
     from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 
-    flags = {
-        "--license": licence,
-        "--parameters": parameters,
-        "--template": template,
-        "--system": system,
-        "--modelfile": modelfile,
-        "--plan": plan,
-        "--json": json,
-        "--verbose": verbose,
-        "--devices": bool(devices),
-        "--workers": bool(workers),
+    def sections(stored: StoredModel) -> str:
+        return "\n".join(show_lines(stored, verbose=verbose))
+
+    shares = partial(_shares, devices=devices, workers=workers, worker_key_file=worker_key_file)
+    texts: dict[str, tuple[bool, Callable[[StoredModel], str]]] = {
+        "--license": (licence, licence_text),
+        "--parameters": (parameters, parameters_text),
+        "--template": (template, lambda stored: StoredFacts(stored).template),
+        "--system": (system, lambda stored: preset_of(stored).system),
+        "--modelfile": (modelfile, own_modelfile),
+        "--plan": (plan, stored_forecast),
+        "--json": (json, show_json),
+        "--verbose": (verbose, sections),
+        "--devices": (bool(devices), shares),
+        "--workers": (bool(workers), shares),
     }
-    chosen = [flag for flag, wanted in flags.items() if wanted]
+    chosen = {flag: text for flag, (wanted, text) in texts.items() if wanted}
     if len(chosen) > 1:
-        raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
-    stored = find_stored(model)
-    if devices or workers or worker_key_file:
-        return print_harmless(_shares(stored, devices, workers, worker_key_file))
-    texts: dict[str, Callable[[StoredModel], str]] = {
-        "--license": licence_text,
-        "--template": lambda stored: StoredFacts(stored).template,
-        "--system": lambda stored: preset_of(stored).system,
-        "--modelfile": own_modelfile,
-        "--plan": stored_forecast,
-        "--json": show_json,
-        "--parameters": parameters_text,
-    }
-    text = texts.get(chosen[0]) if chosen else None
-    print_harmless(text(stored) if text else "\n".join(show_lines(stored, verbose=verbose)))
+        raise UsageError(f"only one of {', '.join(texts)} at a time, not {' and '.join(chosen)}")
+    text = next(iter(chosen.values()), shares if worker_key_file else sections)
+    print_harmless(text(find_stored(model)))
 
 
 def _shares(stored: StoredModel, devices: str, workers: str, worker_key_file: str) -> str:

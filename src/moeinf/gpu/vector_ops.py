@@ -211,14 +211,9 @@ class TritonVectorOps:
             assert bias is None, "biases are for a few tokens"
             attend_many(q, cache, start, form, out)
             return
-        heads, block_d = q.shape[1] // head_dim, max(16, _power_of_two(head_dim))
-        # What heads share a program's loads: 16 of 1024 numbers fill the registers of its 256 threads.
-        block_g = max(16, min(_power_of_two(heads // kv_heads), ATTENTION_SUMS // block_d))
-        programs = kv_heads * -(-heads // kv_heads // block_g)
-        splits = min(64, _power_of_two(-(-self._programs // programs)))  # so few are cheap to merge
-        # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
-        # A product takes 32 bytes of positions at least; with more, 1024 floats beside the queries would not fit.
-        block_n = max(32 // keys.itemsize, min(64, (16 << 10) // (block_d * keys.itemsize)))
+        heads = q.shape[1] // head_dim
+        cut = _attention_blocks(heads, kv_heads, head_dim, keys.itemsize, self._programs)
+        block_d, block_g, block_n, programs, splits = cut
         shape = {"WINDOW": form.window, "CHUNKED": form.chunked, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
         self._attention.attend_split[(tokens * programs, splits)](
@@ -323,6 +318,22 @@ class TritonVectorOps:
             mixed = torch.empty((rows, splits, head_dim), dtype=torch.float32, device=device)
             self._partial[key] = mixed, mixed.new_empty((rows, splits)), mixed.new_empty((rows, splits))
         return self._partial[key]
+
+
+def _attention_blocks(heads: int, kv_heads: int, head_dim: int, itemsize: int, wanted: int) -> tuple[int, ...]:
+    """How attention is cut: numbers of a head, heads and positions of a block; programs a token; splits to be merged.
+
+    itemsize: of the numbers in the cache; wanted: programs that keep the device busy.
+    """
+    block_d = max(16, _power_of_two(head_dim))
+    # What heads share a program's loads: 16 of 1024 numbers fill the registers of its 256 threads.
+    block_g = max(16, min(_power_of_two(heads // kv_heads), ATTENTION_SUMS // block_d))
+    # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
+    # A product takes 32 bytes of positions at least; with more, 1024 floats beside the queries would not fit.
+    block_n = max(32 // itemsize, min(64, (16 << 10) // (block_d * itemsize)))
+    programs = kv_heads * -(-heads // kv_heads // block_g)
+    splits = min(64, _power_of_two(-(-wanted // programs)))  # so few are cheap to merge
+    return block_d, block_g, block_n, programs, splits
 
 
 def attend_many(q: Tensor, cache: KeyValues, start: int, form: AttentionForm, out: Tensor) -> None:

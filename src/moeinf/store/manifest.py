@@ -232,37 +232,17 @@ def parse(data: bytes, where: str) -> Manifest:
     files = tuple(_parse_file(item) for item in root.children("files"))
     ahead = _parse_apart(root, "ahead", AHEAD_FILE, placed=placed) if version > 4 else None
     vision = _parse_apart(root, "vision", VISION_FILE, placed=placed) if version > 5 else None
-    apart = [each for each in (ahead, vision) if each is not None]
-    names = [shard.file for shard in shards] + [file.file for file in (*files, *apart)]
-    if in_place:
-        names += [file.file for file in in_place.files]
+    names = [each.file for each in shards] + [each.file for each in (*files, ahead, vision) if each is not None]
+    names += [each.file for each in in_place.files] if in_place else []
     if len(set(names)) != len(names) or (DENSE_FILE not in names and not in_place) or MANIFEST_FILE in names:
         raise StoreError(f"{where}: files must name {DENSE_FILE}, each file once, and not the manifest")
-    if version == 1:
-        root.nothing_else()
-        return Manifest(source, info, moe, layout, shards, files)
-    quantisation, fallbacks = _parse_quantisation(root.child("quantisation"))
-    formats = root.child("dense_formats")
-    dense_formats = {name: _parse_blocks(formats.child(name)) for name in formats.names()}
+    formats = _parse_formats(root) if version > 1 else StoredFormats()
     scaled = version > 3 and "scales" in root
     if scaled and not layers:
         raise root.error("scales", "are of weights whose layers share one layout")
     scales = parse_scales(root.child("scales"), moe, layers) if scaled else NO_SCALES
     root.nothing_else()
-    return Manifest(
-        source,
-        info,
-        moe,
-        layout,
-        shards,
-        files,
-        StoredFormats(quantisation, fallbacks, dense_formats),
-        layers,
-        in_place,
-        scales,
-        ahead,
-        vision,
-    )
+    return Manifest(source, info, moe, layout, shards, files, formats, layers, in_place, scales, ahead, vision)
 
 
 def slot_layout(layers: Sequence[ExpertLayout]) -> ExpertLayout:
@@ -348,6 +328,12 @@ def _parse_tensor(item: CheckedObject) -> TensorSpec:
     spec = TensorSpec(item.text("name"), format, shape, item.number("offset_bytes"), num_bytes)
     item.nothing_else()
     return spec
+
+
+def _parse_formats(root: CheckedObject) -> StoredFormats:
+    asked, fallbacks = _parse_quantisation(root.child("quantisation"))
+    dense = root.child("dense_formats")
+    return StoredFormats(asked, fallbacks, {name: _parse_blocks(dense.child(name)) for name in dense.names()})
 
 
 def _parse_quantisation(item: CheckedObject) -> tuple[Quantisation, tuple[str, ...]]:

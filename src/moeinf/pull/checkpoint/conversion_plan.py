@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.pruned import routers_of
@@ -99,8 +100,7 @@ def plan_conversion(
     declared: Declared = NOTHING,
     told: Sequence[str] = (),
 ) -> Conversion:
-    """headers: of each file in shards; declared: what config.json says of quantised weights; told: further lines for
-    the user.
+    """headers: of each file in shards; declared: of quantised weights, by config.json; told: more lines for the user.
 
     Raises CheckpointError naming the first tensor that does not fit the plan.
     """
@@ -114,24 +114,17 @@ def plan_conversion(
     sources = dtypes | {name: tensors.format(name) or dtypes[name] for name in plan.matrices & plan.dense.keys()}
     dense = dense_tensors_of(plan, quantisation.dense, sources, formats)
     head, specs = dense_header({name: (tensor.format, tensor.shape) for name, tensor in dense.items()})
-    moves: dict[str, list[Move]] = {shard: [] for shard in shards.files}
-    for spec in specs:
-        source = dense[spec.name].source
-        moves[tensors.shard(source)].append(dense_move(tensors, source, spec))
-    for name, (_, pieces) in experts.items():
-        moves[tensors.shard(name)] += expert_moves(tensors, name, pieces, layout)
-    for name in zero:
-        moves[tensors.shard(name)].append(left_out(tensors, name))
-    for name in tensors.names():
-        expected = next((known for pattern, known in plan.follows.items() if re.fullmatch(pattern, name)), None)
-        if expected is not None:
-            moves[tensors.shard(name)].append(followed(tensors, name, expected(name)))
     ahead = KeptFile.of(tensors, [name for name in tensors.names() if _is_kept_ahead(plan, name)])
     seen_by, blind = _vision_names(plan, tensors)
     vision = KeptFile.of(tensors, seen_by)
-    for target, file in ((AHEAD, ahead), (VISION, vision)):
-        for name, place in file.places.items():
-            moves[tensors.shard_of(name)].append(kept_move(tensors, name, target, place))
+    every = chain(
+        _dense_moves(specs, dense, tensors),
+        _expert_moves(experts, layout, tensors),
+        ((tensors.shard(name), left_out(tensors, name)) for name in zero),
+        _followed_moves(plan, tensors),
+        _kept_moves({AHEAD: ahead, VISION: vision}, tensors),
+    )
+    moves = _by_shard(shards, every)
     kinds = _kinds(experts, parts, dense, tensors)
     return Conversion(
         plan.moe,
@@ -147,13 +140,50 @@ def plan_conversion(
         len(head) + sum(spec.num_bytes for spec in specs),
         ahead,
         vision,
-        {shard: tuple(sorted(found, key=lambda move: move.source_offset)) for shard, found in moves.items()},
-        {
-            shard: frozenset(place.shard for move in found for place in move.others) - {shard}
-            for shard, found in moves.items()
-        },
+        moves,
+        {shard: _other_shards(found) - {shard} for shard, found in moves.items()},
         kinds,
     )
+
+
+def _by_shard(shards: Shards, moves: Iterable[tuple[str, Move]]) -> dict[str, tuple[Move, ...]]:
+    """Those of each shard in order of source_offset."""
+    found: dict[str, list[Move]] = {shard: [] for shard in shards.files}
+    for shard, move in moves:
+        found[shard].append(move)
+    return {shard: tuple(sorted(each, key=lambda move: move.source_offset)) for shard, each in found.items()}
+
+
+def _dense_moves(
+    specs: Sequence[TensorSpec], dense: Mapping[str, DenseTensor], tensors: Tensors
+) -> Iterator[tuple[str, Move]]:
+    for spec in specs:
+        source = dense[spec.name].source
+        yield tensors.shard(source), dense_move(tensors, source, spec)
+
+
+def _expert_moves(experts: ExpertNames, layout: ExpertLayout, tensors: Tensors) -> Iterator[tuple[str, Move]]:
+    for name, (_, pieces) in experts.items():
+        for move in expert_moves(tensors, name, pieces, layout):
+            yield tensors.shard(name), move
+
+
+def _followed_moves(plan: TensorPlan, tensors: Tensors) -> Iterator[tuple[str, Move]]:
+    for name in tensors.names():
+        expected = next((known for pattern, known in plan.follows.items() if re.fullmatch(pattern, name)), None)
+        if expected is not None:
+            yield tensors.shard(name), followed(tensors, name, expected(name))
+
+
+def _kept_moves(files: Mapping[int, KeptFile], tensors: Tensors) -> Iterator[tuple[str, Move]]:
+    for target, file in files.items():
+        for name, place in file.places.items():
+            yield tensors.shard_of(name), kept_move(tensors, name, target, place)
+
+
+def _other_shards(moves: Sequence[Move]) -> frozenset[str]:
+    """Those in which scales of their weights lie."""
+    return frozenset(place.shard for move in moves for place in move.others)
 
 
 def router_rows(plan: TensorPlan, shards: Shards, headers: Mapping[str, Header], declared: Declared) -> dict[int, int]:

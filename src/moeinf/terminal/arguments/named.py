@@ -1,4 +1,4 @@
-"""Arguments and flags that several verbs take."""
+"""Arguments and flags that verbs take, by name."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ ModelName = Annotated[
 ]
 StoredName = Annotated[
     str, typer.Argument(metavar="MODEL", help="A stored model, or a GGUF file.", autocompletion=stored_names)
+]
+PromptWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="What to answer; without one, a chat. Piped standard input comes before it. "
+        "PNG and JPEG files among its words are shown to a model that sees.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
