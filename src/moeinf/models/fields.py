@@ -61,10 +61,6 @@ class Fields:
     def get(self, name: str) -> Json:
         return self._values.get(name)
 
-    def with_values(self, **values: Any) -> Fields:
-        """The same with these fields instead of its own."""
-        return Fields(self._values | values, self._where, self._called)
-
     def count(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = _LARGEST) -> int:
         """A whole number within the bounds; null or absent gives the default, which if None is an error."""
         value = self._values.get(name)
@@ -167,6 +163,11 @@ class Fields:
         if value not in allowed:
             known = " or ".join(repr(a) for a in allowed if a is not None)
             raise UnsupportedModelError(f"{self.said(name)} = {value!r:.100} is not supported (only {known or 'null'})")
+
+    def fixed(self, **values: Any) -> None:
+        """Refuses fields with other values than the one that each has in this architecture; null is that, too."""
+        for name, value in values.items():
+            self.only(name, value, None)
 
     def refuse_others(self, *known: str) -> None:
         """Refuses every field but these: for objects of which each field changes the mathematics."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A, Array, ArrayMath, Hidden
 from moeinf.models.layers.attention_config import NormConfig
-from moeinf.models.layers.moe import BlockSite, Moe, Scoring
+from moeinf.models.layers.moe import BlockSite, MakeRouter, Moe, Scoring
 from moeinf.models.layers.protocol import Layers, P, Part, R, Router, RouterOf, Weights
 
 
@@ -26,6 +27,29 @@ class SoftmaxRouterPart(Part[A, P, R, RouterOf[A, R]]):
 def softmax_router(layers: Layers, moe: Moe, site: BlockSite) -> Router:
     gate = site.block + moe.names.gate
     return layers.make(SoftmaxRouterPart(gate, site.norm, moe.moe.top_k, moe.scoring.normalise))
+
+
+def sigmoid_moe(
+    f: Fields,
+    num_layers: int,
+    *,
+    router: MakeRouter | None = None,
+    normalise: bool = True,
+    num_future_layers: int = 0,
+    moe_layers: Sequence[int] | None = None,
+    shared: str = "n_shared_experts",
+) -> Moe:
+    """Experts that are chosen as DeepSeek-V3's are, with a correction bias. The arguments are those of Moe.parse."""
+    return Moe.parse(
+        f,
+        num_layers,
+        router=router or SigmoidRouter,
+        normalise=normalise,
+        corrected=True,
+        num_future_layers=num_future_layers,
+        moe_layers=moe_layers,
+        shared=shared,
+    )
 
 
 class Groups:

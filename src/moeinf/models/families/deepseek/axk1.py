@@ -9,20 +9,19 @@ from moeinf.models.families.deepseek.deepseek_v2 import latent_spec
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import parse_latent
-from moeinf.models.layers.moe import BlockNames, Moe, leading_dense, sparse_layers
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.moe import BlockNames, leading_dense, sparse_layers
+from moeinf.models.layers.routers import sigmoid_moe
 
 _OF_DENSE_LAYERS = r"model\.layers\.\d+\.post_mlp_layernorm\.weight"  # published, and not used
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("scoring_func", "sigmoid", None)
-    f.only("topk_method", "noaux_tc", None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc")
     f.present("n_group", "topk_group", "routed_scaling_factor", "q_lora_rank")
     decoder, latent = parse_latent(f, interleaved=f.flag("rope_interleave", True))
     listed = f.get("mlp_layer_types") is not None
     layers = sparse_layers(f, decoder.num_layers, first_dense=1) if listed else leading_dense(f, decoder.num_layers)
-    blocks = Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
+    blocks = sigmoid_moe(f, decoder.num_layers, moe_layers=layers)
     return latent_spec(decoder, latent, replace(blocks, names=BlockNames(behind="post_mlp_layernorm")))
 
 

@@ -11,9 +11,9 @@ from moeinf.models.families.kimi.kimi_linear import NAMES, renamed
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, LatentGate, parse_latent
-from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
+from moeinf.models.layers.moe import BlockNames, sparse_layers
 from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.types import TensorPlan
 
 _MODULE, _OUTPUT = "attention", "dense"
@@ -27,16 +27,13 @@ def _parse(f: Fields) -> Spec:
     f = renamed(f, f, NAMES, required=True)
     f.present("routed_scaling_factor", "topk_group", "head_dim", "num_experts")
     f.only("q_lora_rank", None)
-    f.only("rope_interleave", True, None)
-    f.only("moe_layer_freq", 1, None)
+    f.fixed(rope_interleave=True, moe_layer_freq=1)
     f.only("num_nextn_predict_layers", f.get("num_mtp_layers"), 0, 1, None)
     theta = {} if f.get("rope_theta") is not None else {"rope_theta": 6e6}
     decoder, latent = parse_latent(f.replaced(q_lora_rank=None, head_dim=None, **theta), interleaved=True)
     decoder = decoder.named(embedding="word_embeddings")
     layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 2, minimum=0))
-    blocks = Moe.parse(
-        f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers
-    )
+    blocks = sigmoid_moe(f, num_layers, num_future_layers=1, moe_layers=layers)
     a = decoder.attention
     own = {  # as transformers saves what it derives, and head_dim as qk_rope_head_dim
         "linear_num_heads": a.num_heads,

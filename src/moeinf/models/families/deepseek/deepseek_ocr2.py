@@ -20,12 +20,8 @@ _IMAGES = r"model\.(sam_model|qwen2_model|projector|view_seperator|vision_tower|
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("topk_method", "greedy", "group_limited_greedy"),
-        ("norm_topk_prob", False),
-        ("head_dim", f.count("hidden_size") // f.count("num_attention_heads")),
-    ):
-        f.only(name, *allowed, None)
+    f.only("topk_method", "greedy", "group_limited_greedy", None)
+    f.fixed(norm_topk_prob=False, head_dim=f.count("hidden_size") // f.count("num_attention_heads"))
     f.present("mlp_layer_types", "num_experts_per_tok")
     whole_heads(f)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)

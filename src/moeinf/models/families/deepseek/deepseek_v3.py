@@ -7,16 +7,14 @@ from moeinf.models.families.deepseek.deepseek_v2 import latent_spec
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import parse_latent
-from moeinf.models.layers.moe import Moe
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 
 
 def parse(f: Fields) -> Spec:
-    f.only("scoring_func", "sigmoid", None)
-    f.only("topk_method", "noaux_tc", None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc")
     f.present("n_group", "routed_scaling_factor")
     decoder, latent = parse_latent(f, interleaved=f.flag("rope_interleave", True))
-    blocks = Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1)
+    blocks = sigmoid_moe(f, decoder.num_layers, num_future_layers=1)
     return latent_spec(decoder, latent, blocks)
 
 

@@ -9,8 +9,8 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.indexed import INDEX_MATRICES, NO_INDEX_MATRICES, IndexConfig, indexed_layers
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, parse_latent
-from moeinf.models.layers.moe import Moe, sparse_layers
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.moe import sparse_layers
+from moeinf.models.layers.routers import sigmoid_moe
 
 
 def parse_indexed(
@@ -18,28 +18,15 @@ def parse_indexed(
 ) -> Spec:
     """choosing: layers with an indexer; interleaved: how its rotary pairs lie. norm_eps, first_dense: the family's
     defaults."""
-    for name, *allowed in (
-        ("scoring_func", "sigmoid"),
-        ("topk_method", "noaux_tc"),
-        ("mlp_bias", False),
-        ("moe_layer_freq", 1),
-        ("rope_interleave", True),
-        ("head_dim", f.get("qk_rope_head_dim"), f.get("qk_nope_head_dim")),  # of no effect: GLM-5 and GLM-5.2 differ
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc", mlp_bias=False, moe_layer_freq=1, rope_interleave=True)
+    f.only(
+        "head_dim", f.get("qk_rope_head_dim"), f.get("qk_nope_head_dim"), None
+    )  # of no effect: GLM-5 and GLM-5.2 differ
     f.present("n_group", "topk_group", "routed_scaling_factor", "n_shared_experts")
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=norm_eps)
     f.kinds("layer_types", decoder.num_layers, "indexed_attention")
     layers = sparse_layers(f, decoder.num_layers, first_dense=f.count("first_k_dense_replace", first_dense, minimum=0))
-    blocks = Moe.parse(
-        f,
-        decoder.num_layers,
-        router=SigmoidRouter,
-        normalise=True,
-        corrected=True,
-        num_future_layers=1,
-        moe_layers=layers,
-    )
+    blocks = sigmoid_moe(f, decoder.num_layers, num_future_layers=1, moe_layers=layers)
     index = IndexConfig.parse(f, latent, choosing, interleaved=interleaved)
     return Spec(decoder, blocks, indexed_layers(latent, index, choosing))
 

@@ -21,7 +21,7 @@ from moeinf.models.layers.latent.indexed import IndexHeads
 from moeinf.models.layers.moe import BlockNames, BlockSite, MlpForm, Moe
 from moeinf.models.layers.protocol import Experts, Layers, Router, Weights
 from moeinf.models.layers.rope import Rope, of_kind, rope_fields, rope_of
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import SigmoidRouter, sigmoid_moe
 from moeinf.models.layers.streams.hash_table import HashColumns
 from moeinf.models.layers.streams.mixed_decoder import Beside, MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
@@ -39,17 +39,16 @@ _TABLE = "gate.tid2eid"
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("hidden_act", *SILU),
-        ("scoring_func", "sqrtsoftplus"),
-        ("topk_method", "noaux_tc"),
-        ("norm_topk_prob", True),
-        ("n_shared_experts", 1),
-        ("num_key_value_heads", 1),
-        ("attention_bias", False),
-        ("intermediate_size", f.get("moe_intermediate_size")),  # transformers' other name for it
-    ):
-        f.only(name, *allowed, None)
+    f.only("hidden_act", *SILU, None)
+    f.fixed(
+        scoring_func="sqrtsoftplus",
+        topk_method="noaux_tc",
+        norm_topk_prob=True,
+        n_shared_experts=1,
+        num_key_value_heads=1,
+        attention_bias=False,
+    )
+    f.only("intermediate_size", f.get("moe_intermediate_size"), None)  # transformers' other name for it
     head_dim, context = f.count("head_dim", 512), f.count("max_position_embeddings")
     main, compressed = _ropes(f, head_dim, context)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=main, num_kv_heads=1, head_dim=head_dim)
@@ -62,12 +61,10 @@ def _parse(f: Fields) -> Spec:
         special={i: of_entries for i, mixer in mixers.items() if mixer.heads.rate},
         replaces=True,
     )
-    blocks = Moe.parse(
+    blocks = sigmoid_moe(
         f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=_scaling(f)),
         num_layers,
         router=LearnedRouter,
-        normalise=True,
-        corrected=True,
         num_future_layers=1,
         moe_layers=range(num_layers),
     )

@@ -17,9 +17,9 @@ from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.latent.indexed import IndexConfig, IndexedLatent
 from moeinf.models.layers.latent.mla import LatentConfig, LatentGate, parse_latent
-from moeinf.models.layers.moe import Moe, sparse_layers
+from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.rope import of_kind
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject
 
@@ -37,19 +37,18 @@ _OTHER_MODELS = (r"(model\.)?(vision_encoder|audio_encoder|audio_adapter|vision_
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("mlp_bias", False),
-        ("normalization", "RMSNorm"),
-        ("final_norm", "RMSNorm"),
-        ("scoring_func", "sigmoid"),
-        ("topk_method", "noaux_tc"),
-        ("k_rope_only_layernorm", True),
-        ("apply_mla_qkv_lora_rescale", True),
-        ("attention_gate_type", "headwise"),
-        ("swa_attention_gate_type", "headwise"),
-        ("use_dynamic_rsf", False),
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(
+        mlp_bias=False,
+        normalization="RMSNorm",
+        final_norm="RMSNorm",
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        k_rope_only_layernorm=True,
+        apply_mla_qkv_lora_rescale=True,
+        attention_gate_type="headwise",
+        swa_attention_gate_type="headwise",
+        use_dynamic_rsf=False,
+    )
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = _kinds(f, num_layers)
     own = {kind: _attention(f, kinds, kind) for kind in (_INDEXED, _FULL, _SLIDING) if kind in kinds}
@@ -58,15 +57,7 @@ def _parse(f: Fields) -> Spec:
     # without an indexer its fields do not matter
     given = f if any(choosing) else f.replaced(index_n_heads=1, index_topk=1, index_head_dim=latent.rotary_dim)
     index = IndexConfig.parse(given, latent, (True,), interleaved=True)
-    blocks = Moe.parse(
-        f,
-        num_layers,
-        router=SigmoidRouter,
-        normalise=True,
-        corrected=True,
-        num_future_layers=1,
-        moe_layers=_sparse(f, num_layers),
-    )
+    blocks = sigmoid_moe(f, num_layers, num_future_layers=1, moe_layers=_sparse(f, num_layers))
     shared = f.count("moe_shared_expert_intermediate_size", f.count("shared_experts_intermediate_size", 1536))
     latents = {i: own[kind][1] for i, kind in enumerate(kinds)}
     return Spec(

@@ -15,9 +15,9 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.indexed import INDEX_MATRICES, NO_INDEX_MATRICES, IndexConfig, IndexedLatent
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, LatentConfig, parse_latent
-from moeinf.models.layers.moe import MlpForm, Moe, sparse_layers
+from moeinf.models.layers.moe import MlpForm, sparse_layers
 from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.text_part import VISION, text_part
@@ -33,14 +33,9 @@ _OWN = {  # what linear_attn_config of published checkpoints calls these fields
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("index_kpool_always_select_tail", True),
-        ("index_topk_pattern", None),
-        ("index_topk_freq", 1, 0),
-        ("scoring_func", "sigmoid"),
-        ("topk_method", "noaux_tc"),
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(index_kpool_always_select_tail=True, index_topk_pattern=None)
+    f.only("index_topk_freq", 1, 0, None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc")
     heads = [f.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
     if heads[1] not in (heads[0], None):
         raise CheckpointError(f"{f.where}: num_attention_heads and num_key_value_heads are {heads}; must be the same")
@@ -53,9 +48,7 @@ def _parse(f: Fields) -> Spec:
     linear = frozenset(i for i, kind in enumerate(kinds) if kind == _LINEAR)
     f.kinds("indexer_types", num_layers, "full")
     layers = sparse_layers(f, num_layers, first_dense=min(3, num_layers))
-    blocks = Moe.parse(
-        f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers
-    )
+    blocks = sigmoid_moe(f, num_layers, num_future_layers=1, moe_layers=layers)
     limit = f.number("swiglu_limit")
     streams = MixedStreams(
         f.count("hc_mult", 4, minimum=2, maximum=64),

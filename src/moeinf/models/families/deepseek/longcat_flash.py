@@ -27,8 +27,7 @@ _MTP = r"model\.mtp\..*"  # further layers that guess tokens ahead: kept, and no
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("router_bias", False, None)
-    f.only("zero_expert_type", "identity", None)
+    f.fixed(router_bias=False, zero_expert_type="identity")
     f.present("q_lora_rank", "zero_expert_num", "routed_scaling_factor")
     num_layers = f.count("num_layers", maximum=MOST_LAYERS // 2)
     f.only("num_hidden_layers", 2 * num_layers, None)

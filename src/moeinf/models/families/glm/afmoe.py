@@ -21,15 +21,7 @@ _NAMES = BlockNames(
 
 
 def _parse(f: Fields) -> Spec:
-    for name, allowed in (
-        ("score_func", "sigmoid"),
-        ("route_norm", True),
-        ("n_group", 1),
-        ("topk_group", 1),
-        ("num_expert_groups", 1),
-        ("num_limited_groups", 1),
-    ):
-        f.only(name, allowed, None)
+    f.fixed(score_func="sigmoid", route_norm=True, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1)
     f.present("head_dim", "num_dense_layers", "num_shared_experts", "sliding_window")
     decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, head_norms=HeadNorms(), gate=Gate("gate_proj"))
     layers, window = range(decoder.num_layers), f.count("sliding_window")

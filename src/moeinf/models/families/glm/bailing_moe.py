@@ -58,28 +58,20 @@ def _is_second(f: Fields) -> bool:
 
 def _refuse(f: Fields, *, second: bool) -> None:
     f.only("use_bias", False, *([None] if second else []))  # the default of the first is yes
-    for name, *allowed in (
-        ("use_qkv_bias", False),
-        ("attention_bias", False),
-        ("norm_head", False),
-        ("norm_softmax", False),
-        ("use_sliding_window", False),
-        ("use_rmsnorm", True),
-        ("moe_shared_expert_intermediate_size", f.get("moe_intermediate_size")),
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(
+        use_qkv_bias=False,
+        attention_bias=False,
+        norm_head=False,
+        norm_softmax=False,
+        use_sliding_window=False,
+        use_rmsnorm=True,
+        moe_shared_expert_intermediate_size=f.get("moe_intermediate_size"),
+    )
     if second:
         f.present("partial_rotary_factor", "routed_scaling_factor", "n_group")
-        f.only("score_function", "sigmoid", None)
-        f.only("norm_topk_prob", True, None)
+        f.fixed(score_function="sigmoid", norm_topk_prob=True)
     else:
-        for name, *allowed in (
-            ("n_group", 1),
-            ("routed_scaling_factor", 1.0),
-            ("partial_rotary_factor", 1.0),
-            ("use_qk_norm", False),
-        ):
-            f.only(name, *allowed, None)
+        f.fixed(n_group=1, routed_scaling_factor=1.0, partial_rotary_factor=1.0, use_qk_norm=False)
 
 
 class Family(DecoderFamily):

@@ -14,9 +14,9 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import AttentionConfig, Gate, HeadNorms, Sharpening
 from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, parse_decoder
-from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
+from moeinf.models.layers.moe import BlockNames, sparse_layers
 from moeinf.models.layers.rope import of_kind, rope_of, whole_heads
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.widened import widened
 
 _KINDS = ("sliding_attention", "full_attention")
@@ -43,12 +43,9 @@ def _parse(f: Fields) -> Spec:
         gate=Gate("gate_proj", bias="gate_bias"),
     )
     of_kinds = {kind: _attention(f, decoder.attention, kind) for kind in set(kinds)}
-    blocks = Moe.parse(
+    blocks = sigmoid_moe(
         f.replaced(n_shared_experts=0, num_nextn_predict_layers=0, num_mtp_layers=0),
         num_layers,
-        router=SigmoidRouter,
-        normalise=True,
-        corrected=True,
         moe_layers=sparse_layers(f, num_layers, first_dense=min(3, num_layers)),
     )
     decoder = replace(

@@ -6,17 +6,15 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.moe import Moe
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 
 
 def _parse(f: Fields) -> Spec:
     f.only("scoring_func", "sigmoid", "noaux_tc", None)  # the second is what the published config says
-    f.only("topk_method", "noaux_tc", None)
-    f.only("moe_layer_freq", 1, None)
+    f.fixed(topk_method="noaux_tc", moe_layer_freq=1)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms())
     decoder = decoder.with_windows(_windows(f, decoder.num_layers))
-    return Spec(decoder, Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=False, corrected=True))
+    return Spec(decoder, sigmoid_moe(f, decoder.num_layers, normalise=False))
 
 
 def _windows(f: Fields, num_layers: int) -> list[int | None]:

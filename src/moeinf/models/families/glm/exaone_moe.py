@@ -8,25 +8,20 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
-from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.moe import BlockNames, sparse_layers
+from moeinf.models.layers.routers import sigmoid_moe
 
 _MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: kept, and not used
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("scoring_func", "sigmoid", None)
-    f.only("topk_method", "noaux_tc", None)
-    f.only("attention_bias", False, None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc", attention_bias=False)
     f.present("num_experts", "sliding_window", "num_shared_experts", "routed_scaling_factor")
     decoder = windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, head_norms=HeadNorms()))
     first = f.count("first_k_dense_replace", 1, minimum=0, maximum=decoder.num_layers - 1)
-    blocks = Moe.parse(
+    blocks = sigmoid_moe(
         f,
         decoder.num_layers,
-        router=SigmoidRouter,
-        normalise=True,
-        corrected=True,
         moe_layers=sparse_layers(f, decoder.num_layers, first_dense=first),
         shared="num_shared_experts",
     )

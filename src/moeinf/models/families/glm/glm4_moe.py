@@ -6,13 +6,11 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.moe import Moe
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("scoring_func", "sigmoid", None)
-    f.only("topk_method", "noaux_tc", None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc")
     decoder = parse_decoder(
         f,
         norm_eps=1e-5,
@@ -21,7 +19,7 @@ def _parse(f: Fields) -> Spec:
         output_bias=False,
         head_norms=HeadNorms() if f.flag("use_qk_norm", False) else None,
     )
-    blocks = Moe.parse(f, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, num_future_layers=1)
+    blocks = sigmoid_moe(f, decoder.num_layers, num_future_layers=1)
     return Spec(decoder, blocks)
 
 

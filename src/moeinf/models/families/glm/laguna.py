@@ -17,7 +17,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, sparse_layers
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import SigmoidRouter, sigmoid_moe
 from moeinf.types import JsonObject, TensorPlan
 
 _ROPES: dict[str, JsonObject] = {
@@ -27,13 +27,8 @@ _ROPES: dict[str, JsonObject] = {
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("rope_theta",),  # each kind of layer has its own
-        ("decoder_sparse_step", 1),
-        ("norm_topk_prob", True),
-        ("moe_apply_router_weight_on_input", False),
-    ):
-        f.only(name, *allowed, None)
+    f.only("rope_theta", None)  # each kind of layer has its own
+    f.fixed(decoder_sparse_step=1, norm_topk_prob=True, moe_apply_router_weight_on_input=False)
     f.only("gating", True, "per-head", "per-element", *([] if "gating" in f else [None]))
     f.present("head_dim", "num_experts")
     if f.get("rope_parameters") is None:
@@ -56,9 +51,7 @@ def _parse(f: Fields) -> Spec:
     f.only("mlp_only_layers", [i for i in range(decoder.num_layers) if i not in sparse], [], None)
     own = f.replaced(n_shared_experts=1, n_group=1, topk_group=1, num_nextn_predict_layers=0, num_mtp_layers=0)
     scaling = own.replaced(routed_scaling_factor=f.number("moe_routed_scaling_factor", 1.0))
-    blocks = Moe.parse(
-        scaling, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=sparse
-    )
+    blocks = sigmoid_moe(scaling, decoder.num_layers, moe_layers=sparse)
     names = BlockNames(bias="experts.e_score_correction_bias", shared="shared_expert.")
     cap = f.get("moe_router_logit_softcapping")
     shared = replace(blocks.shared, size=f.count("shared_expert_intermediate_size", 512))

@@ -12,10 +12,10 @@ from moeinf.models.layers.assemble import CommonAttention, DecoderFamily, Spec
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionSite, Scores, Sight
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.moe import Moe, sparse_layers
+from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.types import JsonObject
 
 _MTP = r"model\.mtp\..*"
@@ -37,10 +37,7 @@ class ValueScaled(CommonAttention):
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("scoring_func", "sigmoid", None)
-    f.only("topk_method", "noaux_tc", None)
-    f.only("n_shared_experts", 0, None)
-    f.only("use_qk_norm", False, None)
+    f.fixed(scoring_func="sigmoid", topk_method="noaux_tc", n_shared_experts=0, use_qk_norm=False)
     f.only("partial_rotary_factor", _PARTIAL, None)  # each kind of layer has its own
     f.only("rope_theta", _ROPES["full_attention"]["rope_theta"], None)
     f.only("swa_rope_theta", _ROPES["sliding_attention"]["rope_theta"], None)
@@ -72,13 +69,8 @@ def _parse(f: Fields) -> Spec:
     if f.get("routed_scaling_factor") is None:
         f = f.replaced(routed_scaling_factor=1.0)
     sparse = sparse_layers(f, num_layers, first_dense=1)
-    blocks = Moe.parse(
-        f.replaced(n_shared_experts=0, num_nextn_predict_layers=0, num_mtp_layers=0),
-        num_layers,
-        router=SigmoidRouter,
-        normalise=True,
-        corrected=True,
-        moe_layers=sparse,
+    blocks = sigmoid_moe(
+        f.replaced(n_shared_experts=0, num_nextn_predict_layers=0, num_mtp_layers=0), num_layers, moe_layers=sparse
     )
     scale = 1.0 if f.get("attention_value_scale") is None and "attention_value_scale" in f else None
     scale = f.number("attention_value_scale", 0.707) if scale is None else scale

@@ -21,20 +21,19 @@ _ALPHA = ("rope_type", "type", "rope_theta", "alpha", "factor", "beta_fast", "be
 def _parse(f: Fields) -> Spec:
     f = f.replaced(**{name: _common(name, f.get(name)) for name in _LISTED if name in f})
     size = f.count("intermediate_size")
-    for name, *allowed in (
-        ("moe_intermediate_size", size),
-        ("num_shared_expert", 1),
-        ("use_mixed_mlp_moe", True),
-        ("use_qk_norm", True),
-        ("use_cla", False),
-        ("use_mla", False),
-        ("position_embedding_xdrope", False),
-        ("group_limited_greedy", False),
-        ("mlp_bias", False),
-        ("norm_topk_prob", True),
-        ("moe_layer_num_skipped", 0),
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(
+        moe_intermediate_size=size,
+        num_shared_expert=1,
+        use_mixed_mlp_moe=True,
+        use_qk_norm=True,
+        use_cla=False,
+        use_mla=False,
+        position_embedding_xdrope=False,
+        group_limited_greedy=False,
+        mlp_bias=False,
+        norm_topk_prob=True,
+        moe_layer_num_skipped=0,
+    )
     f.present("moe_topk")
     head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
     decoder = parse_decoder(

@@ -16,8 +16,8 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.indexed import IndexConfig, indexed_layers
 from moeinf.models.layers.latent.mla import LatentGate, parse_latent
-from moeinf.models.layers.moe import Moe, sparse_layers
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.moe import sparse_layers
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.types import ExpertForm
@@ -26,14 +26,7 @@ _STREAMS = StreamNames("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "h
 
 
 def parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("scoring_func", "sigmoid"),
-        ("gated_mla", True),
-        ("gating_type", "elementwise"),
-        ("learnable_sink", True),
-        ("enable_ihc", True),
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(scoring_func="sigmoid", gated_mla=True, gating_type="elementwise", learnable_sink=True, enable_ihc=True)
     f.present("routed_scaling_factor", "swiglu_limit")
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=1e-5)
     num_layers, a = decoder.num_layers, decoder.attention
@@ -44,7 +37,7 @@ def parse(f: Fields) -> Spec:
     index = IndexConfig.parse(f, latent, choosing, interleaved=True)
     index = replace(index, heads=replace(index.heads, at_end=True), key_eps=a.norm_eps)
     layers = sparse_layers(f, num_layers, first_dense=1)
-    blocks = Moe.parse(f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
+    blocks = sigmoid_moe(f, num_layers, moe_layers=layers)
     eps = f.number("hc_eps", 1e-6)
     streams = MixedStreams(
         f.count("hc_mult", 4, minimum=2, maximum=64),

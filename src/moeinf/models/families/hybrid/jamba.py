@@ -17,8 +17,7 @@ _NAMES = BlockNames("feed_forward.", gate="router.weight")
 
 def _parse(f: Fields) -> Spec:
     silu_alone(f)  # which Mamba has, too
-    f.only("attention_bias", False, None)
-    f.only("mamba_proj_bias", False, None)
+    f.fixed(attention_bias=False, mamba_proj_bias=False)
     f.only("sliding_window", None)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=None)
     decoder = decoder.named(norms=LayerNorms(block="pre_ff_layernorm"), last_norm="final_layernorm")

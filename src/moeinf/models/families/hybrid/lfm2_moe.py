@@ -25,7 +25,7 @@ def _parse(f: Fields) -> Spec:
     eps = f.number("norm_eps", 1e-5, zero=True)
     tied = f.flag("tie_embedding", f.flag("tie_word_embeddings", True))  # the older name counts
     decoder = parse_decoder(
-        f.with_values(tie_word_embeddings=tied),
+        f.replaced(tie_word_embeddings=tied),
         norm_eps=eps,
         theta=1e6,
         head_norms=HeadNorms(names=("q_layernorm", "k_layernorm")),

@@ -24,7 +24,7 @@ from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
 from moeinf.models.layers.recurrent.mamba2 import mamba_mixer
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.widened import widened
 from moeinf.types import Profiler, TensorPlan
 
@@ -37,15 +37,8 @@ _MIXERS = ("mamba", "attention")
 
 def parse(f: Fields, in_one: tuple[str, str] | None = None) -> Spec:
     """in_one: names of all experts' matrices up and down, transposed, where a checkpoint may have them so."""
-    for name, *allowed in (
-        ("mamba_hidden_act", "silu"),
-        ("mlp_bias", False),
-        ("use_bias", False),
-        ("n_shared_experts", 1),
-        ("sliding_window", None),
-        ("rms_norm_eps", f.get("layer_norm_epsilon")),  # not what the published code reads
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(mamba_hidden_act="silu", mlp_bias=False, use_bias=False, n_shared_experts=1, sliding_window=None)
+    f.only("rms_norm_eps", f.get("layer_norm_epsilon"), None)  # not what the published code reads
     _refuse_longer_steps(f)
     kinds = _kinds(f)
     eps = f.number("layer_norm_epsilon", 1e-5, zero=True)
@@ -72,7 +65,7 @@ def parse(f: Fields, in_one: tuple[str, str] | None = None) -> Spec:
     moe_layers = tuple(i for i, kind in enumerate(kinds) if kind == "moe")
     if not moe_layers:
         raise CheckpointError("config.json: hybrid_override_pattern leaves no layer with experts")
-    moe = Moe.parse(f, len(kinds), router=SigmoidRouter, normalise=True, corrected=True, moe_layers=moe_layers)
+    moe = sigmoid_moe(f, len(kinds), moe_layers=moe_layers)
     mamba = MambaConfig(
         decoder.attention.hidden_size,
         f.count("mamba_num_heads", 128),

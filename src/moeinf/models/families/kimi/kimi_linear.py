@@ -13,10 +13,10 @@ from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import NO_LATENT_MATRICES, parse_latent
-from moeinf.models.layers.moe import BlockNames, Moe, sparse_layers
+from moeinf.models.layers.moe import BlockNames, sparse_layers
 from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
 from moeinf.models.layers.rope import Rope
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import sigmoid_moe
 
 NAMES = {  # what the checkpoint calls the fields that others have too
     "max_position_embeddings": "model_max_length",
@@ -36,21 +36,15 @@ def _parse(f: Fields) -> Spec:
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = _kinds(f, num_layers)
     f = _in_common_names(f)
-    for name, *allowed in (
-        ("mla_use_nope", True),
-        ("moe_router_activation_func", "sigmoid"),
-        ("use_grouped_topk", True),
-        ("moe_layer_freq", 1),
-        ("head_dim", f.get("head_dim")),  # of neither kind of layer
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(mla_use_nope=True, moe_router_activation_func="sigmoid", use_grouped_topk=True, moe_layer_freq=1)
+    f.only("head_dim", f.get("head_dim"), None)  # of neither kind of layer
     f.present("routed_scaling_factor", "num_experts")
     plain = f.replaced(rope_scaling=None, rope_parameters=None, head_dim=None)
     decoder, latent = parse_latent(plain, interleaved=False, norm_eps=1e-5)
     unturned = Rope(np.zeros(latent.rotary_dim // 2, np.float32))
     decoder = replace(decoder, attention=replace(decoder.attention, rope=unturned))
     layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 1, minimum=0))
-    blocks = Moe.parse(f, num_layers, router=SigmoidRouter, normalise=True, corrected=True, moe_layers=layers)
+    blocks = sigmoid_moe(f, num_layers, moe_layers=layers)
     a, blocks = decoder.attention, replace(blocks, names=BlockNames(experts=("w1", "w3", "w2")))
     kda = kda_mixer(KdaConfig.parse(f, a.hidden_size, a.norm_eps))
     return Spec(decoder, blocks, {i: kda if kind == "linear_attention" else latent for i, kind in enumerate(kinds)})

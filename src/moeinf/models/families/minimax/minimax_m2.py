@@ -16,15 +16,14 @@ _NAMES = BlockNames("block_sparse_moe.", bias="e_score_correction_bias", experts
 
 
 def _parse(f: Fields) -> Spec:
-    for name, allowed in (
-        ("attention_bias", False),
-        ("scoring_func", "sigmoid"),
-        ("use_routing_bias", True),
-        ("use_qk_norm", True),
-        ("qk_norm_type", "per_layer"),
-        ("shared_intermediate_size", 0),
-    ):
-        f.only(name, allowed, None)
+    f.fixed(
+        attention_bias=False,
+        scoring_func="sigmoid",
+        use_routing_bias=True,
+        use_qk_norm=True,
+        qk_norm_type="per_layer",
+        shared_intermediate_size=0,
+    )
     head_dim = f.count("head_dim", 128, minimum=2)
     partial = f.count("rotary_dim", head_dim) / head_dim
     decoder = parse_decoder(

@@ -33,18 +33,17 @@ _FREQ = "sparse_attention_freq"
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("hidden_act", "silu", "swigluoai"),  # both mean the latter
-        ("attention_bias", False),
-        ("scoring_func", "sigmoid"),
-        ("use_routing_bias", True),
-        ("use_qk_norm", True),
-        ("use_gemma_norm", True),
-        ("norm_topk_prob", True),
-        ("n_shared_experts", 1),
-        ("swiglu_alpha", 1.702),
-    ):
-        f.only(name, *allowed, None)
+    f.only("hidden_act", "silu", "swigluoai", None)  # both mean the latter
+    f.fixed(
+        attention_bias=False,
+        scoring_func="sigmoid",
+        use_routing_bias=True,
+        use_qk_norm=True,
+        use_gemma_norm=True,
+        norm_topk_prob=True,
+        n_shared_experts=1,
+        swiglu_alpha=1.702,
+    )
     f.present("head_dim", "swiglu_limit", "routed_scaling_factor")
     head_dim = f.count("head_dim", minimum=2)
     rotated = partial_rotary(f, head_dim)

@@ -64,13 +64,9 @@ _OTHER_MODELS = (
 
 def _parse(f: Fields, learned: str) -> Spec:
     """learned: the tensor that the frequencies of positions are made of."""
-    for name, *allowed in (
-        ("q_lora_rank",),
-        ("mlp_bias", False),
-        ("norm_topk_prob", True),
-        ("head_dim", f.get("qk_rope_head_dim")),  # transformers' other name for it
-    ):
-        f.only(name, *allowed, None)
+    f.only("q_lora_rank", None)
+    f.fixed(mlp_bias=False, norm_topk_prob=True)
+    f.only("head_dim", f.get("qk_rope_head_dim"), None)  # transformers' other name for it
     f.present("n_routed_experts", "n_shared_experts")
     if not names_positions(f):
         f = f.replaced(rope_parameters=_ROPE | ({"rope_theta": f.get("rope_theta")} if f.get("rope_theta") else {}))

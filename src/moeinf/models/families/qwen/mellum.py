@@ -21,8 +21,7 @@ _ROPES = {
 
 def _parse(f: Fields) -> Spec:
     f.only("partial_rotary_factor", None)  # each kind of layer has its own
-    f.only("mlp_only_layers", [], None)
-    f.only("decoder_sparse_step", 1, None)
+    f.fixed(mlp_only_layers=[], decoder_sparse_step=1)
     f.present("head_dim")
     if f.get("rope_parameters") is None:
         f = f.replaced(rope_parameters=_ROPES)

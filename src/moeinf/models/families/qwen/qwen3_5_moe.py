@@ -20,14 +20,9 @@ from moeinf.types import JsonObject
 
 def parse(config: JsonObject) -> Spec:
     text = text_part(config)
-    for name, *allowed in (
-        ("attn_output_gate", True),
-        ("output_gate_type", "swish", "silu"),
-        ("norm_topk_prob", True),
-        ("mlp_only_layers", []),
-        ("decoder_sparse_step", 1),
-    ):
-        text.fields.only(name, *allowed, None)
+    text.fields.only("attn_output_gate", True, None)
+    text.fields.only("output_gate_type", "swish", "silu", None)
+    text.fields.fixed(norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
     c = parse_next(text.fields, stacked=False)
     attention = replace(c.decoder.attention, rope=turned_by_pictures(config, c.decoder.attention.rope, [11, 11, 10]))
     return replace(c, decoder=replace(c.decoder.named(prefix=text.prefix), attention=attention))

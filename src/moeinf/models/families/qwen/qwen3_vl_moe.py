@@ -20,8 +20,7 @@ from moeinf.types import JsonObject
 def _parse(config: JsonObject) -> Spec:
     text = text_part(config)
     f = text.fields
-    f.only("norm_topk_prob", True, None)
-    f.only("use_sliding_window", False, None)
+    f.fixed(norm_topk_prob=True, use_sliding_window=False)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=5e5, head_norms=HeadNorms()).named(prefix=text.prefix)
     rope = turned_by_pictures(config, decoder.attention.rope, [24, 20, 20])
     decoder = replace(decoder, attention=replace(decoder.attention, rope=rope))

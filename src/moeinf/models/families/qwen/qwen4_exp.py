@@ -50,8 +50,7 @@ _PARTS = ("attn_hyper_connection.", "mlp_hyper_connection.")
 
 def _parse(f: Fields, prefix: str) -> Spec:
     f.only("output_gate_type", "silu", "sigmoid", None)
-    f.only("decoder_sparse_step", 1, None)
-    f.only("mlp_only_layers", [], None)
+    f.fixed(decoder_sparse_step=1, mlp_only_layers=[])
     f.present("head_dim")
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=1.0, head_norms=HeadNorms(), gate=Gate(), norm="rms+1")
     index = parse_index(f, decoder.attention)

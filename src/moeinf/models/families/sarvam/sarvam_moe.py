@@ -10,24 +10,23 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.attention_config import HeadNorms, Projections
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.moe import BlockNames, Moe
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.moe import BlockNames
+from moeinf.models.layers.routers import sigmoid_moe
 
 _SHARED = ("n_shared_experts", "num_shared_experts")  # as transformers saves it, and as published
 
 
 def _parse(f: Fields) -> Spec:
-    for name, *allowed in (
-        ("use_qkv_bias", False),
-        ("attention_bias", False),
-        ("use_bias", False),
-        ("score_function", "sigmoid"),
-        ("moe_router_enable_expert_bias", True),
-        ("moe_shared_expert_intermediate_size", f.get("moe_intermediate_size")),
-        ("norm_head", False),
-        ("router_dtype", "fp32"),
-    ):
-        f.only(name, *allowed, None)
+    f.fixed(
+        use_qkv_bias=False,
+        attention_bias=False,
+        use_bias=False,
+        score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_shared_expert_intermediate_size=f.get("moe_intermediate_size"),
+        norm_head=False,
+        router_dtype="fp32",
+    )
     f.present("head_dim", "n_group", "routed_scaling_factor")
     decoder = parse_decoder(
         f,
@@ -41,9 +40,7 @@ def _parse(f: Fields) -> Spec:
     shared = f.replaced(n_shared_experts=f.count_of(*_SHARED)).renamed(
         {_SHARED[0]: next((name for name in _SHARED if f.get(name) is not None), _SHARED[0])}
     )
-    blocks = Moe.parse(
-        shared, decoder.num_layers, router=SigmoidRouter, normalise=True, corrected=True, shared=_SHARED[0]
-    )
+    blocks = sigmoid_moe(shared, decoder.num_layers, shared=_SHARED[0])
     names = BlockNames(bias="gate.expert_bias")
     return Spec(decoder.named(**NAMES), replace(blocks, names=names))
 

@@ -81,9 +81,7 @@ class Config:
     @staticmethod
     def parse(config: JsonObject) -> Config:
         f = Fields(config)
-        f.only("router_dtype", "float32", None)
-        f.only("router_type", "tokens_masked", None)
-        f.only("second_expert_policy", "all", None)
+        f.fixed(router_dtype="float32", router_type="tokens_masked", second_expert_policy="all")
         f.only("quantization_config", None)
         for other, name in (
             ("hidden_size", "d_model"),

@@ -70,10 +70,7 @@ class Config:
     def parse(config: JsonObject) -> Config:
         f = Fields(config)
         activation = activation_of(f, "dense_act_fn", activation_of(f, "feed_forward_proj", "relu"))
-        f.only("is_gated_act", False, None)
-        f.only("router_type", "tokens_masked", None)
-        f.only("router_dtype", "float32", None)
-        f.only("num_selected_experts", 1, None)
+        f.fixed(is_gated_act=False, router_type="tokens_masked", router_dtype="float32", num_selected_experts=1)
         f.only("quantization_config", None)
         f.present("num_decoder_layers")
         num_layers = f.count_of("num_layers", "num_hidden_layers", maximum=MOST_LAYERS)
