@@ -16,7 +16,6 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.families.deepseek.deepseek_v2 import SoftmaxRouter
 from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
 from moeinf.models.gpu import latent as device_latent
@@ -27,7 +26,7 @@ from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.mla import LatentAttention, LatentHeads, LatentPart, latent_shapes, parse_latent
 from moeinf.models.layers.moe import BlockSite, Moe
 from moeinf.models.layers.rope import plain_rope
-from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.routers import GroupedSoftmaxRouter, SigmoidRouter
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import DType
 from tests.oracles.latent import latent_attention
@@ -84,7 +83,7 @@ def published_gate(
 @pytest.mark.parametrize("sigmoid", [False, True])
 def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: int, used: int, normalise: bool) -> None:
     tensors = gate_tensors()
-    router: Any = SigmoidRouter if sigmoid else SoftmaxRouter
+    router: Any = SigmoidRouter if sigmoid else GroupedSoftmaxRouter
     config = Moe.parse(
         Fields(
             DEEPSEEK_V2

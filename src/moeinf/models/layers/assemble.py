@@ -225,7 +225,7 @@ class DecoderFamily(Family):
     # As TensorPlan has them; `matrices` by the ends of their names.
     ahead: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ()
-    renamed: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
     matrices: ClassVar[tuple[str, ...]] = ()  # beside those that end on _proj.weight
     no_matrices: ClassVar[tuple[str, ...]] = ()  # of these
 
@@ -258,7 +258,7 @@ class DecoderFamily(Family):
             matrices=found - {name for name in plan.dense if name.endswith(self.no_matrices)},
             ahead=(*plan.ahead, *self.ahead),
             ignored=(*plan.ignored, *self.ignored),
-            renamed={**plan.renamed, **self.renamed},
+            renamed={**plan.renamed, **dict(self.renamed)},
             vision=self.seen_by,
         )
 

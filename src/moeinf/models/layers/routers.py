@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -98,7 +99,7 @@ class SigmoidRouter:
         hidden = self._norm(x)
         scores = self._scores(self._gate(hidden))
         by = scores if self._bias is None else scores + self._bias
-        kept = self._groups.kept(by, self._best_two, self.outside)
+        kept = self._groups.kept(by, partial(best_two, math), self.outside)
         ids = math.top_k(kept, self._top_k)
         weights = math.take(scores, ids)
         if s.normalise:
@@ -113,6 +114,35 @@ class SigmoidRouter:
         """What the weights of a token are divided by."""
         return self._math.sum(weights, -1, True) + self.added
 
-    def _best_two(self, grouped: Array) -> Array:
-        math = self._math
-        return math.sum(math.take(grouped, math.top_k(grouped, 2)), -1, False)
+
+def best_two(math: ArrayMath, grouped: Array) -> Array:
+    """What Groups are chosen by: the sums of their two best scores."""
+    return math.sum(math.take(grouped, math.top_k(grouped, 2)), -1, False)
+
+
+class GroupedSoftmaxRouter:
+    """Softmax over all experts; the groups with the largest scores, and the best k in them (arXiv 2405.04434, 2.2.2).
+
+    Weights are scaled where they are not normalised, and only there (published code: MoEGate.forward).
+    """
+
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
+        weights = layers.weights
+        self._top_k, self._scoring = moe.moe.top_k, moe.scoring
+        self._math, self._routing = weights.math, weights.routing
+        self._norm, self._gate = weights.norm(site.norm), weights.linear(site.block + moe.names.gate)
+        self._groups = Groups(weights.math, moe.scoring)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
+        math, hidden = self._math, self._norm(x)
+        kept = self._groups.kept(math.softmax(self._gate(hidden)), self._best, 0.0)
+        ids = math.top_k(kept, self._top_k)
+        return hidden, self._routing(ids, self._weighted(math.take(kept, ids)))
+
+    def _best(self, grouped: Array) -> Array:
+        return self._math.max(grouped, -1, False)
+
+    def _weighted(self, weights: Array) -> Array:
+        if self._scoring.normalise and self._top_k > 1:
+            return weights / (self._math.sum(weights, -1, True) + 1e-20)
+        return weights * self._scoring.scaling

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -70,4 +69,4 @@ class Family(kimi_linear.Family):
     name = "bailing_hybrid"
     parse = staticmethod(_parse)
     matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, ".attention.dense.weight")
-    renamed: ClassVar[Mapping[str, str]] = {r"\.attention\.o_proj\.": ".attention.dense."}
+    renamed = ((r"\.attention\.o_proj\.", ".attention.dense."),)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moeinf.models.families.deepseek.deepseek_v2 import SoftmaxRouter
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import MlpForm, Moe, sparse_layers
 from moeinf.models.layers.rope import whole_heads
+from moeinf.models.layers.routers import GroupedSoftmaxRouter
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject
 
@@ -26,7 +26,9 @@ def _parse(f: Fields) -> Spec:
     whole_heads(f)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)
     layers = sparse_layers(f, decoder.num_layers, first_dense=0)
-    blocks = Moe.parse(f, decoder.num_layers, router=SoftmaxRouter, normalise=False, corrected=False, moe_layers=layers)
+    blocks = Moe.parse(
+        f, decoder.num_layers, router=GroupedSoftmaxRouter, normalise=False, corrected=False, moe_layers=layers
+    )
     blocks = replace(blocks, form=MlpForm(f.flag("mlp_bias", False)))
     if f.get("topk_method") != "group_limited_greedy":
         blocks = blocks.without_groups()

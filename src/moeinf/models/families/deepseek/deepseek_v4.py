@@ -5,9 +5,7 @@ Tensors have the names of the published checkpoints; transformers saves those ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import SILU
@@ -267,11 +265,11 @@ class Family(DecoderFamily):
     divisible = False
     parse = staticmethod(_parse)
     ahead = (r"mtp\..*",)
-    renamed: ClassVar[Mapping[str, str]] = {
-        r"^(layers\..*)\.scale$": r"\1.weight_scale",
-        r"^model\.embed_tokens\.": "embed.",
-        r"^model\.hc_head\.hc_": "hc_head_",
-        r"^model\.(.*\.attn)\.norm\.": r"\1.kv_norm.",
-        r"^model\.": "",
-        r"^head\.": "lm_head.",
-    }
+    renamed = (
+        (r"^(layers\..*)\.scale$", r"\1.weight_scale"),
+        (r"^model\.embed_tokens\.", "embed."),
+        (r"^model\.hc_head\.hc_", "hc_head_"),
+        (r"^model\.(.*\.attn)\.norm\.", r"\1.kv_norm."),
+        (r"^model\.", ""),
+        (r"^head\.", "lm_head."),
+    )

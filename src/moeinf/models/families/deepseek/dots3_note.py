@@ -6,7 +6,6 @@ of images and of speech beside it, which are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -163,7 +162,7 @@ class Family(deepseek_v32.Family):
     no_matrices: ClassVar[tuple[str, ...]] = (*deepseek_v32.Family.no_matrices, ".g_proj.weight")
     ignored = _OTHER_MODELS
     ahead = (r"model\.mtp\..*",)
-    renamed: ClassVar[Mapping[str, str]] = {r"^model\.language_model\.": "model."}
+    renamed = ((r"^model\.language_model\.", "model."),)
 
     def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part(config, prefix="model.").fields))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
@@ -87,4 +85,4 @@ class Family(DecoderFamily):
     name = "ernie4_5_moe"
     parse = staticmethod(_parse)
     ahead = (_MTP,)
-    renamed: ClassVar[Mapping[str, str]] = {r"\.gate\.moe_statics\.": ".moe_statics."}
+    renamed = ((r"\.gate\.moe_statics\.", ".moe_statics."),)

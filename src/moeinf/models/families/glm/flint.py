@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
@@ -45,4 +42,4 @@ def _parse(f: Fields) -> Spec:
 class Family(DecoderFamily):
     name = "flint"
     parse = staticmethod(_parse)
-    renamed: ClassVar[Mapping[str, str]] = {r"\.self_attn\.sinks": ".self_attn.softmax_offset"}
+    renamed = ((r"\.self_attn\.sinks", ".self_attn.softmax_offset"),)

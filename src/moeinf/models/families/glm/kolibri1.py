@@ -61,4 +61,4 @@ class LogitsRouter(SigmoidRouter):
 class Family(DecoderFamily):
     name = "kolibri1"
     parse = staticmethod(_parse)
-    renamed = _RENAMED
+    renamed = tuple(_RENAMED.items())

@@ -231,7 +231,7 @@ def _limits(f: Fields, name: str, num_layers: int, future: int) -> dict[int, flo
 class Family(DecoderFamily):
     name = "step3p7"
     ignored = _OTHER_MODELS
-    renamed = _RENAMED
+    renamed = tuple(_RENAMED.items())
     no_matrices = (".g_proj.weight",)
 
     def __init__(self, config: JsonObject) -> None:

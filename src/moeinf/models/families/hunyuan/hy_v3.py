@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
@@ -39,8 +36,8 @@ def _parse(f: Fields) -> Spec:
 class Family(DecoderFamily):
     name = "hy_v3"
     parse = staticmethod(_parse)
-    renamed: ClassVar[Mapping[str, str]] = {
-        r"\.mlp\.gate\.": ".mlp.router.gate.",
-        r"\.mlp\.e_score_correction_bias": ".mlp.expert_bias",
-        r"\.mlp\.shared_experts\.": ".mlp.shared_mlp.",
-    }
+    renamed = (
+        (r"\.mlp\.gate\.", ".mlp.router.gate."),
+        (r"\.mlp\.e_score_correction_bias", ".mlp.expert_bias"),
+        (r"\.mlp\.shared_experts\.", ".mlp.shared_mlp."),
+    )

@@ -7,7 +7,6 @@ checkpoints and transformers of Hunyuan 4 VL; transformers' Hunyuan 4 has pairs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -68,8 +67,8 @@ class Family(deepseek_v32.Family):
     parse = staticmethod(parse)
     matrices: ClassVar[tuple[str, ...]] = (*deepseek_v32.Family.matrices, ".linear_gate.weight")
     ahead = (r"model\.mtp_layers\..*",)
-    renamed: ClassVar[Mapping[str, str]] = {
-        r"\.hc_pre\.(hc_(attn|mlp)_layer)\.": r".\1.hc_pre.",
-        r"\.hc_pre\.hc_head\.": ".hc_head.",
-        r"(\.mlp\.|\.shared_experts\.)linear_gate\.": r"\1gate_proj.",
-    }
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"\.hc_pre\.(hc_(attn|mlp)_layer)\.", r".\1.hc_pre."),
+        (r"\.hc_pre\.hc_head\.", ".hc_head."),
+        (r"(\.mlp\.|\.shared_experts\.)linear_gate\.", r"\1gate_proj."),
+    )

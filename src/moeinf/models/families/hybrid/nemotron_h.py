@@ -6,7 +6,6 @@ one that mixes tokens and the block behind it are one layer, so that the next ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -222,4 +221,4 @@ class Family(DecoderFamily):
     divisible = False
     parse = staticmethod(parse)
     ahead = (MTP,)
-    renamed: ClassVar[Mapping[str, str]] = {r"^model\.": "backbone."}
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = ((r"^model\.", "backbone."),)

@@ -5,7 +5,6 @@ Checkpoints hold models that see and hear beside it, which are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from moeinf.models.families.hybrid import nemotron_h
@@ -19,11 +18,11 @@ class Family(nemotron_h.Family):
         r"(vision_model|mlp1|multi_modal_projector|vision_projector|vision_final_layernorm|sound_encoder|"
         r"sound_projection|audio_tower|embed_audio)\..*",
     )
-    renamed: ClassVar[Mapping[str, str]] = {
-        r"^language_model\.(backbone|model)\.": "backbone.",
-        r"^language_model\.": "",
-        **nemotron_h.Family.renamed,
-    }
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"^language_model\.(backbone|model)\.", "backbone."),
+        (r"^language_model\.", ""),
+        *nemotron_h.Family.renamed,
+    )
 
     def __init__(self, config: JsonObject) -> None:
         if config.get("text_config") is None and "llm_config" in config:  # as published

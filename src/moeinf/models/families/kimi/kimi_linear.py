@@ -86,4 +86,4 @@ class Family(deepseek_v2.Family):
     name = "kimi_linear"
     parse = staticmethod(_parse)
     no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, ".b_proj.weight")
-    renamed: ClassVar[Mapping[str, str]] = {r"\.block_sparse_moe\.": ".mlp."}
+    renamed = ((r"\.block_sparse_moe\.", ".mlp."),)

@@ -6,9 +6,8 @@ is given the hidden state times the router's score. Checkpoints hold a model of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -147,7 +146,7 @@ class Llama4Moe(Moe):
 class Family(DecoderFamily):
     name = "llama4"
     ignored = (_OTHER_MODELS,)
-    renamed: ClassVar[Mapping[str, str]] = {r"^language_model\.": ""}
+    renamed = ((r"^language_model\.", ""),)
 
     def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_part(config, prefix="model.").fields))

@@ -6,10 +6,9 @@ What a layer adds to is the state behind its norm, and both are scaled (MiniMaxF
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 from moeinf.models.activations import silu_alone
 from moeinf.models.families.mixtral.mixtral import NAMES
@@ -137,5 +136,5 @@ class ScaledConnections(Connections):
 class Family(DecoderFamily):
     name = "minimax"
     parse = staticmethod(_parse)
-    renamed: ClassVar[Mapping[str, str]] = {r"\.mlp\.": ".block_sparse_moe."}
+    renamed = ((r"\.mlp\.", ".block_sparse_moe."),)
     matrices = (".qkv_proj.weight", ".output_gate.weight")

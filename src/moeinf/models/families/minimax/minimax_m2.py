@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
@@ -39,4 +36,4 @@ def _parse(f: Fields) -> Spec:
 class Family(DecoderFamily):
     name = "minimax_m2"
     parse = staticmethod(_parse)
-    renamed: ClassVar[Mapping[str, str]] = {r"\.mlp\.": ".block_sparse_moe."}
+    renamed = ((r"\.mlp\.", ".block_sparse_moe."),)

@@ -10,14 +10,13 @@ from dataclasses import replace
 from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.families.deepseek.deepseek_v2 import latent_spec
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.attention_config import Sharpening
 from moeinf.models.layers.latent.mla import parse_latent
-from moeinf.models.layers.moe import BlockSite, Moe
-from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.rope import rope_fields
-from moeinf.models.layers.routers import Groups
+from moeinf.models.layers.routers import GroupedSoftmaxRouter, best_two
 
 
 def _parse(f: Fields) -> Spec:
@@ -40,29 +39,16 @@ def _parse(f: Fields) -> Spec:
     return latent_spec(decoder, latent, blocks)
 
 
-class SoftmaxRouter:
-    """Softmax over all experts; the groups with the largest sums of their two best, and the best k in them."""
+class SoftmaxRouter(GroupedSoftmaxRouter):
+    """Groups are chosen by the sums of their two best, and weights are scaled in any case."""
 
-    def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
-        weights = layers.weights
-        self._top_k, self._scoring = moe.moe.top_k, moe.scoring
-        self._math, self._routing = weights.math, weights.routing
-        self._norm, self._gate = weights.norm(site.norm), weights.linear(site.block + moe.names.gate)
-        self._groups = Groups(weights.math, moe.scoring)
+    def _best(self, grouped: Array) -> Array:
+        return best_two(self._math, grouped)
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
-        s, math = self._scoring, self._math
-        hidden = self._norm(x)
-        kept = self._groups.kept(math.softmax(self._gate(hidden)), self._best_two, 0.0)
-        ids = math.top_k(kept, self._top_k)
-        weights = math.take(kept, ids)
-        if s.normalise:
-            weights = weights / (math.sum(weights, -1, True) + 1e-20)
-        return hidden, self._routing(ids, weights * s.scaling)
-
-    def _best_two(self, grouped: Array) -> Array:
-        math = self._math
-        return math.sum(math.take(grouped, math.top_k(grouped, 2)), -1, False)
+    def _weighted(self, weights: Array) -> Array:
+        if self._scoring.normalise:
+            weights = weights / (self._math.sum(weights, -1, True) + 1e-20)
+        return weights * self._scoring.scaling
 
 
 class Family(deepseek_v2.Family):

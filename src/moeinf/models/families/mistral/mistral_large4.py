@@ -129,7 +129,7 @@ def _sources(f: Fields, rotated: list[bool]) -> list[int | None]:
 class Family(deepseek_v32.Family):
     name = "mistral_large4"
     divisible = False
-    renamed = _RENAMED
+    renamed = tuple(_RENAMED.items())
     ignored = _OTHER_MODELS
     ahead = (r"mtp_dspark\..*",)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
@@ -36,11 +35,11 @@ def parse_granite(f: Fields, names: BlockNames = NAMES, **features: Any) -> tupl
 
 class Family(DecoderFamily):
     name = "granitemoe"
-    renamed: ClassVar[Mapping[str, str]] = {
-        r"\.experts\.gate_up_proj$": ".input_linear.weight",
-        r"\.router\.weight$": ".router.layer.weight",
-        r"\.experts\.down_proj$": ".output_linear.weight",
-    }
+    renamed = (
+        (r"\.experts\.gate_up_proj$", ".input_linear.weight"),
+        (r"\.router\.weight$", ".router.layer.weight"),
+        (r"\.experts\.down_proj$", ".output_linear.weight"),
+    )
 
     @staticmethod
     def parse(f: Fields) -> Spec:

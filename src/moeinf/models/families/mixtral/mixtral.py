@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Sight
@@ -17,7 +14,7 @@ NAMES = BlockNames("block_sparse_moe.", experts=("w1", "w3", "w2"))
 
 class Family(DecoderFamily):
     name = "mixtral"
-    renamed: ClassVar[Mapping[str, str]] = {r"\.mlp\.": ".block_sparse_moe."}
+    renamed = ((r"\.mlp\.", ".block_sparse_moe."),)
 
     @staticmethod
     def parse(f: Fields) -> Spec:

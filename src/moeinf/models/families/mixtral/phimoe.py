@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -47,10 +45,7 @@ class Sparsemixer:
 
 class Family(DecoderFamily):
     name = "phimoe"
-    renamed: ClassVar[Mapping[str, str]] = {
-        r"\.mlp\.router\.": ".block_sparse_moe.gate.",
-        r"\.mlp\.": ".block_sparse_moe.",
-    }
+    renamed = ((r"\.mlp\.router\.", ".block_sparse_moe.gate."), (r"\.mlp\.", ".block_sparse_moe."))
 
     @staticmethod
     def parse(f: Fields) -> Spec:

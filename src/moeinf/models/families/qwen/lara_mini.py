@@ -5,9 +5,7 @@ Attention and experts are qwen3_moe's; a shared expert is added in full. DeltaNe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter
 from moeinf.models.fields import Fields, routed_shape
@@ -52,4 +50,4 @@ class Family(DecoderFamily):
     name = "lara_mini"
     parse = staticmethod(_parse)
     matrices = (".in_proj.weight",)
-    renamed: ClassVar[Mapping[str, str]] = {r"\.linear_attn\.out_norm\.": ".linear_attn.norm."}
+    renamed = ((r"\.linear_attn\.out_norm\.", ".linear_attn.norm."),)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeinf.models.families.qwen.qwen2_moe import qwen_moe
-from moeinf.models.families.qwen.qwen3_5_moe import merging_vision, turned_by_pictures
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.vision.merging_tower import merging_vision, turned_by_pictures
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part
 from moeinf.types import JsonObject

@@ -17,13 +17,14 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention.grouped import attention_shapes
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes, Sight
+from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
-from moeinf.models.layers.rope import plain_rope
+from moeinf.models.layers.rope import Rope, plain_rope, rope_fields
 from moeinf.models.layers.vision.image_processor import MergedPatches, Patches
-from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
+from moeinf.models.layers.vision.vision import Part, Tower, Vision, attend_all, axial_frequencies, by_blocks, turned_by
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, JsonObject
 
 _EPS = 1e-6
 
@@ -194,3 +195,38 @@ class MergingTower(Tower):
         weights = part.weights
         one, two = (weights.linear(f"{name}{n}.weight", f"{name}{n}.bias") for n in ("linear_fc1", "linear_fc2"))
         return two(weights.math.gelu(one(joined)))
+
+
+def turned_by_pictures(config: JsonObject, rope: Rope | None, default: list[int]) -> Rope | None:
+    """The positions of text, of which pictures turn some frequencies by their rows and columns, one in three.
+
+    default: how many turn by time, rows and columns.
+    """
+    if rope is None or config.get("vision_config") is None:
+        return rope
+    f = rope_fields(Fields(config).within("text_config"))
+    f.only("mrope_interleaved", True, None)
+    sections = f.counts("mrope_section", 3) if f.get("mrope_section") is not None else default
+    axes = np.zeros(len(rope.frequencies), np.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return replace(rope, axes=axes)
+
+
+def merging_vision(
+    config: JsonObject, decoder: DecoderConfig, ids: tuple[int, int, int], *, deep: bool = False
+) -> Vision | None:
+    """ids: those of the start, a picture and the end, where config.json has none; deep: layers may be given rows."""
+    f = Fields(config)
+    if f.get("vision_config") is None or f.get("text_config") is None:
+        return None
+    hidden_size, most_deep = decoder.attention.hidden_size, decoder.num_layers if deep else 0
+    tower = MergingConfig.parse(f.within("vision_config"), hidden_size, most_deep)
+    start, end = f.count("vision_start_token_id", ids[0]), f.count("vision_end_token_id", ids[2])
+    return Vision(
+        MergingTower(tower, "model.visual."),
+        tower.form,
+        f.count("image_token_id", ids[1]),
+        tower.merge**2,
+        (start, end),
+    )
