@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import moeinf._native as _native
@@ -109,15 +107,6 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         return weights.norm_vectors(f"{site.prefix}{norms.names[number]}.weight", config.norm)[0]
 
     weight, norm_bias = (None, None) if site.norm is None else weights.norm_vectors(site.norm, config.norm)
-    others: dict[str, Any] = {}  # of few families
-    if site.output_norm is not None:
-        others["output_norm"] = weights.norm_vectors(site.output_norm, "rms")[0]
-    if norms is not None and norms.of_values:
-        others["value_norm"] = np.ones(config.head_dim, np.float32)
-    if gate is not None and gate.name is not None:
-        others["gate"] = matrix(gate.name)
-    if gate is not None and gate.bias is not None:
-        others["gate_bias"] = weights.vector(site.prefix + gate.bias)
     query, key, value = projections()
     query_bias, key_bias, value_bias = biases()
     return _native.AttentionTensors(
@@ -134,5 +123,8 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         value_bias=value_bias,
         output_bias=bias(p.output, p.output_bias),
         sinks=None if config.scores.sinks is None else weights.vector(site.prefix + config.scores.sinks),
-        **others,
+        output_norm=None if site.output_norm is None else weights.norm_vectors(site.output_norm, "rms")[0],
+        value_norm=np.ones(config.head_dim, np.float32) if norms is not None and norms.of_values else None,
+        gate=None if gate is None or gate.name is None else matrix(gate.name),
+        gate_bias=None if gate is None or gate.bias is None else weights.vector(site.prefix + gate.bias),
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.indexed import best, scores_of, turned_at_end
-from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.cpu.indexed import best, scores_of
 from moeinf.models.cpu.weights import HostMemory
+from moeinf.models.layers.attention.rotation import turned_at_end
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.compressed import CompressedPart, EntryState, kept_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
@@ -22,18 +22,21 @@ class NativeCompressedCore:
 
     def __init__(self, memory: HostMemory, part: CompressedPart[Float32Array, Angles, Routing]) -> None:
         self._heads, self._sinks, self._pools = part.heads, part.sinks[:, None], part.pools
-        self._memory, self._layer, self._number = memory, part.layer, part.number
+        self._memory, self._math = memory, memory.weights.math
+        self._layer, self._number = part.layer, part.number
         self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
 
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
-        return RecurrentState(NumpyMath(), *kept_shapes(self._heads))
+        return RecurrentState(self._math, *kept_shapes(self._heads))
 
     def new_entries(self, capacity: int) -> EntryState[Float32Array]:
         return EntryState(self._memory, self._heads, capacity)
 
     def store(self, rows: Float32Array, raw: Float32Array | None, cache: Cache, positions: Angles) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
-        self._rows = np.concatenate([state.conv, turned_at_end(rows[:, None], *positions, interleaved=True)[:, 0]])
+        self._rows = np.concatenate(
+            [state.conv, turned_at_end(self._math, rows[:, None], *positions, interleaved=True)[:, 0]]
+        )
         state.new_conv[...] = self._rows[len(rows) :]
         if raw is not None:
             joined = np.concatenate([state.heads, raw])
@@ -52,7 +55,7 @@ class NativeCompressedCore:
         angles = [table[:: h.rate] for table in tables]
         made = self._pools.entries(needed, np.arange(first, last, dtype=np.float32))
         for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
-            into[first:last] = turned_at_end(entries[:, None], *angles, interleaved=True)[:, 0]
+            into[first:last] = turned_at_end(self._math, entries[:, None], *angles, interleaved=True)[:, 0]
 
     def choose(
         self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
@@ -61,7 +64,7 @@ class NativeCompressedCore:
         h, state, tokens = self._heads, cache.states[self._number], len(queries)
         assert h.index is not None
         by_head = queries.reshape(tokens, h.index.num_heads, -1)
-        turned = turned_at_end(by_head, *(table[at : at + tokens] for table in positions), interleaved=True)
+        turned = turned_at_end(self._math, by_head, *(table[at : at + tokens] for table in positions), interleaved=True)
         chosen = list[IntArray | None]()
         for i, seen in enumerate(self._seen(cache.length + at, tokens)):
             if seen <= h.index.top_k:
@@ -73,7 +76,7 @@ class NativeCompressedCore:
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at
         cos, sin = (table[at : at + tokens] for table in positions)
-        turned, out = turned_at_end(queries, cos, sin, interleaved=True), np.empty_like(queries)
+        turned, out = turned_at_end(self._math, queries, cos, sin, interleaved=True), np.empty_like(queries)
         for i, seen in enumerate(self._seen(start, tokens)):
             rows = self._rows[at + i + max(h.window - 1 - start - i, 0) : at + i + h.window]
             if seen:
@@ -81,7 +84,7 @@ class NativeCompressedCore:
                 picked = chosen[i] if isinstance(chosen, list) else None
                 rows = np.concatenate([rows, entries[:seen] if picked is None else entries[picked]])
             out[i] = self._mixed(turned[i], rows)
-        return turned_at_end(out, cos, -sin, interleaved=True)
+        return turned_at_end(self._math, out, cos, -sin, interleaved=True)
 
     def _mixed(self, queries: Float32Array, rows: Float32Array) -> Float32Array:
         """queries [heads, head_dim] over what one token sees, [n, head_dim]."""

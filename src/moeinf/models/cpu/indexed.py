@@ -7,6 +7,7 @@ import numpy as np
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.latent import NativeLatentCore, growth_in
 from moeinf.models.cpu.weights import HostMemory
+from moeinf.models.layers.attention.rotation import turned_at_end, turned_in_front
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
 from moeinf.types import ByteArray, Float32Array, IntArray, Routing
@@ -22,7 +23,7 @@ class NativeIndexedCore(NativeLatentCore):
 
     def __init__(self, memory: HostMemory, part: IndexedPart[Float32Array, Angles, Routing]) -> None:
         super().__init__(memory, part.latent)
-        self._index, self._keeps_keys = part.index, part.keeps_keys
+        self._math, self._index, self._keeps_keys = memory.weights.math, part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState[ByteArray, Float32Array]:
@@ -70,28 +71,7 @@ class NativeIndexedCore(NativeLatentCore):
     def _rotated(self, x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
         """x [tokens, heads, head_dim], rotated where heads are."""
         turned = turned_at_end if self._index.at_end else turned_in_front
-        return turned(x, cos, sin, interleaved=self._index.interleaved)
-
-
-def turned_in_front(
-    x: Float32Array, cos: Float32Array, sin: Float32Array, *, interleaved: bool = False
-) -> Float32Array:
-    """x [tokens, heads, head_dim], rotated at the beginnings of heads; cos, sin [tokens, rotary_dim / 2]."""
-    size, cos, sin = 2 * cos.shape[1], cos[:, None], sin[:, None]
-    out: Float32Array = x.copy()
-    front, into = x[..., :size], out[..., :size]
-    pairs = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(size // 2), slice(size // 2, None))
-    left, right = (front[..., each] for each in pairs)
-    into[..., pairs[0]], into[..., pairs[1]] = left * cos - right * sin, right * cos + left * sin
-    return out
-
-
-def turned_at_end(x: Float32Array, cos: Float32Array, sin: Float32Array, *, interleaved: bool) -> Float32Array:
-    """The same at the ends of heads."""
-    size = 2 * cos.shape[1]
-    out: Float32Array = x.copy()
-    out[..., -size:] = turned_in_front(x[..., -size:], cos, sin, interleaved=interleaved)
-    return out
+        return turned(self._math, x, cos, sin, interleaved=self._index.interleaved)
 
 
 def scores_of(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceRouting
-from moeinf.models.gpu.indexed import turned_at_end
-from moeinf.models.gpu.math import TorchMath
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceMemory
+from moeinf.models.layers.attention.rotation import turned_at_end
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.compressed import FIXED, CompressedPart, EntryState, kept_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
@@ -24,11 +23,12 @@ class DeviceCompressedCore:
 
     def __init__(self, memory: DeviceMemory, part: CompressedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
         self._heads, self._sinks, self._pools = part.heads, part.sinks, part.pools
-        self._memory, self._layer, self._number = memory, part.layer, part.number
+        self._memory, self._math = memory, memory.weights.math
+        self._layer, self._number = part.layer, part.number
         self._rows = torch.empty((0, part.heads.head_dim), device=part.sinks.device)  # of the pass, the window before
 
     def new_state(self, capacity: int) -> RecurrentState[Tensor]:
-        return RecurrentState(TorchMath(self._sinks.device), *kept_shapes(self._heads))
+        return RecurrentState(self._math, *kept_shapes(self._heads))
 
     def new_entries(self, capacity: int) -> EntryState[Tensor]:
         return EntryState(self._memory, self._heads, capacity)
@@ -36,7 +36,7 @@ class DeviceCompressedCore:
     def store(self, rows: Tensor, raw: Tensor | None, cache: Cache, positions: DevicePositions) -> None:
         state: RecurrentState[Tensor] = cache.states[self._layer]
         where = positions_of(positions, 0, len(rows))
-        self._rows = torch.cat([state.conv, _turned(rows[:, None], positions, where)[:, 0]])
+        self._rows = torch.cat([state.conv, self._turned(rows[:, None], positions, where)[:, 0]])
         state.new_conv[...] = self._rows[len(rows) :]
         if raw is not None:
             joined = torch.cat([state.heads, raw])
@@ -57,7 +57,7 @@ class DeviceCompressedCore:
             windows = torch.arange(first, last, device=raw.device)
         made = self._pools.entries(needed, windows)
         for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
-            into.index_copy_(0, windows, _turned(entries[:, None], positions, windows * h.rate)[:, 0])
+            into.index_copy_(0, windows, self._turned(entries[:, None], positions, windows * h.rate)[:, 0])
 
     def choose(
         self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int
@@ -69,7 +69,7 @@ class DeviceCompressedCore:
         if count <= h.index.top_k:
             return None
         where = positions_of(positions, at, tokens)
-        by_head = _turned(queries.view(tokens, h.index.num_heads, -1), positions, where)
+        by_head = self._turned(queries.view(tokens, h.index.num_heads, -1), positions, where)
         size, chosen = max(1, FIXED // (4 * h.index.num_heads * count)), []
         for i in range(0, tokens, size):
             products = torch.relu(by_head[i : i + size] @ state.keys[:count].T)  # [tokens, num_heads, count]
@@ -84,13 +84,13 @@ class DeviceCompressedCore:
         h, where = self._heads, positions_of(positions, at, len(queries))
         count = self._count(len(queries), cache, positions, at) if h.rate else 0
         picked = chosen.shape[1] if isinstance(chosen, Tensor) else 0
-        turned = _turned(queries, positions, where)
+        turned = self._turned(queries, positions, where)
         size = max(1, FIXED // (2 * (h.window + picked) * h.head_dim + 4 * (h.window + count) * h.num_heads))
         out = [
             self._mixed(turned[i : i + size], where[i : i + size], at + i, self._entries(chosen, i, size, count, cache))
             for i in range(0, len(queries), size)
         ]
-        return _turned(torch.cat(out), positions, where, back=True)
+        return self._turned(torch.cat(out), positions, where, back=True)
 
     def _entries(self, chosen: object, at: int, size: int, count: int, cache: Cache) -> tuple[Tensor, Tensor] | None:
         """The numbers of entries and the entries, [1 or tokens, n] and [1 or tokens, n, head_dim], of some tokens."""
@@ -127,8 +127,7 @@ class DeviceCompressedCore:
             return len(cache.states[self._number].entries)
         return (positions.start + at + tokens) // self._heads.rate
 
-
-def _turned(x: Tensor, positions: DevicePositions, where: Tensor, *, back: bool = False) -> Tensor:
-    """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs."""
-    cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
-    return turned_at_end(x, cos, -sin if back else sin, interleaved=True)
+    def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor, *, back: bool = False) -> Tensor:
+        """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs."""
+        cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
+        return turned_at_end(self._math, x, cos, -sin if back else sin, interleaved=True)

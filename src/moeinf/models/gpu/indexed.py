@@ -10,6 +10,7 @@ from moeinf.gpu.vector_ops import KeyValues
 from moeinf.models.gpu.latent import DeviceLatentCore, growth_in
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceMemory
+from moeinf.models.layers.attention.rotation import turned_at_end, turned_in_front
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
 
@@ -25,7 +26,7 @@ class DeviceIndexedCore(DeviceLatentCore):
 
     def __init__(self, memory: DeviceMemory, part: IndexedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
         super().__init__(memory, part.latent)
-        self._index, self._keeps_keys = part.index, part.keeps_keys
+        self._math, self._index, self._keeps_keys = memory.weights.math, part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState[Tensor, Tensor]:
@@ -75,26 +76,6 @@ class DeviceIndexedCore(DeviceLatentCore):
 
     def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
         """x [tokens, heads, head_dim], rotated where heads are."""
-        cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
+        cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
         turned = turned_at_end if self._index.at_end else turned_in_front
-        return turned(x, cos, sin, interleaved=self._index.interleaved)
-
-
-def turned_in_front(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """x [tokens, heads, head_dim], rotated at the beginnings of heads; cos, sin [tokens, 1, rotary_dim / 2]."""
-    size = 2 * cos.shape[-1]
-    front, rest = x[..., :size], x[..., size:]
-    if interleaved:
-        left, right = front[..., ::2], front[..., 1::2]
-        turned = torch.stack([left * cos - right * sin, right * cos + left * sin], -1).flatten(-2)
-    else:
-        left, right = front.chunk(2, -1)
-        turned = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-    return torch.cat([turned, rest], -1)
-
-
-def turned_at_end(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """The same at the ends of heads."""
-    size = 2 * cos.shape[-1]
-    end = turned_in_front(x[..., -size:], cos, sin, interleaved=interleaved)
-    return torch.cat([x[..., :-size], end], -1)
+        return turned(self._math, x, cos, sin, interleaved=self._index.interleaved)

@@ -10,7 +10,6 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
 from moeinf.models.gpu.attention import DeviceAttention
-from moeinf.models.gpu.indexed import turned_in_front
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.attention.block_sparse import (
@@ -27,6 +26,7 @@ from moeinf.models.layers.attention.group_sparse import (
     group_index_norms,
 )
 from moeinf.models.layers.attention.grouped import AttentionPart
+from moeinf.models.layers.attention.rotation import turned_in_front
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
 
@@ -70,6 +70,7 @@ class DeviceBlockSparse(DeviceChosenBlocks):
     def __init__(self, memory: DeviceMemory, part: BlockSparsePart[Tensor, DevicePositions, DeviceRouting]) -> None:
         config, site, weights = part.config, part.site, memory.weights
         super().__init__(memory, AttentionPart(config, site))
+        self._math = weights.math
         assert site.norm is None and not config.window and config.scores.sharpening is None
         self._index, self._project = part.index, weights.linear(index_names(site)[0])
         self._index_norms = [weights.norm(norm) for norm in index_norms(site, part.index)]
@@ -88,8 +89,8 @@ class DeviceBlockSparse(DeviceChosenBlocks):
         queries = self._index_norms[0](self._queries[first:])
         blocks = self._blocks(state, positions)
         if self._config.rope is not None:
-            cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
-            queries = turned_in_front(queries, cos, sin)
+            cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
+            queries = turned_in_front(self._math, queries, cos, sin)
         size = max(1, _NUMBERS // (index.num_heads * len(blocks)))
         best = []
         for i in range(0, tokens, size):
@@ -104,8 +105,8 @@ class DeviceBlockSparse(DeviceChosenBlocks):
         keys = self._index_norms[1](state.index_keys[: count * size].reshape(count, size, -1).mean(1))[:, None]
         if self._config.rope is None:
             return keys[:, 0]
-        cos, sin = (table[: count * size : size, None] for table in (positions.cos, positions.sin))
-        return turned_in_front(keys, cos, sin)[:, 0]
+        cos, sin = (table[: count * size : size] for table in (positions.cos, positions.sin))
+        return turned_in_front(self._math, keys, cos, sin)[:, 0]
 
 
 class DeviceGroupSparse(DeviceChosenBlocks):
@@ -116,6 +117,7 @@ class DeviceGroupSparse(DeviceChosenBlocks):
     def __init__(self, memory: DeviceMemory, part: GroupSparsePart[Tensor, DevicePositions, DeviceRouting]) -> None:
         config, site, weights = part.config, part.site, memory.weights
         super().__init__(memory, AttentionPart(config, site))
+        self._math = weights.math
         assert not config.window and config.scores.sharpening is None
         self._index = part.index
         self._index_queries, self._index_keys = (weights.linear(name) for name in group_index_matrices(site))
@@ -124,11 +126,11 @@ class DeviceGroupSparse(DeviceChosenBlocks):
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: State = cache.states[self._layer]
         hidden, where = self._input(x), positions_of(positions, 0, len(x))
-        cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
-        keys = turned_in_front(self._key_norm(self._index_keys(hidden))[:, None], cos, sin)
+        cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
+        keys = turned_in_front(self._math, self._key_norm(self._index_keys(hidden))[:, None], cos, sin)
         state.index_keys.index_copy_(0, where, keys[:, 0])
         queries = self._index_queries(hidden).reshape(len(x), self._index.num_heads, -1)
-        self._queries = turned_in_front(self._query_norm(queries), cos, sin)
+        self._queries = turned_in_front(self._math, self._query_norm(queries), cos, sin)
         super().add_to(x, cache, positions)
 
     def _chosen(self, state: State, positions: DevicePositions, first: int, tokens: int) -> Tensor:
