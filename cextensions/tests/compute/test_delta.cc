@@ -1,37 +1,17 @@
 // Gated DeltaNet against its formula in double precision, on every instruction set that this CPU has.
 #include <cmath>
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "moeinf/compute/layers/delta.h"
+#include "recurrent_twin.h"
 
 namespace {
 
 using moeinf::DeltaShape;
-using moeinf::DeltaStates;
 using moeinf::DeltaWeights;
-using moeinf::Kernels;
 using moeinf::Matrix;
-using Floats = std::vector<float>;
-using Doubles = std::vector<double>;
-
-std::mt19937 random_bits(5);
-
-Floats random_floats(std::int64_t count, double scale) {
-  std::normal_distribution<float> normal(0.0f, float(scale));
-  Floats values(static_cast<std::size_t>(count));
-  for (float& value : values) value = normal(random_bits);
-  return values;
-}
-
-Doubles times(const Floats& w, const Doubles& x) {
-  Doubles y(w.size() / x.size());
-  for (std::size_t i = 0; i < w.size(); ++i) y[i / x.size()] += double(w[i]) * x[i % x.size()];
-  return y;
-}
 
 Doubles normed(const double* x, const Floats& weight, double eps) {
   double sum = 0;
@@ -41,8 +21,6 @@ Doubles normed(const double* x, const Floats& weight, double eps) {
     out[i] = x[i] * weight[i] / std::sqrt(sum / double(out.size()) + eps);
   return out;
 }
-
-double silu(double x) { return x / (1 + std::exp(-x)); }
 
 // A layer with four projections, and what it has seen in double precision.
 struct Layer {
@@ -121,38 +99,15 @@ struct Layer {
   }
 };
 
-// Passes of these sizes, one behind the other, whose states change places or stay where they are.
-void compare(const DeltaShape& s, const std::vector<std::int64_t>& passes, const std::string& isa,
-             bool in_place) {
-  Layer layer(s);
-  std::int64_t tokens = 0;
-  for (const std::int64_t count : passes) tokens += count;
-  Floats x = random_floats(tokens * s.hidden, 1), expected = x;
-  for (std::int64_t t = 0; t < tokens; ++t) layer.step(&expected[std::size_t(t * s.hidden)]);
-  Kernels kernels(2, isa);
-  Floats conv(std::size_t((s.kernel - 1) * s.channels())), heads(layer.heads.size());
-  Floats new_conv = conv, new_heads = heads;
-  float* at = x.data();
-  for (const std::int64_t count : passes) {
-    const DeltaStates states = {conv.data(), heads.data(), in_place ? conv.data() : new_conv.data(),
-                                in_place ? heads.data() : new_heads.data()};
-    moeinf::delta_net(kernels, s, layer.weights(), states, {at, count, s.hidden});
-    if (!in_place) {
-      conv.swap(new_conv);
-      heads.swap(new_heads);
-    }
-    at += count * s.hidden;
-  }
-  for (std::size_t i = 0; i < x.size(); ++i) CHECK(std::fabs(x[i] - expected[i]) < 2e-4);
-  for (std::size_t i = 0; i < heads.size(); ++i) CHECK(std::fabs(heads[i] - layer.heads[i]) < 2e-4);
-}
-
 TEST(delta_net_is_that_of_its_double_precision_twin) {
   for (const std::string& isa : moeinf::available_isas()) {
-    for (const bool in_place : {false, true}) {
-      compare({24, 2, 6, 5, 37, 4, 1e-5f, 1e-6f}, {1, 2, 1, 70, 9, 1}, isa, in_place);
-      compare({24, 1, 1, 12, 3, 2, 1e-5f, 1e-6f}, {3, 1, 64}, isa, in_place);
-      compare({16, 1, 2, 16, 129, 5, 1e-5f, 1e-6f}, {1, 1, 1, 5}, isa, in_place);
+    for (const States where : {States::kApart, States::kInPlace}) {
+      compare_passes<Layer>(DeltaShape{24, 2, 6, 5, 37, 4, 1e-5f, 1e-6f}, {1, 2, 1, 70, 9, 1}, isa, where,
+                            moeinf::delta_net);
+      compare_passes<Layer>(DeltaShape{24, 1, 1, 12, 3, 2, 1e-5f, 1e-6f}, {3, 1, 64}, isa, where,
+                            moeinf::delta_net);
+      compare_passes<Layer>(DeltaShape{16, 1, 2, 16, 129, 5, 1e-5f, 1e-6f}, {1, 1, 1, 5}, isa, where,
+                            moeinf::delta_net);
     }
   }
 }

@@ -1,45 +1,23 @@
 // Mamba-2 against its formula in double precision, on every instruction set that this CPU has.
 #include <cmath>
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "moeinf/compute/layers/mamba.h"
+#include "recurrent_twin.h"
 
 namespace {
 
-using moeinf::Kernels;
 using moeinf::MambaShape;
-using moeinf::MambaStates;
 using moeinf::MambaWeights;
 using moeinf::Matrix;
-using Floats = std::vector<float>;
-using Doubles = std::vector<double>;
-
-std::mt19937 random_bits(6);
-
-Floats random_floats(std::int64_t count, double scale) {
-  std::normal_distribution<float> normal(0.0f, float(scale));
-  Floats values(static_cast<std::size_t>(count));
-  for (float& value : values) value = normal(random_bits);
-  return values;
-}
-
-Doubles times(const Floats& w, const Doubles& x) {
-  Doubles y(w.size() / x.size());
-  for (std::size_t i = 0; i < w.size(); ++i) y[i / x.size()] += double(w[i]) * x[i % x.size()];
-  return y;
-}
 
 void norm(double* x, const float* weight, std::size_t count, double eps) {
   double sum = 0;
   for (std::size_t i = 0; i < count; ++i) sum += x[i] * x[i];
   for (std::size_t i = 0; i < count; ++i) x[i] *= weight[i] / std::sqrt(sum / double(count) + eps);
 }
-
-double silu(double x) { return x / (1 + std::exp(-x)); }
 
 // A layer, and what it has seen in double precision.
 struct Layer {
@@ -117,38 +95,15 @@ struct Layer {
   }
 };
 
-// Passes of these sizes, one behind the other, whose states change places or stay where they are.
-void compare(const MambaShape& s, const std::vector<std::int64_t>& passes, const std::string& isa,
-             bool in_place) {
-  Layer layer(s);
-  std::int64_t tokens = 0;
-  for (const std::int64_t count : passes) tokens += count;
-  Floats x = random_floats(tokens * s.hidden, 1), expected = x;
-  for (std::int64_t t = 0; t < tokens; ++t) layer.step(&expected[std::size_t(t * s.hidden)]);
-  Kernels kernels(2, isa);
-  Floats conv(std::size_t((s.kernel - 1) * s.channels())), heads(layer.heads.size());
-  Floats new_conv = conv, new_heads = heads;
-  float* at = x.data();
-  for (const std::int64_t count : passes) {
-    const MambaStates states = {conv.data(), heads.data(), in_place ? conv.data() : new_conv.data(),
-                                in_place ? heads.data() : new_heads.data()};
-    moeinf::mamba(kernels, s, layer.weights(), states, {at, count, s.hidden});
-    if (!in_place) {
-      conv.swap(new_conv);
-      heads.swap(new_heads);
-    }
-    at += count * s.hidden;
-  }
-  for (std::size_t i = 0; i < x.size(); ++i) CHECK(std::fabs(x[i] - expected[i]) < 2e-4);
-  for (std::size_t i = 0; i < heads.size(); ++i) CHECK(std::fabs(heads[i] - layer.heads[i]) < 2e-4);
-}
-
 TEST(mamba_is_that_of_its_double_precision_twin) {
   for (const std::string& isa : moeinf::available_isas()) {
-    for (const bool in_place : {false, true}) {
-      compare({24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {1, 2, 1, 70, 9, 1}, isa, in_place);
-      compare({24, 1, 3, 1, 12, 2, 1e-5f, 0.5f}, {3, 1, 64}, isa, in_place);
-      compare({16, 4, 129, 4, 16, 5, 1e-5f, 1.0f}, {1, 1, 1, 5}, isa, in_place);
+    for (const States where : {States::kApart, States::kInPlace}) {
+      compare_passes<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {1, 2, 1, 70, 9, 1}, isa, where,
+                            moeinf::mamba);
+      compare_passes<Layer>(MambaShape{24, 1, 3, 1, 12, 2, 1e-5f, 0.5f}, {3, 1, 64}, isa, where,
+                            moeinf::mamba);
+      compare_passes<Layer>(MambaShape{16, 4, 129, 4, 16, 5, 1e-5f, 1.0f}, {1, 1, 1, 5}, isa, where,
+                            moeinf::mamba);
     }
   }
 }

@@ -125,7 +125,7 @@ class DeltaRule {
 }  // namespace
 
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
-               const DeltaStates& states, RowSpan<float> x) {
+               const RecurrentStates& states, RowSpan<float> x) {
   run_recurrent<DeltaRule>(kernels, shape, weights, states, x);
 }
 

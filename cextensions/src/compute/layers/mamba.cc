@@ -95,8 +95,8 @@ class StateSpace {
 
 }  // namespace
 
-void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
-           RowSpan<float> x) {
+void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights,
+           const RecurrentStates& states, RowSpan<float> x) {
   run_recurrent<StateSpace>(kernels, shape, weights, states, x);
 }
 

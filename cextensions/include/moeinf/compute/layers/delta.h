@@ -40,11 +40,9 @@ struct DeltaWeights {
   const float* head_norm;        // [value_dim], RMS
 };
 
-using DeltaStates = RecurrentStates;
-
 // x [tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads.
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
-               const DeltaStates& states, RowSpan<float> x);
+               const RecurrentStates& states, RowSpan<float> x);
 // The recurrence alone, where each channel of the keys has a decay of its own (KDA, arXiv 2510.26692).
 struct ChannelDelta {
   std::int64_t tokens, heads, dim;                // at least one token; dim: of keys and of values

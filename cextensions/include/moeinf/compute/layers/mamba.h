@@ -35,11 +35,9 @@ struct MambaWeights {
   const float* gate_norm;     // [inner], RMS of each group
 };
 
-using MambaStates = RecurrentStates;
-
 // x [tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
-void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
-           RowSpan<float> x);
+void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights,
+           const RecurrentStates& states, RowSpan<float> x);
 // The recurrence alone, where each head has keys and queries of its own: S <- a S + k v^T, out = S^T q.
 struct Scan {
   std::int64_t tokens, heads, dim;  // at least one token; dim: of keys and of values
