@@ -126,15 +126,13 @@ def plan_conversion(
     )
     moves = _by_shard(shards, every)
     kinds = _kinds(experts, parts, dense, tensors)
+    fallbacks = (*told, *formats.fallbacks, *blind, *lines(kinds, None))
+    quantised = {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)}
     return Conversion(
         plan.moe,
         layout,
         _widest_used(plan, dtypes),
-        StoredFormats(
-            quantisation,
-            (*told, *formats.fallbacks, *blind, *lines(kinds, None)),
-            {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
-        ),
+        StoredFormats(quantisation, fallbacks, quantised),
         tuple(specs),
         head,
         len(head) + sum(spec.num_bytes for spec in specs),
