@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from moeinf.bench.simulation.belady import Belady
-from moeinf.bench.simulation.replay import replay, whole
+from moeinf.bench.simulation.replay import SimulatedTier, replay, whole
 from moeinf.bench.simulation.simulate import slots_of
 from moeinf.bench.tuning.tune import MOST_MEASURED, PERCENTS, Course, divided, tune
 from moeinf.runtime.policy.tuned import TunedNetwork
@@ -40,7 +40,8 @@ def main() -> None:
 def belady_rates(trace: Trace) -> list[float]:
     slots = [slots_of(trace.shape, percent) for percent in PERCENTS]
     bound = Belady(trace)
-    return [100 * whole(result).hit_rate for result in replay(trace, slots, [bound] * len(slots))]
+    results = replay(trace, [SimulatedTier(each, bound) for each in slots])
+    return [100 * whole(result).hit_rate for result in results]
 
 
 def visit_us(network: TunedNetwork, trace: Trace, tokens: int = 2200) -> float:

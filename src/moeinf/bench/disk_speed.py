@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +20,6 @@ _SPAN_BYTES: Final = 4 << 20
 _IN_FLIGHT: Final = 16
 _LIMIT_S: Final = 2.0
 _MOST_BYTES: Final = 4 << 30
-
-Clock = Callable[[], float]
 
 
 def disk_bytes_per_s(stored: StoredModel, config: RuntimeConfig) -> float:
@@ -41,7 +39,6 @@ def read_rate(
     in_flight: int = _IN_FLIGHT,
     room_bytes: int = 0,
     limit_s: float = _LIMIT_S,
-    clock: Clock = time.perf_counter,
 ) -> float:
     """Bytes a second of reads of so many bytes, or of the smallest file, at random places, none of them twice.
 
@@ -54,11 +51,11 @@ def read_rate(
     arena.array().fill(1)
     reader = open_reader(paths, sizes, arena, config)
     try:
-        started, done, next_read = clock(), 0, 0
+        started, done, next_read = time.perf_counter(), 0, 0
         slots: dict[int, int] = {}
         free = deque(range(arena.num_bytes // span))
-        while (next_read < len(order) and clock() - started < limit_s) or slots:
-            while len(slots) < in_flight and next_read < len(order) and clock() - started < limit_s:
+        while (next_read < len(order) and time.perf_counter() - started < limit_s) or slots:
+            while len(slots) < in_flight and next_read < len(order) and time.perf_counter() - started < limit_s:
                 file, at = places[order[next_read]]
                 slots[next_read] = free.popleft()
                 destination = np.array([slots[next_read] * span])
@@ -69,6 +66,6 @@ def read_rate(
             for key in reader.wait_any(np.array(list(slots))).tolist():
                 free.append(slots.pop(key))
                 done += span
-        return done / (clock() - started)
+        return done / (time.perf_counter() - started)
     finally:
         reader.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moeinf._native import IdleWindow
-from moeinf.bench.simulation.replay import replay
+from moeinf.bench.simulation.replay import SimulatedTier, replay
 from moeinf.bench.simulation.run import UNTIMED, Timing
 from moeinf.bench.simulation.simulate import sized_slots
 from moeinf.bench.simulation.simulated_link import Clock, SimulatedLink
@@ -61,13 +61,11 @@ def simulated(
     recorder = RequestRecorder(trace.shape, collection.add)
     (phases,) = replay(
         trace,
-        [num_slots],
-        [make_policy(policy, trace.shape, collection, num_slots)],
+        [SimulatedTier(num_slots, make_policy(policy, trace.shape, collection, num_slots), sizes)],
         recorder,
         make_predictor(predictor, trace.shape, collection),
         timing,
         guesses=guesses_of(trace, None),
-        sizes=[sizes],
     )
     both = phases["prefill"], phases["decode"]
     return both[0].stats.plus(both[1].stats), sum(phase.seconds for phase in both)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,30 +62,30 @@ class Meter(Protocol):
         ...
 
 
+class SimulatedTier(NamedTuple):
+    num_slots: int
+    policy: EvictionPolicy
+    sizes: SlotSizes | None = None  # of the slots; None: all have one
+
+
 def replay(
     trace: Trace,
-    num_slots: Sequence[int],
-    policies: Sequence[EvictionPolicy],
+    tiers: Sequence[SimulatedTier],
     recorder: RequestRecorder | None = None,
     predictor: Predictor | None = None,
     timing: Timing = UNTIMED,
     prefill_tokens: int = 0,
     guesses: Guesses | None = None,
-    sizes: Sequence[SlotSizes] | None = None,
 ) -> list[dict[Phase, PhaseResult]]:
-    """What tiers of so many slots do, each under its policy, all in one pass. No tier changes what a policy sees.
+    """What the tiers do, all in one pass. No tier changes what a policy sees, and one policy may serve several.
 
-    One policy may serve several tiers. sizes: of each tier's slots; None: all have one. prefill_tokens: see
-    passes_of. guesses: what look-ahead is told, where the predictor has it. Where nothing is known of prefill, all is
-    decode.
+    prefill_tokens: see passes_of. guesses: what look-ahead is told, where the predictor has it. Where nothing is known
+    of prefill, all is decode.
     """
     shared = None if predictor is None else SharedPrediction(predictor)
-    runs = [
-        SimulatedRun(trace.shape, slots, policy, shared, timing, of_slots)
-        for slots, policy, of_slots in zip(num_slots, policies, sizes or repeat(None), strict=sizes is not None)
-    ]
-    observers = [observer for observer in (recorder, *dict.fromkeys(policies), shared) if observer is not None]
-
+    runs = [SimulatedRun(trace.shape, each.num_slots, each.policy, shared, timing, each.sizes) for each in tiers]
+    policies = dict.fromkeys(each.policy for each in tiers)
+    observers = [observer for observer in (recorder, *policies, shared) if observer is not None]
     return drive(trace, runs, observers, guesses, prefill_tokens)
 
 

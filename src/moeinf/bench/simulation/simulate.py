@@ -9,7 +9,7 @@ from pathlib import Path
 from moeinf.bench.simulation.baselines import BASELINES, baseline
 from moeinf.bench.simulation.belady import BOUND, Belady
 from moeinf.bench.simulation.quality import Quality, QualityMeter
-from moeinf.bench.simulation.replay import drive, replay
+from moeinf.bench.simulation.replay import SimulatedTier, drive, replay
 from moeinf.bench.simulation.run import PhaseResult, SimulatedRun, one_size
 from moeinf.bench.simulation.simulation_plan import Plan, predicts
 from moeinf.errors import UsageError
@@ -146,14 +146,12 @@ def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predi
     else:
         results = replay(
             trace,
-            slots,
-            policies_of(policy, trace, slots, collection),
+            [*map(SimulatedTier, slots, policies_of(policy, trace, slots, collection), sizes)],
             recorder,
             make_predictor(predictor, shape, collection),
             plan.timing,
             plan.prefill_tokens,
             guesses,
-            sizes,
         )
     for share, size, phases in zip(plan.shares, slots, results, strict=True):
         yield Cell(policy, predictor, share, size, phases)

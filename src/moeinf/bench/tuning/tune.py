@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.bench.simulation.replay import replay
+from moeinf.bench.simulation.replay import SimulatedTier, replay
 from moeinf.bench.simulation.simulate import slots_of
 from moeinf.bench.tuning.lessons import lessons_of
 from moeinf.errors import UsageError
@@ -89,7 +89,7 @@ def measured(weights: dict[str, Float32Array], later: Trace, model_id: str) -> T
     slots = [slots_of(part.shape, percent) for percent in PERCENTS]
     rates = []
     for policy in (NextUse(part.shape), NextUse(part.shape, tuned=network)):
-        results = replay(part, slots, [policy] * len(slots))
+        results = replay(part, [SimulatedTier(each, policy) for each in slots])
         phases = [result.get("decode") or next(iter(result.values())) for result in results]
         rates.append(tuple(round(100 * phase.stats.hit_rate, 3) for phase in phases))
     gain = Gain(PERCENTS, rates[0], rates[1], part.num_requests, part.num_tokens)

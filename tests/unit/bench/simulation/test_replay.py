@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.bench.simulation.belady import Belady
-from moeinf.bench.simulation.replay import drive, replay, whole
+from moeinf.bench.simulation.replay import SimulatedTier, drive, replay, whole
 from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing, one_size
 from moeinf.bench.simulation.simulate import sized_slots
 from moeinf.bench.simulation.simulated_link import SimulatedLink
@@ -61,7 +61,7 @@ def replayed(
     name: str, trace: Trace, slots: int, timing: Timing = UNTIMED, sizes: SlotSizes | None = None
 ) -> CacheStats:
     policy, recorder = fresh(name, trace, slots)
-    return whole(replay(trace, [slots], [policy], recorder, timing=timing, sizes=None if sizes is None else [sizes])[0])
+    return whole(replay(trace, [SimulatedTier(slots, policy, sizes)], recorder, timing=timing)[0])
 
 
 def hits_of(name: str, trace: Trace, slots: int) -> int:
@@ -153,7 +153,7 @@ def test_every_activation_is_a_hit_or_a_miss(
     policy, recorder = fresh(name, trace, slots)
     guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
     timing = Timing(read_s=1.0, layer_s=float(per_visit))
-    stats = whole(replay(trace, [slots], [policy], recorder, guess, timing, prefill)[0])
+    stats = whole(replay(trace, [SimulatedTier(slots, policy)], recorder, guess, timing, prefill)[0])
     assert stats.hits + stats.misses == SHAPE.num_layers * SHAPE.top_k * trace.num_tokens
     assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
 
@@ -172,7 +172,7 @@ def test_waiting_for_all_reads_of_a_visit_at_once_changes_no_figure(
         policy, recorder = fresh("next-use", trace, slots)
         guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
         timing = Timing(read_s=1.0, layer_s=1.7)
-        (phases,) = replay(trace, [slots], [policy], recorder, guess, timing, prefill, guesses)
+        (phases,) = replay(trace, [SimulatedTier(slots, policy)], recorder, guess, timing, prefill, guesses)
         return [(*astuple(phase.stats), phase.tokens, phase.seconds) for phase in phases.values()]
 
     fast = run()
@@ -224,20 +224,20 @@ def test_a_visit_whose_reads_take_no_time_counts_as_one_that_goes_through_the_re
 def test_phases_add_up_to_the_whole_and_their_time_to_that_of_the_clock() -> None:
     trace = random_trace(seed=10, tokens=60, requests=3)
     policy, recorder = fresh("next-use", trace, 7)
-    (result,) = replay(trace, [7], [policy], recorder, timing=Timing(1.0, 0.5), prefill_tokens=8)
+    (result,) = replay(trace, [SimulatedTier(7, policy)], recorder, timing=Timing(1.0, 0.5), prefill_tokens=8)
     assert (result["prefill"].tokens, result["decode"].tokens) == (24, 36)
     visits = SHAPE.num_layers * (3 + 36)
     seconds = sum(phase.seconds for phase in result.values())
     assert seconds == pytest.approx(whole(result).stall_s + 0.5 * visits)
     assert whole(result).activations == 60 * SHAPE.num_layers * SHAPE.top_k
-    everything = replay(trace, [7], [fresh("next-use", trace, 7)[0]])[0]
+    everything = replay(trace, [SimulatedTier(7, fresh("next-use", trace, 7)[0])])[0]
     assert list(everything) == ["decode"], "without a word of prefill all is decode"
 
 
 def test_several_caches_in_one_pass_do_what_each_does_alone() -> None:
     trace = random_trace(seed=4)
     policy, recorder = fresh("next-use", trace, 0)
-    together = replay(trace, [2, 9, 18], [policy] * 3, recorder)
+    together = replay(trace, [SimulatedTier(slots, policy) for slots in (2, 9, 18)], recorder)
     assert [whole(each) for each in together] == [replayed("next-use", trace, slots) for slots in (2, 9, 18)]
 
 
@@ -258,7 +258,7 @@ def test_a_prefetched_expert_is_a_hit_where_the_link_had_time_for_it(layer_s: fl
     trace = telling_trace(seed=7, tokens=200)
     policy, recorder = fresh("next-use", trace, 9)
     guess = make_predictor("cross-layer", SHAPE, ActivationCollection(SHAPE))
-    stats = whole(replay(trace, [9], [policy], recorder, guess, Timing(read_s=1.0, layer_s=layer_s))[0])
+    stats = whole(replay(trace, [SimulatedTier(9, policy)], recorder, guess, Timing(read_s=1.0, layer_s=layer_s))[0])
     without = replayed("next-use", trace, 9, Timing(read_s=1.0, layer_s=layer_s))
     assert 0 < stats.prefetches_used <= stats.prefetches
     assert stats.demand_reads < without.demand_reads
