@@ -34,12 +34,12 @@ def test_a_request_that_native_code_has_no_memory_for_ends_in_an_error(tmp_path:
 def test_no_recurrent_state_sees_tokens_that_are_not_counted(name: str, tmp_path: Path) -> None:
     """At each place between the last layer of a pass and the note of its tokens, of prompts' chunks and of tokens."""
     asked = SUBJECTS[name].open(tmp_path)
-    asked.model.generator.sequence.forget()
+    asked.model.generator.sequences.last.forget()
     with places(within=STEM) as counting:
         asked.ask(asked.prompts[0])
     assert counting.count >= 20
     for number in range(1, counting.count + 1):
-        asked.model.generator.sequence.forget()
+        asked.model.generator.sequences.last.forget()
         assert given_up(asked, number, KeyboardInterrupt, within=STEM)[0] == "KeyboardInterrupt"
         asked.check(1)
     asked.close()

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from moeinf.models.layers.decoder import Decoder
-from moeinf.sampling.loop import CachedTokens, Monitor, Timing, generate
+from moeinf.models.layers.kv_cache import NewTokens
+from moeinf.sampling.loop import CachedTokens, Monitor, Timing
 from moeinf.types import Float32Array
 from tests.support.configs.mixtral import MIXTRAL
 from tests.support.configs.phimoe import LONG, PHI
 from tests.support.pairs.decoders import PROMPT, Pair
 from tests.support.pairs.on_device import on_device
+from tests.support.stepping import stepped
 
 ROOM = 256
 LIMIT = LONG["original_max_position_embeddings"]
@@ -38,15 +40,13 @@ class Running:
         self.network, self.cache, self.calls = network, network.new_cache(room), list[int]()
         self.sequence = CachedTokens(self.cache)
 
-    def forward(
-        self, token_ids: Sequence[int], between_layers: Callable[[], None], *, of_tokens: int = 0
-    ) -> Float32Array:
-        self.calls.append(len(token_ids))
-        return self.network.forward(token_ids, self.cache, between_layers, of_tokens=of_tokens)
+    def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None]) -> Float32Array:
+        self.calls += [len(part.ids) for part in parts]
+        return self.network.step(parts, between_layers)
 
     def tokens(self, prompt: Sequence[int], count: int, chunk: int = 512) -> list[int]:
         monitor, chooser = Unwatched(), Greedy()
-        return list(generate(self, self.sequence, prompt, chooser, monitor, max_tokens=count, chunk=chunk))
+        return list(stepped(self, self.sequence, prompt, chooser, monitor, max_tokens=count, chunk=chunk))
 
 
 class Greedy:

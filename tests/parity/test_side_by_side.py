@@ -13,7 +13,8 @@ from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.models.layers.assemble import DecoderFamily
-from moeinf.models.layers.decoder import FEW_ROWS, Decoder, Part
+from moeinf.models.layers.decoder import FEW_ROWS, Decoder
+from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.types import Float32Array, Profiler
 from tests.support.checkpoints import random_tensors, scaled
 from tests.support.pairs.experts import resident_experts, stored
@@ -69,7 +70,7 @@ def test_each_sequence_gets_what_it_gets_alone(name: str) -> None:
     caches = [prefilled(text, which)[0] for which, text in enumerate(given)]
     together: list[list[Float32Array]] = [[] for _ in given]
     for step in range(len(ROWS)):
-        parts = [(i, Part(cuts(text, i)[step], caches[i])) for i, text in enumerate(given) if ROWS[step][i]]
+        parts = [(i, NewTokens(cuts(text, i)[step], caches[i])) for i, text in enumerate(given) if ROWS[step][i]]
         for (i, _), logits in zip(parts, decoder.step([part for _, part in parts]), strict=True):
             together[i].append(logits[None])
     for one, other in zip(alone, together, strict=True):

@@ -65,7 +65,7 @@ def far(cable: Cable, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work
 
 
 def tokens(model: Model) -> list[int]:
-    model.generator.sequence.clear()
+    model.generator.sequences.last.clear()
     params = model.params(temperature=0.0, num_predict=24, stop=())
     return model.generate("Once upon a time, in a village by the sea", params).token_ids
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moeinf.models.layers.kv_cache import NewTokens
+from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.types import ByteArray, Float32Array
 
 ROW_BYTES, STATE_BYTES, VOCABULARY = 8, 32, 5
 
 
 class FakeCache:
-    """moeinf.prefixes.store.SequenceCache, and the model that fills it (moeinf.sampling.loop.LanguageModel).
+    """moeinf.prefixes.store.SequenceCache, and the model that fills it (moeinf.sampling.step_queue.StepModel).
 
     The row of a token, the recurrent state and the next token follow from all tokens so far, and from whether the
     sequence is longer than the limit.
@@ -25,6 +27,7 @@ class FakeCache:
         self.rows = np.zeros((capacity, ROW_BYTES), np.uint8)
         self.state = np.zeros(STATE_BYTES, np.uint8)
         self.copied_bytes = 0
+        self.pictures: Sequence[SoftTokens] = ()
 
     @property
     def cache(self) -> FakeCache:
@@ -76,8 +79,10 @@ class FakeCache:
         if kept is not None:
             self.state[...] = kept
 
-    def forward(self, token_ids: Sequence[int], between_layers: object = None, *, of_tokens: int = 0) -> Float32Array:
+    def step(self, parts: Sequence[NewTokens], between_layers: object = None) -> Float32Array:
         """Computes behind what the cache holds, whatever that is: rows of other tokens give other logits."""
+        ((token_ids, cache, of_tokens),) = parts
+        assert id(cache) == id(self)
         reach = max(of_tokens, self.length + len(token_ids))
         assert not self.outgrown(reach)
         self.reach = reach

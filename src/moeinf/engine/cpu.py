@@ -13,6 +13,7 @@ from moeinf.engine.joining import RankReaders, join, shared
 from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.engine.memory.plan_notes import prefixes_text, sequence_text
+from moeinf.engine.runner import OfOneSequence
 from moeinf.engine.weights.expert_files import (
     Parts,
     parts_of_layers,
@@ -23,6 +24,7 @@ from moeinf.engine.weights.expert_files import (
 )
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
+from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.models.layers.weights import StoredTensor, narrowed, with_scales
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
@@ -56,8 +58,10 @@ class _Slots:
     parts: Parts | list[Parts] | list[list[Parts]]
 
 
-class CpuRunner:
+class CpuRunner(OfOneSequence):
     """moeinf.engine.runner.ModelRunner on the CPU."""
+
+    cuts_prompts = True
 
     def __init__(self, context: BuildContext) -> None:
         """Reads the dense weights, and the experts where all of them fit.
@@ -149,10 +153,8 @@ class CpuRunner:
         )
         return _Slots(cache, sliced_reads(manifest, slices, self._reader), parts_of_slices(manifest, slices))
 
-    def forward(
-        self, token_ids: Sequence[int], between_layers: Callable[[], None] | None = None, *, of_tokens: int = 0
-    ) -> Float32Array:
-        logits = self.network.forward(token_ids, self.cache, between_layers, of_tokens=of_tokens)
+    def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None) -> Float32Array:
+        logits = self.network.step(parts, between_layers)
         return logits
 
     def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from moeinf.engine.build_context import BuildContext
 from moeinf.engine.cards.card import ExpertCard, parts_of, readers_of
 from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.engine.memory.plan_notes import prefixes_text
+from moeinf.engine.runner import OfOneSequence
 from moeinf.engine.weights.device_form import conversion_notice, device_layouts, for_device
 from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import OutOfMemoryError
@@ -21,6 +22,7 @@ from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
+from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.models.layers.weights import TensorBytes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
@@ -36,11 +38,13 @@ from moeinf.types import ExpertLayout, Float32Array
 T = TypeVar("T")
 
 
-class GpuRunner:
+class GpuRunner(OfOneSequence):
     """moeinf.engine.runner.ModelRunner on a GPU, or on several: the first has all but experts of the others.
 
     Where it does not hold the dense layers, each card has some of them.
     """
+
+    cuts_prompts = False  # cuBLAS may add up in an order that depends on the number of rows
 
     def __init__(self, context: BuildContext, gpu: OpenGpu, others: Sequence[OpenGpu] = ()) -> None:
         """Takes the dense weights to the device, then fills host or device memory where that holds every expert.
@@ -149,17 +153,12 @@ class GpuRunner:
     def reader(self) -> ReadFacts:
         return readers_of(self._cards)
 
-    def forward(
-        self, token_ids: Sequence[int], between_layers: Callable[[], None] = lambda: None, *, of_tokens: int = 0
-    ) -> Float32Array:
-        """Logits of the last token, or of each beam's; of_tokens: see Decoder.forward.
-
-        Raises DeviceError for a GPU that is lost, OutOfMemoryError at last.
-        """
-        return self._in_memory(lambda: self._forward(token_ids, between_layers, of_tokens))
+    def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None] = lambda: None) -> Float32Array:
+        """Raises DeviceError for a GPU that is lost, OutOfMemoryError at last."""
+        return self._in_memory(lambda: self._step(parts, between_layers))
 
     def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:
-        """See EncoderDecoder.encode. Raises as `forward`."""
+        """See EncoderDecoder.encode. Raises as `step`."""
 
         def encode() -> None:
             self._choose_slots(by_device=False)
@@ -187,13 +186,14 @@ class GpuRunner:
                         raise self._named(error) from error
                     self._shrink(error)
 
-    def _forward(self, token_ids: Sequence[int], between_layers: Callable[[], None], of_tokens: int) -> Float32Array:
-        decode = len(token_ids) == self.cache.beams
-        self._choose_slots(by_device=len(token_ids) == 1)
+    def _step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None]) -> Float32Array:
+        rows = sum(len(part.ids) for part in parts)
+        decode = len(parts) == 1 and rows == self.cache.beams
+        self._choose_slots(by_device=rows == 1)
         if decode:
             self._cards[0].program.keep_for(self._table.mode)
             between_layers()  # the layers of a token may run without the host
-        logits = self.network.forward(token_ids, self.cache, None if decode else between_layers, of_tokens=of_tokens)
+        logits = self.network.step(parts, None if decode else between_layers)
         self._table.after_token()
         return logits
 

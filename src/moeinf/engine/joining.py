@@ -19,7 +19,7 @@ from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import UsageError, WorkerError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.reader_protocol import DiskReader, ReadFacts
-from moeinf.sampling.loop import Interrupted
+from moeinf.sampling.step_queue import Interrupted
 from moeinf.store.manifest import Manifest
 from moeinf.types import JsonObject
 from moeinf.version import __version__

@@ -8,7 +8,7 @@ from collections import abc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.generator import Generator
@@ -29,6 +29,8 @@ from moeinf.types import Json, JsonMapping, JsonObject, Message, Tool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 
 class Model:
@@ -142,11 +144,8 @@ class Model:
         Raises ContextLengthError before anything is computed, UsageError for what the template would ignore and for a
         schema that is not supported, ExpertReadError when a disk fails in the middle.
         """
-        told, asked = (
-            self.template_variables(think, variables or {}, tools=tools or (), raw=raw),
-            params or self.params(),
-        )
-        request = Request(prompt, asked, raw, told, tools or (), format, continues, hooks)
+        told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
+        request = Request(prompt, params or self.params(), raw, told, tools or (), format, continues, hooks)
         return _holding(self, self.generator.answer(request))
 
     def template_variables(
@@ -225,7 +224,7 @@ class Model:
         self.close()
 
 
-def _holding(model: Model, pieces: abc.Generator[Piece, None, None]) -> abc.Generator[Piece, None, None]:
+def _holding(model: Model, pieces: abc.Generator[T, None, None]) -> abc.Generator[T, None, None]:
     """The answer, with which a model that nobody holds otherwise stays open to its end."""
     yield from pieces
     del model

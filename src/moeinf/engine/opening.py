@@ -16,6 +16,7 @@ from moeinf.engine.answers.generator import Generator
 from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners
+from moeinf.engine.answers.sequences import Sequences
 from moeinf.engine.answers.with_encoder import EncoderDecoder, refuse_prefixes
 from moeinf.engine.build_context import BuildContext, Deciders, Host, Observation, open_kernels
 from moeinf.engine.devices import runner_on_a_device
@@ -32,7 +33,7 @@ from moeinf.errors import UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
 from moeinf.prefixes.prefix_opening import Kept, open_prefixes
-from moeinf.prefixes.store import PrefixStore
+from moeinf.prefixes.store import PrefixStore, beside
 from moeinf.runtime.activity import Activity
 from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.policy_protocol import Listener
@@ -197,8 +198,16 @@ def _generator(
     vision = open_vision(weights, host.config, host.kernels, listeners.disk_wait)
     name, info = weights.stored.name, weights.manifest.info
     prompts = Prompts(name, kind, tokenizer, info, runner.plan.context, vision)
-    sequence = CachedTokens(runner.cache, prefixes, whole_pictures=whole_pictures)
-    return Generator(runner, kind, prompts, listeners, sequence, Turns(name), load_s, host.kernels.isa)
+    caches = iter([runner.cache])
+
+    def sequence() -> CachedTokens:
+        cache = next(caches, None) or network.new_cache(runner.plan.context)
+        own = None if prefixes is None else beside(prefixes, cache)
+        return CachedTokens(cache, own, whole_pictures=whole_pictures)
+
+    sequences = Sequences(sequence, host.config.parallel)
+    turns = Turns(name, host.config.parallel)
+    return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa)
 
 
 def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, tokenizer: Tokenizer) -> PrefixStore | None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from moeinf.engine.memory.plan import MemoryPlan
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, NewTokens
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.reader_protocol import ReadFacts
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.sampling.beam_search import EncoderDecoderModel
+from moeinf.sampling.step_queue import StepModel
+from moeinf.types import Float32Array
 
 
-class ModelRunner(EncoderDecoderModel, Protocol):
-    """A network on a device, with its experts and the cache of one sequence: CpuRunner (cpu.py), GpuRunner (gpu.py).
+class ModelRunner(EncoderDecoderModel, StepModel, Protocol):
+    """A network on a device, with its experts and the cache of a sequence: CpuRunner (cpu.py), GpuRunner (gpu.py).
 
     Only encoder-decoder models have a use for `encode` and `keep_beams`.
     """
@@ -26,6 +28,7 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     observers: list[Listener]
     network: Decoder | EncoderDecoder
     cache: Cache
+    cuts_prompts: bool  # whether a prompt's numbers are the same in whatever chunks it is read
 
     @property
     def plan(self) -> MemoryPlan: ...
@@ -70,3 +73,16 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     def close(self) -> bool:
         """Gives back what it holds; returns whether all reads have ended."""
         ...
+
+
+class OfOneSequence:
+    """What a runner can do with the cache that it has by itself."""
+
+    cache: Cache
+    step: Callable[..., Float32Array]
+
+    def forward(
+        self, token_ids: Sequence[int], between_layers: Callable[[], None] = lambda: None, *, of_tokens: int = 0
+    ) -> Float32Array:
+        """Logits of the last token, or of each beam's; of_tokens: see NewTokens. Raises as `step`."""
+        return self.step([NewTokens(token_ids, self.cache, of_tokens)], between_layers)

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from moeinf.prefixes.block import (
@@ -287,6 +288,13 @@ class PrefixStore:
             if at == len(tokens) == self._cache.length and not self._cache.rewinds:
                 block.state = self._cache.save_state()
             yield block
+
+
+def beside(store: PrefixStore, cache: SequenceCache) -> PrefixStore:
+    """The same store for the cache of another sequence; used from the same thread."""
+    other = copy(store)
+    other._cache = cache
+    return other
 
 
 def _source(way: Sequence[Step], live: int) -> Source:

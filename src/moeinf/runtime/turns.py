@@ -1,4 +1,4 @@
-"""Who uses a model: one request at a time, in one process, until it is closed or the program ends."""
+"""Who uses a model: few requests at a time, in one process, until it is closed or the program ends."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Request = Generator[Any, None, None]
 
 
 class Turns:
-    """Lets one request use a model at a time.
+    """Lets one thread use a model at a time, for one answer or for several side by side.
 
-    An answer has the model from its first piece to its end, but computes only while a piece is asked for. A call that
-    comes between two pieces ends the answer where the same thread makes it, which reads no further meanwhile; that of
-    another thread is refused. Nothing but `close` waits, so two threads never wait for each other.
+    An answer has its place from its first piece to its end, but computes only while a piece is asked for. A call of the
+    same thread that comes between two pieces ends the oldest answer where there is no place left; that of another
+    thread is refused. Nothing but `close` waits, so two threads never wait for each other.
     """
 
-    def __init__(self, name: str) -> None:
-        """name: of the model, for errors."""
-        self._name, self._process = name, os.getpid()
+    def __init__(self, name: str, places: int = 1) -> None:
+        """name: of the model, for errors. places: for answers that are open at a time."""
+        self._name, self._process, self.places = name, os.getpid(), places
         self._mutex = threading.RLock()  # of what follows; not held while something computes
         self._running: object | None = None  # what computes now
         self._thread = 0  # which computed last
-        self._open: weakref.ref[Request] | None = None  # the answer that has the model
+        self._open: list[weakref.ref[Request]] = []  # the answers that have a place, the oldest first
         self.ending = False  # whether the model is closed, or is to be once what computes has ended
         self._closed = self._exiting = False
         _all.add(self)
@@ -48,8 +48,12 @@ class Turns:
 
     def check(self) -> None:
         """Raises what a request that began now would: UsageError, StoreError for a closed model."""
+        self._stop_at_exit()
+        self._check()
+
+    def _check(self) -> None:
         self._check_open()
-        read_elsewhere = self._opened() is not None and self._thread != threading.get_ident()
+        read_elsewhere = bool(self._opened()) and self._thread != threading.get_ident()
         if self._running is not None or read_elsewhere:
             raise UsageError(f"{self._name} is answering another request; wait until that has ended or is closed")
 
@@ -66,6 +70,7 @@ class Turns:
                     if self._running is request:
                         self._running = None  # not in a function, at whose beginning an interrupt may come
                 if self.ending:
+                    self._stop_at_exit()
                     self._check_open()
                 if item is _NO_MORE:
                     return
@@ -74,11 +79,11 @@ class Turns:
             self._end(request)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """The model for a call that is no answer. Raises as `check`."""
+    def alone(self, beside: int = 0) -> Iterator[None]:
+        """The model for a call that is no answer, beside so many answers at most. Raises as `check`."""
         token = object()
         try:
-            self._enter(token, None, False)
+            self._enter(token, None, False, beside)
             yield
         finally:
             if self._running is token:
@@ -107,22 +112,25 @@ class Turns:
             if self._closed or self._running is not None:
                 return self._closed
             self._running, self._thread, self._closed = self, threading.get_ident(), True  # for good
-        self._close_answer()
+        self._close_answers(0)
         return True
 
-    def _enter(self, token: object, request: Request | None, begun: bool) -> None:
-        """Takes the model for a step. request: the answer that begins, or goes on."""
+    def _enter(self, token: object, request: Request | None, begun: bool, beside: int | None = None) -> None:
+        """Takes the model for a step. request: the answer that begins, or goes on. beside: how many answers may stay
+        open; None: as many as leave a place."""
+        self._stop_at_exit()  # without the mutex, which the end of the program takes
         with self._mutex:
             if begun:
                 self._check_open()
-                if self._opened() is not request:
+                if request not in self._opened():
                     raise UsageError(f"this answer of {self._name} was ended by a later request of the same thread")
             else:
-                self.check()
+                self._check()
             self._running, self._thread = token, threading.get_ident()
         if not begun:
-            self._close_answer()
-            self._open = None if request is None else weakref.ref(request)
+            self._close_answers(self.places - 1 if beside is None else beside)
+            if request is not None:
+                self._open.append(weakref.ref(request))
 
     def _end(self, request: Request) -> None:
         """Ends an answer that nobody reads on. Its cleaning up is a step, too, and never that of a forked process."""
@@ -130,30 +138,36 @@ class Turns:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
             return
         with self._mutex:
-            if self._running is not None or self._opened() is not request:
+            if self._running is not None or request not in self._opened():
                 return
             self._running, self._thread = request, threading.get_ident()
         try:
-            self._close_answer()
+            self._open = [each for each in self._open if each() is not request]
+            request.close()
         finally:
             self._running = None
 
-    def _opened(self) -> Request | None:
-        return None if self._open is None else self._open()
+    def _opened(self) -> list[Request]:
+        return [answer for each in self._open if (answer := each()) is not None]
 
-    def _close_answer(self) -> None:
-        """Ends the answer that has the model; by whoever computes."""
-        answer, self._open = self._opened(), None
-        if answer is not None:
+    def _close_answers(self, stay: int) -> None:
+        """Ends the oldest answers, so that so many stay; by whoever computes."""
+        answers = self._opened()
+        ending = answers[: max(0, len(answers) - stay)]
+        self._open = [each for each in self._open if each() in answers[len(ending) :]]
+        for answer in ending:
             answer.close()
+
+    def _stop_at_exit(self) -> None:
+        """Where the program ends, a daemon thread, which ends with it, goes no further."""
+        if self._exiting and not self.forked and threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()
 
     def _check_open(self) -> None:
         if self.forked:
             raise UsageError(
                 f"{self._name} was opened by the process that this one was forked from; open it in this one, too"
             )
-        if self._exiting and threading.current_thread() is not threading.main_thread():
-            threading.Event().wait()  # a daemon thread, which ends with the program
         if self.ending:
             raise StoreError(f"model {self._name} is closed; load it again")
 

@@ -10,14 +10,22 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from moeinf.sampling.loop import Interrupted, LanguageModel, Monitor
+from moeinf.sampling.loop import Monitor
 from moeinf.sampling.ranking import largest
 from moeinf.sampling.sampler import require_finite
+from moeinf.sampling.step_queue import Interrupted
 from moeinf.types import Float32Array, FloatArray
 
 
-class EncoderDecoderModel(LanguageModel, Protocol):
+class EncoderDecoderModel(Protocol):
     """A network that reads an encoder input, and then decodes one answer or several beams."""
+
+    def forward(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> Float32Array:
+        """Logits [beams, vocab] behind token_ids, which follow what was decoded.
+
+        between_layers may raise to give the pass up; what was decoded is then as it was before.
+        """
+        ...
 
     def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:
         """Reads an encoder input; the cache then holds it and one beam, which is empty."""

@@ -92,11 +92,11 @@ class GrammarConstraint:
     def accept(self, token: int) -> None:
         self._mask, self.complete = self._stream.accept(token)
 
-    def until_complete(self, tokens: Iterable[int]) -> Iterator[int]:
+    def until_complete(self, tokens: Iterable[int | None]) -> Iterator[int | None]:
         """Passes on the tokens of an answer, and ends it where it is complete: before another one is computed."""
         for token in tokens:
             yield token
-            if self.complete:
+            if token is not None and self.complete:
                 return
 
 

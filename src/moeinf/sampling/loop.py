@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from moeinf.models.layers.soft_tokens import SoftTokens
+from moeinf.sampling.step_queue import Interrupted, Seat
 from moeinf.types import Float32Array, Phase
 
 
@@ -16,6 +18,7 @@ class KvCache(Protocol):
     length: int
     capacity: int
     reach: int  # tokens of the sequence, with those of its prompt that are still to come
+    pictures: Sequence[SoftTokens]  # of the sequence, in order
 
     def outgrown(self, length: int) -> bool:
         """Whether what it holds is of no use to a sequence of so many tokens."""
@@ -64,23 +67,6 @@ class Prefixes(Protocol):
         ...
 
 
-class LanguageModel(Protocol):
-    """A network with the cache of one sequence."""
-
-    @property
-    def cache(self) -> KvCache: ...
-
-    def forward(
-        self, token_ids: Sequence[int], between_layers: Callable[[], None], *, of_tokens: int = 0
-    ) -> Float32Array:
-        """Logits [beams, vocab] behind token_ids, which follow what the cache holds.
-
-        of_tokens: size of the pass that token_ids are a part of; 0: they are all of it. between_layers may raise to
-        give the pass up; the cache is then as it was before.
-        """
-        ...
-
-
 class Chooser(Protocol):
     """A sampler, or a text to follow."""
 
@@ -95,10 +81,6 @@ class Forced:
 
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
         return next(self._tokens, 0)
-
-
-class Interrupted(Exception):
-    """A request was stopped in the middle of a forward pass; the cache still ends where the pass began."""
 
 
 @dataclass(slots=True)
@@ -142,6 +124,11 @@ class CachedTokens:
     tokens: list[int] = field(default_factory=list)
     whole_pictures: bool = False  # whether no chunk may end within a picture, whose tokens have ids below 0
 
+    def begins_with(self, prompt: Sequence[int]) -> int:
+        """How many tokens it and a prompt have in common, at their beginnings."""
+        limit = min(len(self.tokens), len(prompt))
+        return next((i for i in range(limit) if self.tokens[i] != prompt[i]), limit)
+
     def forget(self) -> None:
         """Empties the cache, and what was kept as well."""
         self.clear()
@@ -155,9 +142,8 @@ class CachedTokens:
 
     def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
+        common = min(self.begins_with(prompt), len(prompt) - 1)
         tokens, self.tokens = self.tokens, []  # of a cache that is changed until the end of this
-        limit = min(len(tokens), len(prompt) - 1)
-        common = next((i for i in range(limit) if tokens[i] != prompt[i]), limit)
         if self.cache.outgrown(len(prompt)):
             if self.prefixes is not None:
                 self.prefixes.leave(tokens, 0)
@@ -174,11 +160,14 @@ class CachedTokens:
         self.tokens = list(prompt[:reused])
         return reused, source
 
-    def ends_of_chunks(self, start: int, prompt: Sequence[int], chunk: int) -> Iterator[tuple[int, bool]]:
-        """Where the chunks of a prompt from `start` on end, and whether what the cache then holds is to be kept."""
+    def ends_of_chunks(self, start: int, prompt: Sequence[int], size: Callable[[], int]) -> Iterator[tuple[int, bool]]:
+        """Where the chunks of a prompt from `start` on end, and whether what the cache then holds is to be kept.
+
+        size: asked for each, how many tokens it may have.
+        """
         borders = [] if self.prefixes is None else self.prefixes.borders(prompt)
         while start < len(prompt):
-            end = min(start + chunk, len(prompt))
+            end = min(start + size(), len(prompt))
             end = next((border for border in borders if start < border < end), end)
             if self.whole_pictures:
                 end = _beside_pictures(prompt, start, end)
@@ -214,7 +203,7 @@ def _beside_pictures(prompt: Sequence[int], start: int, end: int) -> int:
 
 
 def generate(
-    model: LanguageModel,
+    seat: Seat,
     sequence: CachedTokens,
     prompt: Sequence[int],
     chooser: Chooser,
@@ -222,16 +211,17 @@ def generate(
     *,
     max_tokens: int,
     chunk: int,
-) -> Iterator[int]:
+) -> Iterator[int | None]:
     """Yields tokens until `max_tokens`, a full cache, or an interrupt; the caller ends it at an end-of-sequence token.
 
-    prompt: at least one token, and room for one more in the cache (the caller checks); it goes in chunks of `chunk`
-    tokens. Interrupted is raised only inside; what was generated before it stays valid.
+    Yields None where it waits for a step (step_queue.py). prompt: at least one token, and room for one more in the
+    cache (the caller checks); it goes in chunks of at most `chunk` tokens. Interrupted is raised only inside; what was
+    generated before it stays valid.
     """
     try:
         started = time.perf_counter()
         monitor.begin("prefill")
-        logits = _computed(model, sequence, prompt, monitor, chunk, monitor.timing)
+        logits = yield from _computed(seat, sequence, prompt, monitor, chunk, monitor.timing)
         if max_tokens < 1:
             monitor.timing.prefill_s = time.perf_counter() - started
             return
@@ -245,9 +235,9 @@ def generate(
             started = time.perf_counter()
             history.append(token)
             if sequence.cache.outgrown(len(sequence.tokens) + 1):
-                logits = _computed(model, sequence, [*sequence.tokens, token], monitor, chunk)
+                logits = yield from _computed(seat, sequence, [*sequence.tokens, token], monitor, chunk)
             else:
-                logits = model.forward([token], monitor.check)
+                logits = yield from seat.through([token], sequence.cache, monitor.check)
                 sequence.tokens.append(token)
             token = chooser.sample(logits[-1], history)
             monitor.timing.token_s.append(time.perf_counter() - started)
@@ -257,13 +247,13 @@ def generate(
 
 
 def _computed(
-    model: LanguageModel,
+    seat: Seat,
     sequence: CachedTokens,
     prompt: Sequence[int],
     monitor: Monitor,
     chunk: int,
     timing: Timing | None = None,
-) -> Float32Array:
+) -> Generator[None, None, Float32Array]:
     """Runs what the cache lacks of a prompt, or of an answer behind it; returns the logits of the last token.
 
     timing: where to say what was reused.
@@ -272,10 +262,10 @@ def _computed(
     if timing is not None:
         timing.cached_tokens, timing.cached_from = start, source
     logits = None
-    for end, keep in sequence.ends_of_chunks(start, prompt, chunk):
+    for end, keep in sequence.ends_of_chunks(start, prompt, lambda: seat.piece(chunk)):
         monitor.check()
         tokens = prompt[start:end]
-        logits = model.forward(tokens, monitor.check, of_tokens=len(prompt))
+        logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
         sequence.tokens += tokens
         if keep:
             sequence.keep()

@@ -27,8 +27,12 @@ class AnswerText:
         """The stop string at which the answer ended."""
         return self._stops.found
 
-    def pieces(self, tokens: Iterable[int]) -> Iterator[Piece]:
+    def pieces(self, tokens: Iterable[int | None]) -> Iterator[Piece | None]:
+        """None wherever that stands among the tokens."""
         for token in tokens:
+            if token is None:
+                yield None
+                continue
             if token in self._eos_ids:
                 self.ended = True
                 break

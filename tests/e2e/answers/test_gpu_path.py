@@ -347,7 +347,7 @@ def test_what_was_recorded_for_an_answer_is_repeated_for_the_next(
     with opened(demo, gpu, host=host, expert_cache="30%") as model:
         assert answer(model) == wanted
         captures = gpu.device.num_captures
-        model.generator.sequence.forget()  # so that the whole prompt comes between
+        model.generator.sequences.last.forget()  # so that the whole prompt comes between
         assert answer(model) == wanted
         assert gpu.device.num_captures == captures
 

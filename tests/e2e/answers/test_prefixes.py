@@ -48,7 +48,7 @@ def answered(model: Model, prompt: Sequence[int], max_tokens: int = 1) -> tuple[
     chooser, stats = Logits(), GenerationStats()
     for _ in model.generator.tokens(list(prompt), chooser, max_tokens, stats):
         pass
-    model.generator.sequence.settle()
+    model.generator.sequences.last.settle()
     return chooser.seen, stats
 
 
@@ -187,7 +187,7 @@ def test_a_gpu_takes_back_what_it_gave(name: str, tmp_path: Path) -> None:
             answered(model, ids(80, 1))
             if memory != "0":
                 answered(model, ids(70, 3), 5)
-                assert model.generator.sequence.tokens[:80] != second[:80]
+                assert model.generator.sequences.last.tokens[:80] != second[:80]
             wanted[memory], stats = answered(model, second, 4)
             assert (stats.cached_tokens, stats.cached_from) == (80, "live" if memory == "0" else "memory")
     assert all(np.array_equal(one, other) for one, other in zip(*wanted.values(), strict=True))
@@ -209,7 +209,7 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(pair: Any, wanted: list[
     plain, keeping = pair
     for text, length, rest in wanted:
         prompt = [*ids(120, text)[:length], *ids(rest, 7)]
-        plain.generator.sequence.clear()
+        plain.generator.sequences.last.clear()
         expected, found = answered(plain, prompt)[0], answered(keeping, prompt)[0]
         assert np.array_equal(expected[0], found[0])
 
@@ -217,7 +217,7 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(pair: Any, wanted: list[
 def test_an_answer_that_nobody_reads_to_its_end_is_settled(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with Model(demo, RuntimeConfig.of(device="cpu", prefix_memory="64MB")) as model:
         pieces = model.pieces(STORY, model.params(temperature=0, num_predict=40), raw=True)
-        sequence, settled = model.generator.sequence, list[int]()
+        sequence, settled = model.generator.sequences.last, list[int]()
         monkeypatch.setattr(sequence.prefixes, "settle", lambda tokens: settled.append(len(tokens)))
         next(pieces)
         assert not settled

@@ -164,7 +164,7 @@ def test_each_part_is_closed_whatever_another_raises(
     runner, worker = model.runner, model.tokenizer._process._process
     assert isinstance(runner, CpuRunner) and isinstance(runner._reader, PureReader) and worker is not None
     parts: dict[str, Any] = {
-        "prefixes": model.generator.sequence.prefixes,
+        "prefixes": model.generator.sequences.last.prefixes,
         "watch": runner._watch,
         "reader": runner._reader,
     }

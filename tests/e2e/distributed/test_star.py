@@ -76,7 +76,7 @@ def opened(
 
 
 def tokens(model: Model, num_tokens: int = NUM_TOKENS) -> list[int]:
-    model.generator.sequence.clear()
+    model.generator.sequences.last.clear()
     answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=num_tokens, stop=()))
     model.tier.check_integrity()
     return answer.token_ids

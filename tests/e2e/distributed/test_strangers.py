@@ -82,7 +82,7 @@ def worker(tmp_path: Path, demo: StoredModel) -> Iterator[Worker]:
 
 
 def tokens(model: Model) -> list[int]:
-    model.generator.sequence.clear()
+    model.generator.sequences.last.clear()
     return model.generate("Once upon a time", model.params(temperature=0.0, num_predict=6, stop=())).token_ids
 
 

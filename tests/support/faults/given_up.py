@@ -30,7 +30,7 @@ def sweep(
         if time.monotonic() - started > seconds:
             break
         if rng.random() < 0.75:
-            asked.model.generator.sequence.forget()
+            asked.model.generator.sequences.last.forget()
         # the cases are spread over the request, so that a few see all parts of it
         share = (number % 16 + rng.random()) / 16
         ended, place = given_up(asked, 1 + int(share * total), rng.choice(ERRORS), at)
@@ -48,7 +48,7 @@ def sweep(
 
 
 def _places_of(asked: Asked, at: str) -> int:
-    asked.model.generator.sequence.forget()
+    asked.model.generator.sequences.last.forget()
     if at == "allocations":
         with allocation_refused(0):
             asked.ask(asked.prompts[0])

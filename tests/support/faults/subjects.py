@@ -62,7 +62,7 @@ class Asked:
         return found or [(token, 0.0) for token in answer.token_ids]
 
     def _afresh(self, prompt: str) -> Answer:
-        self.model.generator.sequence.forget()
+        self.model.generator.sequences.last.forget()
         return self.ask(prompt)
 
     def check(self, which: int) -> None:
@@ -74,7 +74,7 @@ class Asked:
         tier.check_integrity()
         tier._loader.drain(np.arange(tier.shape.num_keys))
         tier.check_integrity()
-        sequence = model.generator.sequence
+        sequence = model.generator.sequences.last
         assert model.encoder_decoder or len(sequence.tokens) == sequence.cache.length
         memory = getattr(sequence.prefixes, "_memory", None)
         if memory is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeinf.engine.disk_wait import DiskWait
-from moeinf.sampling.loop import Interrupted
+from moeinf.sampling.step_queue import Interrupted
 
 
 def test_a_wait_is_told_after_five_seconds_and_then_each_thirty() -> None:
@@ -27,7 +27,7 @@ def test_each_wait_counts_for_itself() -> None:
 def test_an_answer_that_is_to_stop_waits_no_longer() -> None:
     wait = DiskWait(lambda line: None)
     stopping = False
-    wait.should_stop = lambda: stopping
+    wait.should_stop.append(lambda: stopping)
     wait(0.1, "a")
     stopping = True
     with pytest.raises(Interrupted):

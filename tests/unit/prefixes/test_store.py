@@ -18,10 +18,11 @@ from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
 from moeinf.prefixes.prefix_opening import turn_borders
 from moeinf.prefixes.store import Limits, PrefixStore
-from moeinf.sampling.loop import CachedTokens, Timing, generate
+from moeinf.sampling.loop import CachedTokens, Timing
 from moeinf.types import Float32Array, Phase
 from tests.support.fake_cache import ROW_BYTES, FakeCache
 from tests.support.faults.python import places
+from tests.support.stepping import stepped
 
 ROOT, BLOCK, TURN = b"r" * 16, 8, 4  # TURN: the token that begins a turn
 
@@ -69,7 +70,7 @@ class Run:
     def answer(self, prompt: Sequence[int], max_tokens: int = 6, chunk: int = 5) -> list[int]:
         watch = Watch()
         tokens = list(
-            generate(self.cache, self.sequence, prompt, Likeliest(), watch, max_tokens=max_tokens, chunk=chunk)
+            stepped(self.cache, self.sequence, prompt, Likeliest(), watch, max_tokens=max_tokens, chunk=chunk)
         )
         self.sequence.settle()
         self.timing = watch.timing
@@ -82,7 +83,7 @@ def computed(prompt: Sequence[int], *, rewinds: bool = True, max_tokens: int = 6
     """The answer of a model that keeps nothing."""
     cache = FakeCache(rewinds=rewinds, limit=limit)
     return list(
-        generate(cache, CachedTokens(cache), prompt, Likeliest(), Watch(), max_tokens=max_tokens, chunk=len(prompt))
+        stepped(cache, CachedTokens(cache), prompt, Likeliest(), Watch(), max_tokens=max_tokens, chunk=len(prompt))
     )
 
 
@@ -183,7 +184,7 @@ def test_a_disk_that_hangs_is_left_alone_at_the_end(tmp_path: Path) -> None:
     cache, disk = FakeCache(), HangingDisk(tmp_path / "model")
     store = PrefixStore(cache, ROOT, MemoryTier(200), disk, lambda prompt: [], Limits(BLOCK, 0, flush_s=0.05))
     sequence = CachedTokens(cache, store)
-    list(generate(cache, sequence, tokens(100, 1), Likeliest(), Watch(), max_tokens=1, chunk=5))
+    list(stepped(cache, sequence, tokens(100, 1), Likeliest(), Watch(), max_tokens=1, chunk=5))
     sequence.close()  # comes back
     assert not list(tmp_path.rglob("*.rows"))
     disk.goes_on.set()

@@ -27,5 +27,5 @@ def test_a_stop_that_the_last_token_completes_ends_the_answer(
 ) -> None:
     with Tokenizer(BY_NAME["qwen3"].write(tmp_path)) as tokenizer:
         found = AnswerText(tokenizer.stream([], chat=True, tools=tools), tokenizer.eos_ids, [stop])
-        said = "".join(piece.text for piece in found.pieces(tokenizer.encode(answer, bos=False)))
+        said = "".join(piece.text for piece in found.pieces(tokenizer.encode(answer, bos=False)) if piece)
     assert (said, found.ended, found.stop) == (text, True, stop)

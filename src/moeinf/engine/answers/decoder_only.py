@@ -68,10 +68,16 @@ class DecoderOnly:
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return prompt
 
-    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int | None]:
         chunk = runner.plan.prefill_chunk
         return generate(
-            runner, asked.sequence, asked.prompt, asked.chooser, asked.monitor, max_tokens=asked.max_tokens, chunk=chunk
+            asked.seat,
+            asked.sequence,
+            asked.prompt,
+            asked.chooser,
+            asked.monitor,
+            max_tokens=asked.max_tokens,
+            chunk=chunk,
         )
 
     def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:

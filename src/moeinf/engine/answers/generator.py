@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import TypeVar
 
-from moeinf.engine.answers.model_kind import Generation, ModelKind, Rendering
+from moeinf.engine.answers.begun import Begun, begin
+from moeinf.engine.answers.model_kind import Generation, ModelKind
 from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners, RequestMonitor
+from moeinf.engine.answers.sequences import Sequences
 from moeinf.engine.completion import NO_HOOKS, Completion, CutBy, GenerationStats, Hooks, Request
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.vision.encoder import Prompt
@@ -19,29 +22,28 @@ from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.turns import Turns
 from moeinf.runtime.warm_start import WarmStart
-from moeinf.sampling.constraint import GrammarConstraint
-from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
-from moeinf.sampling.loop import CachedTokens, Chooser, Forced
-from moeinf.sampling.sampler import Sampler, check_token_ids
-from moeinf.sampling.thought_budget import BudgetedSampler
-from moeinf.text.answer import AnswerText
+from moeinf.sampling.loop import Chooser, Forced
+from moeinf.sampling.step_queue import Steps
 from moeinf.text.process import Stopped
 from moeinf.text.text_stream import Piece
-from moeinf.text.tokenizer import TextStream
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A request that can be answered: what its answer is computed from, and how."""
+class Answer:
+    """An answer that may be made beside others.
 
-    prompt: Prompt
-    text: AnswerText
-    sampler: Sampler
-    constraint: GrammarConstraint | None
+    pieces: as of Model.pieces, and None wherever it waits for a step, which whoever reads it makes (Generator.step).
+    completion: what it has come to so far.
+    """
+
+    pieces: abc.Generator[Piece | None, None, None]
+    completion: Completion
 
 
 class Generator:
-    """Answers requests on an open model, one at a time (turns.py).
+    """Answers requests on an open model, one at a time or several side by side (turns.py).
 
     `answer` begins a request and writes its answer, in pieces of text; these are made of token ids, which the model's
     kind generates (model_kind.py).
@@ -53,57 +55,52 @@ class Generator:
         kind: ModelKind,
         prompts: Prompts,
         listeners: Listeners,
-        sequence: CachedTokens,
+        sequences: Sequences,
         turns: Turns,
         load_s: float = 0.0,
         isa: str = "",
     ) -> None:
-        """sequence: of the runner's cache. load_s: seconds that opening took, which the first request is charged with.
-        isa: the instruction set that draws tokens."""
+        """load_s: seconds that opening took, which the first request is charged with. isa: the instruction set that
+        draws tokens."""
         self.runner, self.kind, self.prompts, self.listeners = runner, kind, prompts, listeners
-        self.sequence, self.turns, self._load_s, self._isa = sequence, turns, load_s, isa
+        self.sequences, self.turns, self._load_s, self._isa = sequences, turns, load_s, isa
+        self.steps = Steps(runner, cuts=runner.cuts_prompts)
         self.last: Completion | None = None
         self.warm_start: WarmStart | None = None  # while no request has come
         self.decoded = CacheStats()  # what the decode steps of all requests asked of the expert cache
 
     def answer(self, request: Request) -> abc.Generator[Piece, None, None]:
         """See Model.pieces."""
+        return self._stepping(self.begin(request).pieces)
+
+    def begin(self, request: Request, *, urgent: bool = True) -> Answer:
+        """An answer to be made beside others. Raises as Model.pieces. urgent: see Seat."""
         hooks = self._heeding_close(request.hooks)
+        answer = Completion("", [], "interrupted", GenerationStats())
         try:
-            with self.turns.alone(), self.prompts.tokenizer.until(hooks.should_stop):
-                begun = self._begin(request)  # here, so that errors come with the call
+            with self.turns.alone(self.turns.places - 1), self.prompts.tokenizer.until(hooks.should_stop):
+                begun = begin(request, self.kind, self.prompts, self._isa)  # here, so that errors come with the call
         except Stopped:
-            return self.turns.answer(self._never_begun())
-        return self.turns.answer(self._write(begun, request, hooks))
+            return Answer(self.turns.answer(self._never_begun(answer)), answer)
+        return Answer(self.turns.answer(self._write(begun, request, hooks, answer, urgent)), answer)
 
-    def _begin(self, request: Request) -> _Begun:
-        """Raises what is wrong with a request, before anything is computed."""
-        params, format, prompts = request.params, request.format, self.prompts
-        self.kind.check(params, format)
-        check_token_ids(params, prompts.num_ids)
-        if request.continues and format is not None:
-            raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
-        prompt = prompts.encode(request.prompt, Rendering(request.raw, request.variables, request.continues))
-        stream = self.kind.text_stream(prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools)
-        text = AnswerText(stream, prompts.tokenizer.eos_ids, params.stop, params.min_tokens)
-        try:
-            constraint = None if format is None else GrammarConstraint(stream, format, prompts.num_ids)
-            return _Begun(prompt, text, self._sampler(request, stream, constraint), constraint)
-        except BaseException:
-            text.close()
-            raise
+    def step(self) -> None:
+        """Makes a step of all answers that wait for one. Raises as Turns.check."""
+        with self.turns.alone(self.turns.places):
+            self.steps.run()
 
-    def _sampler(self, request: Request, stream: TextStream, constraint: GrammarConstraint | None) -> Sampler:
-        params, num_ids, isa = request.params, self.prompts.num_ids, self._isa
-        ends = self.prompts.tokenizer.eos_ids
-        marks = stream.thought_marks() if params.thought_tokens >= 0 else None
-        if marks is None:
-            return Sampler(params, num_ids=num_ids, ends=ends, constraint=constraint, isa=isa)
-        return BudgetedSampler(params, marks, num_ids=num_ids, ends=ends, constraint=constraint, isa=isa)
+    def _stepping(self, waiting: abc.Generator[T | None, None, None]) -> abc.Generator[T, None, None]:
+        """What is made of steps, which are made here."""
+        with closing(waiting):
+            for made in waiting:
+                if made is None:
+                    self.step()
+                else:
+                    yield made
 
-    def _never_begun(self) -> abc.Generator[Piece, None, None]:
+    def _never_begun(self, answer: Completion) -> abc.Generator[Piece, None, None]:
         """The answer to a prompt that was given up before its tokens were known."""
-        self.last = Completion("", [], "interrupted", GenerationStats())
+        self.last = answer
         yield from ()
 
     def _heeding_close(self, hooks: Hooks) -> Hooks:
@@ -111,40 +108,32 @@ class Generator:
         asked, turns = hooks.should_stop, self.turns
         return replace(hooks, should_stop=lambda: turns.ending or asked())
 
-    def _write(self, begun: _Begun, request: Request, hooks: Hooks) -> abc.Generator[Piece, None, None]:
-        """Yields the pieces of the answer as they are made; `last` then holds all of it."""
-        text, constraint = begun.text, begun.constraint
-        prompt, self.runner.cache.pictures = begun.prompt.ids, begun.prompt.pictures
-        limit, cut_by = self._limit(prompt, request.params.num_predict)
-        answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=begun.sampler.seed))
-        chooser = self._reporting(begun.sampler, request.params.top_logprobs, hooks)
+    def _write(
+        self, begun: Begun, request: Request, hooks: Hooks, answer: Completion, urgent: bool
+    ) -> abc.Generator[Piece | None, None, None]:
+        """Yields the pieces of the answer as they are made; `last` and `answer` then hold all of it."""
+        text, constraint, prompt = begun.text, begun.constraint, begun.prompt
+        limit, cut_by = self._limit(prompt.ids, request.params.num_predict)
+        answer.token_ids, answer.stats.seed = text.token_ids, begun.sampler.seed
+        chooser = begun.reporting(request.params.top_logprobs, hooks, self.prompts.tokenizer.eos_ids)
+        made = self._measured(prompt, chooser, limit, answer.stats, hooks, urgent=urgent)
         try:
-            with closing(text), closing(self._measured(prompt, chooser, limit, answer.stats, hooks)) as tokens:
+            with closing(text), closing(made) as tokens:
                 for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
+                    if piece is None:
+                        yield None
+                        continue
                     self.last = answer
                     answer.add(piece)
                     if piece.thought:
                         hooks.on_thought(piece.text)
                     yield piece
-        except GeneratorExit:  # whoever read the answer has gone, but what was computed is good
-            self.sequence.settle()
-            raise
+        finally:
+            self.last = answer
         if text.ended or (constraint is not None and constraint.complete):
             answer.finish_reason, answer.stop = "stop", text.stop
         elif len(answer.token_ids) >= limit:
             answer.finish_reason, answer.cut_by = "length", cut_by
-        self.last = answer
-        self.sequence.settle()
-
-    def _reporting(self, sampler: Sampler, num_top: int, hooks: Hooks) -> Chooser:
-        """The sampler, or one that tells the caller how probable each token was, where that is asked for."""
-
-        def report(chosen: ChosenToken) -> None:
-            if chosen.token_id not in ends:
-                hooks.on_token(chosen)
-
-        ends = self.prompts.tokenizer.eos_ids
-        return ReportingSampler(sampler, num_top, report) if num_top >= 0 else sampler
 
     def _limit(self, prompt: list[int], num_predict: int) -> tuple[int, CutBy]:
         """The most tokens that the answer may have, and what sets that limit."""
@@ -162,34 +151,37 @@ class Generator:
 
         Raises as Turns.answer.
         """
-        return self.turns.answer(self._measured(prompt, chooser, limit, stats, self._heeding_close(hooks)))
+        measured = self._measured(Prompt(prompt), chooser, limit, stats, self._heeding_close(hooks))
+        return self._stepping(self.turns.answer(measured))
 
     def _measured(
-        self, prompt: list[int], chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks
-    ) -> abc.Generator[int, None, None]:
-        """As `tokens`, within a turn."""
-        profiler = self.listeners.profiler
+        self, prompt: Prompt, chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks, *, urgent: bool = True
+    ) -> abc.Generator[int | None, None, None]:
+        """As `tokens`, within a turn, and None where it waits for a step."""
+        profiler, ids = self.listeners.profiler, prompt.ids
         self._end_warm_start()
-        monitor = RequestMonitor(self.runner, self.listeners, hooks)
         stats.load_s, self._load_s = self._load_s, 0.0
-        stats.prompt_tokens = len(prompt)
-        self.prompts.heed(monitor.check)
-        try:
-            asked = Generation(self.sequence, prompt, chooser, monitor, limit)
-            for token in self.kind.generate(self.runner, asked):
-                stats.generated_tokens += 1
-                profiler.lap("other")
-                yield token
-                profiler.restart()  # the caller's time is no part of a token's
-        except NotFiniteError:
-            self.sequence.forget()  # the next prompt must not build on keys and values that are no numbers
-            raise
-        except DeviceError:
-            self.sequence.prefixes = None  # nothing can be copied from a GPU that is lost
-            raise
-        finally:
-            monitor.end(stats)
-            self.decoded = self.decoded.plus(stats.decode_cache)
+        stats.prompt_tokens = len(ids)
+        with self.sequences.taken(ids) as sequence, self.steps.seat(urgent=urgent) as seat:
+            sequence.cache.pictures = prompt.pictures
+            monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
+            self.prompts.heed(monitor.check)
+            try:
+                for token in self.kind.generate(self.runner, Generation(seat, sequence, ids, chooser, monitor, limit)):
+                    if token is not None:
+                        stats.generated_tokens += 1
+                        profiler.lap("other")
+                    yield token
+                    profiler.restart()  # the caller's time is no part of a token's
+            except NotFiniteError:
+                sequence.forget()  # the next prompt must not build on keys and values that are no numbers
+                raise
+            except DeviceError:
+                self.sequences.keep_nothing()  # nothing can be copied from a GPU that is lost
+                raise
+            finally:
+                monitor.end(stats)
+                self.decoded = self.decoded.plus(stats.decode_cache)
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
         """See Model.replay."""
@@ -203,15 +195,10 @@ class Generator:
                 "ask for fewer"
             )
         stats, hooks = GenerationStats(), self._heeding_close(NO_HOOKS)
-        with self.turns.alone():
-            self.sequence.clear()
-            self.runner.cache.pictures = ()
-            prefixes, self.sequence.prefixes = self.sequence.prefixes, None
-            try:
-                for _ in self._measured(prompt, Forced(continuation), len(continuation) + 1, stats, hooks):
-                    pass
-            finally:
-                self.sequence.prefixes = prefixes
+        with self.turns.alone(), self.sequences.afresh():
+            for made in self._measured(Prompt(prompt), Forced(continuation), len(continuation) + 1, stats, hooks):
+                if made is None:
+                    self.steps.run()
         return stats
 
     def _checked(self, name: str, token_ids: Sequence[int]) -> list[int]:
@@ -245,7 +232,6 @@ class Generator:
         ended = [False]
         with ExitStack() as parts:
             parts.callback(lambda: ended.append(self.runner.close()))
-            parts.callback(self.__dict__.pop, "sequence")  # keys and values
-            parts.callback(self.sequence.close)
+            parts.callback(self.sequences.close)
             parts.callback(self._end_warm_start)
         return ended[-1]

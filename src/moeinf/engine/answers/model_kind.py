@@ -11,6 +11,7 @@ from moeinf.engine.runner import ModelRunner
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.loop import CachedTokens, Chooser, Monitor
 from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.step_queue import Seat
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
 from moeinf.types import JsonMapping, Message, Tool
@@ -29,7 +30,8 @@ class Rendering:
 class Generation:
     """What the tokens of one answer are generated from."""
 
-    sequence: CachedTokens  # of the runner's cache
+    seat: Seat
+    sequence: CachedTokens
     prompt: Sequence[int]
     chooser: Chooser
     monitor: Monitor
@@ -74,8 +76,8 @@ class ModelKind(Protocol):
         """The token ids that the answer follows in the KV cache."""
         ...
 
-    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int]:
-        """Yields the answer's token ids as they are chosen."""
+    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int | None]:
+        """Yields the answer's token ids as they are chosen, and None where it waits for a step (step_queue.py)."""
         ...
 
     def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moeinf.engine.completion import GenerationStats, Hooks
-from moeinf.engine.disk_wait import DiskWait, never
+from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.policy_trace import RequestRecorder
-from moeinf.sampling.loop import Interrupted, Timing
+from moeinf.sampling.loop import Timing
+from moeinf.sampling.step_queue import Interrupted, Seat
 from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Phase, Profiler
 
@@ -29,25 +30,29 @@ class Listeners:
 
 
 class RequestMonitor:
-    """moeinf.sampling.loop.Monitor of a request on an open model. It starts counting when it is made."""
+    """moeinf.sampling.loop.Monitor of a request on an open model. It starts counting when it is made.
 
-    def __init__(self, runner: ModelRunner, listeners: Listeners, hooks: Hooks) -> None:
+    What caches and clocks count of several requests side by side, each counts as its own. To observers they are one.
+    """
+
+    def __init__(self, runner: ModelRunner, listeners: Listeners, hooks: Hooks, seat: Seat) -> None:
         self.timing = Timing()
-        self._runner, self._listeners, self._hooks = runner, listeners, hooks
+        self._runner, self._listeners, self._hooks, self._seat = runner, listeners, hooks, seat
         self._prompt_is_read = False
         self._started_s = time.perf_counter()
         self._cache_before = runner.stats
         self._prefill: CacheStats | None = None
         self._laps_before: dict[str, float] = {}
-        listeners.disk_wait.should_stop = hooks.should_stop
+        listeners.disk_wait.should_stop.append(hooks.should_stop)
 
     def check(self) -> None:
         if self._hooks.should_stop():
             raise Interrupted
 
     def begin(self, phase: Phase) -> None:
-        for observer in self._runner.observers:
-            observer.begin(phase)
+        if phase == "decode" or self._seat.alone:
+            for observer in self._runner.observers:
+                observer.begin(phase)
         self._listeners.profiler.restart()
         if phase == "decode" and self._prefill is None:
             counted = self._runner.stats
@@ -63,8 +68,9 @@ class RequestMonitor:
     def end(self, stats: GenerationStats) -> None:
         """Tells everybody that the request has ended, and writes what was counted into its stats."""
         listeners, runner = self._listeners, self._runner
-        listeners.disk_wait.should_stop = never
-        runner.tier.end_request()
+        listeners.disk_wait.should_stop.remove(self._hooks.should_stop)
+        if self._seat.alone:
+            runner.tier.end_request()
         listeners.recorder.finish()
         if listeners.trace is not None:
             listeners.trace.finish()

@@ -13,9 +13,10 @@ from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.generation_config import not_done
-from moeinf.sampling.loop import Interrupted, Monitor, generate
+from moeinf.sampling.loop import Monitor, generate
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.sampling.sampler import Sampler
+from moeinf.sampling.step_queue import Interrupted
 from moeinf.text.tokenizer import TextStream, Tokenizer
 from moeinf.types import EncoderInput, JsonMapping, Message, Tool
 
@@ -100,7 +101,7 @@ class EncoderDecoder:
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return self._start
 
-    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int | None]:
         """Of a beam search, yields the tokens of the best answer when it ends. A text to follow is not searched for."""
         sequence, chooser, monitor, max_tokens = asked.sequence, asked.chooser, asked.monitor, asked.max_tokens
         sequence.clear()
@@ -110,7 +111,7 @@ class EncoderDecoder:
             yield from search_beams(runner, self._start, self._search(chooser.num_ids), monitor, max_tokens=max_tokens)
         else:
             chunk = len(self._start)
-            yield from generate(runner, sequence, self._start, chooser, monitor, max_tokens=max_tokens, chunk=chunk)
+            yield from generate(asked.seat, sequence, self._start, chooser, monitor, max_tokens=max_tokens, chunk=chunk)
 
     def _search(self, num_ids: int | None) -> BeamSearch:
         early = self._asked.get("early_stopping")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
-from moeinf.models.layers.kv_cache import Cache, Span
+from moeinf.models.layers.kv_cache import Cache, NewTokens, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
@@ -210,13 +210,6 @@ def parse_decoder(
     )
 
 
-class Part(NamedTuple):
-    """Tokens that follow what the cache of a sequence holds."""
-
-    ids: Sequence[int]
-    cache: Cache
-
-
 class Decoder:
     """A whole model, of one sequence or of several at a time."""
 
@@ -294,26 +287,21 @@ class Decoder:
     ) -> Float32Array:
         """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
-        of_tokens: how many the pass has whose part they are, as a prompt goes in chunks, and the cache may hold its
-        beginning from a request before; 0: they are all of it. Where Cache.outgrown says so, the cache must be empty.
+        of_tokens: see NewTokens; the cache may hold the beginning of a prompt from a request before. Where
+        Cache.outgrown says so, it must be empty.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
 
-        return self.step([Part(ids, cache)], between_layers, of_tokens=of_tokens, last_only=last_only)
+        return self.step([NewTokens(ids, cache, of_tokens)], between_layers, last_only=last_only)
 
     def step(
-        self,
-        parts: Sequence[Part],
-        between_layers: Callable[[], None] | None = None,
-        *,
-        of_tokens: int = 0,
-        last_only: bool = True,
+        self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None, *, last_only: bool = True
     ) -> Float32Array:
         """Logits [parts or tokens, vocab] of tokens of several sequences, which go through the layers together.
 
         Arguments as of `forward`; each part is a pass of its own, and gets the logits that it would get alone: on the
-        CPU bit for bit, if it is the only one, or if none has more than FEW_ROWS tokens, and all have MOST_ROWS at
-        most (numerics.md). A pass that is given up is given up for all.
+        CPU bit for bit, if it is the only one, or if none is of a pass of more than FEW_ROWS tokens, and all together
+        have MOST_ROWS at most (numerics.md). A pass that is given up is given up for all.
         """
 
         def compute(x: Hidden, spans: Sequence[Span[Positions]]) -> Hidden:
@@ -334,10 +322,10 @@ class Decoder:
             return logits if cap is None else math.tanh(logits / cap) * cap
 
         self._profiler.lap("other")
-        inputs = [self._inputs(part, of_tokens) for part in parts]
+        inputs = [self._inputs(part) for part in parts]
         x = inputs[0] if len(inputs) == 1 else self._layers.weights.math.concatenate(inputs, 0)
-        most = max(len(part.ids) for part in parts)
-        self._layers.begin_pass(of_tokens or most)  # behind a tower, whose passes are its own
+        size = max(part.of_tokens or len(part.ids) for part in parts)
+        self._layers.begin_pass(size)  # behind a tower, whose passes are its own
         spans, *others = self._spans(parts)
         logits = self._layers.run_or_replay(compute, x, spans)
         for part in parts:
@@ -345,9 +333,9 @@ class Decoder:
         self._profiler.lap("head")
         return logits
 
-    def _inputs(self, part: Part, of_tokens: int) -> Array:
+    def _inputs(self, part: NewTokens) -> Array:
         """What layers are given of a part, whose sequence is told how far it goes."""
-        ids, cache = part.ids, part.cache
+        ids, cache, of_tokens = part
         reach = max(of_tokens, cache.length + len(ids))
         assert not cache.outgrown(reach), "the caller begins such a sequence anew"
         cache.reach = reach
@@ -357,13 +345,13 @@ class Decoder:
         put_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host)
         return x
 
-    def _spans(self, parts: Sequence[Part]) -> list[list[Span[Positions]]]:
+    def _spans(self, parts: Sequence[NewTokens]) -> list[list[Span[Positions]]]:
         """The rows of each part, by kind of positions."""
         ends = list(accumulate(len(part.ids) for part in parts))
         return [
             [
                 Span(slice(end - len(ids), end), cache, rotary(cache.length, len(ids), cache))
-                for (ids, cache), end in zip(parts, ends, strict=True)
+                for (ids, cache, _), end in zip(parts, ends, strict=True)
             ]
             for rotary in self._rotaries
         ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden, function_of
 from moeinf.models.layers.attention_config import Heads
-from moeinf.models.layers.kv_cache import Cache, LayerState, Span
+from moeinf.models.layers.kv_cache import Cache, LayerState, NewTokens, Span
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Block, Experts, Layers, P, P_contra, Part, Positions, R, Weights
 from moeinf.types import Activation, Float32Array, IntArray, Profiler
@@ -221,6 +221,11 @@ class EncoderDecoder:
         for decoder_layer, state in zip(self._decoder.layers, cache.states, strict=True):
             decoder_layer.over_source.read_source(x, state)
         self._profiler.lap("attention")
+
+    def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None) -> Float32Array:
+        """`forward` of the one sequence that it has at a time."""
+        (part,) = parts
+        return self.forward(part.ids, part.cache, between_layers, of_tokens=part.of_tokens)
 
     def forward(
         self,

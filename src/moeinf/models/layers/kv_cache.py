@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -179,6 +179,14 @@ class Cache:
             parts.append(kept[at : at + size].reshape(state.planes, num_tokens, state.row_bytes))
             at += size
         return parts
+
+
+class NewTokens(NamedTuple):
+    """Tokens that follow what the cache of a sequence holds."""
+
+    ids: Sequence[int]
+    cache: Cache
+    of_tokens: int = 0  # of the pass that they are a part of, as a prompt goes in chunks; 0: they are all of it
 
 
 P_co = TypeVar("P_co", covariant=True)

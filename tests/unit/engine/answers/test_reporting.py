@@ -13,7 +13,7 @@ from moeinf.engine.completion import GenerationStats, Hooks
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.reporting import Reporting
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.sampling.loop import Interrupted
+from moeinf.sampling.step_queue import Interrupted, Steps
 from moeinf.types import Profiler
 
 
@@ -61,7 +61,7 @@ def monitor(hooks: Hooks, stats: CacheStats, observer: Observer) -> RequestMonit
     runner: Any = Runner(stats, observer)
     recorder: Any = observer
     listeners = Listeners(recorder, Profiler(), DiskWait(lambda line: None), observer.phases.append)
-    return RequestMonitor(runner, listeners, hooks)
+    return RequestMonitor(runner, listeners, hooks, Steps(runner).seat())
 
 
 def test_the_counts_of_prefill_and_decode_are_kept_apart() -> None:

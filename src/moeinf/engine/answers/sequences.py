@@ -1,0 +1,75 @@
+"""The sequences that a model keeps open: which of their caches an answer goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from moeinf.sampling.loop import CachedTokens
+
+
+class Sequences:
+    """At most so many caches of sequences as answers are made side by side, each made when it is first needed."""
+
+    def __init__(self, make: Callable[[], CachedTokens], most: int = 1) -> None:
+        self._make, self._most = make, most
+        self._free: list[CachedTokens] = [make()]  # the one that was used last is behind
+        self._taken: list[CachedTokens] = []
+
+    @contextmanager
+    def taken(self, prompt: Sequence[int]) -> Iterator[CachedTokens]:
+        """A sequence for the answer to a prompt: the one that begins most like it, else a new one, else the one that
+        was left alone for longest. What it then holds is kept."""
+        sequence = self._chosen(prompt)
+        self._taken.append(sequence)
+        try:
+            yield sequence
+            sequence.settle()
+        except GeneratorExit:  # whoever read the answer has gone, but what was computed is good
+            sequence.settle()
+            raise
+        finally:
+            self._taken.remove(sequence)
+            self._free.append(sequence)
+
+    def _chosen(self, prompt: Sequence[int]) -> CachedTokens:
+        best = max(self._free, key=lambda each: each.begins_with(prompt), default=None)
+        if best is None or (not best.begins_with(prompt) and best.tokens and self._has_room):
+            assert self._has_room, "no more answers are made than there are sequences"
+            return self._make()
+        self._free.remove(best)
+        return best
+
+    @property
+    def last(self) -> CachedTokens:
+        """The one that was used last, of those that no answer has."""
+        return self._free[-1]
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._free) + len(self._taken) < self._most
+
+    @contextmanager
+    def afresh(self) -> Iterator[None]:
+        """While entered, the next answer finds nothing that was computed before, and nothing of it is kept."""
+        sequence = self._free[-1]
+        sequence.clear()
+        prefixes, sequence.prefixes = sequence.prefixes, None
+        others, self._free = self._free[:-1], [sequence]
+        try:
+            yield
+        finally:
+            sequence.prefixes = prefixes
+            self._free = [*others, *self._free]
+
+    def keep_nothing(self) -> None:
+        """Nothing can be copied from the caches any more."""
+        for sequence in (*self._free, *self._taken):
+            sequence.prefixes = None
+
+    def close(self) -> None:
+        """Keeps what is worth keeping, and gives back keys and values."""
+        sequences, self._free = self._free, []
+        with ExitStack() as closing:
+            for sequence in sequences:
+                closing.callback(sequence.close)

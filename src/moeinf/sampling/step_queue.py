@@ -1,0 +1,204 @@
+"""Steps through the network: each takes along what several requests wait for.
+
+A request waits with the token behind its answer, or with a piece of its prompt. A step takes the tokens of all answers
+through the layers together, and behind them one piece of one prompt by itself: so answers go on while a long prompt is
+read, and every request gets the logits that it gets alone (docs/contributing/numerics.md).
+
+Nothing here runs by itself. Whoever reads answers asks each for its next token; one that gives None waits, and once all
+do, `run` makes the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from moeinf.errors import DeviceError, MoeinfError
+from moeinf.models.layers.decoder import FEW_ROWS, MOST_ROWS
+from moeinf.models.layers.kv_cache import NewTokens
+from moeinf.types import Float32Array
+
+PIECE_S: Final = 0.5  # that a piece of a prompt may take while others wait
+LEAST_PIECE: Final = 64  # tokens of a piece, unless the prompt has fewer left
+
+
+class Interrupted(Exception):
+    """A request was stopped in the middle of a forward pass; its cache still ends where the pass began."""
+
+
+class StepModel(Protocol):
+    def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None]) -> Float32Array:
+        """Logits [parts, vocab] behind the tokens of each: see Decoder.step."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Tokens on their way through the network."""
+
+    part: NewTokens
+    check: Callable[[], None]  # raises Interrupted where the request is to stop
+    logits: Float32Array | None = None
+    error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.logits is not None or self.error is not None
+
+    @property
+    def goes_beside(self) -> bool:
+        """Whether it may go together with others."""
+        return (self.part.of_tokens or len(self.part.ids)) <= FEW_ROWS
+
+    @property
+    def left(self) -> int:
+        """Tokens of the prompt that are still to be read."""
+        return max(self.part.of_tokens - self.part.cache.length, len(self.part.ids))
+
+    def unwanted(self) -> bool:
+        try:
+            self.check()
+        except Interrupted:
+            return True
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """The place of one request among those that wait for steps, until it leaves."""
+
+    steps: Steps
+    urgent: bool = True  # a person waits for it: goes before what runs in the background
+    waiting: _Waiting | None = None
+
+    def through(
+        self, ids: Sequence[int], cache: Any, check: Callable[[], None], *, of_tokens: int = 0
+    ) -> Generator[None, None, Float32Array]:
+        """Yields until a step has taken the tokens through; then returns logits [1, vocab] behind the last.
+
+        Raises what the step raised, Interrupted where `check` did so; the cache is then as it was before.
+        """
+        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens), check)
+        try:
+            while not waiting.done:
+                yield None
+        finally:
+            self.waiting = None
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.logits is not None
+        return waiting.logits
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else waits."""
+        return self.steps.seats == [self]
+
+    def piece(self, most: int) -> int:
+        """How many tokens of a prompt to read next, of `most` that there is memory for."""
+        return self.steps.piece(self, most)
+
+    def __enter__(self) -> Seat:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.steps.seats.remove(self)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Of one network; used from one thread.
+
+    cuts: whether prompts may be read in smaller pieces while others wait, as that changes no number.
+    """
+
+    model: StepModel
+    cuts: bool = True
+    seats: list[Seat] = field(default_factory=list)  # in the order in which they came
+    _rate: float = 0.0  # tokens of prompts that were read in a second
+    _oldest_first: bool = False  # with the next piece of a prompt
+
+    def seat(self, *, urgent: bool = True) -> Seat:
+        taken = Seat(self, urgent)
+        self.seats.append(taken)
+        return taken
+
+    def piece(self, seat: Seat, most: int) -> int:
+        if not self.cuts or not self._rate or seat.alone:
+            return most
+        return min(most, max(LEAST_PIECE, int(self._rate * PIECE_S)))
+
+    def run(self) -> None:
+        """Makes a step, of what waits now. Errors of a request are raised where it goes on; others here."""
+        waiting = [seat for seat in self.seats if seat.waiting is not None and not seat.waiting.done]
+        beside = [seat.waiting for seat in waiting if seat.waiting is not None and seat.waiting.goes_beside]
+        alone = [seat for seat in waiting if seat.waiting is not None and not seat.waiting.goes_beside]
+        while beside:
+            going = _fitting(beside)
+            self._together(going)
+            del beside[: len(going)]
+        if alone:
+            self._read(self._next(alone))
+
+    def _next(self, seats: Sequence[Seat]) -> _Waiting:
+        """Whose prompt is read next: urgent ones first, of these the one that has least left, and every other time the
+        one that came first."""
+        urgent = [seat for seat in seats if seat.urgent] or seats
+        chosen = urgent[0]
+        if len(urgent) > 1:
+            if not self._oldest_first:
+                chosen = min(urgent, key=lambda seat: 0 if seat.waiting is None else seat.waiting.left)
+            self._oldest_first = not self._oldest_first
+        assert chosen.waiting is not None
+        return chosen.waiting
+
+    def _read(self, waiting: _Waiting) -> None:
+        """Takes a piece of a prompt through."""
+        began = time.perf_counter()
+        self._together([waiting])
+        if waiting.logits is not None:
+            self._rate = len(waiting.part.ids) / max(time.perf_counter() - began, 1e-9)
+
+    def _together(self, going: Sequence[_Waiting]) -> None:
+        """Takes several through, or one after the other where something goes wrong: what is wrong with one is none of
+        the others' business. A step that nobody waits for any more is given up."""
+
+        def check() -> None:
+            if all(each.unwanted() for each in going):
+                raise Interrupted
+
+        try:
+            logits = self.model.step([each.part for each in going], check)
+        except MoeinfError as error:
+            if len(going) == 1 or isinstance(error, DeviceError):
+                _fail(going, error)
+                return
+        except BaseException as error:
+            _fail(going, error)
+            if not isinstance(error, Interrupted):
+                raise
+            return
+        else:
+            for i, each in enumerate(going):
+                each.logits = logits[i : i + 1]
+            return
+        for each in going:
+            self._together([each])
+
+
+def _fail(going: Sequence[_Waiting], error: BaseException) -> None:
+    for each in going:
+        each.error = error
+
+
+def _fitting(waiting: Sequence[_Waiting]) -> list[_Waiting]:
+    """The first ones, as many as go together."""
+    found, rows = list[_Waiting](), 0
+    for each in waiting:
+        rows += len(each.part.ids)
+        if found and rows > MOST_ROWS:
+            break
+        found.append(each)
+    return found

@@ -1,0 +1,150 @@
+"""Answers that are made side by side: each has the tokens that it has alone, whoever comes and goes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.answers.generator import Answer
+from moeinf.engine.completion import Completion, Hooks, Request
+from moeinf.engine.model import Model
+from moeinf.errors import NotFiniteError, UsageError
+from moeinf.store.library import StoredModel
+
+PROMPTS = (
+    "Once upon a time",
+    "The little dog ran to the tree and said that " * 12,
+    "There was a girl",
+    "One day a bird and a cat " * 30,
+)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.2, "seed": 4, "top_k": 20, "repeat_penalty": 1.1},
+    {"temperature": 0.0, "presence_penalty": 0.4},
+)
+
+
+def opened(demo: StoredModel, parallel: int, **options: Any) -> Model:
+    return Model(demo, replace(RuntimeConfig.of(device="cpu", threads=2, **options), parallel=parallel))
+
+
+def begun(model: Model, which: int, hooks: Hooks | None = None, num_predict: int = 24) -> Answer:
+    params = model.params(**SETTINGS[which], num_predict=num_predict)
+    return model.generator.begin(Request(PROMPTS[which], params, raw=True, hooks=hooks or Hooks()))
+
+
+def advance(answers: Sequence[Answer]) -> list[Answer]:
+    """Reads each as far as it goes without a step; gives those that go on."""
+    return [answer for answer in answers if any(piece is None for piece in answer.pieces)]
+
+
+def drive(model: Model, answers: Sequence[Answer], between: Callable[[int], None] = lambda step: None) -> None:
+    waiting, step = advance(answers), 0
+    while waiting:
+        model.generator.step()
+        between(step)
+        waiting, step = advance(waiting), step + 1
+
+
+def alone(model: Model, which: int) -> Completion:
+    params = model.params(**SETTINGS[which], num_predict=24)
+    return model.generate(PROMPTS[which], params, raw=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"expert_cache": "15%"}, {"expert_cache": "15%", "prefetch": False}])
+def test_answers_are_those_that_are_made_alone(demo: StoredModel, options: dict[str, Any]) -> None:
+    with opened(demo, 1, **options) as model:
+        wanted = [alone(model, which) for which in range(4)]
+    with opened(demo, 4, **options) as model:
+        answers = [begun(model, which) for which in range(4)]
+        drive(model, answers)
+        for answer, one in zip(answers, wanted, strict=True):
+            assert (answer.completion.token_ids, answer.completion.text) == (one.token_ids, one.text)
+            assert answer.completion.finish_reason == one.finish_reason
+            assert answer.completion.stats.generated_tokens == one.stats.generated_tokens
+        model.tier.check_integrity()
+
+
+def test_answers_come_and_go_between_steps(demo: StoredModel) -> None:
+    with opened(demo, 3) as model:
+        wanted = [alone(model, which).token_ids for which in range(4)]
+        first = [begun(model, 0), begun(model, 1)]
+        waiting = advance(first)
+        for _ in range(5):
+            model.generator.step()
+            waiting = advance(waiting)
+        later = begun(model, 2)
+        first[0].pieces.close()  # its reader has gone
+        last = begun(model, 3)
+        drive(model, [first[1], later, last])
+        assert [each.completion.token_ids for each in (first[1], later, last)] == wanted[1:]
+        assert first[0].completion.finish_reason == "interrupted"
+        assert wanted[0][: len(first[0].completion.token_ids)] == first[0].completion.token_ids
+
+
+def test_who_stops_in_a_step_stops_alone(demo: StoredModel) -> None:
+    stopping = False
+    with opened(demo, 2) as model:
+        wanted = alone(model, 1).token_ids
+        stopped, other = begun(model, 0, Hooks(should_stop=lambda: stopping)), begun(model, 1)
+
+        def between(step: int) -> None:
+            nonlocal stopping
+            stopping = step > 4
+
+        drive(model, [stopped, other], between)
+        assert other.completion.token_ids == wanted
+        assert stopped.completion.finish_reason == "interrupted" and len(stopped.completion.token_ids) < 24
+        assert model.generate(PROMPTS[1], model.params(**SETTINGS[1], num_predict=24), raw=True).token_ids == wanted
+
+
+def test_what_is_wrong_with_one_is_none_of_the_others_business(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(demo, 2) as model:
+        wanted = alone(model, 1).token_ids
+        broken, other = begun(model, 0), begun(model, 1)
+        waiting = advance([broken, other])
+        for _ in range(4):
+            model.generator.step()
+            waiting = advance(waiting)
+        forward = model.runner.step
+        (mine,) = [each for each in model.generator.sequences._taken if len(each.tokens) < 20]
+
+        def step(parts: Sequence[Any], between_layers: Callable[[], None]) -> Any:
+            if any(part.cache is mine.cache for part in parts):
+                raise NotFiniteError("a row is no number")
+            return forward(parts, between_layers)
+
+        monkeypatch.setattr(model.runner, "step", step)
+        model.generator.step()
+        with pytest.raises(NotFiniteError):
+            advance([broken])
+        drive(model, [other])
+        assert other.completion.token_ids == wanted
+
+
+def test_there_are_no_more_answers_than_places(demo: StoredModel) -> None:
+    with opened(demo, 2) as model:
+        answers = [begun(model, which) for which in range(3)]
+        assert advance(answers[:2]) and advance(answers[2:])  # the third takes the place of the first
+        with pytest.raises(UsageError, match="ended by a later request"):
+            advance(answers[:1])
+        drive(model, answers[1:])
+        assert all(each.completion.token_ids for each in answers[1:])
+
+
+def test_a_chat_goes_on_with_its_own_keys_and_values(demo: StoredModel) -> None:
+    with opened(demo, 2) as model:
+        answers = [begun(model, which) for which in (0, 2)]
+        drive(model, answers)
+        texts = [PROMPTS[which] + answer.completion.text for which, answer in zip((0, 2), answers, strict=True)]
+        params = model.params(temperature=0.0, num_predict=4)
+        later = [model.generator.begin(Request(text + " and then", params, raw=True)) for text in reversed(texts)]
+        drive(model, later)
+        assert all(each.completion.stats.cached_tokens > 20 for each in later)
