@@ -24,7 +24,6 @@ from moeinf.models.layers.attention.block_sparse import BlockSparsePart
 from moeinf.models.layers.attention.group_sparse import GroupSparsePart
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.own_heads import HeadsPart
-from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.encoder_decoder import BeamsPart
 from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.latent.compressed import CompressedPart
@@ -94,13 +93,6 @@ class NativeLayers:
 
     def make(self, part: Part[Float32Array, Angles, Routing, M]) -> M:
         return PARTS.make(self.memory, part)
-
-    def head(
-        self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
-    ) -> Callable[[Float32Array], Float32Array]:
-        last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
-        factor = np.float32(scale)
-        return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
     def run_or_replay(
         self,

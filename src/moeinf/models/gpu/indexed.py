@@ -60,19 +60,20 @@ class DeviceIndexedCore(DeviceLatentCore):
         if chosen is None:
             return self.attend(queries, cache, positions, at)
         assert isinstance(chosen, Tensor)
-        tokens, top_k = len(queries), self._index.top_k
-        dense = 0 if tokens == 1 else min(max(top_k - positions.start - at, 0), tokens)
+        tokens, most = len(queries), self._index.most
+        dense = 0 if tokens == 1 else min(max(most - positions.start - at, 0), tokens)
         out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
         rows = cache.states[self._source].rows
         for token in range(dense, tokens):
-            picked = rows.index_select(1, chosen[token])
-            last = torch.clamp(positions.position + at + token, max=top_k - 1)
-            out.append(
-                self._mixed(
-                    queries[token : token + 1], KeyValues(picked, picked), last, top_k - 1, positions, at + token
-                )
-            )
+            numbers, last = self._seen(chosen[token], positions.position + at + token)
+            picked = rows.index_select(1, numbers)
+            query, kept = queries[token : token + 1], KeyValues(picked, picked)
+            out.append(self._mixed(query, kept, last, most - 1, positions, at + token))
         return torch.cat(out)
+
+    def _seen(self, chosen: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """What a token attends to of the positions that are chosen for it, and the number of the last that counts."""
+        return chosen, torch.clamp(position, max=self._index.top_k - 1)
 
     def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
         """x [tokens, heads, head_dim], rotated where heads are."""

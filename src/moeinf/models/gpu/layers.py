@@ -25,7 +25,6 @@ from moeinf.models.layers.attention.block_sparse import BlockSparsePart
 from moeinf.models.layers.attention.group_sparse import GroupSparsePart
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.own_heads import HeadsPart
-from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.encoder_decoder import BeamsPart
 from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.latent.compressed import CompressedPart
@@ -95,12 +94,6 @@ class DeviceLayers:
 
     def make(self, part: Part[Tensor, DevicePositions, DeviceRouting, M]) -> M:
         return PARTS.make(self.memory, part)
-
-    def head(
-        self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
-    ) -> Callable[[Tensor], Tensor]:
-        last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
-        return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
     def carried(self, x: Tensor) -> Tensor:
         self.weights.device.make_current()

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceRouting
-from moeinf.gpu.vector_ops import KeyValues
 from moeinf.models.gpu.indexed import NUMBERS, DeviceIndexedCore
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.sparse import best_blocks, positions_of_blocks
@@ -51,18 +50,6 @@ class DevicePooledCore(DeviceIndexedCore):
             best.append(chosen)
         return positions_of_blocks(torch.cat(best), where, index.pool)
 
-    def attend_to(self, queries: Tensor, chosen: object, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
-        if chosen is None:
-            return self.attend(queries, cache, positions, at)
-        assert isinstance(chosen, Tensor)
-        tokens, most = len(queries), self._index.most
-        dense = 0 if tokens == 1 else min(max(most - positions.start - at, 0), tokens)
-        out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
-        kept = cache.states[self._layer].rows
-        for token in range(dense, tokens):
-            seen = chosen[token] <= positions.position + at + token
-            picked = kept.index_select(1, torch.where(seen, chosen[token], 0))
-            last = (seen.sum(0, keepdim=True) - 1).to(torch.int32)
-            query, rows = queries[token : token + 1], KeyValues(picked, picked)
-            out.append(self._mixed(query, rows, last, most - 1, positions, at + token))
-        return torch.cat(out)
+    def _seen(self, chosen: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        seen = chosen <= position
+        return torch.where(seen, chosen, 0), (seen.sum(0, keepdim=True) - 1).to(torch.int32)

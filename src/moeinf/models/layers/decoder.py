@@ -17,7 +17,7 @@ from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
 from moeinf.models.layers.kv_cache import Cache, NewTokens, Span
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock, Weights
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
 from moeinf.models.layers.streams.stem import PlainStem, Stem
@@ -228,7 +228,8 @@ class Decoder:
         self.config = config
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
-        self._head = layers.head(
+        self._head = logits_of(
+            layers.weights,
             next((name for name in (HEAD, config.head) if name in layers.weights), config.embedding),
             config.last_norm,
             config.logits.scale,
@@ -392,6 +393,14 @@ class Decoder:
         if (block := self._routed[layer + 1]) is not None:
             self._experts.expect(block.moe_layer, block.router(x)[1])
             self._profiler.lap("router")
+
+
+def logits_of(
+    weights: Weights, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
+) -> Callable[[Hidden], Array]:
+    """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
+    last_norm, product = weights.norm(norm), weights.linear(matrix, bias)
+    return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
 
 def outer_shapes(config: DecoderConfig) -> Shapes:

@@ -207,12 +207,6 @@ class LayersOf(Protocol[A, P, R]):
         """What computes the part on this device."""
         ...
 
-    def head(
-        self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
-    ) -> Callable[[A], A]:
-        """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
-        ...
-
     def carried(self, x: A) -> A:
         """x, on the device of these layers, which computes from here on; of a model whose layers are on several."""
         ...

@@ -16,6 +16,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import EncoderDecoderFamily
 from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
+from moeinf.models.layers.decoder import logits_of
 from moeinf.models.layers.encoder_decoder import (
     AnswerDecoder,
     Attention,
@@ -214,7 +215,8 @@ class Family(EncoderDecoderFamily):
             embedding = layers.embedding(name)
             return lambda token_ids, positions: embedding(token_ids)
 
-        head = layers.head(
+        head = logits_of(
+            weights,
             HEAD if HEAD in weights else EMBEDDING,
             NormConfig("decoder.final_layer_norm.weight", c.norm_eps),
             scale=c.hidden_size**-0.5 if c.tied else 1.0,  # as of every T5 whose head is the embedding
