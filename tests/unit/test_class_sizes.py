@@ -14,8 +14,6 @@ MOST_FIELDS, MOST_METHODS = 12, 15
 FIELDS = {
     "sampling/params:SamplingParams": 19,
     "types:TensorPlan": 18,
-    "models/families/seq2seq/nllb_moe:Config": 16,
-    "models/families/seq2seq/switch_transformers:Config": 15,
     "server/page/live:LiveEvent": 15,
     "engine/completion:GenerationStats": 14,
 }

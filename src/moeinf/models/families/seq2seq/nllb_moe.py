@@ -60,6 +60,15 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    expert_scale: float  # of the weights
+    biased: bool
+    capacity: float  # share of a source's tokens that an expert takes; from 1 on, none overflows
+    likeliest_first: bool  # whether experts take these of a source's tokens, and not the earliest
+    normalised_first: bool  # the weights of a token's experts, before those that overflow are left out
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     prefix: str  # of all tensors but the head
     encoder: Stack
@@ -70,12 +79,8 @@ class Config:
     context_length: int
     padding_id: int
     embedding_scale: float
-    expert_scale: float
-    router_bias: bool
-    capacity: float  # share of a source's tokens that an expert takes; from 1 on, none overflows
+    routing: Routing
     tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
-    likeliest_first: bool  # whether experts take these of a source's tokens, and not the earliest
-    normalised_first: bool  # the weights of a token's experts, before those that overflow are left out
     activation: Activation
 
     @staticmethod
@@ -105,12 +110,14 @@ class Config:
             context_length=f.count("max_position_embeddings", 1024),
             padding_id=f.count("pad_token_id", 1, minimum=0),
             embedding_scale=hidden**0.5 if f.flag("scale_embedding", True) else 1.0,
-            expert_scale=1.0 - _share(f, "moe_token_dropout", 0.2),
-            router_bias=f.flag("router_bias", False),
-            capacity=_capacity(f),
+            routing=Routing(
+                expert_scale=1.0 - _share(f, "moe_token_dropout", 0.2),
+                biased=f.flag("router_bias", False),
+                capacity=_capacity(f),
+                likeliest_first=f.flag("batch_prioritized_routing", False),
+                normalised_first=f.flag("normalize_router_prob_before_dropping", False),
+            ),
             tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
-            likeliest_first=f.flag("batch_prioritized_routing", False),
-            normalised_first=f.flag("normalize_router_prob_before_dropping", False),
             activation=activation_of(f, "activation_function", "relu"),
         )
 
@@ -171,11 +178,15 @@ class Router:
     """
 
     def __init__(self, weights: Weights, c: Config, prefix: str, norm: Norm, capacity: float) -> None:
-        self._weights, self._norm, self._scale = weights, norm, np.float32(c.expert_scale)
-        self._num_experts, self._capacity, self._normalised_first = c.moe.num_experts, capacity, c.normalised_first
-        self._likeliest_first = c.likeliest_first
+        self._weights, self._norm, self._scale = weights, norm, np.float32(c.routing.expert_scale)
+        self._num_experts, self._capacity, self._normalised_first = (
+            c.moe.num_experts,
+            capacity,
+            c.routing.normalised_first,
+        )
+        self._likeliest_first = c.routing.likeliest_first
         self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
-        self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
+        self._bias = weights.vector(f"{prefix}classifier.bias") if c.routing.biased else np.float32(0)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         math, hidden = self._weights.math, self._norm(x)
@@ -246,7 +257,7 @@ class Family(EncoderDecoderFamily):
         for stack_name, stack, prefix, sparse in c.layers():
             ffn = f"{prefix}ffn."
             if sparse:
-                capacity = c.capacity if stack_name == "encoder" else 1.0
+                capacity = c.routing.capacity if stack_name == "encoder" else 1.0
                 router = Router(weights, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
                 block: Block = MoeBlock(moe_layer, router, experts, profiler)
                 moe_layer += 1
@@ -307,7 +318,7 @@ class Family(EncoderDecoderFamily):
         for _, _, prefix, sparse in c.layers():
             if sparse:
                 shapes[f"{prefix}ffn.router.classifier.weight"] = (c.moe.num_experts, c.hidden_size)
-                if c.router_bias:
+                if c.routing.biased:
                     shapes[f"{prefix}ffn.router.classifier.bias"] = (c.moe.num_experts,)
         return shapes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
@@ -50,20 +50,31 @@ TRAINED_TOKENS = 512  # of a source (section 2.1); relative positions set no lim
 
 
 @dataclass(frozen=True, slots=True)
+class Distances:
+    """By which scores are biased."""
+
+    num_buckets: int
+    most: int  # those beyond share a bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    capacity: int  # tokens of a source that an expert takes
+    biased: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     heads: Heads
     moe: MoeShape
-    encoder: tuple[bool, ...]  # of each layer: whether it has experts
-    decoder: tuple[bool, ...]
+    sparse: Mapping[str, tuple[bool, ...]]  # of each layer of the encoder and of the decoder: whether it has experts
     hidden_size: int
     intermediate_size: int
     vocab_size: int
     context_length: int
-    num_buckets: int
-    max_distance: int
+    distances: Distances
     norm_eps: float
-    expert_capacity: int
-    router_bias: bool
+    routing: Routing
     activation: Activation
     tied: bool  # one matrix embeds the source and the answer, and makes logits, unless a checkpoint has others there
 
@@ -75,29 +86,29 @@ class Config:
         f.only("quantization_config", None)
         f.present("num_decoder_layers")
         num_layers = f.count_of("num_layers", "num_hidden_layers", maximum=MOST_LAYERS)
-        stacks = []
+        stacks = dict[str, tuple[bool, ...]]()
         num_decoder_layers = f.count("num_decoder_layers", num_layers, maximum=MOST_LAYERS)
         for name, layers in (("encoder", num_layers), ("decoder", num_decoder_layers)):
             step = f.count(f"{name}_sparse_step", layers // f.count(f"num_sparse_{name}_layers", 3), minimum=0)
-            stacks.append(tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers)))
-        if not any(map(any, stacks)):
+            stacks[name] = tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers))
+        if not any(map(any, stacks.values())):
             raise CheckpointError(
                 "config.json: num_sparse_encoder_layers and num_sparse_decoder_layers leave no layer with experts"
             )
         return Config(
             heads=Heads(f.count_of("num_heads", "num_attention_heads"), f.count("d_kv"), scale=1.0, biased=False),
-            moe=moe_shape(sum(map(sum, stacks)), f.count("num_experts"), 1),
-            encoder=stacks[0],
-            decoder=stacks[1],
+            moe=moe_shape(sum(map(sum, stacks.values())), f.count("num_experts"), 1),
+            sparse=stacks,
             hidden_size=f.count_of("d_model", "hidden_size"),
             intermediate_size=f.count("d_ff"),
             vocab_size=f.count("vocab_size"),
             context_length=f.count("n_positions", TRAINED_TOKENS),
-            num_buckets=f.count("relative_attention_num_buckets", 32, minimum=4),
-            max_distance=f.count("relative_attention_max_distance", 128),
+            distances=Distances(
+                f.count("relative_attention_num_buckets", 32, minimum=4),
+                f.count("relative_attention_max_distance", 128),
+            ),
             norm_eps=f.number("layer_norm_epsilon", 1e-6, zero=True),
-            expert_capacity=f.count("expert_capacity", 64),
-            router_bias=f.flag("router_bias", False),
+            routing=Routing(f.count("expert_capacity", 64), f.flag("router_bias", False)),
             activation=activation,
             tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
         )
@@ -110,7 +121,7 @@ class Config:
         """(stack, prefix, whether it has experts) of every layer, the encoder's first."""
         return [
             (stack, f"{stack}.block.{i}.layer.", sparse)
-            for stack, layers in (("encoder", self.encoder), ("decoder", self.decoder))
+            for stack, layers in self.sparse.items()
             for i, sparse in enumerate(layers)
         ]
 
@@ -127,7 +138,7 @@ class Router:
         self._weights, self._capacity, self._num_experts = weights, capacity, c.moe.num_experts
         self._norm = norm
         self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
-        self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
+        self._bias = weights.vector(f"{prefix}classifier.bias") if c.routing.biased else np.float32(0)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         math, hidden = self._weights.math, self._norm(x)
@@ -146,10 +157,10 @@ class RelativeBias:
     """
 
     def __init__(self, weights: Weights, c: Config, stack: str) -> None:
-        self._table = weights.vector(self.name(stack)).reshape(c.num_buckets, c.heads.num_heads).T
+        self._table = weights.vector(self.name(stack)).reshape(c.distances.num_buckets, c.heads.num_heads).T
         self._of_host = weights.math.of_host
         self._two_sided = stack == "encoder"
-        self._num_buckets, self._max_distance = c.num_buckets, c.max_distance
+        self._num_buckets, self._max_distance = c.distances.num_buckets, c.distances.most
 
     @staticmethod
     def name(stack: str) -> str:
@@ -182,7 +193,9 @@ class Family(EncoderDecoderFamily):
         self._config = c = Config.parse(config)
         f = Fields(config)
         self.encoder_input = EncoderInput(
-            f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0), sum(c.encoder)
+            f.count("decoder_start_token_id", 0, minimum=0),
+            f.count("eos_token_id", 1, minimum=0),
+            sum(c.sparse["encoder"]),
         )
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
@@ -199,7 +212,7 @@ class Family(EncoderDecoderFamily):
             at = 1 if stack == "encoder" else 2
             mlp, mlp_norm = f"{prefix}{at}.mlp.", norm(f"{prefix}{at}.")
             if sparse:
-                capacity = c.expert_capacity if stack == "encoder" else None
+                capacity = c.routing.capacity if stack == "encoder" else None
                 router = Router(weights, c, f"{mlp}router.", mlp_norm, capacity)
                 block: Block = MoeBlock(moe_layer, router, experts, profiler)
                 moe_layer += 1
@@ -252,7 +265,7 @@ class Family(EncoderDecoderFamily):
         c, shapes = self._config, Shapes()
         for block in self._blocks():
             shapes[f"{block}router.classifier.weight"] = (c.moe.num_experts, c.hidden_size)
-            if c.router_bias:
+            if c.routing.biased:
                 shapes[f"{block}router.classifier.bias"] = (c.moe.num_experts,)
         return shapes
 
@@ -267,7 +280,7 @@ class Family(EncoderDecoderFamily):
             shapes |= {f"{prefix}{at}.layer_norm.weight": (c.hidden_size,) for at in range(len(ATTENTIONS[stack]) + 1)}
         for stack in ATTENTIONS:
             shapes[f"{stack}.final_layer_norm.weight"] = (c.hidden_size,)
-            shapes[RelativeBias.name(stack)] = (c.num_buckets, c.heads.num_heads)
+            shapes[RelativeBias.name(stack)] = (c.distances.num_buckets, c.heads.num_heads)
         return shapes
 
     @cached_property
@@ -298,5 +311,5 @@ class Family(EncoderDecoderFamily):
     def info(self, dtype: DType) -> ModelInfo:
         c = self._config
         layers = len(c.layers())
-        sizes = Seq2seqSizes(c.context_length, c.hidden_size, c.vocab_size, layers, len(c.decoder), c.heads)
+        sizes = Seq2seqSizes(c.context_length, c.hidden_size, c.vocab_size, layers, len(c.sparse["decoder"]), c.heads)
         return seq2seq_info(self.name, self.tensors, sizes, dtype)
