@@ -103,9 +103,9 @@ class DecoderConfig:
         made = ((i, of_layer(i, self.attention_of(i))) for i in range(self.num_layers))
         return replace(self, special={i: each for i, each in made if each != self.attention})
 
-    def with_windows(self, windows: Sequence[int | None]) -> DecoderConfig:
-        """windows: of each layer."""
-        return self.with_attention(lambda layer, attention: attention.seeing(windows[layer]))
+    def with_windows(self, slides: Sequence[bool], window: int | None) -> DecoderConfig:
+        """slides: of each layer, whether it has the window; without it a layer sees all tokens."""
+        return self.with_attention(lambda i, attention: attention.seeing(window if slides[i] else None))
 
     def without_positions(self, layers: Container[int]) -> DecoderConfig:
         """layers: whose queries and keys are not rotated."""
@@ -208,6 +208,12 @@ def parse_decoder(
         f.flag("tie_word_embeddings", False),
         activation=activation_of(f),
     )
+
+
+def sliding_layers(f: Fields, num_layers: int, otherwise: Callable[[int], bool]) -> list[bool]:
+    """Of each layer, whether it has a window: by layer_types, or where that is missing by the layer's number."""
+    kinds = f.kinds("layer_types", num_layers, "sliding_attention", "full_attention")
+    return [otherwise(i) if kinds is None else kinds[i] == "sliding_attention" for i in range(num_layers)]
 
 
 class Decoder:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Gate, HeadNorms
-from moeinf.models.layers.decoder import LayerNorms, parse_decoder
+from moeinf.models.layers.decoder import LayerNorms, parse_decoder, sliding_layers
 from moeinf.models.layers.moe import BlockNames, Moe, Scoring, Shared
 from moeinf.models.layers.routers import SigmoidRouter
 
@@ -25,13 +25,10 @@ def _parse(f: Fields) -> Spec:
     f.present("head_dim", "num_dense_layers", "num_shared_experts", "sliding_window")
     decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, head_norms=HeadNorms(), gate=Gate("gate_proj"))
     layers, window = range(decoder.num_layers), f.count("sliding_window")
-    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
-    if kinds is None:
-        every = f.count("global_attn_every_n_layers", 4)
-        kinds = tuple("sliding_attention" if (i + 1) % every else "full_attention" for i in layers)
-    decoder = decoder.with_windows([window if kind == "sliding_attention" else None for kind in kinds])
+    slides = sliding_layers(f, len(layers), lambda i: (i + 1) % f.count("global_attn_every_n_layers", 4) != 0)
+    decoder = decoder.with_windows(slides, window)
     decoder = replace(
-        decoder.without_positions({i for i in layers if kinds[i] == "full_attention"}).named(norms=_NORMS),
+        decoder.without_positions({i for i in layers if not slides[i]}).named(norms=_NORMS),
         embedding_scale=decoder.attention.hidden_size**0.5 if f.flag("mup_enabled", False) else 1.0,
     )
     moe_layers = tuple(layers[f.count("num_dense_layers", minimum=0, maximum=len(layers) - 1) :])

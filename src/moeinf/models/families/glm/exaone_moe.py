@@ -36,7 +36,7 @@ def windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
         every = f.count("sliding_window_pattern", 0, minimum=0) if window else 1
         kinds = tuple("sliding_attention" if every == 0 or (i + 1) % every else "full_attention" for i in layers)
     slides = [kind == "sliding_attention" for kind in kinds]
-    decoder = decoder.with_windows([window if slides[i] else None for i in layers])
+    decoder = decoder.with_windows(slides, window)
     return decoder.without_positions({i for i in layers if window and not slides[i]})
 
 

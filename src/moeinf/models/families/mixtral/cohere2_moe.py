@@ -49,7 +49,7 @@ def _parse(f: Fields) -> Spec:
     turned = f.count("prefix_dense_sliding_window_pattern", 1) == 1  # dense layers, whatever they see
     sparse, window = tuple(i for i in range(num_layers) if mlps[i] == "sparse"), f.count("sliding_window")
     whole = {i for i in range(num_layers) if kinds[i] == "full_attention" and not (turned and i not in sparse)}
-    decoder = decoder.with_windows([window if kind == "sliding_attention" else None for kind in kinds])
+    decoder = decoder.with_windows([kind == "sliding_attention" for kind in kinds], window)
     decoder = replace(
         decoder.without_positions(whole).named(norms=_NORMS), logits=Logits(scale=f.number("logit_scale", 0.0625))
     )

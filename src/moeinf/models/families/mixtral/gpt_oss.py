@@ -8,7 +8,7 @@ from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Scores, Shapes
-from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder, sliding_layers
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe
 from moeinf.models.layers.moe_plan import Layout
 from moeinf.models.layers.protocol import Layers
@@ -43,11 +43,7 @@ def _parse(f: Fields) -> Spec:
         output_bias=out_biased,
     )
     num_layers = decoder.num_layers
-    kinds = f.kinds("layer_types", num_layers, "sliding_attention", "full_attention")
-    if kinds is None:
-        kinds = ("sliding_attention", "full_attention") * num_layers
-    window = f.count("sliding_window", 128)
-    windows = [window if kind == "sliding_attention" else None for kind in kinds[:num_layers]]
+    slides, window = sliding_layers(f, num_layers, lambda i: i % 2 == 0), f.count("sliding_window", 128)
     top_k = f.count_of("num_experts_per_tok", "experts_per_token")
     blocks = Mxfp4Moe(
         routed_shape(f, ("num_local_experts", "num_experts"), top_k, num_layers),
@@ -58,7 +54,7 @@ def _parse(f: Fields) -> Spec:
         names=BlockNames(gate="router.weight", bias="router.bias"),
         expert_form=ExpertForm("swiglu_clamped", biased=True, limit=f.number("swiglu_limit", 7.0)),
     )
-    return Spec(decoder.with_windows(windows), blocks)
+    return Spec(decoder.with_windows(slides, window), blocks)
 
 
 class BiasedRouter:

@@ -10,6 +10,7 @@ from moeinf.models.families.mixtral.granitemoe import parse_granite
 from moeinf.models.families.mixtral.granitemoeshared import SharingMoe
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.decoder import sliding_layers
 from moeinf.models.layers.rope import rope_fields
 
 _NAMES = replace(granitemoe.NAMES, gate="router.weight", fused=("experts.gate_up_proj", "experts.down_proj"))
@@ -18,10 +19,9 @@ _NAMES = replace(granitemoe.NAMES, gate="router.weight", fused=("experts.gate_up
 def _parse(f: Fields) -> Spec:
     decoder, moe = parse_granite(f, _NAMES)
     layers, window = range(decoder.num_layers), f.count("sliding_window", 0 if "sliding_window" in f else 128) or None
-    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
-    slides = [i % 4 != 0 for i in layers] if kinds is None else [kind == "sliding_attention" for kind in kinds]
+    slides = sliding_layers(f, len(layers), lambda i: i % 4 != 0)
     decoder = replace(decoder, attention=decoder.attention.scored(sinks="sinks"))
-    decoder = decoder.with_windows([window if slides[i] else None for i in layers])
+    decoder = decoder.with_windows(slides, window)
     decoder = decoder.without_positions(_without_positions(f, len(layers)))
     return Spec(decoder, SharingMoe.beside(moe, f.count("shared_intermediate_size", 0, minimum=0)))
 

@@ -28,7 +28,7 @@ def _parse(f: Fields) -> Spec:
     layers, window = range(d.num_layers), f.count("sliding_window", 512)
     kinds = f.kinds("layer_types", len(layers), _LINEAR, _WINDOW, _ALL)
     kinds = kinds or tuple(_PATTERN[i % len(_PATTERN)] for i in layers)
-    d = d.with_windows([window if kind == _WINDOW else None for kind in kinds])
+    d = d.with_windows([kind == _WINDOW for kind in kinds], window)
     d = d.without_positions({i for i in layers if kinds[i] == _ALL})
     size, shared = f.count("moe_intermediate_size"), f.count("shared_expert_intermediate_size")
     blocks = Moe(

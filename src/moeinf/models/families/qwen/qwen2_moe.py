@@ -15,7 +15,7 @@ _NAMES = BlockNames(shared="shared_expert.", shared_gate="shared_expert_gate.wei
 def parse(f: Fields) -> Spec:
     f.only("attention_bias", False, None)  # its name here is qkv_bias
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, bias=f.flag("qkv_bias", True))
-    decoder = decoder.with_windows(_windows(f, decoder.num_layers))
+    decoder = decoder.with_windows(*_windows(f, decoder.num_layers))
     return Spec(decoder, qwen_moe(f, decoder.num_layers, norm_topk_prob=False))
 
 
@@ -38,17 +38,17 @@ def qwen_moe(f: Fields, num_layers: int, *, norm_topk_prob: bool, shared: bool =
     )
 
 
-def _windows(f: Fields, num_layers: int) -> list[int | None]:
+def _windows(f: Fields, num_layers: int) -> tuple[list[bool], int | None]:
     """Of each layer: where layer_types is not said, every other one has a window, of the first max_window_layers."""
     if not f.flag("use_sliding_window", False):
         f.kinds("layer_types", num_layers, "full_attention")
-        return [None] * num_layers
+        return [False] * num_layers, None
     window, first = f.count("sliding_window", 4096), f.count("max_window_layers", 28, minimum=0)
     kinds = f.kinds("layer_types", num_layers, "full_attention", "sliding_attention")
     slides = [i % 2 == 0 and i < first for i in range(num_layers)]
     if kinds is not None:
         slides = [kind == "sliding_attention" for kind in kinds]
-    return [window if each else None for each in slides]
+    return slides, window
 
 
 class Family(DecoderFamily):
