@@ -37,8 +37,6 @@ METHODS = {
     "engine/answers/generator:Generator": 16,
     "engine/cpu:CpuRunner": 16,
     "models/layers/kv_cache:Cache": 16,
-    "pull/checkpoint/checkpoint_pull:CheckpointPull": 16,
-    "text/grammar:Grammars": 16,
 }
 
 

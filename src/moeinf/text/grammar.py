@@ -130,7 +130,8 @@ class Grammars:
 
     def _rules(self, i: int, form: Mapping[str, str]) -> tuple[str, str]:
         """The rules form0, inner0 and so on."""
-        framed = f"form{i}: {self._literal(form['prefix'])} inner{i} {self._literal(form['suffix'])}"
+        prefix, suffix = (_literal(self._tokenizer, form[name]) for name in ("prefix", "suffix"))
+        framed = f"form{i}: {prefix} inner{i} {suffix}"
         return framed, f"inner{i}: {expression(form)}"
 
     def _compile(self, rules: Sequence[str]) -> LLMatcher:
@@ -138,19 +139,12 @@ class Grammars:
         _check(matcher)
         return matcher
 
-    def _literal(self, text: str) -> str:
-        """An expression for a text, in which control tokens stand for themselves and not for their letters."""
-        tokens = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items()}
-        names = sorted(tokens, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-        return " ".join(f"<[{tokens[part]}]>" if part in tokens else json.dumps(part) for part in parts if part)
-
     def around_thoughts(self, context: Sequence[int], tags: Tags | None, opens: Sequence[str]) -> Around:
         """What may stand around an answer that follows `context`, where thoughts stand between tags.
 
         opens: the marks behind which the model calls tools; what it writes there is free.
         """
-        call = f"({' | '.join(map(self._literal, opens))}) {self._all_but()}*" if opens else ""
+        call = f"({' | '.join(_literal(self._tokenizer, each) for each in opens)}) {self._all_but()}*" if opens else ""
         calls = tuple(map(self._written, opens))
         if tags is None:
             return Around(call=call, start=AnswerStart(calls=calls))
@@ -185,6 +179,14 @@ class Grammars:
     def _all_but(self, *ids: int) -> str:
         """Any token but these, and but those that end an answer."""
         return f"<[^{','.join(map(str, sorted({*ids, *self._eos_ids})))}]>"
+
+
+def _literal(tokenizer: Tokenizer, text: str) -> str:
+    """An expression for a text, in which control tokens stand for themselves and not for their letters."""
+    tokens = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    names = sorted(tokens, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    return " ".join(f"<[{tokens[part]}]>" if part in tokens else json.dumps(part) for part in parts if part)
 
 
 def _mask(matcher: LLMatcher) -> bytes:

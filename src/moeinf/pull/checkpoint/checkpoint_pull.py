@@ -22,7 +22,7 @@ from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import StoredModel
-from moeinf.store.manifest import Manifest
+from moeinf.store.manifest import Manifest, ModelSource
 from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
@@ -123,8 +123,8 @@ class CheckpointPull:
     def _make(self) -> StoredModel:
         conversion, headers = self._plan_conversion()
         journal, downloads = self._journal, self._journal.download_folder
-        if self._options.keep_source:
-            downloads = self._kept_folder()
+        if self._options.keep_source and self._source.origin.kind == "hub":
+            downloads = _kept_folder(self._library.home, self._source.origin)
         if not self._reading.compared:
             self._check_space(conversion, downloads)
             journal.begin()
@@ -227,12 +227,10 @@ class CheckpointPull:
                 "MOEINF_HOME, or use --force"
             )
 
-    def _kept_folder(self) -> Path:
-        """Returns the folder in which --keep-source leaves downloaded shards. A folder source downloads nothing."""
-        origin = self._source.origin
-        if origin.kind != "hub":
-            return self._journal.download_folder
-        folder = self._library.home / "sources" / origin.location.replace("/", "--") / origin.revision
-        with errors_named(folder):
-            make_folders(folder)
-        return folder
+
+def _kept_folder(home: Path, source: ModelSource) -> Path:
+    """Returns the folder in which --keep-source leaves the shards that it downloads from the Hub."""
+    folder = home / "sources" / source.location.replace("/", "--") / source.revision
+    with errors_named(folder):
+        make_folders(folder)
+    return folder
