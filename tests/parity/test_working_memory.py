@@ -128,7 +128,7 @@ class Measured:
         run, chunk = self.run, self.run.plan.prefill_chunk
         run.forward([1])  # what is made once is there
         for state in run.cache.states:
-            for name in ("keys", "values", "data", "index_keys", "entries"):  # of places that no token was given
+            for name in ("keys", "values", "rows", "index_keys", "entries"):  # of places that no token was given
                 if hasattr(state, name):
                     getattr(state, name)[:] = 0
         run.cache.length, run.cache.reach = run.plan.context - chunk - 1, run.plan.context
