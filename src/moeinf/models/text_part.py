@@ -14,6 +14,15 @@ _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
 @dataclass(frozen=True, slots=True)
+class TextIn:
+    """Where checkpoints of a family that hold other models, too, have the language model."""
+
+    prefix: str = "model.language_model."  # of every tensor name but the head's
+    head_prefix: str = ""
+    tied: bool = False  # what a config without tie_word_embeddings means
+
+
+@dataclass(frozen=True, slots=True)
 class TextPart:
     fields: Fields
     prefix: str  # of every tensor name but the head's

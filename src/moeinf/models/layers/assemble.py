@@ -24,6 +24,7 @@ from moeinf.models.layers.moe_block import Looked, SideBySide
 from moeinf.models.layers.moe_plan import block_workspace
 from moeinf.models.layers.protocol import Attention, Block, Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
 from moeinf.models.layers.vision.vision import Vision
+from moeinf.models.text_part import TextIn, text_part
 from moeinf.types import (
     DTYPE_BYTES,
     DType,
@@ -222,6 +223,8 @@ class DecoderFamily(Family):
     divisible: ClassVar[bool] = True  # whether layers in a row may be on a device of their own: all that they share is
     # the hidden state, and the first number in the name of a tensor is its layer's
 
+    text: ClassVar[TextIn | None] = None  # None: checkpoints hold the language model alone
+
     # As TensorPlan has them; `matrices` by the ends of their names.
     ahead: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -230,7 +233,13 @@ class DecoderFamily(Family):
     no_matrices: ClassVar[tuple[str, ...]] = ()  # of these
 
     def __init__(self, config: JsonObject) -> None:
-        self.take(self.parse(Fields(config)))
+        if self.text is None:
+            self.take(self.parse(Fields(config)))
+            return
+        part = text_part(({"tie_word_embeddings": True} if self.text.tied else {}) | config, self.text.prefix)
+        spec = self.parse(part.fields)
+        decoder = spec.decoder.named(prefix=part.prefix, head_prefix=self.text.head_prefix)
+        self.take(replace(spec, decoder=decoder))
 
     @staticmethod
     def parse(f: Fields) -> Spec:

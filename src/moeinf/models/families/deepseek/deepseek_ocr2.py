@@ -13,8 +13,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import MlpForm, Moe, sparse_layers
 from moeinf.models.layers.rope import whole_heads
 from moeinf.models.layers.routers import GroupedSoftmaxRouter
-from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject
+from moeinf.models.text_part import TextIn
 
 _IMAGES = r"model\.(sam_model|qwen2_model|projector|view_seperator|vision_tower|multi_modal_projector)\b.*"
 
@@ -37,7 +36,6 @@ def _parse(f: Fields) -> Spec:
 
 class Family(DecoderFamily):
     name = "deepseek_ocr2"
+    parse = staticmethod(_parse)
+    text = TextIn("model.")
     ignored = (_IMAGES,)
-
-    def __init__(self, config: JsonObject) -> None:
-        self.take(_parse(text_part(config, prefix="model.").fields))

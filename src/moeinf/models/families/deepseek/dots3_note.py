@@ -19,8 +19,7 @@ from moeinf.models.layers.latent.mla import LatentConfig, LatentGate, parse_late
 from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.rope import of_kind
 from moeinf.models.layers.routers import sigmoid_moe
-from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject
+from moeinf.models.text_part import TextIn
 
 _INDEXED, _FULL, _SLIDING = "indexed_attention", "full_attention", "sliding_attention"
 _SIZES = {  # of layers with a window, where nothing is said of them
@@ -159,10 +158,9 @@ def _sparse(f: Fields, num_layers: int) -> tuple[int, ...]:
 
 class Family(deepseek_v32.Family):
     name = "dots3_note"
+    parse = staticmethod(_parse)
+    text = TextIn("model.")
     no_matrices: ClassVar[tuple[str, ...]] = (*deepseek_v32.Family.no_matrices, ".g_proj.weight")
     ignored = _OTHER_MODELS
     ahead = (r"model\.mtp\..*",)
     renamed = ((r"^model\.language_model\.", "model."),)
-
-    def __init__(self, config: JsonObject) -> None:
-        self.take(_parse(text_part(config, prefix="model.").fields))

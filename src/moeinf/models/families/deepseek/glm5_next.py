@@ -20,8 +20,8 @@ from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
 from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
-from moeinf.models.text_part import VISION, text_part
-from moeinf.types import ExpertForm, JsonObject
+from moeinf.models.text_part import VISION, TextIn
+from moeinf.types import ExpertForm
 
 _LINEAR = "linear_attention"
 _STREAMS = StreamNames("hc_attn_", "hc_ffn_", None)
@@ -98,8 +98,5 @@ class Family(deepseek_v2.Family):
     matrices: ClassVar[tuple[str, ...]] = (*LATENT_MATRICES, *INDEX_MATRICES)
     no_matrices: ClassVar[tuple[str, ...]] = (*NO_LATENT_MATRICES, *NO_INDEX_MATRICES, ".b_proj.weight")
     ignored = (VISION,)
-
-    def __init__(self, config: JsonObject) -> None:
-        text = text_part(config)
-        spec = _parse(text.fields)
-        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))
+    parse = staticmethod(_parse)
+    text = TextIn()

@@ -19,9 +19,9 @@ from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe import BlockSite, Moe, sparse_layers
 from moeinf.models.layers.protocol import Layers, Weights
 from moeinf.models.layers.rope import rope_fields, whole_heads
-from moeinf.models.text_part import text_part
+from moeinf.models.text_part import TextIn
 from moeinf.models.widened import widened
-from moeinf.types import JsonObject, TensorPlan
+from moeinf.types import TensorPlan
 
 _IMAGES = r"model\.(vision_model|resampler_model)\..*"
 
@@ -64,6 +64,5 @@ class Router(SoftmaxRouter):
 
 class Family(ernie4_5_moe.Family):
     name = "ernie4_5_vl_moe"
-
-    def __init__(self, config: JsonObject) -> None:
-        self.take(_parse(text_part({"tie_word_embeddings": True} | config, prefix="model.").fields))
+    parse = staticmethod(_parse)
+    text = TextIn("model.", tied=True)

@@ -5,20 +5,19 @@ Checkpoints hold a model of images beside it (`model.visual.*`), which is left o
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from moeinf.models.families.glm import glm4_moe
-from moeinf.models.text_part import VISION, text_part
-from moeinf.types import JsonObject
+from moeinf.models.fields import Fields
+from moeinf.models.layers.assemble import Spec
+from moeinf.models.text_part import VISION, TextIn
 
 
 class Family(glm4_moe.Family):
     name = "glm4v_moe"
     ignored = (VISION,)
+    text = TextIn()
 
-    def __init__(self, config: JsonObject) -> None:
-        text = text_part(config)
-        text.fields.only("use_qk_norm", False, None)
-        text.fields.present("attention_bias")
-        spec = self.parse(text.fields)
-        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix)))
+    @staticmethod
+    def parse(f: Fields) -> Spec:
+        f.only("use_qk_norm", False, None)
+        f.present("attention_bias")
+        return glm4_moe.Family.parse(f)

@@ -20,8 +20,8 @@ from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.models.text_part import text_part
-from moeinf.types import ExpertForm, ExpertPiece, JsonObject, TensorPlan
+from moeinf.models.text_part import TextIn
+from moeinf.types import ExpertForm, ExpertPiece, TensorPlan
 
 _KINDS = ("full_attention", "sliding_attention")
 _NAMES = BlockNames(
@@ -230,9 +230,8 @@ def _limits(f: Fields, name: str, num_layers: int, future: int) -> dict[int, flo
 
 class Family(DecoderFamily):
     name = "step3p7"
+    parse = staticmethod(_parse)
+    text = TextIn("model.")
     ignored = _OTHER_MODELS
     renamed = tuple(_RENAMED.items())
     no_matrices = (".g_proj.weight",)
-
-    def __init__(self, config: JsonObject) -> None:
-        self.take(_parse(text_part(config, prefix="model.").fields))

@@ -6,16 +6,13 @@ Checkpoints hold a model of images beside it (`vit.*`), which is left out.
 from __future__ import annotations
 
 from moeinf.models.families.hunyuan import hy_v4
-from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject
+from moeinf.models.text_part import TextIn
 
 _VISION = r"(vit|model\.vision_tower)\..*"
 
 
 class Family(hy_v4.Family):
     name = "hy_v4_vl"
+    text = TextIn("model.")
     ignored = (_VISION,)
     renamed = ((r"\.hc_head\.hc_pre\.", ".hc_head."), *hy_v4.Family.renamed)
-
-    def __init__(self, config: JsonObject) -> None:
-        self.take(hy_v4.parse(text_part(config, prefix="model.").fields))

@@ -21,8 +21,8 @@ from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring, Shared
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_fields
-from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject, Profiler
+from moeinf.models.text_part import TextIn
+from moeinf.types import Profiler
 
 _OTHER_MODELS = r"(vision_model|multi_modal_projector)\..*"
 
@@ -145,8 +145,7 @@ class Llama4Moe(Moe):
 
 class Family(DecoderFamily):
     name = "llama4"
+    parse = staticmethod(_parse)
+    text = TextIn("model.")
     ignored = (_OTHER_MODELS,)
     renamed = ((r"^language_model\.", ""),)
-
-    def __init__(self, config: JsonObject) -> None:
-        self.take(_parse(text_part(config, prefix="model.").fields))

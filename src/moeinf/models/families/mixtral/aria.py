@@ -5,8 +5,6 @@ Experts were published transposed. Checkpoints hold a model of images beside it,
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from moeinf.models.activations import silu_alone
 from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter
 from moeinf.models.fields import Fields, routed_shape
@@ -14,8 +12,7 @@ from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.rope import whole_heads
-from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject
+from moeinf.models.text_part import TextIn
 
 _IMAGES = r"(vision_tower|multi_modal_projector)\..*"
 
@@ -47,9 +44,5 @@ def _parse(f: Fields) -> Spec:
 class Family(DecoderFamily):
     name = "aria"
     ignored = (_IMAGES,)
-
-    def __init__(self, config: JsonObject) -> None:
-        text = text_part(config, prefix="language_model.model.")
-        spec = _parse(text.fields)
-        decoder = spec.decoder.named(prefix=text.prefix, head_prefix="language_model.")
-        self.take(replace(spec, decoder=decoder))
+    parse = staticmethod(_parse)
+    text = TextIn("language_model.model.", "language_model.")
