@@ -649,6 +649,19 @@ class AttentionLayer:
         Not where there are ends.
         """
 
+    def run_beside(
+        self,
+        x: npt.NDArray[np.float32],
+        kept: Sequence[tuple[_Bytes, _Bytes, KVFormat, int, int]],
+        rows: Sequence[int],
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+    ) -> None:
+        """The same of rows of several sequences, one behind the other, each of few tokens; at most 64 rows.
+
+        kept: keys, values, format, capacity and length of each sequence; rows: how many go on with it.
+        """
+
 class HeadsLayer:
     """Attention of queries, keys and values that a model makes itself: rotated, stored and mixed."""
 

@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +14,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,7 @@ using moeinf::OptionalVector;
 using moeinf::require;
 using moeinf::Rows;
 using Ends = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Kept = std::tuple<Bytes, Bytes, std::string, std::int64_t, std::int64_t>;
 using ChosenRows = nb::ndarray<const std::int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // Everything that a layer has in memory, by name; it keeps the arrays alive.
@@ -168,6 +172,24 @@ class AttentionLayer {
                    positions);
   }
 
+  // kept: keys, values, format, capacity and length of each sequence; rows: how many go on with it.
+  void run_beside(Rows x, const std::vector<Kept>& kept, const std::vector<std::int64_t>& rows, ConstRows cos,
+                  ConstRows sin) {
+    const auto tokens = static_cast<std::int64_t>(x.shape(0));
+    require(has_shape(x, tokens, shape_.hidden), "x is of another width than the matrices");
+    require(kept.size() == rows.size(), "there are as many sequences as numbers of rows");
+    stretches_.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto& [keys, values, format, capacity, length] = kept[i];
+      require(rows[i] >= 1 && rows[i] <= moeinf::kMostBeside, "a sequence has no rows, or too many");
+      stretches_.push_back(
+          {moeinf::kept_view(shape_, keys, values, format, capacity, length, rows[i]), length, rows[i]});
+    }
+    const moeinf::Turns turns = moeinf::turns_of(cos, sin, tokens, shape_.rotary_pairs);
+    const moeinf::GilRelease released;
+    moeinf::attend_beside(*kernels_, shape_, weights_, stretches_, turns, moeinf::rows_of(x));
+  }
+
   // sizes: an object with the attributes of moeinf.types.AttentionSizes.
   static std::size_t workspace_bytes(nb::handle sizes, nb::handle pass) {
     AttentionShape shape{};
@@ -222,6 +244,7 @@ class AttentionLayer {
   AttentionShape shape_;
   moeinf::AttentionWeights weights_{};
   std::vector<std::int64_t> ends_, chosen_;  // of the call
+  std::vector<moeinf::Stretch> stretches_;
 };
 
 void bind_tensors(nb::module_& m) {
@@ -293,5 +316,8 @@ void moeinf::bind_attention(nb::module_& m) {
            nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("ends").noconvert() = nb::none(),
            nb::arg("chosen").noconvert() = nb::none(),
            "x [tokens, hidden] += residual * attention(norm(x)); stores the tokens' keys and values.")
+      .def("run_beside", &AttentionLayer::run_beside, nb::arg("x").noconvert(), nb::arg("kept").noconvert(),
+           nb::arg("rows"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
+           "The same of rows of several sequences, one behind the other.")
       .def_static("workspace_bytes", &AttentionLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }

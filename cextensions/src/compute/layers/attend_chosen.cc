@@ -53,7 +53,8 @@ void attend_chosen(Kernels& kernels, const AttentionShape& s, const float* sinks
       const std::int64_t* const of_head = positions + (chosen.groups > 1 ? head * chosen.each : 0);
       copy_rows(s, kv, picked, of_head, head, first, std::min(count, first + kRowsOfTask));
     });
-    attend_few(kernels, all, sinks, picked, count - 1, query + t * queries, mixed + t * queries, 1);
+    const Place last = {&picked, count - 1};
+    attend_few(kernels, all, sinks, {&last, 1}, query + t * queries, mixed + t * queries);
   }
 }
 

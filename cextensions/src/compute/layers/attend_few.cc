@@ -27,9 +27,9 @@ std::int64_t runs_of(const Seen& seen) {
   return (seen.last - seen.first + length - 1) / length;
 }
 // Of the token with most.
-std::int64_t most_runs(const AttentionShape& shape, std::int64_t length, std::int64_t tokens) {
+std::int64_t most_runs(const AttentionShape& shape, Span<const Place> places) {
   std::int64_t most = 1;
-  for (std::int64_t t = 0; t < tokens; ++t) most = std::max(most, runs_of(seen_by(shape, length + t)));
+  for (const Place& place : places) most = std::max(most, runs_of(seen_by(shape, place.position)));
   return most;
 }
 
@@ -39,6 +39,7 @@ struct Part {
   std::int64_t first_query;  // of the queries of all tokens
   int num_queries;
   std::int64_t head;  // the key/value head
+  const KVView* kv;
   Seen seen;
 
   std::int64_t run_length() const { return run_positions(seen.last - seen.first); }
@@ -58,22 +59,21 @@ Runs take_runs(Workspace::Frame& memory, std::int64_t num_runs, std::int64_t num
 
 class FewTokens {
  public:
-  FewTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
-            std::int64_t length, const float* query, float* mixed, std::int64_t tokens, const OfQueries& own)
+  FewTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, Span<const Place> places,
+            const float* query, float* mixed, const OfQueries& own)
       : kernels_(kernels),
         memory_(kernels.workspace()),
         s_(shape),
         sinks_(sinks),
-        kv_(kv),
-        length_(length),
+        places_(places),
         query_(query),
         mixed_(mixed),
         own_(own),
         group_(shape.num_heads / shape.num_kv_heads),
         cuts_(num_cuts(shape)),
-        num_parts_(num_parts(shape, tokens)),
-        num_queries_(tokens * shape.num_heads),
-        num_runs_(most_runs(shape, length, tokens)) {
+        num_parts_(num_parts(shape, static_cast<std::int64_t>(places_.size()))),
+        num_queries_(static_cast<std::int64_t>(places_.size()) * shape.num_heads),
+        num_runs_(most_runs(shape, places_)) {
     runs_ = take_runs(memory_, num_runs_, num_queries_, s_.head_dim);
     if (num_runs_ == 1) runs_.sums = mixed_;
   }
@@ -92,9 +92,10 @@ class FewTokens {
   Part part_of(std::int64_t index) const {
     const std::int64_t cut = index % cuts_, head = index / cuts_ % s_.num_kv_heads,
                        token = index / cuts_ / s_.num_kv_heads;
+    const Place& place = places_[static_cast<std::size_t>(token)];
     return {token * s_.num_heads + head * group_ + cut * kMaxGroup,
-            static_cast<int>(std::min<std::int64_t>(kMaxGroup, group_ - cut * kMaxGroup)), head,
-            seen_by(s_, length_ + token)};
+            static_cast<int>(std::min<std::int64_t>(kMaxGroup, group_ - cut * kMaxGroup)), head, place.kv,
+            seen_by(s_, place.position)};
   }
 
   SoftmaxState* states_of(const Part& part, std::int64_t run) const {
@@ -111,13 +112,14 @@ class FewTokens {
 
   void attend_run(const Part& part, std::int64_t run) const {
     if (run >= runs_of(part.seen)) return;
-    const std::size_t row = row_bytes(kv_.format, part.head * kv_.capacity * s_.head_dim);
+    const KVView& kv = *part.kv;
+    const std::size_t row = row_bytes(kv.format, part.head * kv.capacity * s_.head_dim);
     AttendTask task;
     task.queries = query_ + part.first_query * s_.head_dim;
     task.num_queries = part.num_queries;
-    task.keys = static_cast<const unsigned char*>(kv_.keys) + row;
-    task.values = static_cast<const unsigned char*>(kv_.values) + row;
-    task.format = kv_.format;
+    task.keys = static_cast<const unsigned char*>(kv.keys) + row;
+    task.values = static_cast<const unsigned char*>(kv.values) + row;
+    task.format = kv.format;
     task.first = part.seen.first + run * part.run_length();
     task.last = std::min(part.seen.last, task.first + part.run_length());
     task.head_dim = s_.head_dim;
@@ -147,8 +149,7 @@ class FewTokens {
   Workspace::Frame memory_;
   const AttentionShape& s_;
   const float* sinks_;
-  const KVView& kv_;
-  std::int64_t length_;
+  Span<const Place> places_;
   const float* query_;
   float* mixed_;
   OfQueries own_;
@@ -159,14 +160,21 @@ class FewTokens {
 
 }  // namespace
 
-void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
-                std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
-                const OfQueries& own) {
-  FewTokens(kernels, shape, sinks, kv, length, query, mixed, tokens, own).run();
+Places::Places(Span<const Stretch> stretches) {
+  std::size_t next = 0;
+  for (const Stretch& stretch : stretches) {
+    for (std::int64_t t = 0; t < stretch.tokens; ++t) of.at(next++) = {&stretch.kv, stretch.length + t};
+  }
+}
+
+void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, Span<const Place> places,
+                const float* query, float* mixed, const OfQueries& own) {
+  FewTokens(kernels, shape, sinks, places, query, mixed, own).run();
 }
 
 std::int64_t few_tasks(const AttentionShape& shape, std::int64_t length, std::int64_t tokens) {
-  return num_parts(shape, tokens) * most_runs(shape, length, tokens);
+  const Stretch stretch = {{}, length, tokens};
+  return num_parts(shape, tokens) * most_runs(shape, Places({&stretch, 1}).part(0, tokens));
 }
 
 std::size_t few_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "attend_chosen.h"
 #include "attend_few.h"
@@ -112,13 +113,16 @@ void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64
 // What of a pass is done: all of it, or first the keys and values of all tokens, then the rest.
 enum class Steps { kAll, kKeys, kQueries };
 
-void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
-          std::int64_t length, const Turns& turns, RowSpan<float> x, const std::int64_t* ends,
-          const ChosenPositions& chosen, Steps steps) {
+// ends, chosen, steps but kAll: of a single stretch.
+void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, Span<const Stretch> stretches,
+          const Turns& turns, RowSpan<float> x, const std::int64_t* ends, const ChosenPositions& chosen,
+          Steps steps) {
   const Ops& ops = kernels.ops();
   const std::int64_t tokens = x.rows;
   Workspace::Frame memory(kernels.workspace());
   const Vectors v = take_vectors(memory, s, tokens);
+  const Places places(stretches);
+  const auto place = [&](std::int64_t t) { return places.of[static_cast<std::size_t>(t)]; };
   const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
   const auto each = [&](const auto& task) { each_token(kernels, tokens, task); };
   norm_tokens(kernels, {w.norm, w.norm_bias, s.front_eps}, x, v.normed);
@@ -128,7 +132,7 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     add_bias(v.projected + t * w.q.rows, w.q_bias, w.q.rows);
     if (s.gated) take_queries(s, v.projected + t * w.q.rows, query);
     finish_heads(ops, s, w.q_norm, turns, t, s.num_heads, query);
-    sharpen(s, length + t, query);
+    sharpen(s, place(t).position, query);
   };
   const auto finish_key = [&](std::int64_t t) {
     float* const key = v.key + t * keys;
@@ -146,7 +150,7 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
       float* const head = value + h * s.head_dim;
       ops.rms_norm(head, w.v_norm, s.norm_eps, s.head_dim, head);
     }
-    store(ops, s, kv, length + t, key, value);
+    store(ops, s, *place(t).kv, place(t).position, key, value);
   };
   float* const values = v.narrow == nullptr ? v.value : v.narrow;
   if (steps == Steps::kAll) {
@@ -162,14 +166,23 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     if (steps != Steps::kQueries) finish_key(t);
   });
   if (steps == Steps::kKeys) return;
-  const std::int64_t seeing_all = tokens - chosen.tokens;
-  if (ends == nullptr && kernels.tokens_of_pass(tokens) <= kFewAttending) {
-    if (seeing_all > 0) attend_few(kernels, s, w.sinks, kv, length, v.query, v.mixed, seeing_all);
-  } else if (seeing_all > 0) {
-    attend_many(kernels, s, w.sinks, kv, length, v.query, v.mixed, seeing_all, ends);
+  if (stretches.size() > 1) {  // each a pass of few tokens
+    for (std::int64_t start = 0; start < tokens; start += kFewAttending) {
+      const std::int64_t count = std::min(kFewAttending, tokens - start);
+      attend_few(kernels, s, w.sinks, places.part(start, count), v.query + start * queries,
+                 v.mixed + start * queries);
+    }
+  } else {
+    const auto [kv, length, of_one] = stretches[0];
+    const std::int64_t seeing_all = of_one - chosen.tokens;
+    if (ends == nullptr && kernels.tokens_of_pass(tokens) <= kFewAttending) {
+      if (seeing_all > 0) attend_few(kernels, s, w.sinks, places.part(0, seeing_all), v.query, v.mixed);
+    } else if (seeing_all > 0) {
+      attend_many(kernels, s, w.sinks, kv, length, v.query, v.mixed, seeing_all, ends);
+    }
+    attend_chosen(kernels, s, w.sinks, kv, chosen, v.query + seeing_all * queries,
+                  v.mixed + seeing_all * queries);
   }
-  attend_chosen(kernels, s, w.sinks, kv, chosen, v.query + seeing_all * queries,
-                v.mixed + seeing_all * queries);
   if (s.gated) {
     each([&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
   }
@@ -208,13 +221,24 @@ void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w
       if (choosing > 0)
         of_part.positions =
             chosen.positions + (start + part - choosing - first) * chosen.groups * chosen.each;
-      pass(kernels, s, w, kv, length + start, turns.part(start, part), x.part(start, part),
+      const Stretch stretch = {kv, length + start, part};
+      pass(kernels, s, w, {&stretch, 1}, turns.part(start, part), x.part(start, part),
            ends.empty() ? nullptr : ends.data() + start, of_part, steps);
     }
   };
   if (ends.empty()) return passes(Steps::kAll);
   passes(Steps::kKeys);
   passes(Steps::kQueries);
+}
+
+void attend_beside(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w,
+                   Span<const Stretch> stretches, const Turns& turns, RowSpan<float> x) {
+  std::int64_t tokens = 0;
+  for (const Stretch& stretch : stretches) tokens += stretch.tokens;
+  if (tokens != x.rows || tokens < 1 || tokens > kMostBeside)
+    throw std::invalid_argument(
+        "the rows are not those of the sequences, or too many to go beside each other");
+  pass(kernels, s, w, stretches, turns, x, nullptr, {}, Steps::kAll);
 }
 
 void attend_given(Kernels& kernels, const AttentionShape& s, const GivenHeads& heads, const KVView& kv,
@@ -241,7 +265,8 @@ void attend_given(Kernels& kernels, const AttentionShape& s, const GivenHeads& h
     const float* const query = heads.queries + start * queries;
     float* const out = mixed.row(start);
     if (few) {
-      attend_few(kernels, s, nullptr, kv, length + start, query, out, part, own);
+      const Stretch stretch = {kv, length + start, part};
+      attend_few(kernels, s, nullptr, Places({&stretch, 1}).part(0, part), query, out, own);
     } else {
       attend_many(kernels, s, nullptr, kv, length + start, query, out, part, nullptr, own);
     }

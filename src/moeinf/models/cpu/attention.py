@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
 import moeinf._native as _native
@@ -9,11 +12,12 @@ from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Cache, OneByOne, Span
 from moeinf.models.layers.soft_tokens import ends_seen
-from moeinf.types import ByteArray, Float32Array, IntArray, Routing
+from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
+MOST_BESIDE: Final = 64  # rows of several sequences that the native layer takes
 
 
 class NativeAttention(OneByOne[Float32Array, Angles]):
@@ -54,17 +58,27 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
     def new_state(self, capacity: int) -> KVState[ByteArray]:
         return KVState(self._memory, self._config.num_kv_heads, self._config.head_dim, capacity)
 
+    def add_rows(self, x: Float32Array, spans: Sequence[Span[Angles]]) -> None:
+        sights = [self._ends(span.rows.stop - span.rows.start, span.cache) for span in spans]
+        if len(spans) == 1 or len(x) > MOST_BESIDE or any(ends is not None for ends in sights):
+            super().add_rows(x, spans)
+            return
+        kept = [self._kept(span.cache) for span in spans]
+        cos, sin = (np.concatenate([span.positions[i] for span in spans]) for i in range(2))
+        self._native.run_beside(x, kept, [span.rows.stop - span.rows.start for span in spans], cos, sin)
+
+    def _kept(self, cache: Cache) -> tuple[ByteArray, ByteArray, KVFormat, int, int]:
+        """What the native layer takes of a sequence."""
+        state: KVState[ByteArray] = cache.states[self._layer]
+        return state.keys, state.values, self._memory.kept, cache.capacity, cache.length
+
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         self._run(x, cache, positions, None)
 
     def _run(self, x: Float32Array, cache: Cache, positions: Angles, chosen: IntArray | None) -> None:
         """chosen: the positions that the last tokens attend to, as the native layer takes them."""
         cos, sin = positions
-        state: KVState[ByteArray] = cache.states[self._layer]
-        ends = self._ends(len(x), cache)
-        self._native.run(
-            x, state.keys, state.values, self._memory.kept, cache.capacity, cache.length, cos, sin, ends, chosen
-        )
+        self._native.run(x, *self._kept(cache), cos, sin, self._ends(len(x), cache), chosen)
 
     def _ends(self, num_tokens: int, cache: Cache) -> IntArray | None:
         """Where what each token sees ends; None: with itself."""

@@ -18,7 +18,7 @@ from moeinf.models.layers.attention.group_sparse import GroupSparsePart, group_i
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.rotation import turned_in_front
 from moeinf.models.layers.attention_config import AttentionConfig
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 
@@ -52,6 +52,8 @@ class NativeBlockSparse(NativeAttention):
 
     def new_state(self, capacity: int) -> BlockKVState:
         return BlockKVState(self._memory, self._config, self._index, capacity)
+
+    add_rows = OneByOne.add_rows  # each sequence has a choice of its own
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         index, tokens, start = self._index, len(x), cache.length
@@ -107,6 +109,8 @@ class NativeGroupSparse(NativeAttention):
 
     def new_state(self, capacity: int) -> IndexedKVState[ByteArray, Float32Array]:
         return IndexedKVState(self._memory, self._config, self._index, capacity)
+
+    add_rows = OneByOne.add_rows  # each sequence has a choice of its own
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         index, tokens, start = self._index, len(x), cache.length

@@ -68,6 +68,12 @@ struct KVView {
   std::int64_t capacity;
 };
 
+// Rows of a call that go on with one sequence, at positions length.. of its cache.
+struct Stretch {
+  KVView kv;
+  std::int64_t length, tokens;
+};
+
 // The positions that the last tokens of a call attend to, and no others: of each of them `each` numbers, of
 // which the first that is negative ends the list. The tokens in front of these attend to all. There is one
 // list for all heads (groups 1), or one for each key/value head (groups num_kv_heads), which are of one
@@ -103,7 +109,13 @@ void attend_given(Kernels& kernels, const AttentionShape& shape, const GivenHead
 void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
             std::int64_t length, const Turns& turns, RowSpan<float> x, Span<const std::int64_t> ends = {},
             const ChosenPositions& chosen = {});
-// What attend and attend_given take of the workspace at most.
+// The same of at most kMostBeside rows of several sequences, which lie one behind the other: each row gives
+// what it gives by itself, and the matrices are read once. No token sees one behind its own. Throws
+// std::invalid_argument for other numbers of rows.
+void attend_beside(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights,
+                   Span<const Stretch> stretches, const Turns& turns, RowSpan<float> x);
+constexpr std::int64_t kMostBeside = 64;
+// What the three take of the workspace at most.
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 
 }  // namespace moeinf
