@@ -113,7 +113,7 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
     with Model(demo, RuntimeConfig.of(device="cuda", expert_cache="60%"), gpu=gpu) as model:
         run = model.runner
         assert isinstance(run, GpuRunner)
-        slots, forward, calls = run.tier.num_slots, run.network.forward, [0]
+        slots, forward, calls = run.tier.num_slots, run.network.step, [0]
 
         def scarce(*args: Any) -> Any:
             calls[0] += 1
@@ -121,7 +121,7 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")  # more than any card has
             return forward(*args)
 
-        monkeypatch.setattr(run.network, "forward", scarce)
+        monkeypatch.setattr(run.network, "step", scarce)
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert run.tier.num_slots < slots
     assert answer.token_ids == tokens(demo, expert_cache="60%")

@@ -160,7 +160,7 @@ def test_when_device_memory_runs_out_every_card_gives_slots_up_and_the_text_is_t
     notices: list[str] = []
     reporting = Reporting(notices.append)
     with on_cards(demo, 2, monkeypatch, reporting=reporting, expert_cache="40%") as model:
-        run, failed = model.runner.network.forward, list[bool]()
+        run, failed = model.runner.network.step, list[bool]()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not failed:
@@ -168,7 +168,7 @@ def test_when_device_memory_runs_out_every_card_gives_slots_up_and_the_text_is_t
                 raise torch.OutOfMemoryError
             return run(*args, **kwargs)
 
-        monkeypatch.setattr(model.runner.network, "forward", forward)
+        monkeypatch.setattr(model.runner.network, "step", forward)
         assert answer_tokens(model) == wanted
     assert any("ran out" in notice for notice in notices)
 

@@ -162,7 +162,7 @@ def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(
     with opened(demo, on_a_full_host(), host=20, expert_cache="60%", reporting=Reporting(notices.append)) as model:
         run = model.runner
         assert isinstance(run, GpuRunner)
-        monkeypatch.setattr(run.network, "forward", lambda *_, **__: run._gpu.device.pinned((1,), torch.int32))
+        monkeypatch.setattr(run.network, "step", lambda *_, **__: run._gpu.device.pinned((1,), torch.int32))
         before = run.tier.num_slots
         with pytest.raises(DeviceError, match="does not pin"):
             answer(model)
@@ -385,7 +385,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
         with opened(demo, in_fours(demo), host=host, expert_cache="60%", reporting=Reporting(notices.append)) as model:
             run = model.runner
             assert isinstance(run, GpuRunner)
-            calls, forward = [0], run.network.forward
+            calls, forward = [0], run.network.step
 
             def scarce(*args: Any, calls: list[int] = calls, forward: Any = forward, **how: Any) -> Any:
                 calls[0] += 1
@@ -393,7 +393,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
                     raise torch.OutOfMemoryError("no more")
                 return forward(*args, **how)
 
-            monkeypatch.setattr(run.network, "forward", scarce)
+            monkeypatch.setattr(run.network, "step", scarce)
             before = run.tier.num_slots
             assert answer(model) == wanted
             assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
@@ -471,7 +471,7 @@ def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(
         def none_left(*args: Any, **how: Any) -> Any:
             raise torch.OutOfMemoryError("no more")
 
-        monkeypatch.setattr(run.network, "forward", none_left)
+        monkeypatch.setattr(run.network, "step", none_left)
         with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
             answer(model)
 

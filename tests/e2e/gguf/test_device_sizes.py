@@ -88,7 +88,7 @@ def test_when_device_memory_runs_out_slots_of_all_sizes_go(
 ) -> None:
     with opened(stored, in_fours(stored), host, context=32, expert_cache="60%") as model:
         run: Any = model.runner
-        calls, forward = [0], run.network.forward
+        calls, forward = [0], run.network.step
 
         def scarce(*args: Any, **how: Any) -> Any:
             calls[0] += 1
@@ -96,7 +96,7 @@ def test_when_device_memory_runs_out_slots_of_all_sizes_go(
                 raise torch.OutOfMemoryError("no more")
             return forward(*args, **how)
 
-        monkeypatch.setattr(run.network, "forward", scarce)
+        monkeypatch.setattr(run.network, "step", scarce)
         before = model.tier.num_slots
         assert np.array_equal(logits_of(model), wanted)
         assert model.plan.sizes.least_slots <= model.tier.num_slots < before - 4

@@ -256,7 +256,7 @@ class Decoder:
         self._experts = experts
         self._profiler = profiler
         self._stem = stem or PlainStem(self._embedding)
-        self._stages: list[tuple[Decoder, range]] = [(self, range(len(blocks)))]
+        self._own, self._others = range(len(blocks)), list[tuple[Decoder, range]]()
 
     def divide(self, others: Sequence[tuple[Decoder, range]]) -> None:
         """Leaves layers to decoders of the same model, each on a device of its own: the last ones, a range each.
@@ -265,7 +265,12 @@ class Decoder:
         hidden state.
         """
         assert isinstance(self._stem, PlainStem)
-        self._stages = [(self, range(others[0][1].start)), *others]
+        self._own, self._others = range(others[0][1].start), list(others)
+
+    @property
+    def _stages(self) -> list[tuple[Decoder, range]]:
+        """Who runs which layers, in order. Kept apart, as a decoder that holds itself is not freed with its model."""
+        return [(self, self._own), *self._others]
 
     def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
         assert num_beams == 1, "only the answers to a source are searched for"
@@ -319,7 +324,7 @@ class Decoder:
                     x = decoder._layers.carried(x)
                     kinds = decoder._spans(parts)
                 decoder._run(layers, x, kinds, between_layers)
-            if len(self._stages) > 1:
+            if self._others:
                 x = self._layers.carried(x)
             pick = self._last_rows(spans) if last_only else lambda rows: rows
             logits = self._head(self._stem.end(x, pick))[:, : self.config.logits.count]
