@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
+from moeinf.engine.answers.generator import Answer
+from moeinf.engine.completion import Completion, GenerationStats, Hooks, Request
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ModelNotFoundError
 from moeinf.text.text_stream import Piece
@@ -42,10 +43,14 @@ class SpokenModel:
     words = ("one ", "two ", "three")
     gate: threading.Semaphore | None = None
     fault: Exception | None = None
+    parallel = 1
 
     def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting) -> None:
         self.stored, self.config, self.closed, self.warm = stored, config, False, False
         self.last: Completion | None = None
+        self.answering = self.most_at_once = 0
+        kind = SimpleNamespace(template=None)
+        self.generator = SimpleNamespace(begin=self.begin, step=lambda: None, kind=kind)
         reporting.progress(1, 1)
 
     def describe(self) -> str:
@@ -57,8 +62,22 @@ class SpokenModel:
     def params(self, **given: Any) -> dict[str, Any]:
         return given
 
-    def pieces(self, prompt: object, params: object, *, hooks: Hooks = NO_HOOKS, **told: object) -> Iterator[Piece]:
+    def template_variables(self, *asked: object, **told: object) -> dict[str, Any]:
+        return {}
+
+    def begin(self, request: Request) -> Answer:
         self.last = Completion("", [], "interrupted", GenerationStats())
+        return Answer(self.pieces(self.last, request.hooks), self.last)
+
+    def pieces(self, answer: Completion, hooks: Hooks) -> Generator[Piece | None, None, None]:
+        self.answering += 1
+        self.most_at_once = max(self.most_at_once, self.answering)
+        try:
+            yield from self._said(answer, hooks)
+        finally:
+            self.answering -= 1
+
+    def _said(self, answer: Completion, hooks: Hooks) -> Generator[Piece | None, None, None]:
         hooks.on_prefill(1, 1)
         yield Piece("hm", thought=True)
         for number, word in enumerate(self.words):
@@ -68,9 +87,10 @@ class SpokenModel:
                 return
             if number == 1 and self.fault is not None:
                 raise self.fault
-            self.last.text += word
+            answer.text += word
             yield Piece(word)
-        self.last.finish_reason = "stop"
+            yield None
+        answer.finish_reason = "stop"
 
     def close(self) -> None:
         assert not self.closed

@@ -31,7 +31,7 @@ class RuntimeConfig:
     recording: RecordingOptions = field(default_factory=RecordingOptions)
     translation: TranslationOptions = field(default_factory=TranslationOptions)
     pictures: bool = True  # no option: whoever knows that none will come saves the memory for them
-    parallel: int = 1  # answers that are made side by side
+    parallel: int = 1  # no option: answers that are made side by side; 0: as the memory has room for
     many_conversations: bool = False  # no option: whoever serves them says so, and prefixes are kept by default
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from moeinf.config.user_text import decoded, open_file
 from moeinf.errors import UsageError
 
 DEFAULT_PORT = 11435  # beside ollama's 11434
+MOST_PARALLEL = 64
 _MOST_KEY_BYTES = 1 << 20
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -31,6 +32,11 @@ class ServerOptions:
         metavar="TIME",
     )
     max_queue: int = option(512, "Most requests that wait; more are refused. [default: {default}]", metavar="N")
+    parallel: int | None = option(
+        None,
+        "Answers that a model makes side by side. [default: as many as memory has room for, 4 at most; 1 on a GPU]",
+        metavar="N",
+    )
     key_file: str | None = option(
         None,
         "File with the keys that clients must give, one a line. MOEINF_API_KEY holds a single one.",
@@ -51,6 +57,8 @@ class ServerOptions:
         seconds_of("--keep-alive", self.keep_alive)
         if self.max_queue < 1:
             raise UsageError(f"--max-queue must be at least 1, not {self.max_queue}")
+        if self.parallel is not None and not 1 <= self.parallel <= MOST_PARALLEL:
+            raise UsageError(f"--parallel must be between 1 and {MOST_PARALLEL}, not {self.parallel}")
         for origin in self.allowed_origin:
             if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
                 raise UsageError(f"--allowed-origin must be like https://chat.example, not {origin!r}")

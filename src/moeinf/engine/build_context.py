@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.footprint import Footprint, footprint_of
+from moeinf.engine.memory.side_by_side import with_sessions
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored.outline import Outline
 from moeinf.engine.stored_weights import Weights
@@ -104,6 +105,7 @@ class BuildContext:
             weights.manifest, held, weights.family.workspace, self.num_beams, weights.family.cache_bytes
         )
         threads = self.host.config.compute.threads or self.host.machine.cores
+        found = with_sessions(found, self.host.config.parallel)
         return seeing_footprint(found, weights.stored, weights.family.vision, self.host.config, threads)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from moeinf._native import Kernels
@@ -22,7 +22,9 @@ from moeinf.engine.build_context import BuildContext, Deciders, Host, Observatio
 from moeinf.engine.devices import runner_on_a_device
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.memory.footprint import kept_format, unequal_bytes
+from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.memory.plan_notes import shortenings
+from moeinf.engine.memory.side_by_side import sessions
 from moeinf.engine.reporting import Notify, Reporting
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.stored.hit_record import record_hits
@@ -30,6 +32,7 @@ from moeinf.engine.stored.tuned_file import chosen_policy
 from moeinf.engine.stored_weights import Weights, read_weights
 from moeinf.engine.vision.encoder import open_vision
 from moeinf.errors import UsageError
+from moeinf.gpu.cuda import find_cuda
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
 from moeinf.prefixes.prefix_opening import Kept, open_prefixes
@@ -114,6 +117,7 @@ def open_model(
     here = look()
     check_files(stored)
     weights = read_weights(stored, config, reporting.notify)
+    config = _with_sessions(weights, config, here, gpu is not None)
     host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
     activity = Activity(stored.manifest.moe) if config.many_conversations else None
     deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
@@ -137,6 +141,20 @@ def open_model(
     return ModelParts(
         stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, not replayed
     )
+
+
+def _with_sessions(weights: Weights, config: RuntimeConfig, here: Machine, on_gpu: bool) -> RuntimeConfig:
+    """The configuration with the number of answers that are made side by side. Raises UsageError."""
+    name, info = weights.stored.name, weights.manifest.info
+    if weights.family.encoder_input is not None:
+        if config.parallel > 1:
+            raise UsageError(f"--parallel: {name} is an encoder-decoder model, which makes one answer at a time")
+        return replace(config, parallel=1)
+    if config.parallel > 1 and config.recording.trace:
+        raise UsageError("--trace records one answer at a time; leave out --parallel, or set it to 1")
+    if config.parallel == 0 and not on_gpu:
+        on_gpu = config.compute.where != "cpu" and find_cuda(config.compute.devices[0], lambda line: None) is not None
+    return replace(config, parallel=sessions(config, info, wanted_context(info, config), here, on_gpu=on_gpu))
 
 
 def _deciders(stored: StoredModel, config: RuntimeConfig, notify: Notify, *, replayed: bool) -> Deciders:

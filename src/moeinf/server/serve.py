@@ -79,7 +79,7 @@ class HttpServer:
         metrics, self._texts = Metrics(), Texts()
         self.worker = Worker(
             library,
-            replace(config, many_conversations=True),
+            replace(config, many_conversations=True, parallel=options.parallel or 0),
             keep_alive_s=options.keep_alive_s,
             max_queue=options.max_queue,
             open_model=open_model,

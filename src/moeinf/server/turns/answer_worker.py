@@ -1,4 +1,4 @@
-"""The thread that owns the model: one request after the other."""
+"""The thread that owns the model: it begins requests as there is a place, and takes their answers on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.server.ask import Ended, Failed, Loading
 from moeinf.server.http_errors import BusyError, StoppingError
-from moeinf.server.turns.answering import answer
 from moeinf.server.turns.fair_queue import FairQueue
 from moeinf.server.turns.job import Job
 from moeinf.server.turns.opened import Open, OpenModel, guarded
+from moeinf.server.turns.running_answers import RunningAnswers
 from moeinf.store.library import Library, StoredModel
 from moeinf.types import JsonMapping
 
@@ -42,17 +42,25 @@ class Worker:
         """
         self.opened, self._on_end = OpenModel(library, config, keep_alive_s, open_model, describe), on_end
         self._queue: FairQueue[Job | Unload] = FairQueue(max_queue)
-        self.current: Job | None = None  # the job that is being answered
+        self._loading: Job | None = None  # the job for which a model is opened
+        self._held: Job | Unload | None = None  # what waits until the answers have ended that are being made
         self._stopping = threading.Event()
         self._why_not, self._ended = "the server is stopping; ask again later", False
         self._at_once = threading.Event()
+        self._running = RunningAnswers(self._ended_answer, self._at_once.is_set)
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
     @property
+    def current(self) -> Job | None:
+        """The job for which a model is opened, or of those that are being answered the oldest."""
+        jobs = self._running.jobs
+        return self._loading or (jobs[0] if jobs else None)
+
+    @property
     def waiting(self) -> int:
         """How many jobs wait for their turn."""
-        return len(self._queue)
+        return len(self._queue) + (self._held is not None)
 
     @property
     def alive(self) -> bool:
@@ -115,39 +123,52 @@ class Worker:
     def _run(self) -> None:
         """Outlives whatever a turn raises. However it ends, nobody waits for it afterwards."""
         try:
-            while not self._stopping.is_set():
+            while self._running.jobs or not self._stopping.is_set():
                 guarded(self._take_turn)
         finally:
             if not self._stopping.is_set():
                 self._why_not = "the server's thread that runs models has ended; restart the server"
                 self._stopping.set()
             self._ended = True
+            self._running.give_up(StoppingError(self._why_not))
             self._refuse_waiting()
             guarded(self.opened.close)
 
     def _refuse_waiting(self) -> None:
-        for left in self._queue.remove(lambda each: True):
+        held, self._held = self._held, None
+        for left in (*self._queue.remove(lambda each: True), *([] if held is None else [held])):
             if isinstance(left, Unload):
                 left.done.set_result(None)
             else:
                 self._end(left, Failed(StoppingError(self._why_not)))
 
     def _take_turn(self) -> None:
-        """Does what comes next, or closes a model for which nothing has come in time."""
-        order = self._queue.get(self.opened.idle_s())
-        if isinstance(order, Unload):
+        """Does what comes next, or closes a model for which nothing has come in time; then takes the answers on."""
+        answering, order = bool(self._running.jobs), self._held
+        if order is None and self._running.has_place:
+            order = self._queue.get(0.0 if answering else self.opened.idle_s())
+        if answering and order is not None and not self._goes_beside(order):
+            self._held = order
+        elif isinstance(order, Unload):
+            self._held = None
             try:
                 self.opened.close(order.identifier)
             finally:
                 order.done.set_result(None)
         elif order is not None:
-            self._answer(order)
-        elif self.opened.idle_s() == 0.0:
+            self._held = None
+            self._begin(order)
+        elif not answering and self.opened.idle_s() == 0.0:
             self.opened.close()
+        self._running.go_on()
 
-    def _answer(self, job: Job) -> None:
+    def _goes_beside(self, order: Job | Unload) -> bool:
+        """Whether it needs no other model than the one that answers."""
+        return isinstance(order, Job) and (order.cancelled or self.opened.answers(order.ask))
+
+    def _begin(self, job: Job) -> None:
         event: Ended | Failed
-        self.current, started = job, time.perf_counter()
+        self._loading, started = job, time.perf_counter()
         try:
             if job.cancelled:
                 event = Failed(StoppingError("cancelled"))
@@ -158,16 +179,18 @@ class Worker:
             else:
                 model = self.opened.opened_for(job.ask, partial(self._tell_loading, job))
                 load_s = time.perf_counter() - started
-                whole = None
-                if job.ask.prompt is None:
-                    model.warm_up()
-                else:
-                    whole = answer(model, job, self._at_once.is_set)
-                event = Ended(whole, load_s)
+                if job.ask.prompt is not None:
+                    self._running.begin(job, model, load_s)
+                    return
+                model.warm_up()
+                event = Ended(None, load_s)
         except BaseException as error:  # the client is told, whatever it was
             event = Failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
         finally:
-            self.current = None
+            self._loading = None
+        self._ended_answer(job, event)
+
+    def _ended_answer(self, job: Job, event: Ended | Failed) -> None:
         try:
             self.opened.count_down(job.ask)
         finally:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 
-from moeinf.engine.completion import Completion, Hooks
+from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.server.ask import Call, Chance, Chosen, Reading, Text, Thoughts
@@ -15,10 +16,11 @@ from moeinf.text.text_stream import Piece
 from moeinf.text.tokenizer import Tokenizer
 
 
-def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Completion:
-    """Tells the job all but the end. stopping: asked between layers; True ends the answer within a token.
+def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Generator[None, None, Completion]:
+    """Tells the job all but the end, which it returns; yields wherever the answer waits for a step of the model.
 
-    Raises StoppingError for an answer that was ended so, and whatever Model.pieces raises.
+    stopping: asked between layers; True ends the answer within a token. Raises StoppingError for an answer that was
+    ended so, and whatever Model.pieces raises.
     """
     ask = job.ask
     assert ask.prompt is not None
@@ -30,13 +32,18 @@ def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Completion:
     think = None
     if ask.thoughts != Thoughts():
         think = think_for(None if ask.raw else model.generator.kind.template, ask.thoughts)
-    for piece in model.pieces(
-        ask.prompt, model.params(**ask.params), raw=ask.raw, think=think, variables=ask.variables,
-        tools=ask.tools.offered, format=ask.format, continues=ask.continues, hooks=hooks,
-    ):  # fmt: skip
-        _tell(piece, job)
-    completion = model.last
-    assert completion is not None, "an answer has a completion, even one without a token"
+    tools = ask.tools.offered
+    told = model.template_variables(think, ask.variables, tools=tools or (), raw=ask.raw)
+    params = model.params(**ask.params)
+    request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks)
+    begun = model.generator.begin(request)
+    with closing(begun.pieces):
+        for piece in begun.pieces:
+            if piece is None:
+                yield
+            else:
+                _tell(piece, job)
+    completion = begun.completion
     if completion.finish_reason == "interrupted" and not job.cancelled:
         raise StoppingError("the server stopped before the answer was whole; ask again later")
     if ask.tools.one_call:

@@ -75,6 +75,17 @@ class OpenModel:
         loaded = self.loaded
         return loaded.model if loaded is not None and loaded.stored.id == stored.id else None
 
+    def answers(self, ask: Ask) -> bool:
+        """Whether the model that is open is the one that is asked for, or none is found that would take its place."""
+        loaded = self.loaded
+        if ask.prompt is None or loaded is None:
+            return False
+        try:
+            stored = self.find(ask.model)
+        except MoeinfError:
+            return True
+        return loaded.stored.id == stored.id and loaded.config == self.config_for(stored, ask)
+
     def opened_for(self, ask: Ask, progress: Callable[[int, int], None]) -> Model:
         """The model that is asked for, opened where it is not; another one is closed first."""
         stored = self.find(ask.model)

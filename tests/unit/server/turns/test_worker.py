@@ -291,9 +291,9 @@ def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pyt
         monkeypatch.setattr(Worker, "_take_turn", fail)
         monkeypatch.setattr("moeinf.server.turns.opened.log.error", fail)  # what would tell of it fails, too
         gate.release(3)
-        assert text_of(await told(running)) == "one two three"
-        refused = (await asyncio.wait_for(told(waiting), 10.0))[-1]
-        assert isinstance(refused, Failed) and "has ended; restart the server" in str(refused.error)
+        for job in (running, waiting):
+            refused = (await asyncio.wait_for(told(job), 10.0))[-1]
+            assert isinstance(refused, Failed) and "has ended; restart the server" in str(refused.error)
         with pytest.raises(StoppingError, match="has ended; restart the server"):
             worker.submit(Job(Ask("a", "hi")))
         assert not worker.alive and not await asyncio.wait_for(worker.unload("id of a"), 10.0)
@@ -301,3 +301,22 @@ def test_where_the_thread_ends_all_the_same_nobody_waits_for_it(monkeypatch: pyt
     gate = threading.Semaphore(0)
     with worker_of(Opened(gate=gate)) as worker:
         asyncio.run(ask(worker))
+
+
+def test_answers_of_a_model_are_made_side_by_side_and_another_model_waits_for_their_end() -> None:
+    order = list[str]()
+
+    async def ask(worker: Worker) -> None:
+        async def asked(name: str, model: str) -> None:
+            events = await events_of(worker, Ask(model, name))
+            assert text_of(events) == "one two three"
+            order.append(name)
+
+        asks = (("first", "a"), ("second", "a"), ("of b", "b"), ("third", "a"))
+        await asyncio.gather(*(asked(name, model) for name, model in asks))
+
+    with worker_of(opened := Opened(parallel=2)) as worker:
+        asyncio.run(asyncio.wait_for(ask(worker), 10.0))
+    assert order[:2] in (["first", "second"], ["second", "first"]) and order[2:] == ["of b", "third"]
+    assert [model.stored.name for model in opened.models] == ["a", "b", "a"]
+    assert opened.models[0].most_at_once == 2
