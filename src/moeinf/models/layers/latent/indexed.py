@@ -22,7 +22,7 @@ from moeinf.models.layers.assemble import Mixer
 from moeinf.models.layers.attention.token_rows import K, MemoryOf
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.latent.mla import (
     INSIDE,
     Growth,
@@ -274,6 +274,8 @@ class IndexedLatentAttention(LatentAttention):
 
     def new_state(self, capacity: int) -> LayerState:
         return self._indexed.new_state(capacity)
+
+    add_rows = OneByOne.add_rows  # each sequence has a choice of its own
 
     def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         core, tokens, hidden = self._indexed, len(x), self._norm(x)

@@ -24,7 +24,7 @@ from moeinf.models.layers.array_math import A, Array, Hidden
 from moeinf.models.layers.attention.token_rows import K, MemoryOf, RowsOf, TokenState
 from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes, Sharpening
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
-from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
+from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne, Span
 from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R
 from moeinf.models.layers.rope import Rope, mscale, rope_fields, rope_of
 from moeinf.types import LatentSizes, Workspace
@@ -326,6 +326,20 @@ class LatentAttention(OneByOne[Array, Positions]):
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
+    def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
+        """What several sequences have few rows of goes through the matrices together, which are then read once."""
+        core, sizes = self._core, [span.rows.stop - span.rows.start for span in spans]
+        if len(spans) == 1 or any(core.at_once(size) < size for size in sizes):
+            super().add_rows(x, spans)
+            return
+        hidden = self._norm(x)
+        if (rows := self._latent_rows(hidden)) is not None:
+            for span in spans:
+                core.store(rows[span.rows], span.cache, span.positions)
+        _, queries, gates = self._queries(hidden)
+        mixed = [core.attend(queries[span.rows], span.cache, span.positions, 0) for span in spans]
+        x += self._output(self._gated(self._math.concatenate(mixed, 0), gates))
+
     def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         tokens, hidden = len(x), self._norm(x)
         self._store(hidden, cache, positions)
@@ -353,13 +367,18 @@ class LatentAttention(OneByOne[Array, Positions]):
         return (heads * self._math.sigmoid(gates)).reshape(*mixed.shape)
 
     def _store(self, hidden: Hidden, cache: Cache, positions: Positions) -> None:
+        if (rows := self._latent_rows(hidden)) is not None:
+            self._core.store(rows, cache, positions)
+
+    def _latent_rows(self, hidden: Hidden) -> Hidden | None:
+        """[tokens, rank + rotary_dim]: what is kept of each token, not rotated yet; None where another layer's is."""
         if self._config.source is not None:
-            return
+            return None
         rows, rank = self._rows(hidden), self._config.rank
         latents = self._latent_norm(rows[:, :rank])
         latents = latents if self._config.latent_scale == 1.0 else latents * self._config.latent_scale
         keys = self._key_norm(rows[:, rank:])
-        self._core.store(self._math.concatenate([latents, keys], 1), cache, positions)
+        return self._math.concatenate([latents, keys], 1)
 
 
 def _unchanged(hidden: Hidden) -> Hidden:
