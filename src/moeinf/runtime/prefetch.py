@@ -15,6 +15,7 @@ from moeinf.runtime.prefetch_gate import LEAST, PrefetchGate
 from moeinf.runtime.recent_rate import RecentRate
 from moeinf.types import FloatArray, IntArray, MoeShape
 
+FEW_TOKENS: Final = 8  # of a step: of so many answers at most, or of a short prompt
 AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more often wasted than used
 
 
@@ -48,7 +49,7 @@ class Prefetcher:
 
         slices: of an expert; where there are several, each counts as an expert for all but the predictor.
 
-        tries: the clock decides which single tokens go with prefetch; else all do. Prompts always do.
+        tries: the clock decides which steps of few tokens go with prefetch; else all do. Longer prompts always do.
         """
         self._prefetches, self._idle, self._stats = tier.prefetches, tier.idle, tier.stats
         self._clock = tier.profiler.clock
@@ -71,17 +72,20 @@ class Prefetcher:
 
     def after_routing(self, visit: Visit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
-        if visit.num_tokens == 1:
+        few = visit.num_tokens <= FEW_TOKENS
+        if few:
             self._gate.learn(visit.layer, visit.keys, visit.num_absent)
             if not self._goes_with(visit.layer):
                 return
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
-        if visit.num_tokens > 1:
-            self._read_ahead(visit, likelihood)
-        else:
+        if visit.num_tokens > 1:  # what any of the tokens uses
+            likelihood = 1 - (1 - np.minimum(likelihood, 1.0)) ** visit.num_tokens
+        if few:
             self._fetch_likely(visit.layer, likelihood)
+        else:
+            self._read_ahead(visit, likelihood)
 
     def _predict(self, layer: int) -> FloatArray | None:
         likelihood = self._predictor.predict(layer)
@@ -130,7 +134,7 @@ class Prefetcher:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""
         if visit.layer + 1 == self._encoder_layers:
             return  # the pass ends
-        touched = 1 - (1 - np.minimum(likelihood[0], 1.0)) ** visit.num_tokens
+        touched = likelihood[0]
         likely = np.flatnonzero(touched > AT_LEAST)
         surest_first = likely[np.argsort(-touched[likely], kind="stable")]
         visit.read_ahead((visit.layer + 1) * self._num_experts + surest_first)
