@@ -35,6 +35,15 @@ NO_HOOKS = Hooks()
 
 
 @dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a prompt becomes text: see Model.pieces."""
+
+    raw: bool = False
+    variables: JsonMapping | None = None  # of the chat template
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What Model.pieces is asked for."""
 

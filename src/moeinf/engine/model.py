@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.generator import Generator
-from moeinf.engine.answers.model_kind import Rendering
-from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, Request
+from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, Rendering, Request
 from moeinf.engine.opening import ModelParts, OpenOptions, open_model
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.runner import ModelRunner

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.decoder_only import DecoderOnly
-from moeinf.engine.answers.model_kind import Rendering
 from moeinf.engine.answers.prompts import check_least, check_length
+from moeinf.engine.completion import Rendering
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.tower_sizes import added_tokens
 from moeinf.errors import UsageError

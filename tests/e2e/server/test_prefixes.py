@@ -27,7 +27,7 @@ def answer(url: str, prompt: str) -> dict[str, Any]:
 def test_conversations_by_turns_and_after_a_restart(tmp_path: Path) -> None:
     stored = pull("demo", PullOptions(), home=tmp_path)
     config = RuntimeConfig.of(device="cpu", prefix_disk="64MB")
-    with live_server(stored, config=config) as server:
+    with live_server(stored, config=config, parallel=1) as server:
         first = answer(server.url, STORY)
         assert first["moeinf"]["cached_from"] == "" and first["moeinf"]["cached_tokens"] == 0
         answer(server.url, OTHER)
@@ -35,7 +35,7 @@ def test_conversations_by_turns_and_after_a_restart(tmp_path: Path) -> None:
         assert again["moeinf"]["cached_from"] == "memory" and again["response"] == first["response"]
         shown = httpx.get(f"{server.url}/api/ps").json()["models"][0]["moeinf"]["config"]
         assert shown == {"device": "cpu", "prefix_disk": "64MB"}
-    with live_server(stored, config=config) as server:
+    with live_server(stored, config=config, parallel=1) as server:
         later = answer(server.url, STORY)
         assert later["moeinf"]["cached_from"] == "disk" and later["response"] == first["response"]
         assert later["moeinf"]["cached_tokens"] == again["moeinf"]["cached_tokens"] > 64

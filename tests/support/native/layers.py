@@ -90,6 +90,26 @@ def _attend(world: World) -> Arguments:
     return given
 
 
+@call(
+    "AttentionLayer.run_beside",
+    "no rows or too many, rows that are not those of the sequences, shapes that do not fit, an unknown format, a cache "
+    "that is too small",
+    holds=_finite("x"),
+)
+def _attend_beside(world: World) -> Arguments:
+    format = world.kept("kept", lambda: world.rng.choice(list(KEPT)))
+    rows = [1] * max(1, world.tokens - 1)
+    if world.tokens > 1:
+        rows[0] += 1
+    kept = []
+    for number in range(len(rows)):
+        room = [
+            world.kept(f"{name} {number}", lambda: _room(world, format, KEPT_NUMBERS)) for name in ("keys", "values")
+        ]
+        kept.append((*room, format, CAPACITY, world.rng.choice([0, 3, 20])))
+    return {"x": world.floats(world.tokens, world.hidden), "kept": kept, "rows": rows, **_turns(world, DIM // 2)}
+
+
 @call("AttentionLayer.workspace_bytes", BYTES)
 def _attention_bytes(world: World) -> Arguments:
     sizes = AttentionSizes(world.hidden, HEADS, KV_HEADS, DIM, world.rng.choice([0, 5]), False)

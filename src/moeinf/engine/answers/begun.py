@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from moeinf.engine.answers.model_kind import ModelKind, Rendering
+from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.answers.prompts import Prompts
-from moeinf.engine.completion import Hooks, Request
+from moeinf.engine.completion import Hooks, Rendering, Request
 from moeinf.engine.vision.encoder import Prompt
 from moeinf.errors import UsageError
 from moeinf.sampling.constraint import GrammarConstraint

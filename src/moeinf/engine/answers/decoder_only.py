@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.answers.model_kind import Generation, Rendering, finite
+from moeinf.engine.answers.model_kind import Generation, finite
+from moeinf.engine.completion import Rendering
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.constraint import AnswerFormat

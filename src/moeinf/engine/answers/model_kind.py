@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from moeinf.engine.completion import Rendering
 from moeinf.engine.runner import ModelRunner
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.loop import CachedTokens, Chooser, Monitor
@@ -15,15 +16,6 @@ from moeinf.sampling.step_queue import Seat
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
 from moeinf.types import JsonMapping, Message, Tool
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """How a prompt becomes text: see Model.pieces."""
-
-    raw: bool = False
-    variables: JsonMapping | None = None  # of the chat template
-    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)

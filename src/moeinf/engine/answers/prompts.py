@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from moeinf.engine.answers.model_kind import ModelKind, Rendering
+from moeinf.engine.answers.model_kind import ModelKind
+from moeinf.engine.completion import Rendering
 from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
 from moeinf.engine.vision.parts import GivenPicture, text_alone, without_pictures
 from moeinf.errors import ContextLengthError, UsageError

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
-from moeinf.engine.answers.model_kind import Generation, Rendering, finite
+from moeinf.engine.answers.model_kind import Generation, finite
+from moeinf.engine.completion import Rendering
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams

@@ -47,7 +47,7 @@ class Worker:
         self._stopping = threading.Event()
         self._why_not, self._ended = "the server is stopping; ask again later", False
         self._at_once = threading.Event()
-        self._running = RunningAnswers(self._ended_answer, self._at_once.is_set)
+        self._running = RunningAnswers(partial(self._end, answered=True), self._at_once.is_set)
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -147,7 +147,8 @@ class Worker:
         answering, order = bool(self._running.jobs), self._held
         if order is None and self._running.has_place:
             order = self._queue.get(0.0 if answering else self.opened.idle_s())
-        if answering and order is not None and not self._goes_beside(order):
+        beside = isinstance(order, Job) and (order.cancelled or self.opened.answers(order.ask))  # by the same model
+        if answering and order is not None and not beside:
             self._held = order
         elif isinstance(order, Unload):
             self._held = None
@@ -162,11 +163,12 @@ class Worker:
             self.opened.close()
         self._running.go_on()
 
-    def _goes_beside(self, order: Job | Unload) -> bool:
-        """Whether it needs no other model than the one that answers."""
-        return isinstance(order, Job) and (order.cancelled or self.opened.answers(order.ask))
-
     def _begin(self, job: Job) -> None:
+        def tell(done: int, total: int) -> None:
+            if self._at_once.is_set():
+                raise StoppingError("the server is stopping; ask again later")
+            job.put(Loading(done, total))
+
         event: Ended | Failed
         self._loading, started = job, time.perf_counter()
         try:
@@ -177,7 +179,7 @@ class Worker:
                     self.opened.close(self.opened.find(job.ask.model).id)
                 event = Ended(None)
             else:
-                model = self.opened.opened_for(job.ask, partial(self._tell_loading, job))
+                model = self.opened.opened_for(job.ask, tell)
                 load_s = time.perf_counter() - started
                 if job.ask.prompt is not None:
                     self._running.begin(job, model, load_s)
@@ -188,23 +190,17 @@ class Worker:
             event = Failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
         finally:
             self._loading = None
-        self._ended_answer(job, event)
+        self._end(job, event, answered=True)
 
-    def _ended_answer(self, job: Job, event: Ended | Failed) -> None:
+    def _end(self, job: Job, event: Ended | Failed, *, answered: bool = False) -> None:
+        """answered: whether the job had its turn, from which on the model stays open for some time."""
         try:
-            self.opened.count_down(job.ask)
+            if answered:
+                self.opened.count_down(job.ask)
         finally:
-            self._end(job, event)
-
-    def _end(self, job: Job, event: Ended | Failed) -> None:
-        with suppress(Exception):  # counting must not cost the answer
-            self._on_end(job, event)
-        job.put(event)
-
-    def _tell_loading(self, job: Job, done: int, total: int) -> None:
-        if self._at_once.is_set():
-            raise StoppingError("the server is stopping; ask again later")
-        job.put(Loading(done, total))
+            with suppress(Exception):  # counting must not cost the answer
+                self._on_end(job, event)
+            job.put(event)
 
 
 class Unload:
