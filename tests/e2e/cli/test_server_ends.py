@@ -57,7 +57,8 @@ def test_the_answer_that_is_being_made_is_finished(number: signal.Signals, envir
 
 def test_a_second_signal_ends_all_at_once_and_every_client_is_told(environment: dict[str, str], tmp_path: Path) -> None:
     ensure("demo", home=tmp_path)  # a store whose names may change
-    with served(environment | {"MOEINF_HOME": str(tmp_path)}) as (child, url), ThreadPoolExecutor() as clients:
+    alone = ("--parallel", "1")
+    with served(environment | {"MOEINF_HOME": str(tmp_path)}, *alone) as (child, url), ThreadPoolExecutor() as clients:
         host, port = url.removeprefix("http://").split(":")
         silent = [socket.socket() for _ in range(5)]
         for each in silent:  # they read nothing of megabytes
