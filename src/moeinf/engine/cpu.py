@@ -70,7 +70,7 @@ class CpuRunner(OfOneSequence):
         """
         weights, host, report = context.weights, context.host, context.reporting
         manifest, dense = weights.manifest, weights.dense
-        self._isa = host.kernels.isa
+        self._isa, self._parallel = host.kernels.isa, host.config.parallel
         self.plan: MemoryPlan = plan_memory(context.footprint, host.config, host.machine)
         self._joining: JoiningKernel | None = None
         self._fits = fits = self.plan.num_slots == manifest.moe.total_experts
@@ -174,7 +174,7 @@ class CpuRunner(OfOneSequence):
         rest = " · rest on disk" if plan.num_slots < total_experts else ""
         return (
             f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
-            f"KV {sequence_text(plan)}, experts {plan.num_slots}/{total_experts} "
+            f"KV {sequence_text(plan, self._parallel)}, experts {plan.num_slots}/{total_experts} "
             f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
             + ("" if self._joining is None else f" · {self._joining.star.describe()}")
         )

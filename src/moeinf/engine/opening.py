@@ -150,8 +150,6 @@ def _with_sessions(weights: Weights, config: RuntimeConfig, here: Machine, on_gp
         if config.parallel > 1:
             raise UsageError(f"--parallel: {name} is an encoder-decoder model, which makes one answer at a time")
         return replace(config, parallel=1)
-    if config.parallel > 1 and config.recording.trace:
-        raise UsageError("--trace records one answer at a time; leave out --parallel, or set it to 1")
     if config.parallel == 0 and not on_gpu:
         on_gpu = config.compute.where != "cpu" and find_cuda(config.compute.devices[0], lambda line: None) is not None
     return replace(config, parallel=sessions(config, info, wanted_context(info, config), here, on_gpu=on_gpu))

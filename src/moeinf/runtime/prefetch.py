@@ -80,12 +80,10 @@ class Prefetcher:
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
-        if visit.num_tokens > 1:  # what any of the tokens uses
-            likelihood = 1 - (1 - np.minimum(likelihood, 1.0)) ** visit.num_tokens
-        if few:
-            self._fetch_likely(visit.layer, likelihood)
-        else:
+        if not few:
             self._read_ahead(visit, likelihood)
+        else:
+            self._fetch_likely(visit.layer, _of_any(likelihood, visit.num_tokens))
 
     def _predict(self, layer: int) -> FloatArray | None:
         likelihood = self._predictor.predict(layer)
@@ -134,7 +132,12 @@ class Prefetcher:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""
         if visit.layer + 1 == self._encoder_layers:
             return  # the pass ends
-        touched = likelihood[0]
+        touched = _of_any(likelihood[0], visit.num_tokens)
         likely = np.flatnonzero(touched > AT_LEAST)
         surest_first = likely[np.argsort(-touched[likely], kind="stable")]
         visit.read_ahead((visit.layer + 1) * self._num_experts + surest_first)
+
+
+def _of_any(likelihood: FloatArray, num_tokens: int) -> FloatArray:
+    """Of each expert, that any of so many tokens uses it, of which each does so by `likelihood`."""
+    return likelihood if num_tokens == 1 else 1 - (1 - np.minimum(likelihood, 1.0)) ** num_tokens

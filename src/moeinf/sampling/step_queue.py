@@ -70,7 +70,6 @@ class Seat:
     """The place of one request among those that wait for steps, until it leaves."""
 
     steps: Steps
-    urgent: bool = True  # a person waits for it: goes before what runs in the background
     waiting: _Waiting | None = None
 
     def through(
@@ -118,10 +117,10 @@ class Steps:
     cuts: bool = True
     seats: list[Seat] = field(default_factory=list)  # in the order in which they came
     _rate: float = 0.0  # tokens of prompts that were read in a second
-    _oldest_first: bool = False  # with the next piece of a prompt
+    _shortest_first: bool = False  # at the last piece, of several prompts
 
-    def seat(self, *, urgent: bool = True) -> Seat:
-        taken = Seat(self, urgent)
+    def seat(self) -> Seat:
+        taken = Seat(self)
         self.seats.append(taken)
         return taken
 
@@ -132,9 +131,9 @@ class Steps:
 
     def run(self) -> None:
         """Makes a step, of what waits now. Errors of a request are raised where it goes on; others here."""
-        waiting = [seat for seat in self.seats if seat.waiting is not None and not seat.waiting.done]
-        beside = [seat.waiting for seat in waiting if seat.waiting is not None and seat.waiting.goes_beside]
-        alone = [seat for seat in waiting if seat.waiting is not None and not seat.waiting.goes_beside]
+        waiting = [each for seat in self.seats if (each := seat.waiting) is not None and not each.done]
+        beside = [each for each in waiting if each.goes_beside]
+        alone = [each for each in waiting if not each.goes_beside]
         while beside:
             going = _fitting(beside)
             self._together(going)
@@ -142,17 +141,12 @@ class Steps:
         if alone:
             self._read(self._next(alone))
 
-    def _next(self, seats: Sequence[Seat]) -> _Waiting:
-        """Whose prompt is read next: urgent ones first, of these the one that has least left, and every other time the
-        one that came first."""
-        urgent = [seat for seat in seats if seat.urgent] or seats
-        chosen = urgent[0]
-        if len(urgent) > 1:
-            if not self._oldest_first:
-                chosen = min(urgent, key=lambda seat: 0 if seat.waiting is None else seat.waiting.left)
-            self._oldest_first = not self._oldest_first
-        assert chosen.waiting is not None
-        return chosen.waiting
+    def _next(self, waiting: Sequence[_Waiting]) -> _Waiting:
+        """Whose prompt is read next: the one that has least left, and every other time the one that came first."""
+        if len(waiting) == 1:
+            return waiting[0]
+        self._shortest_first = not self._shortest_first
+        return min(waiting, key=lambda each: each.left) if self._shortest_first else waiting[0]
 
     def _read(self, waiting: _Waiting) -> None:
         """Takes a piece of a prompt through."""

@@ -70,6 +70,8 @@ class HttpServer:
                 f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
                 "or --no-auth-i-know to let anybody in"
             )
+        if config.recording.trace and (options.parallel or 1) > 1:
+            raise UsageError("--trace records one answer at a time; leave out --parallel, or set it to 1")
         if config.recording.trace:
             prepare_folder(Path(config.recording.trace))
         raise_file_limit()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -73,8 +74,9 @@ def test_a_second_signal_ends_all_at_once_and_every_client_is_told(environment: 
             waiting = [clients.submit(httpx.post, f"{url}/api/generate", json=body, timeout=60) for body in bodies]
             deleting = clients.submit(httpx.request, "DELETE", f"{url}/api/delete", json={"model": "copy"}, timeout=60)
             watching = clients.submit(httpx.get, f"{url}/api/live", timeout=60)
+            deadline = time.monotonic() + 30
             while not re.search(r"moeinf_waiting_requests [4-9]", httpx.get(f"{url}/metrics").text):
-                pass
+                assert time.monotonic() < deadline, "the requests do not wait for each other"
             for _ in range(2):
                 child.send_signal(signal.SIGTERM)
             told = json.loads(list(lines)[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from functools import partial
@@ -72,8 +73,9 @@ def test_a_short_request_ends_while_a_long_one_goes_on(demo: StoredModel) -> Non
 
         long = threading.Thread(target=asked, args=("long", 3000))
         long.start()
-        while not server.worker.current:
-            pass
+        deadline = time.monotonic() + 30
+        while not (server.worker.current or order):
+            assert time.monotonic() < deadline
         asked("short", 3)
         long.join()
     assert order == ["short", "long"]

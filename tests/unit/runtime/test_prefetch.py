@@ -81,6 +81,15 @@ def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
         assert queued(reader) == []
 
 
+@pytest.mark.parametrize(("tokens", "wanted"), [(1, []), (4, [7])])
+def test_a_step_of_a_few_answers_fetches_what_any_of_them_may_use(tokens: int, wanted: list[int]) -> None:
+    """Within the idle window, as for one token: a chance of .2 is .59 that one of four uses the expert."""
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.1)
+    ahead = likelihood(layer1={1: 0.2, 2: 0.1})
+    Prefetcher(tier, Oracle(ahead), Link(), SHAPE).after_routing(begun(tier, 0, tokens))
+    assert queued(reader) == wanted
+
+
 @pytest.mark.parametrize(("idle_s", "wanted"), [(0.2, [7, 8]), (0.18, [7, 8]), (0.12, [7]), (0.1, [7]), (0.02, [])])
 def test_what_the_window_does_not_hold_whole_has_to_be_likelier(idle_s: float, wanted: list[int]) -> None:
     """Of a prefetch that outlasts it, demand waits for the rest, whether it is used or not."""

@@ -97,15 +97,6 @@ def test_the_shortest_prompt_is_read_first_and_every_other_time_the_oldest() -> 
     assert order == [2, 0, 1]
 
 
-def test_who_is_waited_for_goes_before_what_runs_in_the_background() -> None:
-    model = Model()
-    steps = Steps(model)
-    waiting = [asked(steps.seat(urgent=False), [1] * 10), asked(steps.seat(), [2] * 500)]
-    for _ in range(2):
-        steps.run()
-    assert [step[0][0] for step in model.steps] == [2, 1] and len(waiting) == 2
-
-
 def test_pieces_are_short_while_others_wait() -> None:
     model = Model()
     model.seconds_a_token = 0.002

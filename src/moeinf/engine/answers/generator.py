@@ -73,8 +73,8 @@ class Generator:
         """See Model.pieces."""
         return self._stepping(self.begin(request).pieces)
 
-    def begin(self, request: Request, *, urgent: bool = True) -> Answer:
-        """An answer to be made beside others. Raises as Model.pieces. urgent: see Seat."""
+    def begin(self, request: Request) -> Answer:
+        """An answer to be made beside others. Raises as Model.pieces."""
         hooks = self._heeding_close(request.hooks)
         answer = Completion("", [], "interrupted", GenerationStats())
         try:
@@ -82,7 +82,7 @@ class Generator:
                 begun = begin(request, self.kind, self.prompts, self._isa)  # here, so that errors come with the call
         except Stopped:
             return Answer(self.turns.answer(self._never_begun(answer)), answer)
-        return Answer(self.turns.answer(self._write(begun, request, hooks, answer, urgent)), answer)
+        return Answer(self.turns.answer(self._write(begun, request, hooks, answer)), answer)
 
     def step(self) -> None:
         """Makes a step of all answers that wait for one. Raises as Turns.check."""
@@ -109,14 +109,14 @@ class Generator:
         return replace(hooks, should_stop=lambda: turns.ending or asked())
 
     def _write(
-        self, begun: Begun, request: Request, hooks: Hooks, answer: Completion, urgent: bool
+        self, begun: Begun, request: Request, hooks: Hooks, answer: Completion
     ) -> abc.Generator[Piece | None, None, None]:
         """Yields the pieces of the answer as they are made; `last` and `answer` then hold all of it."""
         text, constraint, prompt = begun.text, begun.constraint, begun.prompt
         limit, cut_by = self._limit(prompt.ids, request.params.num_predict)
         answer.token_ids, answer.stats.seed = text.token_ids, begun.sampler.seed
         chooser = begun.reporting(request.params.top_logprobs, hooks, self.prompts.tokenizer.eos_ids)
-        made = self._measured(prompt, chooser, limit, answer.stats, hooks, urgent=urgent)
+        made = self._measured(prompt, chooser, limit, answer.stats, hooks)
         try:
             with closing(text), closing(made) as tokens:
                 for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
@@ -155,14 +155,14 @@ class Generator:
         return self._stepping(self.turns.answer(measured))
 
     def _measured(
-        self, prompt: Prompt, chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks, *, urgent: bool = True
+        self, prompt: Prompt, chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks
     ) -> abc.Generator[int | None, None, None]:
         """As `tokens`, within a turn, and None where it waits for a step."""
         profiler, ids = self.listeners.profiler, prompt.ids
         self._end_warm_start()
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(ids)
-        with self.sequences.taken(ids) as sequence, self.steps.seat(urgent=urgent) as seat:
+        with self.sequences.taken(ids) as sequence, self.steps.seat() as seat:
             sequence.cache.pictures = prompt.pictures
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
             self.prompts.heed(monitor.check)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from moeinf.sampling.loop import CachedTokens
+
+WORTH_TOKENS: Final = 64  # for whose sake a prompt takes a cache that goes on otherwise
 
 
 class Sequences:
@@ -18,8 +21,8 @@ class Sequences:
 
     @contextmanager
     def taken(self, prompt: Sequence[int]) -> Iterator[CachedTokens]:
-        """A sequence for the answer to a prompt: the one that begins most like it, else a new one, else the one that
-        was left alone for longest. What it then holds is kept."""
+        """A sequence for the answer to a prompt: the one that begins most like it, where that is worth it, else a new
+        one, else the one that was left alone for longest. What it then holds is kept."""
         sequence = self._chosen(prompt)
         self._taken.append(sequence)
         try:
@@ -33,10 +36,12 @@ class Sequences:
             self._free.append(sequence)
 
     def _chosen(self, prompt: Sequence[int]) -> CachedTokens:
-        best = max(self._free, key=lambda each: each.begins_with(prompt), default=None)
-        if best is None or (not best.begins_with(prompt) and best.tokens and self._has_room):
-            assert self._has_room, "no more answers are made than there are sequences"
-            return self._make()
+        alike = [(each.begins_with(prompt), each) for each in self._free]
+        most, best = max(alike, key=lambda pair: pair[0], default=(0, None))
+        if best is None or (most < WORTH_TOKENS and 2 * most < len(best.tokens)):
+            if len(self._free) + len(self._taken) < self._most:
+                return self._make()
+            best = self._free[0]
         self._free.remove(best)
         return best
 
@@ -44,10 +49,6 @@ class Sequences:
     def last(self) -> CachedTokens:
         """The one that was used last, of those that no answer has."""
         return self._free[-1]
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self._free) + len(self._taken) < self._most
 
     @contextmanager
     def afresh(self) -> Iterator[None]:

@@ -93,7 +93,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept)
     plan = replace(plan, slices=slices, sizes=sizes)
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
-        raise _shortfall(plan, machine)
+        raise _shortfall(plan, machine, config.parallel)
     return plan
 
 
@@ -189,8 +189,13 @@ def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
     return config.memory.context
 
 
-def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
-    """The error for a plan that does not fit. It counts the whole process, as --ram and `show` do."""
+def _shortfall(plan: MemoryPlan, machine: Machine, parallel: int) -> OutOfMemoryError:
+    """The error for a plan that does not fit. It counts the whole process, as --ram and `show` do.
+
+    parallel: answers that are made side by side.
+    """
+    tokens = f"{plan.context} tokens" if parallel == 1 else f"{parallel} times {plan.context} tokens"
+    lower = "--num-ctx" if parallel == 1 else "--parallel, --num-ctx"
     program = plan.program_bytes + PROCESS_BYTES
     rest, need = plan.activation_bytes + program, plan.total_bytes + program
     kept = f"prefixes {mib(plan.prefix_bytes)}, " if plan.prefix_bytes else ""
@@ -199,9 +204,9 @@ def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
         available = min(available, machine.limit_bytes)
     return OutOfMemoryError(
         f"not enough memory: {mib(need)} MiB needed (dense {mib(plan.dense_bytes)}, KV cache {mib(plan.kv_bytes)} "
-        f"for {plan.context} tokens, experts {mib(plan.cache_bytes)}, {kept}rest "
+        f"for {tokens}, experts {mib(plan.cache_bytes)}, {kept}rest "
         f"{mib(rest)}), {available >> 20} MiB available "
-        f"({machine.limited_by}); lower --num-ctx, --prefill-chunk or --expert-cache, or "
+        f"({machine.limited_by}); lower {lower}, --prefill-chunk or --expert-cache, or "
         f"{'raise --ram' if machine.limited_by.startswith('--ram') else 'free memory'}"
     )
 

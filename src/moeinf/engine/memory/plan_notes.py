@@ -9,9 +9,10 @@ from moeinf.engine.memory.plan import PREFILL_CHUNK, MemoryPlan, wanted_context
 from moeinf.text.quantities import size_text
 
 
-def sequence_text(plan: MemoryPlan) -> str:
-    """What a sequence takes, and for how many tokens."""
-    return f"{size_text(plan.kv_bytes)} for {plan.context} tokens" + (f" ({plan.kept})" if plan.kept else "")
+def sequence_text(plan: MemoryPlan, sequences: int = 1) -> str:
+    """What sequences take, and for how many tokens each."""
+    tokens = f"{plan.context} tokens" if sequences == 1 else f"{sequences} times {plan.context} tokens"
+    return f"{size_text(plan.kv_bytes)} for {tokens}" + (f" ({plan.kept})" if plan.kept else "")
 
 
 def prefixes_text(plan: MemoryPlan) -> str:

@@ -59,13 +59,16 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
         return KVState(self._memory, self._config.num_kv_heads, self._config.head_dim, capacity)
 
     def add_rows(self, x: Float32Array, spans: Sequence[Span[Angles]]) -> None:
-        sights = [self._ends(span.rows.stop - span.rows.start, span.cache) for span in spans]
-        if len(spans) == 1 or len(x) > MOST_BESIDE or any(ends is not None for ends in sights):
+        if len(spans) == 1 or len(x) > MOST_BESIDE or self._sees_ahead(spans):
             super().add_rows(x, spans)
             return
         kept = [self._kept(span.cache) for span in spans]
         cos, sin = (np.concatenate([span.positions[i] for span in spans]) for i in range(2))
         self._native.run_beside(x, kept, [span.rows.stop - span.rows.start for span in spans], cos, sin)
+
+    def _sees_ahead(self, spans: Sequence[Span[Angles]]) -> bool:
+        """Whether any row sees one behind its own."""
+        return any(self._ends(span.rows.stop - span.rows.start, span.cache) is not None for span in spans)
 
     def _kept(self, cache: Cache) -> tuple[ByteArray, ByteArray, KVFormat, int, int]:
         """What the native layer takes of a sequence."""

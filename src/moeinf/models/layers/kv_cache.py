@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -204,13 +205,13 @@ class Span(Generic[P_co]):
     positions: P_co
 
 
-class OneByOne(Generic[A, P_co]):
+class OneByOne(ABC, Generic[A, P_co]):
     """What of moeinf.models.layers.protocol.Attention computes the rows of each sequence by themselves."""
 
     def add_rows(self, x: A, spans: Sequence[Span[P_co]]) -> None:
         for span in spans:
             self.add_to(x[span.rows], span.cache, span.positions)
 
+    @abstractmethod
     def add_to(self, x: A, cache: Cache, positions: P_co) -> None:  # type: ignore[misc]
         """As AttentionOf.add_rows, where all rows are of one sequence."""
-        raise NotImplementedError

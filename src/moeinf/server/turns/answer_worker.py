@@ -60,7 +60,7 @@ class Worker:
     @property
     def waiting(self) -> int:
         """How many jobs wait for their turn."""
-        return len(self._queue) + (self._held is not None)
+        return len(self._queue) + isinstance(self._held, Job)
 
     @property
     def alive(self) -> bool:
@@ -131,11 +131,12 @@ class Worker:
                 self._stopping.set()
             self._ended = True
             self._running.give_up(StoppingError(self._why_not))
-            self._refuse_waiting()
+            held, self._held = self._held, None
+            self._refuse_waiting(held)
             guarded(self.opened.close)
 
-    def _refuse_waiting(self) -> None:
-        held, self._held = self._held, None
+    def _refuse_waiting(self, held: Job | Unload | None = None) -> None:
+        """held: what the worker's thread has taken from the queue; from another thread, nothing."""
         for left in (*self._queue.remove(lambda each: True), *([] if held is None else [held])):
             if isinstance(left, Unload):
                 left.done.set_result(None)
@@ -144,20 +145,21 @@ class Worker:
 
     def _take_turn(self) -> None:
         """Does what comes next, or closes a model for which nothing has come in time; then takes the answers on."""
-        answering, order = bool(self._running.jobs), self._held
-        if order is None and self._running.has_place:
+        answering, order, self._held = bool(self._running.jobs), self._held, None
+        if self._stopping.is_set():
+            self._refuse_waiting(order)
+            order = None
+        elif order is None and self._running.has_place:
             order = self._queue.get(0.0 if answering else self.opened.idle_s())
         beside = isinstance(order, Job) and (order.cancelled or self.opened.answers(order.ask))  # by the same model
         if answering and order is not None and not beside:
             self._held = order
         elif isinstance(order, Unload):
-            self._held = None
             try:
                 self.opened.close(order.identifier)
             finally:
                 order.done.set_result(None)
         elif order is not None:
-            self._held = None
             self._begin(order)
         elif not answering and self.opened.idle_s() == 0.0:
             self.opened.close()
