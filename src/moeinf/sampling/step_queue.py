@@ -4,8 +4,8 @@ A request waits with the token behind its answer, or with a piece of its prompt.
 through the layers together, and behind them one piece of one prompt by itself: so answers go on while a long prompt is
 read, and every request gets the logits that it gets alone (docs/contributing/numerics.md).
 
-Nothing here runs by itself. Whoever reads answers asks each for its next token; one that gives None waits, and once all
-do, `run` makes the next step.
+Nothing here runs by itself. An answer that is made alone makes its own steps. Of several, whoever reads them asks each
+for its next token; one that gives None waits, and once all do, `run` makes the next step.
 """
 
 from __future__ import annotations
@@ -67,22 +67,29 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """The place of one request among those that wait for steps, until it leaves."""
+    """The place of one request among those that wait for steps, until it leaves.
+
+    makes_steps: whether it does not wait for somebody else to make them.
+    """
 
     steps: Steps
+    makes_steps: bool = False
     waiting: _Waiting | None = None
 
     def through(
         self, ids: Sequence[int], cache: Any, check: Callable[[], None], *, of_tokens: int = 0
     ) -> Generator[None, None, Float32Array]:
-        """Yields until a step has taken the tokens through; then returns logits [1, vocab] behind the last.
+        """Returns logits [1, vocab] behind the last of the tokens, which a step takes through; yields until it has.
 
         Raises what the step raised, Interrupted where `check` did so; the cache is then as it was before.
         """
         waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens), check)
         try:
             while not waiting.done:
-                yield None
+                if self.makes_steps:
+                    self.steps.run()
+                else:
+                    yield None
         finally:
             self.waiting = None
         if waiting.error is not None:
@@ -119,8 +126,8 @@ class Steps:
     _rate: float = 0.0  # tokens of prompts that were read in a second
     _shortest_first: bool = False  # at the last piece, of several prompts
 
-    def seat(self) -> Seat:
-        taken = Seat(self)
+    def seat(self, *, makes_steps: bool = False) -> Seat:
+        taken = Seat(self, makes_steps)
         self.seats.append(taken)
         return taken
 
@@ -164,7 +171,7 @@ class Steps:
                 raise Interrupted
 
         try:
-            logits = self.model.step([each.part for each in going], check)
+            logits = self.model.step([each.part for each in going], check if len(going) > 1 else going[0].check)
         except MoeinfError as error:
             if len(going) == 1 or isinstance(error, DeviceError):
                 _fail(going, error)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from moeinf.engine.answers.begun import Begun, begin
 from moeinf.engine.answers.model_kind import Generation, ModelKind
@@ -71,10 +71,18 @@ class Generator:
 
     def answer(self, request: Request) -> abc.Generator[Piece, None, None]:
         """See Model.pieces."""
-        return self._stepping(self.begin(request).pieces)
+        return _whole(self._begun(request, makes_steps=True).pieces)
 
     def begin(self, request: Request) -> Answer:
         """An answer to be made beside others. Raises as Model.pieces."""
+        return self._begun(request, makes_steps=False)
+
+    def step(self) -> None:
+        """Makes a step of all answers that wait for one. Raises as Turns.check."""
+        with self.turns.alone(self.turns.places):
+            self.steps.run()
+
+    def _begun(self, request: Request, *, makes_steps: bool) -> Answer:
         hooks = self._heeding_close(request.hooks)
         answer = Completion("", [], "interrupted", GenerationStats())
         try:
@@ -82,21 +90,7 @@ class Generator:
                 begun = begin(request, self.kind, self.prompts, self._isa)  # here, so that errors come with the call
         except Stopped:
             return Answer(self.turns.answer(self._never_begun(answer)), answer)
-        return Answer(self.turns.answer(self._write(begun, request, hooks, answer)), answer)
-
-    def step(self) -> None:
-        """Makes a step of all answers that wait for one. Raises as Turns.check."""
-        with self.turns.alone(self.turns.places):
-            self.steps.run()
-
-    def _stepping(self, waiting: abc.Generator[T | None, None, None]) -> abc.Generator[T, None, None]:
-        """What is made of steps, which are made here."""
-        with closing(waiting):
-            for made in waiting:
-                if made is None:
-                    self.step()
-                else:
-                    yield made
+        return Answer(self.turns.answer(self._write(begun, request, hooks, answer, makes_steps)), answer)
 
     def _never_begun(self, answer: Completion) -> abc.Generator[Piece, None, None]:
         """The answer to a prompt that was given up before its tokens were known."""
@@ -109,14 +103,14 @@ class Generator:
         return replace(hooks, should_stop=lambda: turns.ending or asked())
 
     def _write(
-        self, begun: Begun, request: Request, hooks: Hooks, answer: Completion
+        self, begun: Begun, request: Request, hooks: Hooks, answer: Completion, makes_steps: bool
     ) -> abc.Generator[Piece | None, None, None]:
         """Yields the pieces of the answer as they are made; `last` and `answer` then hold all of it."""
         text, constraint, prompt = begun.text, begun.constraint, begun.prompt
         limit, cut_by = self._limit(prompt.ids, request.params.num_predict)
         answer.token_ids, answer.stats.seed = text.token_ids, begun.sampler.seed
         chooser = begun.reporting(request.params.top_logprobs, hooks, self.prompts.tokenizer.eos_ids)
-        made = self._measured(prompt, chooser, limit, answer.stats, hooks)
+        made = self._measured(prompt, chooser, limit, answer.stats, hooks, makes_steps=makes_steps)
         try:
             with closing(text), closing(made) as tokens:
                 for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
@@ -151,18 +145,18 @@ class Generator:
 
         Raises as Turns.answer.
         """
-        measured = self._measured(Prompt(prompt), chooser, limit, stats, self._heeding_close(hooks))
-        return self._stepping(self.turns.answer(measured))
+        measured = self._measured(Prompt(prompt), chooser, limit, stats, self._heeding_close(hooks), makes_steps=True)
+        return _whole(self.turns.answer(measured))
 
     def _measured(
-        self, prompt: Prompt, chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks
+        self, prompt: Prompt, chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks, *, makes_steps: bool
     ) -> abc.Generator[int | None, None, None]:
         """As `tokens`, within a turn, and None where it waits for a step."""
         profiler, ids = self.listeners.profiler, prompt.ids
         self._end_warm_start()
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(ids)
-        with self.sequences.taken(ids) as sequence, self.steps.seat() as seat:
+        with self.sequences.taken(ids) as sequence, self.steps.seat(makes_steps=makes_steps) as seat:
             sequence.cache.pictures = prompt.pictures
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
             self.prompts.heed(monitor.check)
@@ -195,10 +189,10 @@ class Generator:
                 "ask for fewer"
             )
         stats, hooks = GenerationStats(), self._heeding_close(NO_HOOKS)
+        chooser, limit = Forced(continuation), len(continuation) + 1
         with self.turns.alone(), self.sequences.afresh():
-            for made in self._measured(Prompt(prompt), Forced(continuation), len(continuation) + 1, stats, hooks):
-                if made is None:
-                    self.steps.run()
+            for _ in self._measured(Prompt(prompt), chooser, limit, stats, hooks, makes_steps=True):
+                pass
         return stats
 
     def _checked(self, name: str, token_ids: Sequence[int]) -> list[int]:
@@ -235,3 +229,8 @@ class Generator:
             parts.callback(self.sequences.close)
             parts.callback(self._end_warm_start)
         return ended[-1]
+
+
+def _whole(made: abc.Generator[T | None, None, None]) -> abc.Generator[T, None, None]:
+    """The type of what makes its own steps, and so never waits for one."""
+    return cast("abc.Generator[T, None, None]", made)

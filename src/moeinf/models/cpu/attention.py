@@ -59,7 +59,10 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
         return KVState(self._memory, self._config.num_kv_heads, self._config.head_dim, capacity)
 
     def add_rows(self, x: Float32Array, spans: Sequence[Span[Angles]]) -> None:
-        if len(spans) == 1 or len(x) > MOST_BESIDE or self._sees_ahead(spans):
+        if len(spans) == 1:
+            self._run(x, spans[0].cache, spans[0].positions, None)
+            return
+        if len(x) > MOST_BESIDE or self._sees_ahead(spans):
             super().add_rows(x, spans)
             return
         kept = [self._kept(span.cache) for span in spans]

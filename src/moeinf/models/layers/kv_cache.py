@@ -209,6 +209,9 @@ class OneByOne(ABC, Generic[A, P_co]):
     """What of moeinf.models.layers.protocol.Attention computes the rows of each sequence by themselves."""
 
     def add_rows(self, x: A, spans: Sequence[Span[P_co]]) -> None:
+        if len(spans) == 1:
+            self.add_to(x, spans[0].cache, spans[0].positions)
+            return
         for span in spans:
             self.add_to(x[span.rows], span.cache, span.positions)
 
