@@ -22,7 +22,6 @@ from moeinf.engine.build_context import BuildContext, Deciders, Host, Observatio
 from moeinf.engine.devices import runner_on_a_device
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.memory.footprint import kept_format, unequal_bytes
-from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.memory.plan_notes import shortenings
 from moeinf.engine.memory.side_by_side import sessions
 from moeinf.engine.reporting import Notify, Reporting
@@ -152,7 +151,7 @@ def _with_sessions(weights: Weights, config: RuntimeConfig, here: Machine, on_gp
         return replace(config, parallel=1)
     if config.parallel == 0 and not on_gpu:
         on_gpu = config.compute.where != "cpu" and find_cuda(config.compute.devices[0], lambda line: None) is not None
-    return replace(config, parallel=sessions(config, info, wanted_context(info, config), here, on_gpu=on_gpu))
+    return replace(config, parallel=sessions(config, info, weights.stored.size_bytes, here, on_gpu=on_gpu))
 
 
 def _deciders(stored: StoredModel, config: RuntimeConfig, notify: Notify, *, replayed: bool) -> Deciders:

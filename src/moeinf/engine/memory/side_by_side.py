@@ -7,24 +7,28 @@ from typing import Final
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.footprint import Footprint, sequence_bytes
+from moeinf.engine.memory.plan import wanted_context
 from moeinf.hardware import Machine
 from moeinf.types import ModelInfo
 
 MOST: Final = 4  # unasked
-SHARE: Final = 8  # of the memory at hand, what further sequences take unasked at most: an eighth
+SHARE: Final = 8  # of the memory at hand, what further sequences take unasked at most: an eighth,
+STREAMED_SHARE: Final = 32  # or a 32nd where experts are short of it, of which they would leave fewer in memory
+FITS: Final = 0.75  # of the memory at hand: a model of that size or less is there as a whole
 
 
-def sessions(config: RuntimeConfig, info: ModelInfo, context: int, machine: Machine, *, on_gpu: bool) -> int:
+def sessions(config: RuntimeConfig, info: ModelInfo, model_bytes: int, machine: Machine, *, on_gpu: bool) -> int:
     """As asked; else as many as memory has room for, where several go through the layers together: on a CPU alone.
 
-    context: tokens of each sequence.
+    model_bytes: of all its weights. Raises UsageError for a context beyond the model's.
     """
     if config.parallel:
         return config.parallel
     if on_gpu or config.compute.workers or config.recording.trace:
         return 1
     room = config.memory.ram.of(machine.available_bytes) if config.memory.ram else machine.available_bytes
-    further = room // SHARE // max(1, sequence_bytes(info, context))
+    share = SHARE if model_bytes <= FITS * room else STREAMED_SHARE
+    further = room // share // max(1, sequence_bytes(info, wanted_context(info, config)))
     return max(1, min(MOST, 1 + further))
 
 

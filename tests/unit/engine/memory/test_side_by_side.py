@@ -1,0 +1,52 @@
+"""How many answers are made side by side where nobody says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.side_by_side import sessions, with_sessions
+from moeinf.hardware import Machine
+from tests.support.footprints import FOOTPRINT
+
+GB = 10**9
+INFO = replace(FOOTPRINT.info, kv_bytes_per_token=100_000, state_bytes=0, context_length=4096)  # .41 GB a sequence
+
+
+def found(available: int, model_bytes: int, *, parallel: int = 0, on_gpu: bool = False, **options: Any) -> int:
+    config = replace(RuntimeConfig.of(**options), parallel=parallel)
+    return sessions(config, INFO, model_bytes, Machine(available, "machine", 2), on_gpu=on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("available", "model_bytes", "wanted"),
+    [
+        (24 * GB, 5 * GB, 4),
+        (8 * GB, 5 * GB, 3),  # an eighth has room for two further ones
+        (8 * GB, 17 * GB, 1),  # which would leave fewer experts in memory
+        (24 * GB, 30 * GB, 2),
+        (GB, 5 * GB, 1),
+    ],
+)
+def test_further_sequences_take_a_small_part_of_the_memory(available: int, model_bytes: int, wanted: int) -> None:
+    assert found(available, model_bytes) == wanted
+
+
+def test_what_is_asked_for_counts() -> None:
+    assert found(GB, 5 * GB, parallel=7) == 7 and found(24 * GB, GB, parallel=1) == 1
+    assert found(24 * GB, GB, ram="1GB") == 1, "of the memory that may be used"
+    assert found(24 * GB, GB, context=1024) == 4
+
+
+@pytest.mark.parametrize("options", [{"workers": "host:1"}, {"trace": "folder"}])
+def test_where_several_go_no_better_there_is_one(options: dict[str, Any]) -> None:
+    assert found(24 * GB, GB, **options) == 1 and found(24 * GB, GB, on_gpu=True) == 1
+
+
+def test_every_sequence_is_counted_at_its_full_length() -> None:
+    three = with_sessions(replace(FOOTPRINT, apart_bytes=5), 3)
+    assert three.info.kv_bytes_per_token == 3 * FOOTPRINT.info.kv_bytes_per_token
+    assert (three.info.state_bytes, three.apart_bytes) == (3 * FOOTPRINT.info.state_bytes, 15)
