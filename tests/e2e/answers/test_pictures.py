@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.completion import Completion
+from moeinf.engine.completion import NO_HOOKS, Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ContextLengthError, StoreError, TextError, UsageError
@@ -126,6 +126,24 @@ def test_a_chat_goes_on_without_running_the_tower_again(stored: StoredModel, mon
         last = answer(opened, messages)
     assert len(seen) == 2, "the second picture alone is new"
     assert last.token_ids == alone(stored, messages)
+
+
+def test_answers_about_pictures_side_by_side(stored: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own pictures, read once however many pieces its prompt has, and ends when it is asked to itself."""
+    asked = [asking(QUESTION, png(seed)) for seed in (1, 2, 3)]
+    wanted = [alone(stored, messages) for messages in asked]
+    config = replace(RuntimeConfig.of(device="cpu", context=512, prefill_chunk=9), parallel=3)
+    stopped = False
+    with Model(stored, config) as model:
+        seen = runs_of_towers(monkeypatch)
+        params = model.params(temperature=0.0, num_predict=12)
+        hooks = [NO_HOOKS, NO_HOOKS, Hooks(should_stop=lambda: stopped)]
+        answers = [model.generator.begin(Request(m, params, hooks=h)) for m, h in zip(asked, hooks, strict=True)]
+        stopped, waiting = True, answers  # the last that began: its check is no other's
+        while waiting := [each for each in waiting if any(piece is None for piece in each.pieces)]:
+            model.generator.step()
+        assert [each.completion.token_ids for each in answers] == [*wanted[:2], []]
+        assert answers[2].completion.finish_reason == "interrupted" and len(seen) == 2
 
 
 def test_a_run_without_pictures_never_reads_the_tower(stored: StoredModel, tmp_path: Path) -> None:

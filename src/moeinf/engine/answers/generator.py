@@ -159,7 +159,7 @@ class Generator:
         with self.sequences.taken(ids) as sequence, self.steps.seat(makes_steps=makes_steps) as seat:
             sequence.cache.pictures = prompt.pictures
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
-            self.prompts.heed(monitor.check)
+            prompt.checks.append(monitor.check)
             try:
                 for token in self.kind.generate(self.runner, Generation(seat, sequence, ids, chooser, monitor, limit)):
                     if token is not None:

@@ -78,11 +78,6 @@ class Prompts:
         ids = ids_of(text_alone(messages))
         return encoder.placed(ids, pictures, int(ids[:1] == [self.tokenizer.bos_id]))
 
-    def heed(self, check: Callable[[], None]) -> None:
-        """check() is called while pictures are looked at, and may raise to give that up."""
-        if isinstance(self.vision_encoder, VisionEncoder):
-            self.vision_encoder.check = check
-
     def _check_least(self, num_tokens: int) -> None:
         check_least(num_tokens, self._context, self.info.context_length)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -47,10 +47,14 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the pictures that those below 0 stand for."""
+    """Token ids, and the pictures that those below 0 stand for.
+
+    checks: called while pictures are looked at; each may raise to give that up.
+    """
 
     ids: list[int]
     pictures: tuple[SoftTokens, ...] = ()
+    checks: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def text_ids(self) -> list[int]:
@@ -63,7 +67,6 @@ class VisionEncoder:
     def __init__(self, vision: Vision, form: ImageProcessor, tower: TowerFile, kernels: Kernels) -> None:
         self._vision, self._form, self._tower, self._kernels = vision, form, tower, kernels
         self._rows: dict[bytes, Float32Array] = {}  # of the last prompt's pictures, as far as they were needed
-        self.check: Callable[[], None] = lambda: None  # called while a tower runs; may raise to give it up
 
     def prepared(self, given: GivenPicture) -> Picture:
         """Raises UsageError for a picture that cannot be decoded or is out of bounds."""
@@ -79,7 +82,8 @@ class VisionEncoder:
         start: where pictures go that no template has placed, unless the ids have such tokens all the same; None: a
         template has. Raises TextError where there are not as many places as pictures.
         """
-        self._rows = {each.digest: self._rows[each.digest] for each in pictures if each.digest in self._rows}
+        rows = {each.digest: self._rows[each.digest] for each in pictures if each.digest in self._rows}
+        self._rows, checks = rows, list[Callable[[], None]]()
         token, brackets = self._vision.token_id, list(self._vision.brackets)
         inner = not self._vision.in_template
         if start is not None and token not in ids:
@@ -98,21 +102,25 @@ class VisionEncoder:
                 continue
             picture = next(left)
             made += brackets[:1] if inner else []
-            spans.append(SoftTokens(len(made), picture.grid, partial(self._rows_of, picture)))
+            spans.append(SoftTokens(len(made), picture.grid, partial(self._rows_of, picture, rows, checks)))
             made += picture.ids()
             made += brackets[1:] if inner else []
-        return Prompt(made, tuple(spans))
+        return Prompt(made, tuple(spans), checks)
 
-    def _rows_of(self, picture: Picture) -> Float32Array:
-        if picture.digest not in self._rows:
+    def _rows_of(
+        self, picture: Picture, rows: dict[bytes, Float32Array], checks: Sequence[Callable[[], None]]
+    ) -> Float32Array:
+        """rows: of the pictures of one prompt, as far as they were needed."""
+        if picture.digest not in rows:
             with self._tower.opened(self._kernels) as part:
 
                 def checked(prefix: str) -> Layers:
-                    self.check()
+                    for check in checks:
+                        check()
                     return part(prefix)
 
-                self._rows[picture.digest] = self._vision.tower.rows(checked, picture.patches)
-        return self._rows[picture.digest]
+                rows[picture.digest] = self._vision.tower.rows(checked, picture.patches)
+        return rows[picture.digest]
 
 
 def open_vision(
