@@ -21,8 +21,8 @@ class Sequences:
 
     @contextmanager
     def taken(self, prompt: Sequence[int]) -> Iterator[CachedTokens]:
-        """A sequence for the answer to a prompt: the one that begins most like it, where that is worth it, else a new
-        one, else the one that was left alone for longest. What it then holds is kept."""
+        """A sequence for the answer to a prompt: the one that begins most like it, where that is worth it or is all of
+        the prompt, else a new one, else the one that was left alone for longest. What it then holds is kept."""
         sequence = self._chosen(prompt)
         self._taken.append(sequence)
         try:
@@ -38,7 +38,7 @@ class Sequences:
     def _chosen(self, prompt: Sequence[int]) -> CachedTokens:
         alike = [(each.begins_with(prompt), each) for each in self._free]
         most, best = max(alike, key=lambda pair: pair[0], default=(0, None))
-        if best is None or (most < WORTH_TOKENS and 2 * most < len(best.tokens)):
+        if best is None or most < min(WORTH_TOKENS, len(prompt), len(best.tokens) / 2):
             if len(self._free) + len(self._taken) < self._most:
                 return self._make()
             best = self._free[0]

@@ -45,6 +45,12 @@ def test_a_long_common_beginning_is_worth_a_cache() -> None:
     assert answered(sequences, [*system, 7]) is first
 
 
+def test_a_short_prompt_that_is_asked_again_is_computed_once() -> None:
+    sequences = kept(2)
+    first = answered(sequences, [1, 2, 3, *range(10, 40)])  # the answer is longer than the prompt
+    assert answered(sequences, [1, 2, 3]) is first
+
+
 def test_answers_side_by_side_have_a_cache_each() -> None:
     sequences = kept(3)
     with ExitStack() as answers:
