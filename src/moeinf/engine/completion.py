@@ -12,6 +12,7 @@ from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.loop import Source
 from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.step_queue import SOMEBODY, Asker
 from moeinf.text.text_stream import CallPart, Piece
 from moeinf.types import JsonMapping, Message, Tool
 
@@ -55,6 +56,7 @@ class Request:
     format: AnswerFormat | None = None
     continues: bool = False
     hooks: Hooks = NO_HOOKS
+    asker: Asker = SOMEBODY
 
 
 @dataclass(slots=True)

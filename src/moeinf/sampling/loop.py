@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from moeinf.models.layers.soft_tokens import SoftTokens
-from moeinf.sampling.step_queue import Interrupted, Seat
+from moeinf.sampling.step_queue import GaveWay, Interrupted, Seat
 from moeinf.types import Float32Array, Phase
 
 
@@ -160,19 +160,15 @@ class CachedTokens:
         self.tokens = list(prompt[:reused])
         return reused, source
 
-    def ends_of_chunks(self, start: int, prompt: Sequence[int], size: Callable[[], int]) -> Iterator[tuple[int, bool]]:
-        """Where the chunks of a prompt from `start` on end, and whether what the cache then holds is to be kept.
+    def borders(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Where chunks of a prompt have to end because what the cache then holds is to be kept; ascending."""
+        return () if self.prefixes is None else self.prefixes.borders(prompt)
 
-        size: asked for each, how many tokens it may have.
-        """
-        borders = [] if self.prefixes is None else self.prefixes.borders(prompt)
-        while start < len(prompt):
-            end = min(start + size(), len(prompt))
-            end = next((border for border in borders if start < border < end), end)
-            if self.whole_pictures:
-                end = _beside_pictures(prompt, start, end)
-            yield end, end in borders
-            start = end
+    def end_of_chunk(self, prompt: Sequence[int], start: int, most: int, borders: Sequence[int]) -> int:
+        """Where the chunk of a prompt ends that begins at `start` and may have so many tokens."""
+        end = min(start + most, len(prompt))
+        end = next((border for border in borders if start < border < end), end)
+        return _beside_pictures(prompt, start, end) if self.whole_pictures else end
 
     def keep(self) -> None:
         """Keeps what the cache holds."""
@@ -261,13 +257,17 @@ def _computed(
     start, source = sequence.rewind_to(prompt)
     if timing is not None:
         timing.cached_tokens, timing.cached_from = start, source
-    logits = None
-    for end, keep in sequence.ends_of_chunks(start, prompt, lambda: seat.piece(chunk)):
+    logits, borders = None, sequence.borders(prompt)
+    while start < len(prompt):
         monitor.check()
+        end = sequence.end_of_chunk(prompt, start, seat.piece(chunk), borders)
         tokens = prompt[start:end]
-        logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
+        try:
+            logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
+        except GaveWay:
+            continue
         sequence.tokens += tokens
-        if keep:
+        if end in borders:
             sequence.keep()
         monitor.prefilled(end, len(prompt))
         start = end

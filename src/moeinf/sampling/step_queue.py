@@ -4,6 +4,11 @@ A request waits with the token behind its answer, or with a piece of its prompt.
 through the layers together, and behind them one piece of one prompt by itself: so answers go on while a long prompt is
 read, and every request gets the logits that it gets alone (docs/contributing/numerics.md).
 
+Of prompts, those of chats are read before those of background requests, clients take turns, and a short one does not
+wait for a long one. A piece that was begun while nobody else waited is as large as memory allows, and is given up for
+one who comes meanwhile: shorter pieces would cost every lonely prompt time, and most where experts are read from a
+disk, as a short piece needs nearly as many of them (docs/contributing/steps.md).
+
 Nothing here runs by itself. An answer that is made alone makes its own steps. Of several, whoever reads them asks each
 for its next token; one that gives None waits, and once all do, `run` makes the next step.
 """
@@ -22,10 +27,26 @@ from moeinf.types import Float32Array
 
 PIECE_S: Final = 0.5  # that a piece of a prompt may take while others wait
 LEAST_PIECE: Final = 64  # tokens of a piece, unless the prompt has fewer left
+MOST_CLIENTS: Final = 1024  # whose last turn is known
 
 
 class Interrupted(Exception):
     """A request was stopped in the middle of a forward pass; its cache still ends where the pass began."""
+
+
+class GaveWay(Exception):
+    """A piece of a prompt was given up for others, its cache still ends where it began; a shorter one is to follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, so that clients take turns, and whether nobody waits for the answer at a screen."""
+
+    client: str = ""
+    background: bool = False
+
+
+SOMEBODY: Final = Asker()
 
 
 class StepModel(Protocol):
@@ -40,6 +61,7 @@ class _Waiting:
 
     part: NewTokens
     check: Callable[[], None]  # raises Interrupted where the request is to stop
+    asker: Asker
     logits: Float32Array | None = None
     error: BaseException | None = None
 
@@ -74,6 +96,7 @@ class Seat:
 
     steps: Steps
     makes_steps: bool = False
+    asker: Asker = SOMEBODY
     waiting: _Waiting | None = None
 
     def through(
@@ -81,9 +104,10 @@ class Seat:
     ) -> Generator[None, None, Float32Array]:
         """Returns logits [1, vocab] behind the last of the tokens, which a step takes through; yields until it has.
 
-        Raises what the step raised, Interrupted where `check` did so; the cache is then as it was before.
+        Raises what the step raised, Interrupted where `check` did so, GaveWay for a piece of a prompt that was given up
+        for others; the cache is then as it was before.
         """
-        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens), check)
+        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens), check, self.asker)
         try:
             while not waiting.done:
                 if self.makes_steps:
@@ -118,23 +142,31 @@ class Steps:
     """Of one network; used from one thread.
 
     cuts: whether prompts may be read in smaller pieces while others wait, as that changes no number.
+    pressed: asked between layers too, whether somebody waits who has no seat here: one who comes, or another network.
     """
 
     model: StepModel
     cuts: bool = True
     seats: list[Seat] = field(default_factory=list)  # in the order in which they came
-    _rate: float = 0.0  # tokens of prompts that were read in a second
+    pressed: Callable[[], bool] = lambda: False
+    rate: float = 0.0  # tokens of prompts that were read in a second
     _shortest_first: bool = False  # at the last piece, of several prompts
+    _turns: dict[str, None] = field(default_factory=dict)  # clients whose prompts were read, the last one behind
 
-    def seat(self, *, makes_steps: bool = False) -> Seat:
-        taken = Seat(self, makes_steps)
+    def seat(self, *, makes_steps: bool = False, asker: Asker = SOMEBODY) -> Seat:
+        taken = Seat(self, makes_steps, asker)
         self.seats.append(taken)
         return taken
 
     def piece(self, seat: Seat, most: int) -> int:
-        if not self.cuts or not self._rate or seat.alone:
+        if not self.cuts or not self.rate or (seat.alone and not self.pressed()):
             return most
-        return min(most, max(LEAST_PIECE, int(self._rate * PIECE_S)))
+        return min(most, self._short)
+
+    @property
+    def _short(self) -> int:
+        """Tokens of a piece while others wait."""
+        return max(LEAST_PIECE, int(self.rate * PIECE_S))
 
     def run(self) -> None:
         """Makes a step, of what waits now. Errors of a request are raised where it goes on; others here."""
@@ -149,36 +181,61 @@ class Steps:
             self._read(self._next(alone))
 
     def _next(self, waiting: Sequence[_Waiting]) -> _Waiting:
-        """Whose prompt is read next: the one that has least left, and every other time the one that came first."""
-        if len(waiting) == 1:
-            return waiting[0]
-        self._shortest_first = not self._shortest_first
-        return min(waiting, key=lambda each: each.left) if self._shortest_first else waiting[0]
+        """Whose prompt is read next: of the chats the one that has least left, and every other time the one that came
+        first of the client whose turn was longest ago."""
+        waiting = [each for each in waiting if not each.asker.background] or waiting
+        if len(waiting) > 1:
+            self._shortest_first = not self._shortest_first
+        clients = list(self._turns)
+
+        def turn(each: _Waiting) -> int:
+            return clients.index(each.asker.client) if each.asker.client in self._turns else -1
+
+        chosen = min(waiting, key=(lambda each: each.left) if self._shortest_first else turn)
+        self._turns.pop(chosen.asker.client, None)
+        self._turns[chosen.asker.client] = None
+        if len(self._turns) > MOST_CLIENTS:
+            del self._turns[clients[0]]
+        return chosen
 
     def _read(self, waiting: _Waiting) -> None:
-        """Takes a piece of a prompt through."""
-        began = time.perf_counter()
-        self._together([waiting])
-        if waiting.logits is not None:
-            self._rate = len(waiting.part.ids) / max(time.perf_counter() - began, 1e-9)
-
-    def _together(self, going: Sequence[_Waiting]) -> None:
-        """Takes several through, or one after the other where something goes wrong: what is wrong with one is none of
-        the others' business. A step that nobody waits for any more is given up."""
+        """Takes a piece of a prompt through, or gives one up that is long and has just begun, where others come."""
+        began, num_tokens = time.perf_counter(), len(waiting.part.ids)
+        short = self._short
+        may_give_way = self.cuts and bool(self.rate) and num_tokens > short
 
         def check() -> None:
+            waiting.check()
+            if may_give_way and self.pressed():
+                left_s = num_tokens / self.rate - (time.perf_counter() - began)
+                if left_s > PIECE_S:
+                    raise GaveWay
+
+        self._together([waiting], check)
+        if waiting.logits is not None:
+            self.rate = num_tokens / max(time.perf_counter() - began, 1e-9)
+
+    def _together(self, going: Sequence[_Waiting], check: Callable[[], None] | None = None) -> None:
+        """Takes several through, or one after the other where something goes wrong: what is wrong with one is none of
+        the others' business. A step that nobody waits for any more is given up.
+
+        check: called between layers in place of the one's own.
+        """
+
+        def check_all() -> None:
             if all(each.unwanted() for each in going):
                 raise Interrupted
 
+        between_layers = check or (check_all if len(going) > 1 else going[0].check)
         try:
-            logits = self.model.step([each.part for each in going], check if len(going) > 1 else going[0].check)
+            logits = self.model.step([each.part for each in going], between_layers)
         except MoeinfError as error:
             if len(going) == 1 or isinstance(error, DeviceError):
                 _fail(going, error)
                 return
         except BaseException as error:
             _fail(going, error)
-            if not isinstance(error, Interrupted):
+            if not isinstance(error, Interrupted | GaveWay):
                 raise
             return
         else:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from moeinf.errors import DeviceError, NotFiniteError
 from moeinf.models.layers.kv_cache import NewTokens
-from moeinf.sampling.step_queue import LEAST_PIECE, Interrupted, Seat, Steps
-from moeinf.types import Float32Array
+from moeinf.sampling.loop import CachedTokens, Forced, Timing, generate
+from moeinf.sampling.step_queue import LEAST_PIECE, Asker, GaveWay, Interrupted, Seat, Steps
+from moeinf.types import Float32Array, Phase
 
 
 class Cache:
     length = 0
+
+
+class LongCache(Cache):
+    capacity, reach, pictures = 4096, 0, ()
+
+    def outgrown(self, length: int) -> bool:
+        return False
+
+    def truncate(self, length: int) -> int:
+        return length
 
 
 class Model:
@@ -95,6 +106,91 @@ def test_the_shortest_prompt_is_read_first_and_every_other_time_the_oldest() -> 
         if order[-1] == 0:
             ask(0, 1000)
     assert order == [2, 0, 1]
+
+
+def order_of_reading(prompts: Sequence[tuple[str, bool, int]], piece: int = 100) -> str:
+    """Of which prompt each piece is, until all are read. prompts: client, whether it is in the background, tokens."""
+    model = Model()
+    steps = Steps(model)
+    caches = [Cache() for _ in prompts]
+    seats = [steps.seat(asker=Asker(client, background)) for client, background, _ in prompts]
+    waiting = dict[int, Generator[None, None, Float32Array]]()
+    order = ""
+    while left := [i for i, (_, _, total) in enumerate(prompts) if caches[i].length < total]:
+        for i in left:
+            if seats[i].waiting is None:
+                count = min(piece, prompts[i][2] - caches[i].length)
+                waiting[i] = asked(seats[i], [i] * count, of_tokens=prompts[i][2], cache=caches[i])
+        steps.run()
+        order += str(model.steps[-1][0][0])
+        result(waiting[int(order[-1])])
+    return order
+
+
+def test_prompts_of_a_background_request_are_read_behind_those_of_chats() -> None:
+    assert order_of_reading([("a", True, 200), ("b", False, 300), ("a", False, 200)]) == "21211" + "00"
+
+
+def test_clients_take_turns_whatever_one_of_them_floods() -> None:
+    flood = [("a", False, 300)] * 3
+    assert order_of_reading([*flood, ("b", False, 400)]) == "030303" + "3" + "111222"
+
+
+class Unwatched:
+    timing = Timing()
+
+    def check(self) -> None:
+        pass
+
+    def begin(self, phase: Phase) -> None:
+        pass
+
+    def prefilled(self, done: int, total: int) -> None:
+        pass
+
+
+class Layers(Model):
+    """Takes its time, and lets others ask between layers."""
+
+    def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None]) -> Float32Array:
+        for _ in range(4):
+            between_layers()
+            time.sleep(0.25 * self.seconds_a_token * sum(len(part.ids) for part in parts))
+        self.seconds_a_token, seconds = 0.0, self.seconds_a_token
+        try:
+            return super().step(parts, between_layers)
+        finally:
+            self.seconds_a_token = seconds
+
+
+def test_a_long_piece_gives_way_to_one_who_comes_and_a_short_one_does_not() -> None:
+    comes = list[bool]()
+    model = Layers()
+    steps = Steps(model, pressed=lambda: bool(comes), rate=200.0)
+    seat, cache = steps.seat(), Cache()
+    assert seat.piece(4096) == 4096, "nobody comes"
+    waiting = asked(seat, [1] * 1000, of_tokens=2000, cache=cache)
+    comes.append(True)
+    steps.run()
+    with pytest.raises(GaveWay):
+        next(waiting)
+    assert not model.steps and cache.length == 0 and steps.rate == 200.0
+    assert seat.piece(4096) == 100, "half a second's"
+    waiting = asked(seat, [1] * 100, of_tokens=2000, cache=cache)
+    steps.run()
+    assert result(waiting) == 1 and cache.length == 100
+
+
+def test_a_prompt_whose_piece_gave_way_is_read_in_shorter_ones_to_the_same_end() -> None:
+    comes = [False, True, True]
+    model = Model()
+    steps = Steps(model, pressed=lambda: comes.pop() if comes else False, rate=200.0)
+    sequence = CachedTokens(cast(Any, LongCache()))
+    with steps.seat(makes_steps=True) as seat:
+        answer = generate(seat, sequence, [1] * 1999 + [2], Forced([7, 8]), Unwatched(), max_tokens=2, chunk=1000)
+        assert list(answer) == [7, 8]
+    assert [len(step[0]) for step in model.steps] == [100, 1000, 900, 1]
+    assert sequence.tokens == [1] * 1999 + [2, 7]
 
 
 def test_pieces_are_short_while_others_wait() -> None:

@@ -23,7 +23,7 @@ from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.turns import Turns
 from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.loop import Chooser, Forced
-from moeinf.sampling.step_queue import Steps
+from moeinf.sampling.step_queue import SOMEBODY, Asker, Steps
 from moeinf.text.process import Stopped
 from moeinf.text.text_stream import Piece
 
@@ -110,7 +110,8 @@ class Generator:
         limit, cut_by = self._limit(prompt.ids, request.params.num_predict)
         answer.token_ids, answer.stats.seed = text.token_ids, begun.sampler.seed
         chooser = begun.reporting(request.params.top_logprobs, hooks, self.prompts.tokenizer.eos_ids)
-        made = self._measured(prompt, chooser, limit, answer.stats, hooks, makes_steps=makes_steps)
+        stats, asker = answer.stats, request.asker
+        made = self._measured(prompt, chooser, limit, stats, hooks, makes_steps=makes_steps, asker=asker)
         try:
             with closing(text), closing(made) as tokens:
                 for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
@@ -149,14 +150,23 @@ class Generator:
         return _whole(self.turns.answer(measured))
 
     def _measured(
-        self, prompt: Prompt, chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks, *, makes_steps: bool
+        self,
+        prompt: Prompt,
+        chooser: Chooser,
+        limit: int,
+        stats: GenerationStats,
+        hooks: Hooks,
+        *,
+        makes_steps: bool,
+        asker: Asker = SOMEBODY,
     ) -> abc.Generator[int | None, None, None]:
         """As `tokens`, within a turn, and None where it waits for a step."""
         profiler, ids = self.listeners.profiler, prompt.ids
         self._end_warm_start()
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(ids)
-        with self.sequences.taken(ids) as sequence, self.steps.seat(makes_steps=makes_steps) as seat:
+        seated = self.steps.seat(makes_steps=makes_steps, asker=asker)
+        with seated as seat, self.sequences.taken(ids) as sequence:
             sequence.cache.pictures = prompt.pictures
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
             prompt.checks.append(monitor.check)
