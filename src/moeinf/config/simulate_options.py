@@ -34,4 +34,18 @@ class SimulateOptions(GuessOptions):
         0, "Let so many tokens of each request go through together, where a trace does not say it.", metavar="N"
     )
     max_tokens: int | None = option(None, "Only the first N tokens of each trace.", metavar="N")
+    parallel: str = option(
+        "1",
+        "Let so many requests of a trace go side by side, a row of each in a step; several numbers, with commas. "
+        "[default: {default}]",
+        metavar="NUMBERS",
+    )
+    draft: str = option(
+        "0",
+        "Let a step verify so many drafted tokens of each request; several numbers, with commas. [default: {default}]",
+        metavar="NUMBERS",
+    )
+    acceptance: float | None = option(
+        None, "The probability that a drafted token is right where those in front of it are.", metavar="A"
+    )
     plot: str | None = option(None, "Draw the table, too, into a new file: .svg or .png.", metavar="FILE")

@@ -7,28 +7,34 @@ from typing import Final
 import numpy as np
 
 from moeinf.runtime.policy.policy_protocol import Listener
-from moeinf.traces.trace import Trace
+from moeinf.traces.trace import Trace, passes_of
 from moeinf.types import FloatArray, IntArray
 
 BOUND: Final = "belady"  # knows the future: no policy hits more often
 
 
 class Belady(Listener):
-    """The bound: out goes the expert whose next use really is last. Needs the trace that will be observed."""
+    """The bound: out goes the expert whose next use really is last. Needs the trace that will be observed.
+
+    Of passes of several tokens it is the bound of what is read; which misses are of the most tokens it does not ask.
+    """
 
     name = BOUND
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, prefill_tokens: int = 0) -> None:
+        """prefill_tokens: see passes_of."""
         tokens, layers, _ = trace.experts.shape
         never = tokens * layers * 2
         upcoming = np.full((layers, trace.shape.num_experts), never, np.float64)
         next_use = np.empty(trace.experts.shape)
         visited = trace.experts[:, :, 0] >= 0
-        for token in range(tokens - 1, -1, -1):
-            rows = np.flatnonzero(visited[token])[:, None]
-            experts = trace.experts[token, rows[:, 0]]
-            next_use[token, rows[:, 0]] = upcoming[rows, experts]
-            upcoming[rows, experts] = token * layers + rows
+        passes = [(first, last) for _, first, last in passes_of(trace, prefill_tokens)]
+        for number in range(len(passes) - 1, -1, -1):
+            first, last = passes[number]
+            rows = np.flatnonzero(visited[first])[:, None]
+            experts = trace.experts[first:last, rows[:, 0]]
+            next_use[first:last, rows[:, 0]] = upcoming[rows, experts]
+            upcoming[rows, experts] = number * layers + rows
         self._scores: FloatArray = -upcoming
         self._next_use = [next_use[visited[:, layer], layer] for layer in range(layers)]  # [visits, top_k] of each
         self._visits = np.zeros(layers, np.int64)

@@ -80,7 +80,7 @@ def replay(
     """What the tiers do, all in one pass. No tier changes what a policy sees, and one policy may serve several.
 
     prefill_tokens: see passes_of. guesses: what look-ahead is told, where the predictor has it. Where nothing is known
-    of prefill, all is decode.
+    of prefill, or there was none, all is decode.
     """
     shared = None if predictor is None else SharedPrediction(predictor)
     runs = [SimulatedRun(trace.shape, each.num_slots, each.policy, shared, timing, each.sizes) for each in tiers]
@@ -99,7 +99,9 @@ def drive(
 ) -> list[dict[Phase, PhaseResult]]:
     """Tells the observers every routing, and every guess to those that want it, and lets the runs visit every layer."""
     expecting = [each for each in observers if each.wants_guesses]
-    prefill_known = prefill_tokens > 0 or trace.passes is not None
+    has_prefill = prefill_tokens > 0 or trace.passes is not None
+    if trace.prompt_tokens is not None and not trace.prompt_tokens.any():
+        has_prefill = False
     ascending = np.sort(trace.experts, axis=2)
     once = np.ones(trace.shape.top_k, np.int64)
     for begins, first, last in passes_of(trace, prefill_tokens):
@@ -108,7 +110,7 @@ def drive(
             for observer in observers:
                 observer.begin(begins)
             for run in runs:
-                run.results.begin(begins if prefill_known else "decode")
+                run.results.begin(begins if has_prefill else "decode")
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             if expecting and guesses is not None and following is not None:
                 guess = guesses.at(first, last, following)

@@ -109,6 +109,7 @@ class SimulatedRun:
             self._prefetcher = Prefetcher(self.tier, predictor, link, shape)
         self._slot_bytes = cache.table.slot_bytes[:: shape.num_experts].tolist()  # of each layer
         self._at_once = timing == UNTIMED and predictor is None
+        self._no_waves = num_slots >= 2 * shape.num_experts  # so many are never more than a visit of many may take
 
     def load(self, keys: IntArray) -> None:
         """Fills empty slots, before the first visit, with these experts; it takes no time, and is not counted."""
@@ -130,8 +131,8 @@ class SimulatedRun:
 
     def visit(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
         """What runtime/experts.py does after policy and predictor were told, but for the products."""
-        if self._at_once and num_tokens == 1:
-            self._visit_at_once(layer, (experts + layer * self._num_experts).tolist(), counts)
+        if self._at_once and (num_tokens == 1 or self._no_waves):
+            self._visit_at_once(layer, (experts + layer * self._num_experts).tolist(), counts, many=num_tokens > 1)
             return
         with self.tier.visit(layer, experts, counts, num_tokens) as visit:
             if self._prefetcher is not None:
@@ -141,10 +142,10 @@ class SimulatedRun:
                 pass
         self._clock.now += self._layer_s
 
-    def _visit_at_once(self, layer: int, keys: Sequence[int], counts: IntArray) -> None:
+    def _visit_at_once(self, layer: int, keys: Sequence[int], counts: IntArray, *, many: bool) -> None:
         """The same where reads take no time and nothing is read ahead: what is absent lands as it is asked for."""
         cache = self._cache
-        absent, _, _ = cache.begin_layer(layer, keys, counts, many=False)
+        absent, _, _ = cache.begin_layer(layer, keys, counts, many=many)
         if absent:
             table, stats, count = cache.table, cache.stats, len(absent)
             cache.make_room(absent)

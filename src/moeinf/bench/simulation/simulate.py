@@ -11,7 +11,7 @@ from moeinf.bench.simulation.belady import BOUND, Belady
 from moeinf.bench.simulation.quality import Quality, QualityMeter
 from moeinf.bench.simulation.replay import SimulatedTier, drive, replay
 from moeinf.bench.simulation.run import PhaseResult, SimulatedRun, one_size
-from moeinf.bench.simulation.simulation_plan import Plan, predicts
+from moeinf.bench.simulation.simulation_plan import Plan
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.slot_sizes import SlotSizes, slot_sizes
 from moeinf.runtime.policy.eamc import ActivationCollection
@@ -22,6 +22,7 @@ from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import NO_PREDICTOR, make_predictor
 from moeinf.runtime.policy.segments import ScoredLists
 from moeinf.traces.guesses import Guesses, guesses_of
+from moeinf.traces.rows_of_steps import ALONE, Arranged, StepForm, arranged
 from moeinf.traces.trace import Trace, load_trace
 from moeinf.types import MoeShape, Phase
 
@@ -35,6 +36,7 @@ class Cell:
     share: float  # percent of the experts
     slots: int
     phases: dict[Phase, PhaseResult]
+    form: StepForm = ALONE  # of the steps
 
     @property
     def main(self) -> PhaseResult:
@@ -50,14 +52,29 @@ class Cell:
         """Of decode."""
         return self.main.stats.hit_rate
 
+    @property
+    def reads(self) -> float:
+        """Experts read a token, of decode."""
+        stats = self.main.stats
+        return (stats.demand_reads + stats.prefetches) / max(1, self.main.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """What became of one trace."""
 
-    trace: Trace
+    steps: tuple[Arranged, ...]  # of each form
     cells: list[Cell]
-    quality: dict[str, list[Quality]]  # of each predictor, by distance
+    quality: dict[str, list[Quality]]  # of each predictor, by distance; of single tokens
+
+    @property
+    def trace(self) -> Trace:
+        return self.steps[0].trace
+
+    @property
+    def tokens(self) -> int:
+        """That were computed, in steps of each form about as many."""
+        return self.steps[0].trace.num_tokens - self.steps[0].rejected
 
     def of(self, policy: str) -> list[Cell]:
         return [cell for cell in self.cells if cell.policy == policy]
@@ -69,17 +86,25 @@ def simulate(folders: Sequence[Path], plan: Plan, progress: Callable[[str], None
     Every trace is read before the first is replayed.
     """
     traces = read_traces(folders, plan)
-    guesses = [guesses_of(trace, plan.drawn, plan.seed) for trace in traces]
-    predictors = [predictors_of(trace, of_trace, plan) for trace, of_trace in zip(traces, guesses, strict=True)]
+    steps = [steps_of(trace, plan) for trace in traces]
+    predictors = [predictors_of(trace, guesses_of(trace, plan.drawn, plan.seed), plan) for trace in traces]
     return [
-        _simulated(trace, of_trace, replace(plan, predictors=names), progress)
-        for trace, of_trace, names in zip(traces, guesses, predictors, strict=True)
+        _simulated(of_trace, replace(plan, predictors=names), progress)
+        for of_trace, names in zip(steps, predictors, strict=True)
     ]
+
+
+def steps_of(trace: Trace, plan: Plan) -> list[Arranged]:
+    """The trace in steps of each form of the plan. Raises UsageError where it has too few requests for one."""
+    if not plan.of_rows:
+        return [Arranged(trace)]
+    return [arranged(trace, form, plan.prefill_tokens, plan.max_tokens, plan.seed) for form in plan.forms]
 
 
 def read_traces(folders: Sequence[Path], plan: Plan) -> list[Trace]:
     """With the sizes of experts that the plan gives, or else their own. Raises UsageError as load_trace does."""
-    traces = [load_trace(folder, plan.max_tokens) for folder in folders]
+    first_tokens = None if plan.of_rows else plan.max_tokens  # of steps with rows, they are those of several requests
+    traces = [load_trace(folder, first_tokens) for folder in folders]
     for trace in traces:
         if plan.expert_bytes and len(plan.expert_bytes) not in (1, trace.shape.num_layers):
             raise UsageError(
@@ -119,24 +144,26 @@ def predictors_of(trace: Trace, guesses: Guesses | None, plan: Plan) -> tuple[st
     return tuple(name for name in plan.predictors if name not in asking)
 
 
-def _simulated(trace: Trace, guesses: Guesses | None, plan: Plan, progress: Callable[[str], None]) -> Simulated:
+def _simulated(steps: Sequence[Arranged], plan: Plan, progress: Callable[[str], None]) -> Simulated:
     predictors = plan.predictors if plan.timed else (NO_PREDICTOR,)
     cells: list[Cell] = []
-    for policy in plan.policies:
-        for predictor in predictors if policy not in BASELINES else (NO_PREDICTOR,):
-            progress(f"{trace.name}: {policy}, prefetch {predictor}")
-            cells += _cells(trace, guesses, plan, policy, predictor)
     quality = {}
-    if predicts(plan.predictors):
-        for name in plan.predictors:
+    for each in steps:
+        trace, form = each.trace, "" if each.form == ALONE else f", {each.form.text}"
+        guesses = guesses_of(trace, plan.drawn, plan.seed)
+        for policy in plan.policies:
+            for predictor in predictors if policy not in BASELINES else (NO_PREDICTOR,):
+                progress(f"{trace.name}{form}: {policy}, prefetch {predictor}")
+                cells += _cells(each, guesses, plan, policy, predictor)
+        for name in plan.predictors if each.form == ALONE else ():
             if name != NO_PREDICTOR:
                 progress(f"{trace.name}: how well {name} predicts")
                 quality[name] = _quality(trace, guesses, plan, name)
-    return Simulated(trace, cells, quality)
+    return Simulated(tuple(steps), cells, quality)
 
 
-def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predictor: str) -> Iterator[Cell]:
-    shape = trace.shape
+def _cells(steps: Arranged, guesses: Guesses | None, plan: Plan, policy: str, predictor: str) -> Iterator[Cell]:
+    trace, shape = steps.trace, steps.trace.shape
     slots, sizes = zip(*(sized_slots(trace, share) for share in plan.shares), strict=True)
     collection = ActivationCollection(shape)
     recorder = RequestRecorder(shape, collection.add)
@@ -146,7 +173,7 @@ def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predi
     else:
         results = replay(
             trace,
-            [*map(SimulatedTier, slots, policies_of(policy, trace, slots, collection), sizes)],
+            [*map(SimulatedTier, slots, policies_of(policy, trace, slots, collection, plan.prefill_tokens), sizes)],
             recorder,
             make_predictor(predictor, shape, collection),
             plan.timing,
@@ -154,15 +181,17 @@ def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predi
             guesses,
         )
     for share, size, phases in zip(plan.shares, slots, results, strict=True):
-        yield Cell(policy, predictor, share, size, phases)
+        cell = Cell(policy, predictor, share, size, phases, steps.form)
+        cell.main.tokens -= steps.rejected  # they are none
+        yield cell
 
 
 def policies_of(
-    name: str, trace: Trace, slots: Sequence[int], collection: ActivationCollection
+    name: str, trace: Trace, slots: Sequence[int], collection: ActivationCollection, prefill_tokens: int = 0
 ) -> Sequence[EvictionPolicy]:
-    """One for each cache; the same for all where it does not depend on their size."""
+    """One for each cache; the same for all where it does not depend on their size. prefill_tokens: see passes_of."""
     if name == BOUND:
-        return [Belady(trace)] * len(slots)
+        return [Belady(trace, prefill_tokens)] * len(slots)
     first, *others = slots
     policy = make_policy(name, trace.shape, collection, first)
     if isinstance(policy, ScoredLists):

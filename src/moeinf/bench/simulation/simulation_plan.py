@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,10 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.config.size import Bytes, parse_size
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor
+from moeinf.runtime.policy.predictors import PREDICTORS, check_predictor
 from moeinf.terminal.traces.picture import check_new_picture
 from moeinf.traces.guesses import LookAheadQuality, quality_of
+from moeinf.traces.rows_of_steps import ALONE, StepForm
 
 COMBINED: Final = ("look-ahead+eamc", "look-ahead+frequency")  # what `all` tries beside PREDICTORS
 ALL: Final = "all"
@@ -37,10 +37,16 @@ class Plan:
     max_tokens: int | None
     plot: Path | None
     expert_bytes: tuple[int, ...] = ()  # one for all experts, or one for those of each layer; none: the trace tells
+    forms: tuple[StepForm, ...] = (ALONE,)  # of steps, each of which is simulated
 
     @property
     def timed(self) -> bool:
         return self.timing != UNTIMED
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether a step may have several rows."""
+        return self.forms != (ALONE,)
 
 
 def plan_of(options: SimulateOptions) -> Plan:
@@ -65,7 +71,29 @@ def plan_of(options: SimulateOptions) -> Plan:
         options.max_tokens,
         None if options.plot is None else Path(options.plot),
         expert_bytes,
+        _forms(options),
     )
+
+
+def _forms(options: SimulateOptions) -> tuple[StepForm, ...]:
+    drafts = _numbers("--draft", options.draft)
+    if any(drafts) and options.acceptance is None:
+        raise UsageError("--draft asks how often drafted tokens are right: give --acceptance 0.8, for instance")
+    if options.acceptance is not None and not any(drafts):
+        raise UsageError("--acceptance is of drafted tokens: give --draft, too")
+    acceptance = options.acceptance or 0.0
+    return tuple(
+        StepForm(parallel, draft, acceptance if draft else 0.0)
+        for parallel in _numbers("--parallel", options.parallel)
+        for draft in drafts
+    )
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"{name} {text!r} is no list of whole numbers; write for example 1,2,4") from None
 
 
 def _expert_bytes(options: SimulateOptions) -> tuple[int, ...]:
@@ -126,8 +154,3 @@ def _shares(text: str) -> tuple[float, ...]:
     if not shares or not all(0 < share <= 100 for share in shares):
         raise UsageError(f"--cache {text!r} is not a list of percents; write for example 10,20,35,50")
     return shares
-
-
-def predicts(names: Sequence[str]) -> bool:
-    """Whether any of these predictors predicts anything."""
-    return any(name != NO_PREDICTOR for name in names)

@@ -6,13 +6,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Final
 
 from moeinf.bench.simulation.simulate import Cell, Simulated
 from moeinf.bench.simulation.simulation_plan import Plan
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.prefetch import AT_LEAST
 from moeinf.terminal.screen import table
+from moeinf.traces.rows_of_steps import ALONE
 from moeinf.types import JsonObject
+
+INDEPENDENT: Final = "independent"
 
 
 def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
@@ -20,11 +24,12 @@ def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
     lines: list[str] = []
     for each in simulated:
         shape = each.trace.shape
+        untimed = _reads if plan.of_rows else _hit_rates
         lines += [
-            f"{each.trace.name}: {each.trace.num_tokens} tokens, {shape.num_layers} layers x {shape.experts_text} "
+            f"{each.trace.name}: {each.tokens} tokens, {shape.num_layers} layers x {shape.experts_text} "
             f"experts{_sizes_text(each)}, top-{shape.top_k}",
             "",
-            *(_times(each, plan) if plan.timed else _hit_rates(each, plan)),
+            *(_times(each, plan) if plan.timed else untimed(each, plan)),
             "",
         ]
         if each.quality:
@@ -46,17 +51,51 @@ def _hit_rates(each: Simulated, plan: Plan) -> Iterator[str]:
     yield from table([header, *rows])
 
 
+def _reads(each: Simulated, plan: Plan) -> Iterator[str]:
+    sizes = {cell.share: cell.slots for cell in each.cells}
+    header = ["policy", "rows of a step", *(f"{share:g}% ({slots} experts)" for share, slots in sizes.items())]
+    rows = [
+        [policy, form.text, *(_reads_text(cell) for cell in each.of(policy) if cell.form == form)]
+        for policy in plan.policies
+        for form in plan.forms
+    ]
+    chance = [
+        [INDEPENDENT, steps.form.text, *(f"{steps.independent_union * (1 - share / 100):.1f}" for share in sizes)]
+        for steps in each.steps
+    ]
+    yield "Experts read a token, and hits, without prefetch; a step reads what any of its rows needs once."
+    yield f"{INDEPENDENT}: were experts drawn evenly for each row, so that no policy knows what comes."
+    yield ""
+    yield from table([header, *rows, *chance])
+    yield ""
+    yield "Experts that a token needs, each once a step and layer: measured, and by independent choices."
+    yield ""
+    yield from table(
+        [
+            ["rows of a step", "measured", INDEPENDENT],
+            *([steps.form.text, f"{steps.union:.1f}", f"{steps.independent_union:.1f}"] for steps in each.steps),
+        ]
+    )
+
+
+def _reads_text(cell: Cell) -> str:
+    return f"{cell.reads:.1f} ({_percent(cell.hit_rate)})"
+
+
 def _times(each: Simulated, plan: Plan) -> Iterator[str]:
     read, layer = _ms(plan.timing.read_s), _ms(plan.timing.layer_s)
     yield f"An expert is read in {read} ms; a layer takes {layer} ms beside reads."
     yield "hit, late: of activations; stall: ms a token; read: experts a token, those ahead of demand of all; used: of"
     yield "those ahead."
     prompts = ["ms/prompt token"] if any(cell.has_prefill for cell in each.cells) else []
-    for share in plan.shares:
-        cells = [cell for cell in each.cells if cell.share == share]
-        header = [f"{share:g}% ({cells[0].slots})", "prefetch", "hit", "late", "stall", "read", "used", "ms/token"]
-        yield ""
-        yield from table([[*header, *prompts], *(_time_row(cell) for cell in cells)], gap=2)
+    for form in plan.forms:
+        for share in plan.shares:
+            cells = [cell for cell in each.cells if cell.share == share and cell.form == form]
+            header = [f"{share:g}% ({cells[0].slots})", "prefetch", "hit", "late", "stall", "read", "used", "ms/token"]
+            yield ""
+            if plan.of_rows:
+                yield f"rows of a step: {form.text}"
+            yield from table([[*header, *prompts], *(_time_row(cell) for cell in cells)], gap=2)
 
 
 def _time_row(cell: Cell) -> list[str]:
@@ -110,7 +149,7 @@ def _object(each: Simulated, plan: Plan) -> JsonObject:
     shape = each.trace.shape
     return {
         "trace": each.trace.name,
-        "tokens": each.trace.num_tokens,
+        "tokens": each.tokens,
         "layers": shape.num_layers,
         "experts": shape.num_experts,
         "top_k": shape.top_k,
@@ -124,6 +163,10 @@ def _object(each: Simulated, plan: Plan) -> JsonObject:
                 "predictor": cell.predictor,
                 "cache_percent": cell.share,
                 "slots": cell.slots,
+                "parallel": cell.form.parallel,
+                "draft": cell.form.draft,
+                "acceptance": cell.form.acceptance,
+                "reads_a_token": cell.reads,
                 "phases": {
                     phase: {
                         "tokens": result.tokens,
@@ -156,4 +199,5 @@ def _percent(share: float) -> str:
 
 def label_of(cell: Cell) -> str:
     """What a line of a plot is called."""
-    return cell.policy if cell.predictor == NO_PREDICTOR else f"{cell.policy}, {cell.predictor}"
+    parts = [cell.policy, *([] if cell.predictor == NO_PREDICTOR else [cell.predictor])]
+    return ", ".join(parts if cell.form == ALONE else [*parts, cell.form.text])

@@ -24,7 +24,8 @@ from moeinf.runtime.policy.policy_protocol import EvictionPolicy
 from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import PREDICTORS, make_predictor
 from moeinf.traces.guesses import DrawnGuesses, LookAheadQuality
-from moeinf.traces.trace import Trace, load_trace
+from moeinf.traces.rows_of_steps import StepForm, arranged
+from moeinf.traces.trace import Trace, load_trace, passes_of
 from moeinf.types import MoeShape
 
 TRACES = Path(__file__).parents[3] / "support" / "traces"
@@ -108,6 +109,48 @@ def test_the_replay_counts_as_a_brute_force_replay_does(
     fast = replayed(name, trace, slots, sizes=sizes)
     obvious = obvious_replay(trace, slots, *fresh(name, trace, slots), sizes)
     assert fast == replace(obvious, stall_s=fast.stall_s)
+
+
+def obvious_steps(trace: Trace, slots: int, policy: EvictionPolicy, recorder: RequestRecorder) -> CacheStats:
+    """The same of passes of several rows: a layer reads what any of its rows lacks, once."""
+    stats, resident = CacheStats(), set[Key]()
+    for begins, first, last in passes_of(trace):
+        for layer in range(trace.shape.num_layers):
+            for observer in (recorder, policy):
+                if begins and not layer:
+                    observer.begin(begins)
+                observer.observe(layer, trace.experts[first:last, layer])
+            scores = policy.keep_scores(layer)
+            used = [(layer, int(expert)) for row in trace.experts[first:last, layer] for expert in row]
+            missing = {key for key in used if key not in resident}
+            stats.misses += sum(key in missing for key in used)
+            stats.hits += sum(key not in missing for key in used)
+            stats.demand_reads += len(missing)
+            candidates = sorted(resident - set(used), key=lambda key: (scores[key], key))
+            resident = (resident - set(candidates[: max(0, len(resident | missing) - slots)])) | missing
+    stats.demand_bytes = stats.demand_reads
+    return stats
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "belady"])
+@pytest.mark.parametrize(
+    ("form", "slots"),
+    [(StepForm(2), 11), (StepForm(3), 13), (StepForm(1, 2, 0.6), 12), (StepForm(2, 1, 0.8), 15), (StepForm(3), 18)],
+)
+def test_steps_of_several_rows_count_as_a_brute_force_replay_does(name: str, form: StepForm, slots: int) -> None:
+    """Of slots for two layers: with fewer a step's experts come in waves, so that it evicts half of them at most."""
+    trace = arranged(random_trace(seed=slots, tokens=60), form, seed=slots).trace
+    obvious = obvious_steps(trace, slots, *fresh(name, trace, slots))
+    assert replayed(name, trace, slots) == obvious
+
+
+def test_rows_of_a_step_that_are_alike_read_what_one_reads() -> None:
+    one = random_trace(seed=2, tokens=20, requests=1)
+    both = replace(one, experts=np.tile(one.experts, (2, 1, 1)), offsets=np.array([0, 20, 40]))
+    for name in POLICIES:
+        together = replayed(name, arranged(both, StepForm(2)).trace, 18)
+        assert together.demand_reads == replayed(name, one, 18).demand_reads
+        assert together.misses == 2 * together.demand_reads
 
 
 def test_a_cache_of_a_share_of_the_bytes_has_the_slots_of_an_engine() -> None:

@@ -47,6 +47,54 @@ def test_policies_are_compared_at_each_size_and_none_beats_the_bound(trace: Path
     assert [line.split()[0] for line in some[5:]] == ["lru", "lfu"] and "10 tokens" in some[0]
 
 
+def test_steps_of_several_rows_are_told_by_what_a_token_reads(trace: Path) -> None:
+    found, plan = simulated(trace, cache="25,50", policy="lru,belady", parallel="1,2", max_tokens=40)
+    lines = [" ".join(line.split()) for line in tables(found, plan)]
+    assert lines[0] == "trace: 40 tokens, 3 layers x 8 experts, top-2".replace("trace", trace.name)
+    by_row = {line.rsplit(" request", 1)[0]: line for line in lines}
+    for policy in ("lru", "belady"):
+        for places in (1, 2):
+            (*cells,) = [cell for cell in found[0].of(policy) if cell.form.parallel == places]
+            assert [cell.main.tokens for cell in cells] == [40, 40]
+            texts = [f"{cell.reads:.1f} ({100 * cell.hit_rate:.1f}%)" for cell in cells]
+            assert by_row[f"{policy} {places}"].endswith(" ".join(texts))
+    assert by_row["independent 1"].endswith("4.5 3.0"), "of six, what is not resident"
+    assert by_row["independent 2"].endswith(f"{0.75 * 5.25:.1f} {0.5 * 5.25:.1f}")
+    assert lines[-2] == "1 request 6.0 6.0" and lines[-1].startswith("2 requests ") and lines[-1].endswith(" 5.2")
+    told = json.loads(as_json(found, plan))[0]["cells"]
+    assert [(cell["parallel"], cell["draft"]) for cell in told[:4]] == [(1, 0)] * 4
+    assert told[-1]["parallel"] == 2 and told[-1]["reads_a_token"] == pytest.approx(found[0].cells[-1].reads)
+
+
+def test_rejected_drafts_are_rows_and_no_tokens(trace: Path) -> None:
+    found, plan = simulated(trace, cache="50", policy="lru", draft="2", acceptance=0.0)
+    (cell,) = found[0].cells
+    (steps,) = found[0].steps
+    assert cell.main.tokens == found[0].tokens == 60 < steps.trace.num_tokens
+    assert cell.main.stats.activations == 6 * steps.trace.num_tokens
+    assert "1 request + 2 drafts, 0 right" in "\n".join(tables(found, plan))
+    timed, plan = simulated(trace, cache="50", policy="lru", parallel="1,2", **TIMED)
+    alone, together = timed[0].cells
+    assert together.main.seconds < alone.main.seconds and together.main.tokens == alone.main.tokens
+    assert "rows of a step: 2 requests" in "\n".join(tables(timed, plan))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parallel": "two"}, r"--parallel 'two' is no list of whole numbers; write for example 1,2,4"),
+        ({"parallel": "0"}, r"--parallel is a number of requests from 1 on, not 0"),
+        ({"parallel": "3"}, r"has 2 requests, and --parallel asks for 3 side by side"),
+        ({"draft": "2"}, r"--draft asks how often drafted tokens are right: give --acceptance"),
+        ({"acceptance": 0.5}, r"--acceptance is of drafted tokens: give --draft, too"),
+        ({"draft": "2", "acceptance": 2.0}, r"--acceptance is a share from 0 to 1, not 2"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(trace: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        simulated(trace, **options)
+
+
 def test_a_timed_machine_has_a_row_for_each_policy_and_predictor(trace: Path) -> None:
     found, plan = simulated(trace, cache="50", predictor="all", lookahead_recall=0.8, **TIMED)
     predictors = [*PREDICTORS, "look-ahead+eamc", "look-ahead+frequency"]
