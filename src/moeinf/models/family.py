@@ -32,7 +32,7 @@ def family_of(config: JsonObject) -> AnyFamily:
     if model_type in MODULES:
         family: AnyFamily = import_module(f"moeinf.models.families.{MODULES[model_type]}").Family(config)
         return family
-    fault = "is not a Mixture-of-Experts model (config.json names no experts)"
+    fault = "is a family without experts (config.json names none) that this version does not run"
     if _names_experts(config):
         fault = "is a Mixture-of-Experts family that this version does not run"
         if model_type in REFUSED:

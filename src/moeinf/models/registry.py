@@ -94,6 +94,10 @@ FAMILIES = (
     FamilyEntry("beam", "glm"),
     FamilyEntry("mellum", "qwen"),
     FamilyEntry("zaya", "hybrid"),
+    FamilyEntry("llama", "llama"),
+    FamilyEntry("mistral", "mistral"),
+    FamilyEntry("qwen2", "qwen"),
+    FamilyEntry("qwen3", "qwen"),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

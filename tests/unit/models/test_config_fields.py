@@ -151,8 +151,8 @@ def test_null_is_no_and_never_a_yes_by_default() -> None:
 
 
 def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
-    with pytest.raises(UnsupportedModelError, match="'llama' is not a Mixture-of-Experts model"):
-        family_of({"model_type": "llama"})
+    with pytest.raises(UnsupportedModelError, match="'gpt2' is a family without experts"):
+        family_of({"model_type": "gpt2"})
     with pytest.raises(UnsupportedModelError, match=r"'deepseek_v9' is a Mixture-of-E.*'deepseek_v3'.*docs/models\.md"):
         family_of({"model_type": "deepseek_v9", "n_routed_experts": 64})
     with pytest.raises(CheckpointError, match="no model_type"):
@@ -178,10 +178,10 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "nested in a list": {"stages": [{"num_moe_experts": 4}]},
 }
 DENSE: dict[str, dict[str, Any]] = {
-    "llama": {},
+    "gpt2": {},
     "deepseek": {"n_routed_experts": None, "n_shared_experts": 2},
     "mamba": {"num_experts": 1},
-    "granite": {"num_local_experts": 0, "num_experts_per_tok": 2, "num_selected_experts": 2},
+    "opt": {"num_local_experts": 0, "num_experts_per_tok": 2, "num_selected_experts": 2},
     "phi": {"num_experts": True, "num_shared_experts": 4, "expert_capacity": 64},
 }
 
@@ -194,7 +194,7 @@ def test_a_moe_of_another_family_is_called_one_wherever_it_counts_its_experts(mo
 
 @pytest.mark.parametrize("model_type", DENSE)
 def test_a_dense_model_is_called_one_whatever_else_it_says_of_experts(model_type: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=rf"'{model_type}' is not a Mixture-of-Experts model"):
+    with pytest.raises(UnsupportedModelError, match=rf"'{model_type}' is a family without experts"):
         family_of({"model_type": model_type, **DENSE[model_type]})
 
 

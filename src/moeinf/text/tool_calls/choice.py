@@ -9,7 +9,7 @@ from moeinf.text.tool_calls.syntaxes.granite import GRANITE
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
-from moeinf.text.tool_calls.syntaxes.mistral import MISTRAL
+from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
 from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
 
 # In this order, as the marks of Hermes stand in the templates of others, too.

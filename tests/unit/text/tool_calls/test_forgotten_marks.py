@@ -15,7 +15,7 @@ from moeinf.text.tool_calls.syntaxes.glm import GLM
 from moeinf.text.tool_calls.syntaxes.granite import GRANITE
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
-from moeinf.text.tool_calls.syntaxes.mistral import MISTRAL
+from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
 from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
 from tests.support.shown_text import apart
 from tests.support.tool_families import TOOLS

@@ -11,7 +11,7 @@ from moeinf.text.tool_calls.call_messages import described, fitted, in_templates
 from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.granite import GRANITE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
-from moeinf.text.tool_calls.syntaxes.mistral import MISTRAL
+from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
 
 
 def call(name: str = "f", arguments: Any = "{}", call_id: str | None = "call_1") -> dict[str, Any]:
