@@ -21,6 +21,7 @@ from moeinf import __version__
 from moeinf.bench.bench_verbs import bench, simulate, tune
 from moeinf.bench.forecast.forecast_verbs import doctor, fit, planned_text, stored_forecast
 from moeinf.config import RuntimeConfig
+from moeinf.config.batch_options import BatchOptions
 from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
@@ -85,12 +86,13 @@ def run(
     json: AsJson = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and how fast it would be.")] = False,
     *,
+    many: BatchOptions,
     options: ChatOptions,
     sampling: SamplingOptions,
     config: RuntimeConfig,
     quant: Quant = None,
 ) -> None:
-    """Answer a prompt, or chat. A model that is not stored yet is pulled first.
+    """Answer a prompt, or chat, or all requests of a file. A model that is not stored yet is pulled first.
 
     Where `moeinf serve` has the model loaded on this machine, it answers, unless options of the model ask for what
     it cannot do.
@@ -106,6 +108,14 @@ def run(
     if plan:
         return print(planned_text(model, config, quant))
     config = with_launched(config, model, quiet=options.quiet)
+    if many.batch is not None:
+        from moeinf.batch.batch_verb import BatchDefaults, answer_batch
+
+        if prompt or file or json:
+            given = "a prompt" if prompt else "--file" if file else "--json"
+            raise UsageError(f"--batch has its prompts in a file, and writes JSON; leave {given} out")
+        answer_batch(model, many, BatchDefaults(sampling, options, raw), config, quant)
+        return
     pictures, words = pictures_among(prompt or [])
     text = prompt_text(words, file)
     if not text and (raw or json):

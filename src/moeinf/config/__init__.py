@@ -32,6 +32,7 @@ class RuntimeConfig:
     translation: TranslationOptions = field(default_factory=TranslationOptions)
     pictures: bool = True  # no option: whoever knows that none will come saves the memory for them
     parallel: int = 1  # no option: answers that are made side by side; 0: as the memory has room for
+    in_bulk: bool = False  # no option: answers that nobody waits for, but for the last one
     many_conversations: bool = False  # no option: whoever serves them says so, and prefixes are kept by default
 
     def __post_init__(self) -> None:

@@ -218,7 +218,7 @@ def _generator(
     def sequence() -> CachedTokens:
         cache = next(caches, None) or network.new_cache(runner.plan.context)
         own = None if prefixes is None else beside(prefixes, cache)
-        return CachedTokens(cache, own, whole_pictures=whole_pictures)
+        return CachedTokens(cache, own, whole_pictures=whole_pictures, exact=host.config.in_bulk)
 
     sequences = Sequences(sequence, host.config.parallel)
     turns = Turns(name, host.config.parallel)

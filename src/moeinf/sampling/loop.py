@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from moeinf.models.layers.decoder import rounded_alike
 from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.sampling.step_queue import GaveWay, Interrupted, Seat
 from moeinf.types import Float32Array, Phase
@@ -117,16 +118,22 @@ class CachedTokens:
     """The tokens whose keys and values a cache holds, so that the next prompt reuses its common beginning.
 
     prefixes: where sequences are kept that had to leave the cache; None: nowhere.
+    exact: whether no more is reused than what has the bits that the prompt itself would give: of prompts, as many as
+    are rounded alike (docs/contributing/numerics.md), and not of answers.
     """
 
     cache: KvCache
     prefixes: Prefixes | None = None
     tokens: list[int] = field(default_factory=list)
     whole_pictures: bool = False  # whether no chunk may end within a picture, whose tokens have ids below 0
+    exact: bool = False
+    prompt_length: int = 0  # of the last prompt
 
     def begins_with(self, prompt: Sequence[int]) -> int:
         """How many tokens it and a prompt have in common, at their beginnings."""
         limit = min(len(self.tokens), len(prompt))
+        if self.exact:
+            limit = min(limit, self.prompt_length) if rounded_alike(self.prompt_length, len(prompt)) else 0
         return next((i for i in range(limit) if self.tokens[i] != prompt[i]), limit)
 
     def forget(self) -> None:
@@ -144,6 +151,7 @@ class CachedTokens:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
         common = min(self.begins_with(prompt), len(prompt) - 1)
         tokens, self.tokens = self.tokens, []  # of a cache that is changed until the end of this
+        self.prompt_length = len(prompt)
         if self.cache.outgrown(len(prompt)):
             if self.prefixes is not None:
                 self.prefixes.leave(tokens, 0)

@@ -24,6 +24,7 @@ MOST_WORDS = 25_000
 WORDS = {
     "README.md": 1_400,
     "apis.md": 1_300,
+    "batch.md": 700,
     "formats.md": 1_500,
     "gpu.md": 700,
     "models.md": 1_900,

@@ -136,7 +136,8 @@ def prefix_bytes_of(footprint: Footprint, config: RuntimeConfig, machine: Machin
         return 0
     asked = config.memory.prefix_memory
     if asked is None:
-        wanted = config.many_conversations or config.memory.prefix_disk is not None or footprint.info.state_bytes > 0
+        recurrent = footprint.info.state_bytes > 0 and not config.in_bulk  # of whose states not all are rounded alike
+        wanted = config.many_conversations or config.memory.prefix_disk is not None or recurrent
         asked = Share(PREFIX_PERCENT) if wanted else Bytes(0)
     num_bytes = asked.of(machine.available_bytes)
     return num_bytes if isinstance(asked, Bytes) else min(num_bytes, max(0, room) // PREFIX_SHARE)

@@ -11,9 +11,11 @@ from moeinf.engine.memory.plan import wanted_context
 from moeinf.hardware import Machine
 from moeinf.types import ModelInfo
 
-MOST: Final = 4  # unasked
+MOST: Final = 4  # unasked,
+MOST_IN_BULK: Final = 32  # and where nobody waits for a single answer
 SHARE: Final = 8  # of the memory at hand, what further sequences take unasked at most: an eighth,
 STREAMED_SHARE: Final = 32  # or a 32nd where experts are short of it, of which they would leave fewer in memory
+BULK_SHARE: Final = 4  # or a quarter: experts are then read once for all of a step
 FITS: Final = 0.75  # of the memory at hand: a model of that size or less is there as a whole
 
 
@@ -27,9 +29,9 @@ def sessions(config: RuntimeConfig, info: ModelInfo, model_bytes: int, machine: 
     if on_gpu or config.compute.workers or config.recording.trace:
         return 1
     room = config.memory.ram.of(machine.available_bytes) if config.memory.ram else machine.available_bytes
-    share = SHARE if model_bytes <= FITS * room else STREAMED_SHARE
+    share = BULK_SHARE if config.in_bulk else SHARE if model_bytes <= FITS * room else STREAMED_SHARE
     further = room // share // max(1, sequence_bytes(info, wanted_context(info, config)))
-    return max(1, min(MOST, 1 + further))
+    return max(1, min(MOST_IN_BULK if config.in_bulk else MOST, 1 + further))
 
 
 def with_sessions(footprint: Footprint, count: int) -> Footprint:

@@ -26,7 +26,13 @@ from moeinf.types import Activation, Expected, Float32Array, Profiler
 HEAD = "lm_head.weight"
 FEW_ROWS: Final = 8  # of one sequence, which the kernels attend with as with one token
 MOST_ROWS: Final = 64  # that they multiply as they multiply one
+
 QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
+
+
+def rounded_alike(one: int, other: int) -> bool:
+    """Whether passes of so many tokens round alike (docs/contributing/numerics.md)."""
+    return all((one <= limit) == (other <= limit) for limit in (FEW_ROWS, MOST_ROWS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Worker:
         self._stopping = threading.Event()
         self._why_not, self._ended = "the server is stopping; ask again later", False
         self._at_once = threading.Event()
-        self._running = RunningAnswers(partial(self._end, answered=True), self._at_once.is_set)
+        self._running: RunningAnswers[Job] = RunningAnswers(partial(self._end, answered=True), self._at_once.is_set)
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 

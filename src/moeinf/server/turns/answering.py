@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from typing import Protocol
 
 from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.sampling.logprobs import ChosenToken
-from moeinf.server.ask import Call, Chance, Chosen, Reading, Text, Thoughts
+from moeinf.server.ask import Ask, Call, Chance, Chosen, Event, Reading, Text, Thoughts
 from moeinf.server.http_errors import StoppingError
 from moeinf.server.prompt.thinking_field import think_for
-from moeinf.server.turns.job import Job
 from moeinf.text.text_stream import Piece
 from moeinf.text.tokenizer import Tokenizer
 
 
-def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Generator[None, None, Completion]:
+class Asking(Protocol):
+    """Who has asked something, and is told the answer: a client, or a line of a batch."""
+
+    @property
+    def ask(self) -> Ask: ...
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    def put(self, event: Event) -> None: ...
+
+
+def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator[None, None, Completion]:
     """Tells the job all but the end, which it returns; yields wherever the answer waits for a step of the model.
 
     stopping: asked between layers; True ends the answer within a token. Raises StoppingError for an answer that was
@@ -51,7 +63,7 @@ def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Generator[No
     return completion
 
 
-def _tell(piece: Piece, job: Job) -> None:
+def _tell(piece: Piece, job: Asking) -> None:
     call = piece.call
     if call is None:
         job.put(Text(piece.text, piece.thought))

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from moeinf.engine.completion import Completion
 from moeinf.engine.model import Model
 from moeinf.server.ask import Ended, Failed
-from moeinf.server.turns.answering import answer
-from moeinf.server.turns.job import Job
+from moeinf.server.turns.answering import Asking, answer
+
+J = TypeVar("J", bound=Asking)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Running:
-    job: Job
+class _Running(Generic[J]):
+    job: J
     pieces: Generator[None, None, Completion]
     load_s: float
 
 
-class RunningAnswers:
+class RunningAnswers(Generic[J]):
     """All of one model. Used by the worker's thread; others may look at `jobs`."""
 
-    def __init__(self, on_end: Callable[[Job, Ended | Failed], None], stopping: Callable[[], bool]) -> None:
+    def __init__(self, on_end: Callable[[J, Ended | Failed], None], stopping: Callable[[], bool]) -> None:
         """on_end: told how each answer ends. stopping: whether all are to end within a token."""
         self._on_end, self._stopping = on_end, stopping
         self._model: Model | None = None
-        self._running: tuple[_Running, ...] = ()  # replaced whole, so that other threads may look
+        self._running: tuple[_Running[J], ...] = ()  # replaced whole, so that other threads may look
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[J]:
         """The oldest first."""
         return [each.job for each in self._running]
 
@@ -37,7 +39,7 @@ class RunningAnswers:
     def has_place(self) -> bool:
         return self._model is None or len(self._running) < self._model.parallel
 
-    def begin(self, job: Job, model: Model, load_s: float) -> None:
+    def begin(self, job: J, model: Model, load_s: float) -> None:
         """load_s: seconds that the job waited for the model. The model is that of the others, if there are any."""
         self._model = model
         self._running += (_Running(job, answer(model, job, self._stopping), load_s),)
@@ -62,7 +64,7 @@ class RunningAnswers:
             self._on_end(each.job, Failed(error))
 
 
-def _advanced(running: _Running) -> Ended | Failed | None:
+def _advanced(running: _Running[J]) -> Ended | Failed | None:
     """How an answer has ended; None where it waits for a step."""
     try:
         next(running.pieces)

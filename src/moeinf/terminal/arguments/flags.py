@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.batch_options import BatchOptions
 from moeinf.config.bench_options import BenchOptions
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import Kind, Option, options
@@ -24,7 +25,7 @@ SamplingOptions = Annotated[dict[str, object], SamplingParams]
 
 _GROUPS = (
     *(RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions),
-    *(BenchOptions, SimulateOptions, GuessOptions),
+    *(BatchOptions, BenchOptions, SimulateOptions, GuessOptions),
 )
 _FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
     "bool": bool | None,

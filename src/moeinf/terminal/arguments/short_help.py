@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 # By verb: the names of the parameters that --help shows.
 SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (
-        *("file", "system", "think", "format", "json", "plan", "verbose", "temperature", "num_predict"),
+        *("file", "system", "think", "format", "json", "batch", "out", "plan", "verbose", "temperature", "num_predict"),
         *("context", "ram", "device", "quant"),
     ),
     "bench": (

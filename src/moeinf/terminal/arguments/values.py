@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.batch_options import BatchOptions
 from moeinf.config.bench_options import BenchOptions
 from moeinf.config.environment import history_wanted, variables_set, with_environment
 from moeinf.config.guess_options import GuessOptions
@@ -35,6 +36,7 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         ChatOptions: chat_options,
         PullOptions: lambda given: PullOptions(**given),  # type: ignore[arg-type]
         ServerOptions: server_options,
+        BatchOptions: lambda given: BatchOptions(**given),  # type: ignore[arg-type]
         BenchOptions: lambda given: BenchOptions(**given),  # type: ignore[arg-type]
         SimulateOptions: lambda given: SimulateOptions(**given),  # type: ignore[arg-type]
         GuessOptions: lambda given: GuessOptions(**given),  # type: ignore[arg-type]
