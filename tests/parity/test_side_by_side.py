@@ -1,4 +1,5 @@
-"""Several sequences in one step: each gets the logits that it gets alone, bit for bit, in every family."""
+"""Several sequences in one step, with tokens that are tried: each gets the logits that it gets alone and token by token,
+bit for bit, in every family."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ CONFIGS = all_configs()
 SCALE = 0.2
 CONTEXT = 256
 LENGTHS = (3, 75, 18)  # of the prompts: below and beyond what windows, chunks and pools have room for
+TRIED = ((3, 1, 8), (8, 2, 1), (1, 6, 2), (2, 3, 4))  # rows of each sequence in each step; one alone is not tried
+RIGHT = ((1, 1, 8), (5, 1, 1), (1, 4, 1), (2, 3, 2))  # of these, the first ones, that are tokens of the text
 ROWS = ((1, 1, 1), (1, 4, 0), (2, FEW_ROWS, 1), (0, 1, 3), (1, 0, 1))  # of each sequence in each step; 0: it sits out
 
 
@@ -39,7 +42,7 @@ def decoder_of(config: dict[str, Any], *, threads: int = 2, isa: str = "") -> De
 def texts(vocab_size: int) -> list[list[int]]:
     """A prompt and what follows it, for each sequence."""
     rng = np.random.default_rng(7)
-    following = [sum(rows[i] for rows in ROWS) for i in range(len(LENGTHS))]
+    following = [max(sum(rows[i] for rows in cut) for cut in (ROWS, RIGHT)) for i in range(len(LENGTHS))]
     sizes = [length + more for length, more in zip(LENGTHS, following, strict=True)]
     return [rng.integers(4, vocab_size, size).tolist() for size in sizes]
 
@@ -76,3 +79,39 @@ def test_each_sequence_gets_what_it_gets_alone(name: str) -> None:
     for one, other in zip(alone, together, strict=True):
         for first, second in zip(one, other, strict=True):
             np.testing.assert_array_equal(first, second)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def test_tokens_that_are_tried_count_as_far_as_they_are_right(name: str) -> None:
+    decoder = decoder_of(CONFIGS[name])
+    vocab, numbers = decoder.config.vocab_size, range(len(LENGTHS))
+    given = texts(vocab)
+
+    def prefilled(which: int) -> Any:
+        cache = decoder.new_cache(CONTEXT)
+        decoder.forward(given[which][: LENGTHS[which]], cache)
+        return cache
+
+    def part(which: int, at: int, step: int, cache: Any) -> NewTokens:
+        rows, right = TRIED[step][which], RIGHT[step][which]
+        wrong = [(token + 1) % vocab for token in given[which][at + right : at + rows]]
+        return NewTokens([*given[which][at : at + right], *wrong], cache, tried=rows > 1)
+
+    caches, ends = [prefilled(which) for which in numbers], list(LENGTHS)
+    found: list[list[Float32Array]] = [[] for _ in numbers]
+    for step in range(len(TRIED)):
+        parts = [part(which, ends[which], step, caches[which]) for which in numbers]
+        logits = iter(decoder.step(parts))
+        for which, each in enumerate(parts):
+            rows = [next(logits)[None] for _ in each.ids]
+            right = RIGHT[step][which]
+            found[which] += rows[:right]
+            ends[which] += right
+            if each.tried:
+                caches[which].commit(right)
+    for which in numbers:
+        cache = prefilled(which)
+        for at, logits in enumerate(found[which], LENGTHS[which]):
+            np.testing.assert_array_equal(decoder.forward([given[which][at]], cache), logits)
+        assert cache.length == caches[which].length

@@ -27,7 +27,7 @@ class NativeCompressedCore:
         self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
 
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
-        return RecurrentState(self._math, *kept_shapes(self._heads))
+        return RecurrentState(self._math, *kept_shapes(self._heads), rows_alone=True)
 
     def new_entries(self, capacity: int) -> EntryState[Float32Array]:
         return EntryState(self._memory, self._heads, capacity)
@@ -37,10 +37,10 @@ class NativeCompressedCore:
         self._rows = np.concatenate(
             [state.conv, turned_at_end(self._math, rows[:, None], *positions, interleaved=True)[:, 0]]
         )
-        state.new_conv[...] = self._rows[len(rows) :]
+        state.new_conv[...] = self._rows[len(self._rows) - len(state.new_conv) :]
         if raw is not None:
             joined = np.concatenate([state.heads, raw])
-            state.new_heads[...] = joined[len(raw) :]
+            state.new_heads[...] = joined[len(joined) - len(state.new_heads) :]
             self._store_entries(joined, len(raw), cache)
 
     def _store_entries(self, raw: Float32Array, tokens: int, cache: Cache) -> None:

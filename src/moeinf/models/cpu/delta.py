@@ -48,7 +48,8 @@ class NativeDeltaNet(OneByOne[Float32Array, object]):
 
     def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
-        self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
+        for piece in state.pieces(len(x), len(x)):
+            self._native.run(x[piece.rows], *piece[1:])
 
 
 def _lengths(key_dim: int, length: float) -> Float32Array:

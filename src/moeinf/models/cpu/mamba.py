@@ -42,7 +42,8 @@ class NativeMamba2(OneByOne[Float32Array, object]):
 
     def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
-        self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
+        for piece in state.pieces(len(x), len(x)):
+            self._native.run(x[piece.rows], *piece[1:])
 
 
 class NativeScan:

@@ -315,7 +315,8 @@ class Decoder:
     def step(
         self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None, *, last_only: bool = True
     ) -> Float32Array:
-        """Logits [parts or tokens, vocab] of tokens of several sequences, which go through the layers together.
+        """Logits [parts or tokens, vocab] of tokens of several sequences, which go through the layers together; of a part
+        whose tokens are tried, those of each of them.
 
         Arguments as of `forward`; each part is a pass of its own, and gets the logits that it would get alone: on the
         CPU bit for bit, if it is the only one, or if none is of a pass of more than FEW_ROWS tokens, and all together
@@ -332,14 +333,17 @@ class Decoder:
                 decoder._run(layers, x, kinds, between_layers)
             if self._others:
                 x = self._layers.carried(x)
-            pick = self._last_rows(spans) if last_only else lambda rows: rows
+            pick = self._rows_of_logits(parts, spans) if last_only else lambda rows: rows
             logits = self._head(self._stem.end(x, pick))[:, : self.config.logits.count]
             for part in parts:
-                part.cache.commit(len(part.ids))
+                if not part.tried:
+                    part.cache.commit(len(part.ids))
             cap, math = self.config.logits.cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap
 
         self._profiler.lap("other")
+        for part in parts:
+            part.cache.begin_pass(len(part.ids) if part.tried else 0)
         inputs = [self._inputs(part) for part in parts]
         x = inputs[0] if len(inputs) == 1 else self._layers.weights.math.concatenate(inputs, 0)
         size = max(part.of_tokens or len(part.ids) for part in parts)
@@ -353,7 +357,7 @@ class Decoder:
 
     def _inputs(self, part: NewTokens) -> Array:
         """What layers are given of a part, whose sequence is told how far it goes."""
-        ids, cache, of_tokens = part
+        ids, cache, of_tokens, _ = part
         reach = max(of_tokens, cache.length + len(ids))
         assert not cache.outgrown(reach), "the caller begins such a sequence anew"
         cache.reach = reach
@@ -369,17 +373,23 @@ class Decoder:
         return [
             [
                 Span(slice(end - len(ids), end), cache, rotary(cache.length, len(ids), cache))
-                for (ids, cache, _), end in zip(parts, ends, strict=True)
+                for (ids, cache, *_), end in zip(parts, ends, strict=True)
             ]
             for rotary in self._rotaries
         ]
 
-    def _last_rows(self, spans: Sequence[Span[Positions]]) -> Callable[[Hidden], Hidden]:
-        """What picks the row of each span's last token."""
+    def _rows_of_logits(
+        self, parts: Sequence[NewTokens], spans: Sequence[Span[Positions]]
+    ) -> Callable[[Hidden], Hidden]:
+        """What picks the row of each part's last token, and all rows of one that is tried."""
         if len(spans) == 1:
-            return lambda x: x[-1:]
-        ends, joined = [span.rows.stop for span in spans], self._layers.weights.math.concatenate
-        return lambda x: joined([x[end - 1 : end] for end in ends], 0)
+            return lambda x: x if parts[0].tried else x[-1:]
+        joined = self._layers.weights.math.concatenate
+        picked = [
+            span.rows if part.tried else slice(span.rows.stop - 1, span.rows.stop)
+            for part, span in zip(parts, spans, strict=True)
+        ]
+        return lambda x: joined([x[rows] for rows in picked], 0)
 
     def _run(
         self,

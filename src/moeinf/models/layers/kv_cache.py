@@ -26,7 +26,8 @@ class LayerState(Protocol):
         """Forgets all but the first `length` tokens; of a state that does not rewind, length is 0."""
         ...
 
-    # One that does not rewind keeps what a pass makes of it apart until `commit()`: a pass may be given up half-way.
+    # One that does not rewind keeps what a pass makes of it apart until `commit(rows)`: a pass may be given up half-way.
+    # In front of one that is tried, `try_rows(rows)` tells its rows, any number of which may then be committed.
 
 
 @runtime_checkable
@@ -73,6 +74,7 @@ class Cache:
         self.reach = 0  # tokens of the sequence, with those of its prompt that are still to come: by it they are turned
         self.length = 0  # tokens that every layer has stored
         self.pictures: Sequence[SoftTokens] = ()  # of the sequence, in order
+        self._tried = 0  # tokens of the last pass, if they were tried
         self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
         self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
 
@@ -94,7 +96,8 @@ class Cache:
         self.length += num_tokens
 
     def commit(self, num_tokens: int) -> None:
-        """Called at the end of a pass, as its last work on the device: every layer has stored its tokens.
+        """Called at the end of a pass, as its last work on the device: every layer has stored its tokens. Of tokens that
+        are tried (NewTokens) it is called later, by whoever knows how many of them are right, or not at all.
 
         They are counted first. Where an error or an interrupt then keeps the caller from noting them, the length tells
         that recurrent states have seen more than it knows of.
@@ -102,7 +105,15 @@ class Cache:
         self.advance(num_tokens)
         for state in self.states:
             if not state.rewinds:
-                state.commit()
+                state.commit(num_tokens)
+
+    def begin_pass(self, tried: int) -> None:
+        """tried: how many tokens the next pass has, of which `commit` is told later how many count; 0: it has no such."""
+        if tried or self._tried:
+            self._tried = tried
+            for state in self.states:
+                if not state.rewinds:
+                    state.try_rows(tried)
 
     @property
     def rewinds(self) -> bool:
@@ -188,6 +199,7 @@ class NewTokens(NamedTuple):
     ids: Sequence[int]
     cache: Cache
     of_tokens: int = 0  # of the pass that they are a part of, as a prompt goes in chunks; 0: they are all of it
+    tried: bool = False  # some may be wrong: each has its row of logits, and the cache counts none before its `commit`
 
 
 P_co = TypeVar("P_co", covariant=True)

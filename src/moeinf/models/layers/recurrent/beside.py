@@ -69,7 +69,7 @@ class DynamicConvolution(Generic[A]):
     def __call__(self, x: A, before: A, left: A, given: A) -> A:
         """As Convolution; given [tokens, width]."""
         tokens, seen = len(x), self._math.concatenate([before, x], 0)
-        left[...] = seen[tokens:]
+        left[...] = seen[len(seen) - len(left) :]
         own = self._project(given).reshape(tokens, self._heads, self._kernel)
         by_head = seen.reshape(len(seen), self._heads, -1)
         total = by_head[self._kernel - 1 :] * (self._static[:1] + own[:, :, :1])

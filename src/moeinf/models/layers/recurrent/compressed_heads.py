@@ -87,7 +87,7 @@ class CompressedHeads(Generic[A]):
 
     def new_state(self, capacity: int) -> RecurrentState[A]:
         c = self._config
-        return RecurrentState(self._math, (c.before, c.queries + c.keys), (1, c.keys // 2))
+        return RecurrentState(self._math, (c.before, c.queries + c.keys), (1, c.keys // 2), rows_alone=True)
 
     def __call__(self, hidden: A, state: RecurrentState[A]) -> tuple[A, A, A]:
         """hidden [tokens, hidden_size]; state: what the tokens before left, where these leave theirs."""
@@ -102,7 +102,7 @@ class CompressedHeads(Generic[A]):
     def _convolved(self, both: A, state: RecurrentState[A]) -> A:
         c, math, tokens = self._config, self._math, len(both)
         seen = math.concatenate([state.conv, both], 0)
-        state.new_conv[...] = seen[tokens:]
+        state.new_conv[...] = seen[len(seen) - len(state.new_conv) :]
         count, size = tokens + c.by_head - 1, c.attention.head_dim
         mixed = seen[:count] * self._taps[0]
         for i, taps in enumerate(self._taps[1:], 1):
@@ -127,7 +127,7 @@ class CompressedHeads(Generic[A]):
 
     def _values(self, hidden: A, state: RecurrentState[A]) -> A:
         delayed = self._math.concatenate([state.heads, self._delayed(hidden)], 0)
-        state.new_heads[...] = delayed[len(hidden) :]
+        state.new_heads[...] = delayed[len(delayed) - len(state.new_heads) :]
         late = delayed[: len(hidden)]
         late = late if self._delayed_bias is None else late + self._delayed_bias
         return self._math.concatenate([self._current(hidden), late], 1)

@@ -25,9 +25,9 @@ class Convolution(Generic[A]):
 
     def __call__(self, x: A, before: A, left: A) -> A:
         """x [tokens, channels] -> the same. before [kernel - 1, channels]: the inputs in front of x; fills `left`,
-        which may be `before`, with those that the tokens behind x will see."""
+        which may be `before`, with the last ones, of which it has those that the tokens behind x will see."""
         tokens, seen = len(x), self._math.concatenate([before, x], 0)
-        left[...] = seen[tokens:]
+        left[...] = seen[len(seen) - len(left) :]
         total = seen[:tokens] * self._taps[0]
         for i, taps in enumerate(self._taps[1:], 1):
             at = i * self._dilation

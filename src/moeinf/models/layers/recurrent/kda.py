@@ -18,7 +18,7 @@ from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState
 from moeinf.types import Workspace
 
 _WIDEST = 1 << 15  # numbers of all heads together
@@ -102,24 +102,21 @@ class Kda(OneByOne[A, object]):
 
     def add_to(self, x: A, cache: Cache, positions: object) -> None:
         state: RecurrentState[A] = cache.states[self._layer]
-        conv, heads = state.conv, state.heads
-        for start in range(0, len(x), SLICE):
-            self._add_to(x[start : start + SLICE], state, conv, heads)
-            conv, heads = state.new_conv, state.new_heads
+        for piece in state.pieces(len(x), SLICE):
+            self._add_to(x[piece.rows], piece)
 
-    def _add_to(self, x: A, state: RecurrentState[A], conv: A, heads: A) -> None:
-        """conv, heads: what the tokens before left."""
+    def _add_to(self, x: A, piece: Piece[A]) -> None:
         c, math, tokens = self._config, self._math, len(x)
         hidden, by_head = self._norm(x), (tokens, c.num_heads, c.head_dim)
         mixed = []
         for i, (project, convolve) in enumerate(zip(self._projections, self._convolutions, strict=True)):
             channels = (slice(None), slice(i * c.width, (i + 1) * c.width))
-            seen = convolve(project(hidden), conv[channels], state.new_conv[channels])
+            seen = convolve(project(hidden), piece.conv[channels], piece.new_conv[channels])
             mixed.append(math.silu(seen).reshape(*by_head))
         q, k, v = mixed
         gate, decay = self._gates(hidden), self._decays((self._steps(hidden) + self._step).reshape(*by_head))
         rate = math.sigmoid(self._rate(hidden))
-        out = self._rule(self._unit(q) * c.head_dim**-0.5, self._unit(k), v, decay, rate, heads, state.new_heads)
+        out = self._rule(self._unit(q) * c.head_dim**-0.5, self._unit(k), v, decay, rate, piece.heads, piece.new_heads)
         gated = self._head_norm(out.reshape(-1, c.head_dim)) * math.sigmoid(gate.reshape(-1, c.head_dim))
         out = self._output(gated.reshape(tokens, c.width))
         x[...] = out if self._replaces else x + out

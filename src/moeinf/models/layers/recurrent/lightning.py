@@ -96,10 +96,8 @@ class Lightning(OneByOne[A, object]):
 
     def add_to(self, x: A, cache: Cache, positions: object) -> None:
         state: RecurrentState[A] = cache.states[self._layer]
-        heads = state.heads
-        for start in range(0, len(x), SLICE):
-            self._add_to(x[start : start + SLICE], heads, state.new_heads)
-            heads = state.new_heads
+        for piece in state.pieces(len(x), SLICE):
+            self._add_to(x[piece.rows], piece.heads, piece.new_heads)
 
     def _add_to(self, x: A, heads: A, new_heads: A) -> None:
         """heads: what the tokens before left."""

@@ -16,7 +16,7 @@ from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState
 from moeinf.types import Workspace
 
 SLICE = 128  # tokens that are projected at once
@@ -65,22 +65,19 @@ class Mamba1(OneByOne[Array, object]):
 
     def add_to(self, x: Hidden, cache: Cache, positions: object) -> None:
         state: RecurrentState[Array] = cache.states[self._layer]
-        conv, heads = state.conv, state.heads
-        for start in range(0, len(x), SLICE):
-            self._add_to(x[start : start + SLICE], state, conv, heads)
-            conv, heads = state.new_conv, state.new_heads
+        for piece in state.pieces(len(x), SLICE):
+            self._add_to(x[piece.rows], piece)
 
-    def _add_to(self, x: Hidden, state: RecurrentState[Array], conv: Array, heads: Array) -> None:
-        """conv, heads: what the tokens before left."""
+    def _add_to(self, x: Hidden, piece: Piece[Array]) -> None:
         c, math = self._config, self._math
         projected = self._input(self._norm(x))
-        values = math.silu(self._convolution(projected[:, : c.inner], conv, state.new_conv))
+        values = math.silu(self._convolution(projected[:, : c.inner], piece.conv, piece.new_conv))
         made = self._made(values)
         ends = (c.rank, c.rank + c.state_size)
         steps = math.softplus(self._steps(self._step_norm(made[:, : ends[0]])))
         k, q = self._key_norm(made[:, ends[0] : ends[1]]), self._query_norm(made[:, ends[1] :])
-        weighted, out, now = values * steps, values * self._skip, state.new_heads
-        now[...] = heads
+        weighted, out, now = values * steps, values * self._skip, piece.new_heads
+        now[...] = piece.heads
         for t in range(len(x)):
             now *= math.exp(steps[t : t + 1].T * self._rates)
             now += weighted[t : t + 1].T * k[t : t + 1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -11,30 +12,85 @@ from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.types import ByteArray
 
 
+class Piece(NamedTuple, Generic[A]):
+    """Tokens that go through a layer at once, and what they find and leave."""
+
+    rows: slice  # of the pass
+    conv: A
+    heads: A
+    new_conv: A
+    new_heads: A
+
+
 class RecurrentState(Generic[A]):
     """The inputs that a convolution still sees, and the state of each head.
 
     A pass reads `conv` and `heads` and writes `new_conv` and `new_heads`, which count when it is over (`commit`): one
-    that is given up half-way has changed nothing.
+    that is given up half-way has changed nothing. Of a pass whose tokens are tried, `new_conv` has room for what
+    every one of them leaves, one row more for each; so have `new_heads` where they are such rows, too, and else they
+    are one array for each token, as `pieces` gives them out.
     """
 
     rewinds = False
 
-    def __init__(self, math: ArrayMathOf[A], conv: tuple[int, int], heads: tuple[int, ...]) -> None:
-        """The shapes of both; an empty one has a 0 in it."""
-        self._math = math
+    def __init__(
+        self, math: ArrayMathOf[A], conv: tuple[int, int], heads: tuple[int, ...], *, rows_alone: bool = False
+    ) -> None:
+        """The shapes of both; an empty one has a 0 in it. rows_alone: `heads`, too, are rows of the last inputs."""
+        self._math, self._rows_alone = math, rows_alone
         self.conv, self.new_conv = (math.zeros(conv) for _ in range(2))
         self.heads, self.new_heads = (math.zeros(heads) for _ in range(2))
         self._in_conv = conv[0] * conv[1]
         self.num_bytes = 4 * (self._in_conv + prod(heads))  # what the next pass reads
+        self._usual = self.new_conv, self.new_heads  # of a pass that is not tried
+        self._tried = 0  # tokens of the running pass, if it is
+        self._each: list[A] = []  # the heads that each token of such a pass leaves
 
-    def commit(self) -> None:
-        if isinstance(self.heads, np.ndarray):
+    def try_rows(self, rows: int) -> None:
+        """The next pass has so many tokens, and `commit` is told how many of them count; 0: it is not tried."""
+        if not self._tried:
+            self._usual = self.new_conv, self.new_heads
+        self._tried, more = rows, rows - 1
+        if not rows:
+            self.new_conv, self.new_heads = self._usual
+            return
+        self.new_conv = self._math.zeros((len(self.conv) + more, *self.conv.shape[1:]))
+        if self._rows_alone:
+            self.new_heads = self._math.zeros((len(self.heads) + more, *self.heads.shape[1:]))
+        else:
+            self._each += [self._math.zeros(self.heads.shape) for _ in range(len(self._each), rows)]
+
+    def pieces(self, tokens: int, most: int) -> Iterator[Piece[A]]:
+        """A pass of so many tokens in pieces of at most `most`; one by one where they are tried."""
+        conv, heads = self.conv, self.heads
+        for start in range(0, tokens, 1 if self._tried else most):
+            if self._tried:
+                new_conv, new_heads = self.new_conv[start : start + len(conv)], self._each[start]
+                yield Piece(slice(start, start + 1), conv, heads, new_conv, new_heads)
+            else:
+                new_conv, new_heads = self.new_conv, self.new_heads
+                yield Piece(slice(start, start + most), conv, heads, new_conv, new_heads)
+            conv, heads = new_conv, new_heads
+
+    def commit(self, rows: int) -> None:
+        """rows: tokens of the pass that count; all of them, unless they were tried."""
+        if self._tried:
+            self._commit_tried(rows)
+        elif isinstance(self.heads, np.ndarray):
             self.conv, self.new_conv = self.new_conv, self.conv
             self.heads, self.new_heads = self.new_heads, self.heads
         else:  # work captured on a device reads and writes the same memory at every repetition
             self.conv[...] = self.new_conv
             self.heads[...] = self.new_heads
+
+    def _commit_tried(self, rows: int) -> None:
+        first = rows - 1
+        self.conv[...] = self.new_conv[first : first + len(self.conv)]
+        if self._rows_alone:
+            self.heads[...] = self.new_heads[first : first + len(self.heads)]
+        else:
+            self.heads, self._each[first] = self._each[first], self.heads
+        self.try_rows(0)
 
     def truncate(self, length: int) -> None:
         assert length == 0

@@ -151,12 +151,22 @@ class LastTokens:
         self._end = config.end_id
         self.ids: IntArray = np.full(config.size - 1, self._end, np.int64)
         self.num_bytes = self.ids.nbytes
+        self._tried: IntArray | None = None  # the ids of a pass that is tried
 
     def add(self, ids: IntArray) -> None:
-        self.ids = np.concatenate([self.ids, ids])[-len(self.ids) :]
+        """Called behind the pass, as what this holds is no work of a device."""
+        if self._tried is None:
+            self.ids = np.concatenate([self.ids, ids])[-len(self.ids) :]
+        else:
+            self._tried = ids
 
-    def commit(self) -> None:
-        pass  # `add` is called behind the pass, as what this holds is no work of a device
+    def try_rows(self, rows: int) -> None:
+        self._tried = self.ids[:0] if rows else None
+
+    def commit(self, rows: int) -> None:
+        if self._tried is not None:
+            ids, self._tried = self._tried[:rows], None
+            self.add(ids)
 
     def truncate(self, length: int) -> None:
         assert length == 0
