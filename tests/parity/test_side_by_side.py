@@ -1,4 +1,4 @@
-"""Several sequences in one step, with tokens that are tried: each gets the logits that it gets alone and token by token,
+"""Several sequences in one step, and tokens that are tried: each gets the logits that it gets alone, token by token,
 bit for bit, in every family."""
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def test_tokens_that_are_tried_count_as_far_as_they_are_right(name: str) -> None
     found: list[list[Float32Array]] = [[] for _ in numbers]
     for step in range(len(TRIED)):
         parts = [part(which, ends[which], step, caches[which]) for which in numbers]
-        logits = iter(decoder.step(parts))
+        every = iter(decoder.step(parts))
         for which, each in enumerate(parts):
-            rows = [next(logits)[None] for _ in each.ids]
+            rows = [next(every)[None] for _ in each.ids]
             right = RIGHT[step][which]
             found[which] += rows[:right]
             ends[which] += right

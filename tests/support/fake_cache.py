@@ -81,11 +81,13 @@ class FakeCache:
 
     def step(self, parts: Sequence[NewTokens], between_layers: object = None) -> Float32Array:
         """Computes behind what the cache holds, whatever that is: rows of other tokens give other logits."""
-        ((token_ids, cache, of_tokens),) = parts
+        ((token_ids, cache, of_tokens, tried),) = parts
         assert id(cache) == id(self)
         reach = max(of_tokens, self.length + len(token_ids))
         assert not self.outgrown(reach)
         self.reach = reach
+        start, state, found = self.length, self.state.copy(), list[Float32Array]()
+        self._after = list[ByteArray]()
         for token in token_ids:
             token += self.positions * 1000
             before = self.rows[: self.length].tobytes() if self.rewinds else self.state.tobytes()
@@ -95,6 +97,17 @@ class FakeCache:
                 self.state[...] = np.frombuffer(seen, np.uint8)
             self.length += 1
             self.computed += 1
+            self._after.append(self.state.copy())
+            found.append(self._logits())
+        if tried:
+            self.length, self.state = start, state
+        return np.stack(found if tried else found[-1:])
+
+    def _logits(self) -> Float32Array:
         everything = self.rows[: self.length].tobytes() + (b"" if self.rewinds else self.state.tobytes())
         numbers = hashlib.blake2b(everything, digest_size=4 * VOCABULARY).digest()
-        return np.frombuffer(numbers, np.uint32).astype(np.float32)[None]
+        return np.frombuffer(numbers, np.uint32).astype(np.float32)
+
+    def commit(self, num_tokens: int) -> None:
+        self.length += num_tokens
+        self.state = self._after[num_tokens - 1]

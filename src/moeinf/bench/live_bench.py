@@ -299,7 +299,7 @@ def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str) -> R
         "link_share": _share(missed, setting["link_gb_per_s"]),
         "weights_gb_per_s": round(used, 3),
         "memory_share": _share(used, setting["memory_gb_per_s"]),
-        "peak_rss_bytes": max(s.peak_rss_bytes for s in stats),
+        "peak_rss_bytes": max(s.peak.rss for s in stats),
         "profile_ms": {} if prefill else _profile(stats),
     }
 

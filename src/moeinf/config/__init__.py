@@ -11,6 +11,7 @@ from moeinf.config.run_options import (
     MemoryOptions,
     ReadingOptions,
     RecordingOptions,
+    SpeculationOptions,
     TranslationOptions,
 )
 from moeinf.config.size import size_of
@@ -28,6 +29,7 @@ class RuntimeConfig:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     experts: ExpertOptions = field(default_factory=ExpertOptions)
     reading: ReadingOptions = field(default_factory=ReadingOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     recording: RecordingOptions = field(default_factory=RecordingOptions)
     translation: TranslationOptions = field(default_factory=TranslationOptions)
     pictures: bool = True  # no option: whoever knows that none will come saves the memory for them

@@ -190,6 +190,24 @@ class ReadingOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Which tokens are guessed at, so that a step computes several."""
+
+    speculate: str = option(
+        "auto",
+        "Guess at the next tokens and check several in one step: auto (where that is faster, on the CPU), off, or "
+        "always. Answers stay the same. [default: {default}]",
+        metavar="WHEN",
+    )
+    draft_max: int = option(7, "Most tokens that a step guesses at. [default: {default}]", metavar="N")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.speculate not in _SPECULATE:
+            raise UsageError(f"unknown --speculate {self.speculate!r}; known: {', '.join(_SPECULATE)}")
+
+
+@dataclass(frozen=True, slots=True)
 class RecordingOptions:
     """Where the routing of requests is recorded."""
 
@@ -228,6 +246,7 @@ class TranslationOptions:
         _check(self)
 
 
+_SPECULATE = ("auto", "off", "always")
 _READERS = ("native", "pure")
 _KV_CACHES = ("auto", "f32", "f16", "bf16", "q8_0")
 # Upper bounds are far beyond what helps, and below what a kernel refuses in words that help nobody.
@@ -238,6 +257,7 @@ _RANGES: Mapping[str, tuple[int, int | None]] = {
     "queue_depth": (1, 1024),
     "num_beams": (1, 1024),
     "picture_tokens": (4, 16384),
+    "draft_max": (1, 7),
 }
 _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {  # of each kind, and how an error calls it
     "bool": (bool, "True or False"),

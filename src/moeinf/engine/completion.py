@@ -12,6 +12,7 @@ from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.loop import Source
 from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.speculation.drafts import DraftCounts
 from moeinf.sampling.step_queue import SOMEBODY, Asker
 from moeinf.text.text_stream import CallPart, Piece
 from moeinf.types import JsonMapping, Message, Tool
@@ -60,6 +61,14 @@ class Request:
 
 
 @dataclass(slots=True)
+class PeakMemory:
+    """The most memory that was ever taken, in bytes."""
+
+    rss: int = 0  # of the process so far
+    vram: int = 0  # of the GPU's memory, the driver's own context not counted
+
+
+@dataclass(slots=True)
 class GenerationStats:
     """Counts and seconds of one request, prefill and decode apart; rates are left to whoever prints them."""
 
@@ -74,8 +83,8 @@ class GenerationStats:
     prefill_cache: CacheStats = field(default_factory=CacheStats)
     decode_cache: CacheStats = field(default_factory=CacheStats)
     decode_laps: dict[str, float] = field(default_factory=dict)  # where the time of the decode steps went, by name
-    peak_rss_bytes: int = 0  # of the process so far
-    peak_vram_bytes: int = 0  # of the GPU's memory, the driver's own context not counted
+    peak: PeakMemory = field(default_factory=PeakMemory)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     seed: int = 0  # that the answer was drawn with
 
     @property

@@ -12,6 +12,7 @@ from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.engine.activation_file import ActivationFile
 from moeinf.engine.answers.decoder_only import DecoderOnly, refuse_translation
+from moeinf.engine.answers.drafting import Drafting
 from moeinf.engine.answers.generator import Generator
 from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.answers.prompts import Prompts
@@ -222,7 +223,25 @@ def _generator(
 
     sequences = Sequences(sequence, host.config.parallel)
     turns = Turns(name, host.config.parallel)
-    return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa)
+    drafting = _drafting(context, runner)
+    return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa, drafting)
+
+
+def _drafting(context: BuildContext, runner: ModelRunner) -> Drafting | None:
+    """Raises UsageError where tokens are to be guessed at that cannot be."""
+    config, name = context.host.config, context.weights.stored.name
+    why = ""
+    if context.weights.family.encoder_input is not None:
+        why = f"{name} is an encoder-decoder model"
+    elif not runner.cuts_prompts:
+        why = "on a GPU a token computed beside others is rounded otherwise"
+    elif config.recording.trace:
+        why = "--trace records the tokens of answers alone"
+    elif context.recorded is not None:
+        why = "recorded routing has no place for tokens that were not answered"
+    if why and config.speculation.speculate == "always":
+        raise UsageError(f"--speculate always: {why}; leave it out")
+    return None if why or config.speculation.speculate == "off" else Drafting(config.speculation)
 
 
 def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, tokenizer: Tokenizer) -> PrefixStore | None:

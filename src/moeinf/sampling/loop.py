@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from moeinf.models.layers.decoder import rounded_alike
 from moeinf.models.layers.soft_tokens import SoftTokens
+from moeinf.sampling.speculation.depth import Speculation
+from moeinf.sampling.speculation.drafts import NOTHING
 from moeinf.sampling.step_queue import GaveWay, Interrupted, Seat
 from moeinf.types import Float32Array, Phase
 
@@ -23,6 +25,10 @@ class KvCache(Protocol):
 
     def outgrown(self, length: int) -> bool:
         """Whether what it holds is of no use to a sequence of so many tokens."""
+        ...
+
+    def commit(self, num_tokens: int) -> None:
+        """Counts the first tokens of a pass that was tried."""
         ...
 
     def truncate(self, length: int) -> int:
@@ -215,12 +221,14 @@ def generate(
     *,
     max_tokens: int,
     chunk: int,
-) -> Iterator[int | None]:
+    speculation: Speculation | None = None,
+) -> Generator[int | None, None, None]:
     """Yields tokens until `max_tokens`, a full cache, or an interrupt; the caller ends it at an end-of-sequence token.
 
     Yields None where it waits for a step (step_queue.py). prompt: at least one token, and room for one more in the
     cache (the caller checks); it goes in chunks of at most `chunk` tokens. Interrupted is raised only inside; what was
-    generated before it stays valid.
+    generated before it stays valid. speculation: guesses at tokens, which a step takes along; each is a token of the
+    answer if the chooser draws it, from the logits that it would have been given anyway.
     """
     try:
         started = time.perf_counter()
@@ -234,20 +242,51 @@ def generate(
         monitor.timing.prefill_s = time.perf_counter() - started
         yield token
         monitor.begin("decode")
-        for _ in range(min(max_tokens - 1, sequence.cache.capacity - len(prompt))):
+        left = min(max_tokens - 1, sequence.cache.capacity - len(prompt))
+        while left > 0:
             monitor.check()
             started = time.perf_counter()
             history.append(token)
+            guess = NOTHING if speculation is None else speculation.draft(history, _room(seat, sequence, left))
             if sequence.cache.outgrown(len(sequence.tokens) + 1):
                 logits = yield from _computed(seat, sequence, [*sequence.tokens, token], monitor, chunk)
             else:
-                logits = yield from seat.through([token], sequence.cache, monitor.check)
-                sequence.tokens.append(token)
-            token = chooser.sample(logits[-1], history)
-            monitor.timing.token_s.append(time.perf_counter() - started)
-            yield token
+                logits = yield from seat.through(
+                    [token, *guess.ids], sequence.cache, monitor.check, tried=bool(guess.ids)
+                )
+                if not guess.ids:
+                    sequence.tokens.append(token)
+                    if speculation is not None:
+                        speculation.single(seat.last_step)
+            fed, right, step = token, 0, seat.last_step
+            try:
+                for row, expected in zip(logits, (*guess.ids, None), strict=True):
+                    token = chooser.sample(row, history)
+                    right, left = right + 1, left - 1
+                    monitor.timing.token_s.append(time.perf_counter() - started)
+                    yield token
+                    if token != expected:
+                        break
+                    started = time.perf_counter()
+                    history.append(token)
+            finally:
+                if guess.ids and right and speculation is not None:
+                    sequence.cache.commit(right)
+                    sequence.tokens += [fed, *guess.ids[: right - 1]]
+                    speculation.tried(guess, right - 1, step)
     except Interrupted:
         return
+    finally:
+        if speculation is not None:
+            speculation.close()
+
+
+def _room(seat: Seat, sequence: CachedTokens, left: int) -> int:
+    """How many guesses a step has room for: of the tokens that may still come, and of those that keep the positions."""
+    most = min(left, seat.most_rows) - 1
+    while most > 0 and sequence.cache.outgrown(len(sequence.tokens) + 1 + most):
+        most -= 1
+    return most
 
 
 def _computed(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from moeinf.errors import DeviceError, MoeinfError
 from moeinf.models.layers.decoder import FEW_ROWS, MOST_ROWS
@@ -51,8 +51,17 @@ SOMEBODY: Final = Asker()
 
 class StepModel(Protocol):
     def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None]) -> Float32Array:
-        """Logits [parts, vocab] behind the tokens of each: see Decoder.step."""
+        """Logits [parts, vocab] behind the tokens of each, and of one that is tried [its tokens, vocab]: see
+        Decoder.step."""
         ...
+
+
+class StepFacts(NamedTuple):
+    seconds: float
+    parts: int  # sequences that it took along
+
+
+NO_STEP: Final = StepFacts(0.0, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +73,12 @@ class _Waiting:
     asker: Asker
     logits: Float32Array | None = None
     error: BaseException | None = None
+    step: StepFacts | None = None  # that took them through
+
+    @property
+    def rows(self) -> int:
+        """Of logits."""
+        return len(self.part.ids) if self.part.tried else 1
 
     @property
     def done(self) -> bool:
@@ -98,16 +113,18 @@ class Seat:
     makes_steps: bool = False
     asker: Asker = SOMEBODY
     waiting: _Waiting | None = None
+    last_step: StepFacts = NO_STEP  # that took its tokens through
 
     def through(
-        self, ids: Sequence[int], cache: Any, check: Callable[[], None], *, of_tokens: int = 0
+        self, ids: Sequence[int], cache: Any, check: Callable[[], None], *, of_tokens: int = 0, tried: bool = False
     ) -> Generator[None, None, Float32Array]:
         """Returns logits [1, vocab] behind the last of the tokens, which a step takes through; yields until it has.
 
+        tried: as of NewTokens; the logits are those behind each of the tokens.
         Raises what the step raised, Interrupted where `check` did so, GaveWay for a piece of a prompt that was given up
         for others; the cache is then as it was before.
         """
-        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens), check, self.asker)
+        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens, tried), check, self.asker)
         try:
             while not waiting.done:
                 if self.makes_steps:
@@ -118,13 +135,19 @@ class Seat:
             self.waiting = None
         if waiting.error is not None:
             raise waiting.error
-        assert waiting.logits is not None
+        assert waiting.logits is not None and waiting.step is not None
+        self.last_step = waiting.step
         return waiting.logits
 
     @property
     def alone(self) -> bool:
         """Whether nobody else waits."""
         return self.steps.seats == [self]
+
+    @property
+    def most_rows(self) -> int:
+        """How many tokens may go through at once: as many as all have room for in one step."""
+        return max(1, min(FEW_ROWS, MOST_ROWS // len(self.steps.seats)))
 
     def piece(self, most: int) -> int:
         """How many tokens of a prompt to read next, of `most` that there is memory for."""
@@ -227,6 +250,7 @@ class Steps:
                 raise Interrupted
 
         between_layers = check or (check_all if len(going) > 1 else going[0].check)
+        began = time.perf_counter()
         try:
             logits = self.model.step([each.part for each in going], between_layers)
         except MoeinfError as error:
@@ -239,8 +263,10 @@ class Steps:
                 raise
             return
         else:
-            for i, each in enumerate(going):
-                each.logits = logits[i : i + 1]
+            facts, at = StepFacts(time.perf_counter() - began, len(going)), 0
+            for each in going:
+                each.logits, each.step = logits[at : at + each.rows], facts
+                at += each.rows
             return
         for each in going:
             self._together([each])

@@ -30,6 +30,8 @@ def figures(stats: GenerationStats) -> JsonObject:
         "prompt_s": stats.prompt_s,
         "decode_s": stats.decode_s,
         "tokens_per_s": decoded / stats.decode_s if stats.decode_s else None,
+        "draft_n": stats.drafts.drafted,
+        "draft_n_accepted": stats.drafts.accepted,
         "seed": stats.seed,
     }
 

@@ -40,6 +40,11 @@ def _cached(stats: GenerationStats) -> str:
     return f"{stats.cached_tokens} token(s){place}"
 
 
+def _drafts(stats: GenerationStats) -> str:
+    drafted, accepted = stats.drafts.drafted, stats.drafts.accepted
+    return f"{accepted} of {drafted} accepted ({accepted / drafted:.0%})" if drafted else ""
+
+
 def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
     prompt_tokens = stats.prompt_tokens - stats.cached_tokens
     decoded = len(stats.token_s)  # the first token comes with the prompt
@@ -53,6 +58,7 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
         ("eval count", f"{stats.generated_tokens} token(s)" if stats.generated_tokens else ""),
         ("eval duration", _duration(stats.decode_s)),
         ("eval rate", _rate(decoded, stats.decode_s)),
+        ("draft tokens", _drafts(stats)),
         ("seed", str(stats.seed)),
     ]
 
@@ -75,7 +81,7 @@ def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tupl
             "process memory",
             ", ".join(
                 f"{kind} {binary_size_text(size)} peak"
-                for kind, size in (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes))
+                for kind, size in (("VRAM", stats.peak.vram), ("RAM", stats.peak.rss))
                 if size
             ),
         ),

@@ -42,7 +42,8 @@ def tokens(stored: StoredModel, count: int = 24, **options: Any) -> list[int]:
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=count, stop=()))
         model.tier.check_integrity()
         stats, shape = answer.stats, stored.manifest.moe
-        for cache, passed in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, len(stats.token_s))):
+        decoded = len(stats.token_s) + stats.drafts.drafted - stats.drafts.accepted
+        for cache, passed in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, decoded)):
             assert cache.hits + cache.misses == passed * shape.num_layers * shape.top_k
         return answer.token_ids
 

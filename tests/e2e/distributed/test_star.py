@@ -102,7 +102,8 @@ def test_tokens_are_the_same_for_every_number_of_ranks(
         assert all(each.address in model.describe() for each in started)
         assert model.last is not None
         stats, moe = model.last.stats, demo.manifest.moe
-        for cache, count in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, len(stats.token_s))):
+        decoded = len(stats.token_s) + stats.drafts.drafted - stats.drafts.accepted
+        for cache, count in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, decoded)):
             assert cache.activations == count * moe.num_layers * moe.top_k  # those of all ranks
             assert cache.demand_bytes == cache.demand_reads * demo.manifest.layout.stride_bytes
         here, counted = model.tier.stats, model.stats

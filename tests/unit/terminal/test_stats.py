@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from moeinf.engine.completion import GenerationStats
+from moeinf.engine.completion import GenerationStats, PeakMemory
 from moeinf.terminal.answer_stats import cache_lines, stats_lines
 
 
 def test_the_peak_is_told_to_be_that_of_the_process_beside_what_was_planned() -> None:
-    stats = GenerationStats(peak_rss_bytes=80 << 20)
+    stats = GenerationStats(peak=PeakMemory(80 << 20))
     model: Any = SimpleNamespace(
         plan=SimpleNamespace(context=2048),
         last=SimpleNamespace(stats=stats),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.model_kind import Generation, finite
@@ -69,7 +69,7 @@ class DecoderOnly:
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return prompt
 
-    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int | None]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Generator[int | None, None, None]:
         chunk = runner.plan.prefill_chunk
         return generate(
             asked.seat,
@@ -79,6 +79,7 @@ class DecoderOnly:
             asked.monitor,
             max_tokens=asked.max_tokens,
             chunk=chunk,
+            speculation=asked.speculation,
         )
 
     def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:

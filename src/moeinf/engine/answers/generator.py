@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import TypeVar, cast
 
 from moeinf.engine.answers.begun import Begun, begin
+from moeinf.engine.answers.drafting import Drafting
 from moeinf.engine.answers.model_kind import Generation, ModelKind
 from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners, RequestMonitor
@@ -59,11 +60,13 @@ class Generator:
         turns: Turns,
         load_s: float = 0.0,
         isa: str = "",
+        drafting: Drafting | None = None,
     ) -> None:
         """load_s: seconds that opening took, which the first request is charged with. isa: the instruction set that
-        draws tokens."""
+        draws tokens. drafting: None where no tokens are guessed at."""
         self.runner, self.kind, self.prompts, self.listeners = runner, kind, prompts, listeners
         self.sequences, self.turns, self._load_s, self._isa = sequences, turns, load_s, isa
+        self.drafting = drafting
         self.steps = Steps(runner, cuts=runner.cuts_prompts)
         self.last: Completion | None = None
         self.warm_start: WarmStart | None = None  # while no request has come
@@ -161,6 +164,7 @@ class Generator:
         asker: Asker = SOMEBODY,
     ) -> abc.Generator[int | None, None, None]:
         """As `tokens`, within a turn, and None where it waits for a step."""
+        forced = isinstance(chooser, Forced)  # a text whose steps are to be measured one by one
         profiler, ids = self.listeners.profiler, prompt.ids
         self._end_warm_start()
         stats.load_s, self._load_s = self._load_s, 0.0
@@ -171,12 +175,15 @@ class Generator:
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
             prompt.checks.append(monitor.check)
             try:
-                for token in self.kind.generate(self.runner, Generation(seat, sequence, ids, chooser, monitor, limit)):
-                    if token is not None:
-                        stats.generated_tokens += 1
-                        profiler.lap("other")
-                    yield token
-                    profiler.restart()  # the caller's time is no part of a token's
+                guessed = None if self.drafting is None or forced else self.drafting.begin(sequence, stats.drafts)
+                asked = Generation(seat, sequence, ids, chooser, monitor, limit, guessed)
+                with closing(self.kind.generate(self.runner, asked)) as made:
+                    for token in made:
+                        if token is not None:
+                            stats.generated_tokens += 1
+                            profiler.lap("other")
+                        yield token
+                        profiler.restart()  # the caller's time is no part of a token's
             except NotFiniteError:
                 sequence.forget()  # the next prompt must not build on keys and values that are no numbers
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from moeinf.engine.runner import ModelRunner
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.loop import CachedTokens, Chooser, Monitor
 from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.speculation.depth import Speculation
 from moeinf.sampling.step_queue import Seat
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
@@ -28,6 +29,7 @@ class Generation:
     chooser: Chooser
     monitor: Monitor
     max_tokens: int
+    speculation: Speculation | None = None
 
 
 class ModelKind(Protocol):
@@ -68,7 +70,7 @@ class ModelKind(Protocol):
         """The token ids that the answer follows in the KV cache."""
         ...
 
-    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int | None]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Generator[int | None, None, None]:
         """Yields the answer's token ids as they are chosen, and None where it waits for a step (step_queue.py)."""
         ...
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moeinf.engine.completion import GenerationStats, Hooks
+from moeinf.engine.completion import GenerationStats, Hooks, PeakMemory
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
@@ -91,5 +91,4 @@ class RequestMonitor:
         stats.cached_from = self.timing.cached_from
         stats.prompt_s = self.timing.encode_s + self.timing.prefill_s
         stats.total_s = stats.load_s + time.perf_counter() - self._started_s
-        stats.peak_rss_bytes = peak_rss_bytes()
-        stats.peak_vram_bytes = self._runner.peak_device_bytes()
+        stats.peak = PeakMemory(peak_rss_bytes(), self._runner.peak_device_bytes())

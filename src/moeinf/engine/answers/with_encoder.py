@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
@@ -102,7 +102,7 @@ class EncoderDecoder:
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:
         return self._start
 
-    def generate(self, runner: ModelRunner, asked: Generation) -> Iterator[int | None]:
+    def generate(self, runner: ModelRunner, asked: Generation) -> Generator[int | None, None, None]:
         """Of a beam search, yields the tokens of the best answer when it ends. A text to follow is not searched for."""
         sequence, chooser, monitor, max_tokens = asked.sequence, asked.chooser, asked.monitor, asked.max_tokens
         sequence.clear()

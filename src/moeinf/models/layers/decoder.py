@@ -16,7 +16,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
-from moeinf.models.layers.kv_cache import Cache, NewTokens, Span
+from moeinf.models.layers.kv_cache import Cache, NewTokens, Span, begin_pass
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock, Weights
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
 from moeinf.models.layers.soft_tokens import add_rows, put_rows
@@ -315,8 +315,8 @@ class Decoder:
     def step(
         self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None, *, last_only: bool = True
     ) -> Float32Array:
-        """Logits [parts or tokens, vocab] of tokens of several sequences, which go through the layers together; of a part
-        whose tokens are tried, those of each of them.
+        """Logits [parts or tokens, vocab] of tokens of several sequences, which go through the layers together; a part
+        whose tokens are tried has those of each.
 
         Arguments as of `forward`; each part is a pass of its own, and gets the logits that it would get alone: on the
         CPU bit for bit, if it is the only one, or if none is of a pass of more than FEW_ROWS tokens, and all together
@@ -343,7 +343,7 @@ class Decoder:
 
         self._profiler.lap("other")
         for part in parts:
-            part.cache.begin_pass(len(part.ids) if part.tried else 0)
+            begin_pass(part.cache, len(part.ids) if part.tried else 0)
         inputs = [self._inputs(part) for part in parts]
         x = inputs[0] if len(inputs) == 1 else self._layers.weights.math.concatenate(inputs, 0)
         size = max(part.of_tokens or len(part.ids) for part in parts)

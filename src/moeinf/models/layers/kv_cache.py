@@ -26,8 +26,8 @@ class LayerState(Protocol):
         """Forgets all but the first `length` tokens; of a state that does not rewind, length is 0."""
         ...
 
-    # One that does not rewind keeps what a pass makes of it apart until `commit(rows)`: a pass may be given up half-way.
-    # In front of one that is tried, `try_rows(rows)` tells its rows, any number of which may then be committed.
+    # One that does not rewind keeps what a pass makes of it apart until `commit(rows)`, as a pass may be given up
+    # half-way. In front of one that is tried, `try_rows(rows)` tells its rows, any number of which may be committed.
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class Cache:
         self.reach = 0  # tokens of the sequence, with those of its prompt that are still to come: by it they are turned
         self.length = 0  # tokens that every layer has stored
         self.pictures: Sequence[SoftTokens] = ()  # of the sequence, in order
-        self._tried = 0  # tokens of the last pass, if they were tried
+        self.tried = 0  # tokens of the last pass, if they were tried
         self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
         self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
 
@@ -96,8 +96,8 @@ class Cache:
         self.length += num_tokens
 
     def commit(self, num_tokens: int) -> None:
-        """Called at the end of a pass, as its last work on the device: every layer has stored its tokens. Of tokens that
-        are tried (NewTokens) it is called later, by whoever knows how many of them are right, or not at all.
+        """Called at the end of a pass, as its last work on the device: every layer has stored its tokens. Of one whose
+        tokens are tried it is called later, by whoever knows how many of them are right, or not at all.
 
         They are counted first. Where an error or an interrupt then keeps the caller from noting them, the length tells
         that recurrent states have seen more than it knows of.
@@ -106,14 +106,6 @@ class Cache:
         for state in self.states:
             if not state.rewinds:
                 state.commit(num_tokens)
-
-    def begin_pass(self, tried: int) -> None:
-        """tried: how many tokens the next pass has, of which `commit` is told later how many count; 0: it has no such."""
-        if tried or self._tried:
-            self._tried = tried
-            for state in self.states:
-                if not state.rewinds:
-                    state.try_rows(tried)
 
     @property
     def rewinds(self) -> bool:
@@ -191,6 +183,15 @@ class Cache:
             parts.append(kept[at : at + size].reshape(state.planes, num_tokens, state.row_bytes))
             at += size
         return parts
+
+
+def begin_pass(cache: Cache, tried: int) -> None:
+    """tried: how many tokens the next pass has, of which `commit` is told later how many count; 0: it has no such."""
+    if tried or cache.tried:
+        cache.tried = tried
+        for state in cache.states:
+            if not state.rewinds:
+                state.try_rows(tried)
 
 
 class NewTokens(NamedTuple):

@@ -154,8 +154,8 @@ def _extension(completion: Completion) -> JsonObject:
         "cached_from": stats.cached_from,
         "prefill_cache": asdict(stats.prefill_cache),
         "decode_cache": asdict(stats.decode_cache),
-        "peak_rss_bytes": stats.peak_rss_bytes,
-        "peak_vram_bytes": stats.peak_vram_bytes,
+        "peak_rss_bytes": stats.peak.rss,
+        "peak_vram_bytes": stats.peak.vram,
     }
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from moeinf.config.option import http_options
-from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
+from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, PeakMemory
 from moeinf.engine.stored.facts import StoredFacts, json_file
 from moeinf.engine.vision.parts import text_alone
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.params import SamplingParams, resolve_params
+from moeinf.sampling.speculation.drafts import DraftCounts
 from moeinf.store.library import StoredModel
 from moeinf.terminal.remote.client import NoServerError, ServerClient
 from moeinf.text.thinking_text import template_variables
@@ -172,8 +173,8 @@ def _stats(line: Line) -> GenerationStats:
         total_s=line["total_duration"] / 1e9,
         prefill_cache=_cache(told["prefill_cache"]),
         decode_cache=_cache(told["decode_cache"]),
-        peak_rss_bytes=told["peak_rss_bytes"],
-        peak_vram_bytes=told["peak_vram_bytes"],
+        peak=PeakMemory(told["peak_rss_bytes"], told["peak_vram_bytes"]),
+        drafts=DraftCounts(told["draft_n"], told["draft_n_accepted"]),
         seed=told["seed"],
     )
 

@@ -75,7 +75,7 @@ def test_the_counts_of_prefill_and_decode_are_kept_apart() -> None:
     assert observer.phases == ["prefill", "decode", "finished", "it is slow"]
     assert (figures.prefill_cache.hits, figures.prefill_cache.misses) == (4, 0)
     assert (figures.decode_cache.hits, figures.decode_cache.misses) == (0, 5)
-    assert figures.peak_vram_bytes == 3
+    assert figures.peak.vram == 3
 
 
 def test_what_the_decoder_of_a_translator_begins_with_is_no_part_of_the_prompt() -> None:
