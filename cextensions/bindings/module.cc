@@ -114,6 +114,7 @@ NB_MODULE(_native, m) {
   bind_give_back(m);
   bind_lowest(m);
   moeinf::bind_reader(m);
+  moeinf::bind_pages(m);
   moeinf::bind_cache(m);
   moeinf::bind_loads(m);
   moeinf::bind_visits(m);

@@ -59,6 +59,42 @@ def crc32c_units(data: _Bytes, unit_bytes: int) -> SumArray:
 def crc32c_joined(sums: SumArray, unit_bytes: int, num_bytes: int) -> int:
     """The sum of num_bytes, of sums of its units as crc32c_units gives them."""
 
+class SharedPages:
+    """Memory whose pages may lie at several addresses at once; they come from the machine as they are written.
+
+    OSError where the system has none.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def used_bytes(self) -> int:
+        """What it takes of the machine's memory."""
+
+    def grow(self, num_bytes: int) -> int:
+        """Adds so many bytes, whole pages; returns where they begin. ValueError, MemoryError where refused."""
+
+    def release(self, offset: int, start: int, num_bytes: int, stride: int, count: int) -> bool:
+        """Gives pages back to the machine, without the GIL: they read as 0 until they are written again.
+
+        Those of num_bytes at offset + start, and the same `count` times, each `stride` behind the one before. False
+        where the machine refuses. ValueError for what is not inside, or no whole pages.
+        """
+
+class MappedPages:
+    """A range of addresses over pages of SharedPages. ValueError for no whole pages; MemoryError where refused."""
+
+    def __init__(self, pages: SharedPages, offset: int, num_bytes: int) -> None: ...
+    def map(self, offset: int, start: int, num_bytes: int, stride: int, count: int) -> None:
+        """Puts the pages that `release` would give back at the addresses that lie `start` behind the first one, and so
+        on; what lay there is no longer seen. Raises as the constructor; some of it may then be done."""
+
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All of it as a writable array that keeps the memory alive."""
+
 class PageTaker:
     """Takes pages of an array from the machine in two threads of its own; their contents stay as they are.
 

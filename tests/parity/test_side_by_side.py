@@ -12,6 +12,7 @@ import torch
 
 from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.cpu.paged_rows import row_pages
 from moeinf.models.family import family_of
 from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import FEW_ROWS, Decoder
@@ -35,7 +36,8 @@ def decoder_of(config: dict[str, Any], *, threads: int = 2, isa: str = "") -> De
     assert isinstance(family, DecoderFamily)
     kernels = Kernels(threads, isa)
     tensors = scaled(random_tensors(config, layout=-1, by_name=True), SCALE)
-    layers = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
+    dense = {name: stored(tensor) for name, tensor in tensors.items()}
+    layers = NativeLayers(kernels, dense, "f32", row_pages())
     return family.build(layers, resident_experts(family.tensors, tensors, kernels), Profiler())
 
 
@@ -115,3 +117,36 @@ def test_tokens_that_are_tried_count_as_far_as_they_are_right(name: str) -> None
         for at, logits in enumerate(found[which], LENGTHS[which]):
             np.testing.assert_array_equal(decoder.forward([given[which][at]], cache), logits)
         assert cache.length == caches[which].length
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def test_a_sequence_that_begins_as_another_gets_what_it_gets_alone(name: str) -> None:
+    """The other goes on, goes back and goes another way meanwhile, as a third does that begins as the first."""
+    decoder, common = decoder_of(CONFIGS[name]), LENGTHS[1] - 5
+    first, second = (texts(decoder.config.vocab_size)[1] for _ in range(2))
+    second[common:] = [token ^ 1 for token in second[common:]]
+    wanted = []
+    for text in (first, second):
+        cache = decoder.new_cache(CONTEXT)
+        decoder.forward(text[: LENGTHS[1]], cache)
+        wanted.append([decoder.forward([token], cache) for token in text[LENGTHS[1] :]])
+    one, other, third = (decoder.new_cache(CONTEXT) for _ in range(3))
+    if not one.rewinds:
+        pytest.skip("only what can go back begins as another")
+    other.reach = third.reach = LENGTHS[1]
+    decoder.forward(first[: LENGTHS[1]], one)
+    other.begin_as(one, common)
+    decoder.forward(second[common : LENGTHS[1]], other, of_tokens=LENGTHS[1])
+    third.begin_as(other, common)
+    one.truncate(common)
+    one.shared.write_from(common)
+    third.truncate(20)
+    third.shared.write_from(20)
+    decoder.forward(first[common : LENGTHS[1]], one, of_tokens=LENGTHS[1])
+    for i, (ours, theirs) in enumerate(zip(first[LENGTHS[1] :], second[LENGTHS[1] :], strict=True)):
+        found = decoder.step([NewTokens([ours], one), NewTokens([theirs], other)])
+        np.testing.assert_array_equal(found[:1], wanted[0][i])
+        np.testing.assert_array_equal(found[1:], wanted[1][i])
+    decoder.forward(first[20 : LENGTHS[1]], third, of_tokens=LENGTHS[1])
+    np.testing.assert_array_equal(decoder.forward(first[LENGTHS[1] : LENGTHS[1] + 1], third), wanted[0][0])

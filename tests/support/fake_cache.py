@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moeinf.models.layers.kv_cache import NewTokens
+from moeinf.models.layers.kv_cache import NewTokens, OwnRows, SharedRows
 from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.types import ByteArray, Float32Array
 
@@ -28,6 +28,7 @@ class FakeCache:
         self.state = np.zeros(STATE_BYTES, np.uint8)
         self.copied_bytes = 0
         self.pictures: Sequence[SoftTokens] = ()
+        self.shared: SharedRows = OwnRows()
 
     @property
     def cache(self) -> FakeCache:
@@ -58,6 +59,11 @@ class FakeCache:
             length, self.state[...] = 0, 0
         self.length = length
         return length
+
+    def begin_as(self, other: FakeCache, length: int) -> None:
+        assert self.rewinds and other.positions == self.positions and length <= other.length
+        self.rows[:length] = other.rows[:length]
+        self.length = length
 
     def save_rows(self, start: int, end: int) -> ByteArray:
         assert end <= self.length

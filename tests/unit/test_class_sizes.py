@@ -36,7 +36,6 @@ METHODS = {
     "text/text_worker:TextWorker": 18,
     "engine/answers/generator:Generator": 16,
     "engine/cpu:CpuRunner": 16,
-    "models/layers/kv_cache:Cache": 16,
 }
 
 

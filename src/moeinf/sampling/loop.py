@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from moeinf.models.layers.decoder import rounded_alike
+from moeinf.models.layers.kv_cache import SharedRows
 from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.sampling.speculation.depth import Speculation
 from moeinf.sampling.speculation.drafts import NOTHING
@@ -22,6 +23,7 @@ class KvCache(Protocol):
     capacity: int
     reach: int  # tokens of the sequence, with those of its prompt that are still to come
     pictures: Sequence[SoftTokens]  # of the sequence, in order
+    shared: SharedRows  # the memory of its rows
 
     def outgrown(self, length: int) -> bool:
         """Whether what it holds is of no use to a sequence of so many tokens."""
@@ -35,6 +37,22 @@ class KvCache(Protocol):
         """Forgets all but the first `length` tokens; returns how many are left: fewer where a state cannot go back."""
         ...
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether it can go back to any of its tokens."""
+        ...
+
+    @property
+    def positions(self) -> int:
+        """Which kind of positions its tokens have."""
+        ...
+
+    def begin_as(self, other: Any, length: int) -> None:
+        """Holds the first `length` tokens of another sequence afterwards, and no longer its own."""
+        ...
+
+
+WORTH_TOKENS: Final = 64  # for whose sake a sequence takes the beginning of another, or waits for it
 
 Source = Literal["", "live", "memory", "disk"]  # where the reused beginning of a prompt was; "": there is none
 
@@ -134,13 +152,32 @@ class CachedTokens:
     whole_pictures: bool = False  # whether no chunk may end within a picture, whose tokens have ids below 0
     exact: bool = False
     prompt_length: int = 0  # of the last prompt
+    reading: Sequence[int] = ()  # the prompt whose tokens it is being given
+    all: Callable[[], Sequence[CachedTokens]] = tuple  # the sequences of the model
 
     def begins_with(self, prompt: Sequence[int]) -> int:
         """How many tokens it and a prompt have in common, at their beginnings."""
-        limit = min(len(self.tokens), len(prompt))
+        return self._common(self.tokens, prompt)
+
+    def _common(self, tokens: Sequence[int], prompt: Sequence[int]) -> int:
+        """The same of its tokens, or of those that it is being given."""
+        limit = min(len(tokens), len(prompt))
         if self.exact:
             limit = min(limit, self.prompt_length) if rounded_alike(self.prompt_length, len(prompt)) else 0
-        return next((i for i in range(limit) if self.tokens[i] != prompt[i]), limit)
+        return next((i for i in range(limit) if tokens[i] != prompt[i]), limit)
+
+    def awaited(self, prompt: Sequence[int]) -> tuple[CachedTokens, int] | None:
+        """A sequence that is being given what the prompt begins with, more than any has of it so far, and the tokens
+        that it is to have before this one goes on."""
+        others = [each for each in self.all() if each is not self]
+        held = max([each.begins_with(prompt) for each in (self, *others)])
+        for each in others:
+            coming = min(each._common(each.reading, prompt), len(prompt) - 1)
+            if not self.cache.rewinds:  # it goes on where a state was kept
+                coming = max((border for border in each.borders(each.reading) if border <= coming), default=0)
+            if coming >= held + WORTH_TOKENS:
+                return each, coming
+        return None
 
     def forget(self) -> None:
         """Empties the cache, and what was kept as well."""
@@ -151,7 +188,7 @@ class CachedTokens:
     def clear(self) -> None:
         """Empties the cache."""
         self.tokens = []
-        self.cache.truncate(0)
+        self.cache.shared.write_from(self.cache.truncate(0))
 
     def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
@@ -164,12 +201,13 @@ class CachedTokens:
             self.cache.truncate(0)
             tokens, common = [], 0
         self.cache.reach = len(prompt)
+        if self.prefixes is not None and common < len(tokens):
+            self.prefixes.leave(tokens, common)
+        common = self._begun(prompt[:-1], common)
         if self.prefixes is None:
             reused = self.cache.truncate(common)
             source: Source = "live" if reused else ""
         else:
-            if common < len(tokens):
-                self.prefixes.leave(tokens, common)
             reused, source = self.prefixes.restore(prompt[:-1], common)
         self.tokens = list(prompt[:reused])
         return reused, source
@@ -177,6 +215,18 @@ class CachedTokens:
     def borders(self, prompt: Sequence[int]) -> Sequence[int]:
         """Where chunks of a prompt have to end because what the cache then holds is to be kept; ascending."""
         return () if self.prefixes is None else self.prefixes.borders(prompt)
+
+    def _begun(self, prompt: Sequence[int], common: int) -> int:
+        """Keeps the first `common` tokens, or takes those of the sequence that begins most like a prompt, where that is
+        worth it; how many it then has."""
+        others = [each for each in self.all() if each is not self and each.cache.positions == self.cache.positions]
+        alike = [(each.begins_with(prompt), each) for each in others]
+        most, best = max(alike, key=lambda pair: pair[0], default=(0, None))
+        if best is None or not self.cache.rewinds or most < common + WORTH_TOKENS:
+            self.cache.shared.write_from(common)
+            return common
+        self.cache.begin_as(best.cache, most)
+        return most
 
     def end_of_chunk(self, prompt: Sequence[int], start: int, most: int, borders: Sequence[int]) -> int:
         """Where the chunk of a prompt ends that begins at `start` and may have so many tokens."""
@@ -301,22 +351,40 @@ def _computed(
 
     timing: where to say what was reused.
     """
+    yield from _awaiting(seat, sequence, prompt, monitor)
     start, source = sequence.rewind_to(prompt)
     if timing is not None:
         timing.cached_tokens, timing.cached_from = start, source
-    logits, borders = None, sequence.borders(prompt)
-    while start < len(prompt):
-        monitor.check()
-        end = sequence.end_of_chunk(prompt, start, seat.piece(chunk), borders)
-        tokens = prompt[start:end]
-        try:
-            logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
-        except GaveWay:
-            continue
-        sequence.tokens += tokens
-        if end in borders:
-            sequence.keep()
-        monitor.prefilled(end, len(prompt))
-        start = end
+    logits, borders, sequence.reading = None, sequence.borders(prompt), prompt
+    try:
+        while start < len(prompt):
+            monitor.check()
+            end = sequence.end_of_chunk(prompt, start, seat.piece(chunk), borders)
+            tokens = prompt[start:end]
+            try:
+                logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
+            except GaveWay:
+                continue
+            sequence.tokens += tokens
+            if end in borders:
+                sequence.keep()
+            monitor.prefilled(end, len(prompt))
+            start = end
+    finally:
+        sequence.reading = ()
     assert logits is not None, "rewind_to leaves at least one token to run"
     return logits
+
+
+def _awaiting(
+    seat: Seat, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor
+) -> Generator[None, None, None]:
+    """Waits while another sequence is given what the prompt begins with, so that it is computed once."""
+    awaited = None if seat.makes_steps else sequence.awaited(prompt)
+    if awaited is None:
+        return
+    other, tokens = awaited
+    reading = other.reading
+    while other.reading is reading and len(other.tokens) < tokens:
+        monitor.check()
+        yield None

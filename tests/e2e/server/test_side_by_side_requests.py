@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moeinf.config import RuntimeConfig
 from moeinf.config.server_options import ServerOptions
 from moeinf.errors import UsageError
 from moeinf.server.serve import HttpServer
@@ -79,6 +80,19 @@ def test_a_short_request_ends_while_a_long_one_goes_on(demo: StoredModel) -> Non
         asked("short", 3)
         long.join()
     assert order == ["short", "long"]
+
+
+def test_a_long_common_beginning_is_read_once(demo: StoredModel) -> None:
+    common = "The fox and the dog went to the river, and there they saw a boat. " * 12
+    prompts = [common + end for end in ("Then it rained.", "A boy came.", "The dog")]
+    with live_server(demo, parallel=1, config=RuntimeConfig.of(device="cpu", prefix_memory="0")) as server:
+        wanted = [generated(server, prompt, 8) for prompt in prompts]
+    tokens = min(each["prompt_eval_count"] for each in wanted) - 20
+    with live_server(demo, parallel=3, config=RuntimeConfig.of(device="cpu", prefix_memory="0")) as server:
+        found = at_once([partial(generated, server, prompt, 8) for prompt in prompts])
+    assert [each["response"] for each in found] == [each["response"] for each in wanted]
+    reused = sorted(each["moeinf"]["cached_tokens"] for each in found)
+    assert reused[0] == 0 and reused[1] > tokens > 200
 
 
 @pytest.mark.parametrize("parallel", [0, -1, 65])

@@ -8,7 +8,7 @@ from moeinf import _native
 from tests.support.native.table import ROWS
 
 GROUPS: dict[str, list[str]] = {}
-for _name in ("numbers", "computing", "layers", "caching", "learning", "devices"):
+for _name in ("numbers", "computing", "layers", "caching", "paging", "learning", "devices"):
     _before = set(ROWS)
     import_module(f"tests.support.native.{_name}")
     GROUPS[_name] = [each for each in ROWS if each not in _before]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moeinf.errors import DeviceError, NotFiniteError
-from moeinf.models.layers.kv_cache import NewTokens
+from moeinf.models.layers.kv_cache import NewTokens, OwnRows
 from moeinf.sampling.loop import CachedTokens, Forced, Timing, generate
 from moeinf.sampling.step_queue import LEAST_PIECE, Asker, GaveWay, Interrupted, Seat, Steps
 from moeinf.types import Float32Array, Phase
@@ -21,7 +21,7 @@ class Cache:
 
 
 class LongCache(Cache):
-    capacity, reach, pictures = 4096, 0, ()
+    capacity, reach, pictures, shared = 4096, 0, (), OwnRows()
 
     def outgrown(self, length: int) -> bool:
         return False

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
 
 from moeinf.sampling.loop import CachedTokens
-
-WORTH_TOKENS: Final = 64  # for whose sake a prompt takes a cache that goes on otherwise
 
 
 class Sequences:
@@ -16,13 +13,20 @@ class Sequences:
 
     def __init__(self, make: Callable[[], CachedTokens], most: int = 1) -> None:
         self._make, self._most = make, most
-        self._free: list[CachedTokens] = [make()]  # the one that was used last is behind
+        self._free: list[CachedTokens] = []  # the one that was used last is behind
         self._taken: list[CachedTokens] = []
+        self._free.append(self._made())
+
+    def _made(self) -> CachedTokens:
+        made = self._make()
+        made.all = lambda: (*self._free, *self._taken)
+        return made
 
     @contextmanager
     def taken(self, prompt: Sequence[int]) -> Iterator[CachedTokens]:
-        """A sequence for the answer to a prompt: the one that begins most like it, where that is worth it or is all of
-        the prompt, else a new one, else the one that was left alone for longest. What it then holds is kept."""
+        """A sequence for the answer to a prompt: the one that begins most like it, where that is half of what it holds
+        or all of the prompt; else a new one, else the one that was left alone for longest, which begin as others do
+        (CachedTokens.rewind_to). What it then holds is kept."""
         sequence = self._chosen(prompt)
         self._taken.append(sequence)
         try:
@@ -38,9 +42,9 @@ class Sequences:
     def _chosen(self, prompt: Sequence[int]) -> CachedTokens:
         alike = [(each.begins_with(prompt), each) for each in self._free]
         most, best = max(alike, key=lambda pair: pair[0], default=(0, None))
-        if best is None or most < min(WORTH_TOKENS, len(prompt), len(best.tokens) / 2):
+        if best is None or most < min(len(prompt), len(best.tokens) / 2):
             if len(self._free) + len(self._taken) < self._most:
-                return self._make()
+                return self._made()
             best = self._free[0]
         self._free.remove(best)
         return best
@@ -73,4 +77,5 @@ class Sequences:
         sequences, self._free = self._free, []
         with ExitStack() as closing:
             for sequence in sequences:
+                closing.callback(sequence.cache.shared.close)
                 closing.callback(sequence.close)

@@ -76,7 +76,7 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
     def _kept(self, cache: Cache) -> tuple[ByteArray, ByteArray, KVFormat, int, int]:
         """What the native layer takes of a sequence."""
         state: KVState[ByteArray] = cache.states[self._layer]
-        return state.keys, state.values, self._memory.kept, cache.capacity, cache.length
+        return state.keys, state.values, self._memory.kept, state.room, cache.length
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         self._run(x, cache, positions, None)

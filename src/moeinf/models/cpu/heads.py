@@ -60,7 +60,7 @@ class NativeHeadsCore:
             state.keys,
             state.values,
             self._memory.kept,
-            cache.capacity,
+            state.room,
             cache.length,
             *turned,
             out,

@@ -55,7 +55,7 @@ class NativeIndexedCore(NativeLatentCore):
     ) -> Float32Array:
         assert isinstance(chosen, np.ndarray | list)
         state: IndexedState[ByteArray, Float32Array] = cache.states[self._source]
-        dense, latents = len(queries) - len(chosen), state.rows.reshape(cache.capacity, -1)
+        dense, latents = len(queries) - len(chosen), state.rows.reshape(state.room, -1)
         out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
         for row, token in enumerate(range(dense, len(queries))):
             rows = latents[chosen[row]].reshape(-1)

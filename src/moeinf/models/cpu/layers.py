@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from moeinf.models.cpu.heads import NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
+from moeinf.models.cpu.paged_rows import RowPages
 from moeinf.models.cpu.pooled import NativePooledCore
 from moeinf.models.cpu.router import SoftmaxRouter
 from moeinf.models.cpu.sparse import NativeBlockSparse, NativeGroupSparse
@@ -25,7 +27,7 @@ from moeinf.models.layers.attention.group_sparse import GroupSparsePart
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.encoder_decoder import BeamsPart
-from moeinf.models.layers.kv_cache import Cache, Span
+from moeinf.models.layers.kv_cache import Cache, SharedRows, Span
 from moeinf.models.layers.latent.compressed import CompressedPart
 from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
 from moeinf.models.layers.latent.mla import LatentPart
@@ -59,10 +61,19 @@ PARTS = Table[HostMemory](
 class NativeLayers:
     """moeinf.models.layers.protocol.Layers over the native kernels, which multiply by a matrix as it is stored."""
 
-    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], kept: KVFormat) -> None:
-        """kept: the format of keys and values."""
+    def __init__(
+        self,
+        kernels: _native.Kernels,
+        tensors: Mapping[str, StoredTensor],
+        kept: KVFormat,
+        pages: RowPages | None = None,
+    ) -> None:
+        """kept: the format of keys and values. pages: where sequences share theirs."""
         self.weights = NativeWeights(kernels, tensors)
-        self.memory = HostMemory(self.weights, kept)
+        self.memory = HostMemory(self.weights, kept, pages)
+
+    def rows_of_sequence(self) -> AbstractContextManager[SharedRows | None]:
+        return nullcontext() if self.memory.pages is None else self.memory.pages.sequence()
 
     def begin_pass(self, num_tokens: int) -> None:
         self.weights.kernels.begin_pass(num_tokens)

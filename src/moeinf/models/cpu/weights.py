@@ -11,6 +11,7 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.cpu.paged_rows import RowPages
 from moeinf.models.layers.attention.token_rows import K
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
@@ -89,15 +90,22 @@ class HostMemory:
 
     weights: NativeWeights
     kept: KVFormat  # of keys and values
+    pages: RowPages | None = None  # where sequences share rows
 
     def rows(self, planes: int, capacity: int, width: int) -> HostRows[ByteArray]:
-        row = format_bytes(self.kept, (width,))
-        data: ByteArray = np.empty(planes * capacity * row, np.uint8)
-        return HostRows(data, data.reshape(planes, capacity, row))
+        by_plane = self._by_plane(planes, capacity, format_bytes(self.kept, (width,)))
+        return HostRows(by_plane.reshape(-1), by_plane)
 
     def floats(self, capacity: int, width: int) -> HostRows[Float32Array]:
-        data: Float32Array = np.empty((capacity, width), np.float32)
-        return HostRows(data, data.view(np.uint8)[None])
+        by_plane = self._by_plane(1, capacity, width * 4)
+        data: Float32Array = by_plane.reshape(-1)[: capacity * width * 4].view(np.float32).reshape(capacity, width)
+        return HostRows(data, by_plane)
+
+    def _by_plane(self, planes: int, capacity: int, row_bytes: int) -> ByteArray:
+        made = None if self.pages is None else self.pages.made
+        if made is not None and row_bytes:
+            return made.rows(planes, capacity, row_bytes)
+        return np.empty((planes, capacity, row_bytes), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +113,16 @@ class HostRows(Generic[K]):
     """As RowsOf. Pages are touched, and so counted as resident, only as tokens arrive."""
 
     data: K
-    by_plane: ByteArray  # the same memory, [planes, capacity, row_bytes]
+    by_plane: ByteArray  # the same memory, [planes, room, row_bytes]
 
     @property
     def planes(self) -> int:
         return len(self.by_plane)
+
+    @property
+    def room(self) -> int:
+        tokens: int = self.by_plane.shape[1]
+        return tokens
 
     @property
     def row_bytes(self) -> int:

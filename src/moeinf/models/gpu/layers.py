@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from moeinf.models.layers.attention.group_sparse import GroupSparsePart
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.encoder_decoder import BeamsPart
-from moeinf.models.layers.kv_cache import Span
+from moeinf.models.layers.kv_cache import SharedRows, Span
 from moeinf.models.layers.latent.compressed import CompressedPart
 from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
 from moeinf.models.layers.latent.mla import LatentPart
@@ -70,6 +71,9 @@ class DeviceLayers:
         self.memory = DeviceMemory(weights, TORCH_DTYPES[dtype])
         self._context, self._program = context, program
         self._input: Tensor | None = None
+
+    def rows_of_sequence(self) -> AbstractContextManager[SharedRows | None]:
+        return nullcontext()
 
     def begin_pass(self, num_tokens: int) -> None:
         pass  # kernels and cuBLAS go by the rows of each call

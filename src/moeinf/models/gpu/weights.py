@@ -179,6 +179,10 @@ class DeviceRows:
         return len(self.by_plane)
 
     @property
+    def room(self) -> int:
+        return self.by_plane.shape[1]
+
+    @property
     def row_bytes(self) -> int:
         return self.by_plane.shape[2] * self.data.dtype.itemsize
 

@@ -280,9 +280,11 @@ class Decoder:
 
     def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
         assert num_beams == 1, "only the answers to a source are searched for"
-        states = [decoder._attention[i].new_state(capacity) for decoder, layers in self._stages for i in layers]
+        with self._layers.rows_of_sequence() as shared:
+            states = [decoder._attention[i].new_state(capacity) for decoder, layers in self._stages for i in layers]
+            states += self._stem.new_states(capacity)
         limits = sorted({rope.limit for rope in self.config.ropes if rope.beyond is not None})
-        return Cache([*states, *self._stem.new_states(capacity)], capacity, limits)
+        return Cache(states, capacity, limits, shared)
 
     @property
     def sees_whole_pictures(self) -> bool:

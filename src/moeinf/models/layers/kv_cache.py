@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.types import ByteArray
+
+COPIED_TOKENS: Final = 256  # of a sequence that another begins as, at once
 
 
 class LayerState(Protocol):
@@ -61,16 +63,50 @@ class WholeState(Protocol):
         ...
 
 
+class SharedRows(Protocol):
+    """The memory of all rows of a sequence, which it shares with others that begin alike."""
+
+    def begin_as(self, other: SharedRows, tokens: int) -> bool:
+        """Takes the first tokens of another sequence, and forgets its own; False, and nothing is done, where these must
+        be copied."""
+        ...
+
+    def write_from(self, tokens: int) -> None:
+        """Called before it goes on behind so many tokens, where it had more and others may begin as it did: gives back
+        what lies behind. What was added since, and cut off again, needs no such call."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what no other sequence has; nothing is read or written here any more."""
+        ...
+
+
+class OwnRows:
+    """As SharedRows, where rows lie in memory of their own: they are copied."""
+
+    def begin_as(self, other: SharedRows, tokens: int) -> bool:
+        return False
+
+    def write_from(self, tokens: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Cache:
     """The states of one sequence, with room for `capacity` tokens."""
 
     beams = 1  # sequences that a pass goes on with side by side
 
-    def __init__(self, states: Sequence[LayerState], capacity: int, limits: Sequence[int] = ()) -> None:
-        """limits: beyond which lengths a sequence has other positions (rope.py)."""
+    def __init__(
+        self, states: Sequence[LayerState], capacity: int, limits: Sequence[int] = (), shared: SharedRows | None = None
+    ) -> None:
+        """limits: beyond which lengths a sequence has other positions (rope.py). shared: the memory of all its rows,
+        where others may have it, too."""
         self.states: list[Any] = list(states)  # by decoder layer; whoever made the layer knows what its state is
         self.capacity = capacity
-        self._limits = limits
+        self._limits, self.shared = limits, shared or OwnRows()
         self.reach = 0  # tokens of the sequence, with those of its prompt that are still to come: by it they are turned
         self.length = 0  # tokens that every layer has stored
         self.pictures: Sequence[SoftTokens] = ()  # of the sequence, in order
@@ -81,14 +117,11 @@ class Cache:
     @property
     def positions(self) -> int:
         """Which kind of positions the sequence has: a number from 0 on."""
-        return self._kind(self.reach)
+        return _kind(self._limits, self.reach)
 
     def outgrown(self, length: int) -> bool:
         """Whether what it holds is of no use to a sequence of so many tokens, whose positions are others."""
-        return self.length > 0 and self._kind(length) != self.positions
-
-    def _kind(self, length: int) -> int:
-        return sum(length > limit for limit in self._limits)
+        return self.length > 0 and _kind(self._limits, length) != self.positions
 
     def advance(self, num_tokens: int) -> None:
         """Counts the tokens behind `length`, which every layer has stored."""
@@ -123,6 +156,18 @@ class Cache:
         self.length = length
         return length
 
+    def begin_as(self, other: Cache, length: int) -> None:
+        """Holds the first `length` tokens of another sequence afterwards, and no longer its own. Both can go back, and
+        have positions of one kind."""
+        assert self.rewinds and self.positions == other.positions and length <= other.length
+        self.truncate(0)
+        if not self.shared.begin_as(other.shared, length):
+            self.shared.write_from(0)
+            for start in range(0, length, COPIED_TOKENS):
+                end = min(start + COPIED_TOKENS, length)
+                self.load_rows(start, other.save_rows(start, end), end - start, 0, end - start)
+        self.resume(length, None)
+
     # What is copied out and in: of decoders alone, whose states are all rows or whole ones.
 
     @property
@@ -144,7 +189,7 @@ class Cache:
     def save_rows(self, start: int, end: int) -> ByteArray:
         """A copy of the rows of tokens start to end, [(end - start) * token_bytes]: one state behind another."""
         kept: ByteArray = np.empty((end - start) * self.token_bytes, np.uint8)
-        for state, part in zip(self._rows, self._cut(kept, end - start), strict=True):
+        for state, part in zip(self._rows, _cut(self._rows, kept, end - start), strict=True):
             state.save_rows(start, part)
         return kept
 
@@ -153,7 +198,7 @@ class Cache:
 
         They do not count before `resume`.
         """
-        for state, part in zip(self._rows, self._cut(kept, num_tokens), strict=True):
+        for state, part in zip(self._rows, _cut(self._rows, kept, num_tokens), strict=True):
             state.load_rows(start + first, part[:, first:last])
 
     def save_state(self) -> ByteArray:
@@ -175,14 +220,19 @@ class Cache:
             state.load(kept[at : at + state.num_bytes])
             at += state.num_bytes
 
-    def _cut(self, kept: ByteArray, num_tokens: int) -> list[ByteArray]:
-        """The part of each state that is kept by tokens, [planes, num_tokens, row_bytes]."""
-        parts, at = [], 0
-        for state in self._rows:
-            size = state.planes * num_tokens * state.row_bytes
-            parts.append(kept[at : at + size].reshape(state.planes, num_tokens, state.row_bytes))
-            at += size
-        return parts
+
+def _cut(states: Sequence[RowState], kept: ByteArray, num_tokens: int) -> list[ByteArray]:
+    """The part of each state that is kept by tokens, [planes, num_tokens, row_bytes]."""
+    parts, at = [], 0
+    for state in states:
+        size = state.planes * num_tokens * state.row_bytes
+        parts.append(kept[at : at + size].reshape(state.planes, num_tokens, state.row_bytes))
+        at += size
+    return parts
+
+
+def _kind(limits: Sequence[int], length: int) -> int:
+    return sum(length > limit for limit in limits)
 
 
 def begin_pass(cache: Cache, tried: int) -> None:

@@ -7,12 +7,13 @@ Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (models/cpu)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf
 from moeinf.models.layers.attention_config import NormConfig
-from moeinf.models.layers.kv_cache import Cache, LayerState, Span
+from moeinf.models.layers.kv_cache import Cache, LayerState, SharedRows, Span
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Float32Array, IntArray
 
@@ -197,6 +198,10 @@ class LayersOf(Protocol[A, P, R]):
 
     def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], P]:
         """(first token, tokens, the sequence's cache) to what `attention` takes."""
+        ...
+
+    def rows_of_sequence(self) -> AbstractContextManager[SharedRows | None]:
+        """While entered, states are made for one sequence; what its rows share with others', where they can."""
         ...
 
     def angles(self, cos: Float32Array, sin: Float32Array) -> P:

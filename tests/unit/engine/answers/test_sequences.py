@@ -7,8 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from moeinf.engine.answers.sequences import WORTH_TOKENS, Sequences
-from moeinf.sampling.loop import CachedTokens
+from moeinf.engine.answers.sequences import Sequences
+from moeinf.models.layers.kv_cache import NewTokens
+from moeinf.sampling.loop import WORTH_TOKENS, CachedTokens
 from tests.support.fake_cache import FakeCache
 
 
@@ -16,10 +17,20 @@ def kept(most: int) -> Sequences:
     return Sequences(lambda: CachedTokens(FakeCache()), most)
 
 
+def computed(sequence: CachedTokens, prompt: Sequence[int]) -> int:
+    """Gives a sequence a prompt; returns how many of its tokens were there."""
+    start, _ = sequence.rewind_to(prompt)
+    cache = sequence.cache
+    assert isinstance(cache, FakeCache)
+    cache.step([NewTokens(prompt[start:], cache, len(prompt))])  # type: ignore[arg-type]
+    sequence.tokens = list(prompt)
+    return start
+
+
 def answered(sequences: Sequences, prompt: Sequence[int]) -> CachedTokens:
     """The sequence of an answer, which then holds its prompt."""
     with sequences.taken(prompt) as sequence:
-        sequence.tokens = list(prompt)
+        computed(sequence, prompt)
     return sequence
 
 
@@ -38,11 +49,43 @@ def test_a_common_first_token_takes_no_cache_from_another_chat() -> None:
     assert answered(sequences, [1, 5, 6]) is found[0], "the one that was left alone for longest"
 
 
-def test_a_long_common_beginning_is_worth_a_cache() -> None:
+SYSTEM = list(range(2 * WORTH_TOKENS))
+
+
+def test_another_chat_takes_a_long_beginning_and_leaves_the_rest() -> None:
     sequences = kept(2)
-    system = list(range(WORTH_TOKENS))
-    first = answered(sequences, [*system, *range(500, 900)])
-    assert answered(sequences, [*system, 7]) is first
+    first = answered(sequences, [*SYSTEM, *range(500, 900)])
+    with sequences.taken([*SYSTEM, 7]) as second:
+        assert second is not first and computed(second, [*SYSTEM, 7]) == len(SYSTEM)
+    assert len(first.tokens) == len(SYSTEM) + 400
+    assert rows(second) == rows(answered(kept(1), [*SYSTEM, 7]))
+
+
+def test_a_beginning_is_taken_from_an_answer_that_goes_on() -> None:
+    sequences = kept(2)
+    with sequences.taken([*SYSTEM, 1]) as first:
+        computed(first, [*SYSTEM, 1])
+        with sequences.taken([*SYSTEM, 2]) as second:
+            assert computed(second, [*SYSTEM, 2]) == len(SYSTEM)
+    assert rows(second) == rows(answered(kept(1), [*SYSTEM, 2]))
+
+
+def test_a_sequence_is_awaited_while_it_is_given_the_same_beginning() -> None:
+    sequences = kept(3)
+    prompt = [*SYSTEM, 2]
+    with sequences.taken([*SYSTEM, 1]) as first, sequences.taken(prompt) as second:
+        assert second.awaited(prompt) is None
+        first.reading = [*SYSTEM, 1]
+        assert second.awaited(prompt) == (first, len(SYSTEM)) and first.awaited(first.reading) is None
+        assert second.awaited([*SYSTEM[: WORTH_TOKENS - 1], -1, -2]) is None, "too little in common"
+        first.tokens = SYSTEM[: len(SYSTEM) - 10]
+        assert second.awaited(prompt) is None, "the rest is soon computed"
+
+
+def rows(sequence: CachedTokens) -> bytes:
+    cache = sequence.cache
+    assert isinstance(cache, FakeCache)
+    return cache.rows[: cache.length].tobytes()
 
 
 def test_a_short_prompt_that_is_asked_again_is_computed_once() -> None:

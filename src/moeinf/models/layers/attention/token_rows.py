@@ -15,7 +15,7 @@ A_co = TypeVar("A_co", bound=Array, covariant=True)
 
 
 class RowsOf(Protocol[K_co]):
-    """Rows of tokens [planes, capacity, row_bytes], in the memory of a device."""
+    """Rows of tokens [planes, room, row_bytes], in the memory of a device."""
 
     @property
     def data(self) -> K_co:
@@ -24,6 +24,11 @@ class RowsOf(Protocol[K_co]):
 
     @property
     def planes(self) -> int: ...
+
+    @property
+    def room(self) -> int:
+        """Rows of a plane: the capacity or more."""
+        ...
 
     @property
     def row_bytes(self) -> int: ...
@@ -89,7 +94,7 @@ class TokenState:
 
 
 class KVState(TokenState, Generic[K]):
-    """Keys and values of one layer: [heads, capacity, head_dim]."""
+    """Keys and values of one layer: [heads, room, head_dim]."""
 
     def __init__(
         self, memory: MemoryOf[K, Array], heads: int, head_dim: int, capacity: int, *others: RowsOf[object]
@@ -97,4 +102,4 @@ class KVState(TokenState, Generic[K]):
         """others: what is kept of each token besides."""
         keys, values = (memory.rows(heads, capacity, head_dim) for _ in range(2))
         super().__init__(keys, values, *others, joined=bool(others))
-        self.keys, self.values = keys.data, values.data
+        self.keys, self.values, self.room = keys.data, values.data, keys.room

@@ -78,13 +78,13 @@ class LatentCoreOf(Protocol[A, P_contra]):
 
 
 class LatentState(TokenState, Generic[K]):
-    """The rows of a layer, [capacity, width]."""
+    """The rows of a layer, [room, width]."""
 
     def __init__(self, memory: MemoryOf[K, Array], width: int, capacity: int, *others: RowsOf[object]) -> None:
         """width: 0 where a layer attends to the rows of another; others: what is kept of each token besides."""
         rows = memory.rows(1, capacity, width)
         super().__init__(rows, *others, joined=bool(others))
-        self.rows = rows.data
+        self.rows, self.room = rows.data, rows.room
 
 
 LatentCore = LatentCoreOf[Array, Positions]
