@@ -131,9 +131,10 @@ def delta_net(kernels: _native.Kernels, _: KVFormat, positions: int, tokens: int
     )
     conv, state = np.zeros((kernel - 1, channels), np.float32), np.zeros((num_heads, dim, dim), np.float32)
     for start in range(0, positions, CHUNK):
-        layer.run(some(min(CHUNK, positions - start), HIDDEN), conv, state, conv, state)
+        count = min(CHUNK, positions - start)
+        layer.run(some(count, HIDDEN), [(conv, state, conv, state)], [count])
     x = some(tokens, HIDDEN)
-    return Timed(lambda: layer.run(x, conv, state, conv, state), state.nbytes, 6 * tokens * state.size)
+    return Timed(lambda: layer.run(x, [(conv, state, conv, state)], [tokens]), state.nbytes, 6 * tokens * state.size)
 
 
 def channel_delta(kernels: _native.Kernels, _: KVFormat, positions: int, tokens: int) -> Timed:

@@ -801,6 +801,11 @@ class LatentLayer:
     def workspace_bytes(sizes: LatentSizes, shape: PassShape) -> int:
         """As of AttentionLayer."""
 
+# conv, heads, new_conv, new_heads: what the tokens before left, and room for what these leave.
+RecurrentStates = tuple[
+    npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]
+]
+
 class DeltaLayer:
     """Gated DeltaNet of one layer (moeinf.models.layers.recurrent.delta_net), the norm in front of it included."""
 
@@ -832,17 +837,11 @@ class DeltaLayer:
         do not fit together.
         """
 
-    def run(
-        self,
-        x: npt.NDArray[np.float32],
-        conv: npt.NDArray[np.float32],
-        heads: npt.NDArray[np.float32],
-        new_conv: npt.NDArray[np.float32],
-        new_heads: npt.NDArray[np.float32],
-    ) -> None:
+    def run(self, x: npt.NDArray[np.float32], states: Sequence[RecurrentStates], rows: Sequence[int]) -> None:
         """x [tokens, hidden] += delta_net(norm(x)); what the tokens leave goes to new_conv and new_heads.
 
-        conv, new_conv [kernel - 1, channels]; heads, new_heads [value heads, key_dim, value_dim].
+        states: of each sequence, conv [kernel - 1, channels] and heads [value heads, key_dim, value_dim].
+        rows: how many of x go on with each, one behind another; with new states of the one before, it is its sequence.
         """
 
     @staticmethod
@@ -876,17 +875,11 @@ class MambaLayer:
         for shapes that do not fit together.
         """
 
-    def run(
-        self,
-        x: npt.NDArray[np.float32],
-        conv: npt.NDArray[np.float32],
-        heads: npt.NDArray[np.float32],
-        new_conv: npt.NDArray[np.float32],
-        new_heads: npt.NDArray[np.float32],
-    ) -> None:
+    def run(self, x: npt.NDArray[np.float32], states: Sequence[RecurrentStates], rows: Sequence[int]) -> None:
         """x [tokens, hidden] += residual * mamba(norm(x)); what the tokens leave goes to new_conv and new_heads.
 
-        conv, new_conv [kernel - 1, channels]; heads, new_heads [heads, state_size, head_dim].
+        states: of each sequence, conv [kernel - 1, channels] and heads [heads, state_size, head_dim].
+        rows: how many of x go on with each, one behind another; with new states of the one before, it is its sequence.
         """
 
     @staticmethod

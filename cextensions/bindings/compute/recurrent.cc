@@ -3,9 +3,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstdint>
 #include <new>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,7 +36,7 @@ using moeinf::MambaShape;
 using moeinf::MambaWeights;
 using moeinf::Matrix;
 using moeinf::OptionalVector;
-using moeinf::RecurrentStates;
+using moeinf::RecurrentStretch;
 using moeinf::require;
 using moeinf::Rows;
 using moeinf::size;
@@ -48,10 +50,13 @@ struct Kept {
   ConstRows taps;
 };
 
+// What a sequence has left, and room for what it leaves: conv, heads, new_conv, new_heads.
+using States = std::tuple<ConstRows, ConstHeads, Rows, Heads>;
+
 template <class Shape, class Weights>
 class Layer {
  public:
-  using Run = void (*)(Kernels&, const Shape&, const Weights&, const RecurrentStates&,
+  using Run = void (*)(Kernels&, const Shape&, const Weights&, moeinf::Span<const RecurrentStretch>,
                        moeinf::RowSpan<float> x);
 
   Layer(Kept kept, const Shape& shape, Weights weights, Run run)
@@ -61,27 +66,43 @@ class Layer {
         weights_(std::move(weights)),
         run_(run) {}
 
-  void run(Rows x, ConstRows conv, ConstHeads heads, Rows new_conv, Heads new_heads) {
+  // states: of each sequence; rows: how many go on with it.
+  void run(Rows x, const std::vector<States>& states, const std::vector<std::int64_t>& rows) {
+    const std::int64_t tokens = size(x, 0);
+    require(tokens >= 1, "there are no tokens");
+    require(size(x, 1) == shape_.hidden, "x is of another width than the matrices");
+    require(states.size() == rows.size(), "there are as many sequences as numbers of rows");
+    std::int64_t first = 0;
+    stretches_.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      require(rows[i] >= 1 && rows[i] <= tokens - first, "a sequence has no rows, or too many");
+      stretches_.push_back(stretch(states[i], first, rows[i]));
+      first += rows[i];
+    }
+    require(first == tokens, "the rows are not those of the sequences");
+    const moeinf::GilRelease released;
+    run_(*kernels_, shape_, weights_, stretches_, moeinf::rows_of(x));
+  }
+
+ private:
+  RecurrentStretch stretch(const States& states, std::int64_t first, std::int64_t count) const {
+    const auto& [conv, heads, new_conv, new_heads] = states;
     const std::int64_t before = shape_.kernel - 1, channels = shape_.channels();
     const auto [num_heads, key_dim, value_dim] = shape_.state();
-    require(size(x, 0) >= 1, "there are no tokens");
-    require(size(x, 1) == shape_.hidden, "x is of another width than the matrices");
     require(has_shape(conv, before, channels) && has_shape(new_conv, before, channels),
             "what the convolution has seen is [kernel - 1, channels]");
     require(has_shape(heads, num_heads, key_dim, value_dim) &&
                 has_shape(new_heads, num_heads, key_dim, value_dim),
             "a state is [heads, key_dim, value_dim]");
-    const moeinf::GilRelease released;
-    run_(*kernels_, shape_, weights_, {conv.data(), heads.data(), new_conv.data(), new_heads.data()},
-         moeinf::rows_of(x));
+    return {{conv.data(), heads.data(), new_conv.data(), new_heads.data()}, first, count};
   }
 
- private:
   Kept kept_;
   Kernels* kernels_;
   Shape shape_;
   Weights weights_;
   Run run_;
+  std::vector<RecurrentStretch> stretches_;  // of the call at hand
 };
 using DeltaLayer = Layer<DeltaShape, DeltaWeights>;
 using MambaLayer = Layer<MambaShape, MambaWeights>;
@@ -236,9 +257,8 @@ void run_scan(Kernels& kernels, ConstHeads queries, ConstHeads keys, ConstHeads 
 template <class BoundLayer>
 void bind_run(nb::class_<BoundLayer>& layer, std::size_t (*workspace_bytes)(nb::handle, nb::handle)) {
   layer
-      .def("run", &BoundLayer::run, nb::arg("x").noconvert(), nb::arg("conv").noconvert(),
-           nb::arg("heads").noconvert(), nb::arg("new_conv").noconvert(), nb::arg("new_heads").noconvert(),
-           "x [tokens, hidden] += the layer of it; writes the states that the tokens leave.")
+      .def("run", &BoundLayer::run, nb::arg("x").noconvert(), nb::arg("states").noconvert(), nb::arg("rows"),
+           "x [tokens, hidden] += the layer of it; writes the states that the tokens of each sequence leave.")
       .def_static("workspace_bytes", workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }
 

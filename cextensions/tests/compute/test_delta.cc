@@ -112,4 +112,12 @@ TEST(delta_net_is_that_of_its_double_precision_twin) {
   }
 }
 
+TEST(sequences_side_by_side_have_what_each_has_alone_of_delta_net) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    compare_beside<Layer>(DeltaShape{24, 2, 6, 5, 37, 4, 1e-5f, 1e-6f}, {1, 3, 8}, isa, moeinf::delta_net);
+    compare_beside<Layer>(DeltaShape{24, 2, 6, 5, 37, 4, 1e-5f, 1e-6f}, {70, 1}, isa, moeinf::delta_net);
+    compare_tokens_apart<Layer>(DeltaShape{24, 2, 6, 5, 37, 4, 1e-5f, 1e-6f}, 5, isa, moeinf::delta_net);
+  }
+}
+
 }  // namespace

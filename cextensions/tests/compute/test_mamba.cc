@@ -108,4 +108,12 @@ TEST(mamba_is_that_of_its_double_precision_twin) {
   }
 }
 
+TEST(sequences_side_by_side_have_what_each_has_alone_of_mamba) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    compare_beside<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {1, 3, 8}, isa, moeinf::mamba);
+    compare_beside<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {70, 1}, isa, moeinf::mamba);
+    compare_tokens_apart<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, 5, isa, moeinf::mamba);
+  }
+}
+
 }  // namespace

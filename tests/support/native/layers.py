@@ -196,12 +196,19 @@ def _delta(world: World) -> Arguments:
 
 
 def _states(world: World, taps: int, channels: int, *heads: int) -> Arguments:
-    conv, states = world.floats(taps - 1, channels), world.floats(*heads)
-    return {"x": world.floats(world.tokens, world.hidden), "conv": conv, "heads": states,
-            "new_conv": np.empty_like(conv), "new_heads": np.empty_like(states)}  # fmt: skip
+    rows = [1] * max(1, world.tokens - 1)
+    if world.tokens > 1:
+        rows[0] += 1
+    states = []
+    for _ in rows:
+        conv, state = world.floats(taps - 1, channels), world.floats(*heads)
+        states.append((conv, state, np.empty_like(conv), np.empty_like(state)))
+    return {"x": world.floats(world.tokens, world.hidden), "states": states, "rows": rows}
 
 
-@call("DeltaLayer.run", "no tokens, shapes that do not fit", holds=_finite("x"))
+@call(
+    "DeltaLayer.run", "no tokens, rows that are not those of the sequences, shapes that do not fit", holds=_finite("x")
+)
 def _run_delta(world: World) -> Arguments:
     return _states(world, TAPS, CHANNELS, KEYS * SHARED, KEY_DIM, VALUE_DIM)
 
@@ -232,7 +239,9 @@ def _mamba(world: World) -> Arguments:
             "gate_norm": world.floats(INNER), "num_groups": GROUPS, "norm_eps": 1e-6, "residual": 1.0}  # fmt: skip
 
 
-@call("MambaLayer.run", "no tokens, shapes that do not fit", holds=_finite("x"))
+@call(
+    "MambaLayer.run", "no tokens, rows that are not those of the sequences, shapes that do not fit", holds=_finite("x")
+)
 def _run_mamba(world: World) -> Arguments:
     return _states(world, TAPS, MAMBA_CHANNELS, HEADS, STATE, INNER // HEADS)
 

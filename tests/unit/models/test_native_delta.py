@@ -12,7 +12,7 @@ from moeinf import _native
 from moeinf.models.cpu.delta import NativeDeltaNet
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes
 from moeinf.models.layers.recurrent.delta_net import DeltaNet, DeltaNetPart
 from moeinf.models.layers.recurrent.state import RecurrentState
@@ -68,7 +68,7 @@ def given(
     out = x.copy()
     ends = np.cumsum(passes or (len(x),)).tolist()
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        layer.add_to(out[start:end], cache, None)
+        layer.add_rows(out[start:end], [Span(slice(0, end - start), cache, None)])
         cache.commit(end - start)
     state: RecurrentState[Float32Array] = cache.states[0]
     return out - x, state
@@ -121,7 +121,7 @@ def test_a_pass_that_is_not_committed_has_changed_nothing(config: DeltaConfig) -
     ours = NativeDeltaNet(memory_of(config, _native.Kernels(1)), DeltaNetPart(config, SITE))
     cache, undisturbed = stale(ours), stale(ours)
     for tokens in (1, 100):
-        ours.add_to(hidden(config, tokens), cache, None)
+        ours.add_rows(hidden(config, tokens), [Span(slice(0, tokens), cache, None)])
     ends = [given(ours, each, hidden(config, 3)) for each in (cache, undisturbed)]
     assert np.array_equal(ends[0][0], ends[1][0]) and np.array_equal(ends[0][1].heads, ends[1][1].heads)
 
@@ -169,14 +169,18 @@ def test_what_does_not_fit_together_is_refused() -> None:
         np.zeros(shape, np.float32)
         for shape in ((c.kernel - 1, c.channels), (c.num_value_heads, c.key_dim, c.value_dim))
     )
-    layer.run(hidden(c, 1), conv, heads, conv.copy(), heads.copy())
+    layer.run(hidden(c, 1), [(conv, heads, conv.copy(), heads.copy())], [1])
     for match, arguments in (
-        ("no tokens", (hidden(c, 1)[:0], conv, heads, conv, heads)),
-        ("another width", (np.zeros((1, 3), np.float32), conv, heads, conv, heads)),
-        ("convolution", (hidden(c, 1), conv[1:], heads, conv, heads)),
-        ("convolution", (hidden(c, 1), conv, heads, conv[1:], heads)),
-        ("state", (hidden(c, 1), conv, heads[1:], conv, heads)),
-        ("state", (hidden(c, 1), conv, heads, conv, heads[1:])),
+        ("no tokens", (hidden(c, 1)[:0], [(conv, heads, conv, heads)], [1])),
+        ("another width", (np.zeros((1, 3), np.float32), [(conv, heads, conv, heads)], [1])),
+        ("convolution", (hidden(c, 1), [(conv[1:], heads, conv, heads)], [1])),
+        ("convolution", (hidden(c, 1), [(conv, heads, conv[1:], heads)], [1])),
+        ("state", (hidden(c, 1), [(conv, heads[1:], conv, heads)], [1])),
+        ("state", (hidden(c, 1), [(conv, heads, conv, heads[1:])], [1])),
+        ("as many sequences", (hidden(c, 1), [(conv, heads, conv, heads)], [])),
+        ("no rows, or too many", (hidden(c, 1), [(conv, heads, conv, heads)], [0])),
+        ("no rows, or too many", (hidden(c, 1), [(conv, heads, conv, heads)], [2])),
+        ("not those of the sequences", (hidden(c, 2), [(conv, heads, conv, heads)], [1])),
     ):
         with pytest.raises(ValueError, match=match):
             layer.run(*arguments)

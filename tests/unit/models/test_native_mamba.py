@@ -13,7 +13,7 @@ from moeinf.models.cpu.mamba import NativeMamba2
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
-from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.kv_cache import Cache, Span
 from moeinf.models.layers.recurrent.mamba2 import CHUNK, Mamba2, Mamba2Part, Scan
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes
 from moeinf.models.layers.recurrent.state import RecurrentState
@@ -67,7 +67,7 @@ def given(
     out = x.copy()
     ends = np.cumsum(passes or (len(x),)).tolist()
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        layer.add_to(out[start:end], cache, None)
+        layer.add_rows(out[start:end], [Span(slice(0, end - start), cache, None)])
         cache.commit(end - start)
     state: RecurrentState[Float32Array] = cache.states[0]
     return out - x, state.conv, state.heads
@@ -134,7 +134,7 @@ def test_a_pass_that_is_not_committed_has_changed_nothing() -> None:
     ours = NativeMamba2(memory_of(PLAIN, _native.Kernels(1)), Mamba2Part(PLAIN, SITE))
     cache, undisturbed = stale(ours), stale(ours)
     for tokens in (1, 100):
-        ours.add_to(hidden(PLAIN, tokens), cache, None)
+        ours.add_rows(hidden(PLAIN, tokens), [Span(slice(0, tokens), cache, None)])
     ends = [given(ours, each, hidden(PLAIN, 3)) for each in (cache, undisturbed)]
     assert all(np.array_equal(a, b) for a, b in zip(*ends, strict=True))
 
@@ -166,10 +166,14 @@ def test_what_does_not_fit_together_is_refused() -> None:
     layer, state = made(), RecurrentState(NumpyMath(), c.conv_shape, c.heads_shape)
     conv, heads = state.conv, state.heads
     for match, arguments in (
-        ("no tokens", (hidden(c, 1)[:0], conv, heads, conv, heads)),
-        ("another width", (np.zeros((1, 3), np.float32), conv, heads, conv, heads)),
-        ("convolution", (hidden(c, 1), conv[1:], heads, conv, heads)),
-        ("state", (hidden(c, 1), conv, heads, conv, heads[1:])),
+        ("no tokens", (hidden(c, 1)[:0], [(conv, heads, conv, heads)], [1])),
+        ("another width", (np.zeros((1, 3), np.float32), [(conv, heads, conv, heads)], [1])),
+        ("convolution", (hidden(c, 1), [(conv[1:], heads, conv, heads)], [1])),
+        ("state", (hidden(c, 1), [(conv, heads, conv, heads[1:])], [1])),
+        ("as many sequences", (hidden(c, 1), [(conv, heads, conv, heads)], [])),
+        ("no rows, or too many", (hidden(c, 1), [(conv, heads, conv, heads)], [0])),
+        ("no rows, or too many", (hidden(c, 1), [(conv, heads, conv, heads)], [2])),
+        ("not those of the sequences", (hidden(c, 2), [(conv, heads, conv, heads)], [1])),
     ):
         with pytest.raises(ValueError, match=match):
             layer.run(*arguments)

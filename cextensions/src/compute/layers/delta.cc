@@ -39,9 +39,8 @@ class DeltaRule {
   static float residual(const Shape&) { return 1; }
   static bool replaces(const Shape& s) { return s.replaces; }
 
-  DeltaRule(const Ops& ops, const Shape& shape, const Weights& weights, const RecurrentVectors& vectors,
-            std::int64_t tokens)
-      : ops_(ops), s_(shape), w_(weights), v_(vectors), tokens_(tokens) {
+  DeltaRule(const Ops& ops, const Shape& shape, const Weights& weights, const RecurrentVectors& vectors)
+      : ops_(ops), s_(shape), w_(weights), v_(vectors) {
     const std::vector<float*>& projected = v_.projected;
     const std::int64_t share = s_.shared_by(), of_keys = s_.key_dim, of_values = share * s_.value_dim;
     if (w_.projections.size() == 2) {
@@ -75,40 +74,42 @@ class DeltaRule {
     call({2 * s_.keys() + head * of_values, of_values, values_.at(0, head), values_.of_token, nullptr});
   }
 
-  void run_head(std::int64_t head, const RecurrentStates& states, float* scratch) const {
+  void run_head(std::int64_t head, const RecurrentStretch& stretch, float* scratch) const {
     const std::int64_t h = head / s_.shared_by(), j = head % s_.shared_by();
+    const std::int64_t first = stretch.first, tokens = stretch.tokens;
     float* const decays = scratch;
-    float* const rates = decays + tokens_;
-    float* const outputs = decays + round_up(2 * tokens_, 16);
-    float* const normed = outputs + round_up(tokens_ * s_.value_dim, 16);
-    for (std::int64_t t = 0; t < tokens_; ++t) {
-      decays[t] = std::exp(w_.decay[head] * softplus(*steps_.at(t, h, j) + w_.bias[head]));
-      rates[t] = 1 / (1 + std::exp(-*rates_.at(t, h, j)));
+    float* const rates = decays + tokens;
+    float* const outputs = decays + round_up(2 * tokens, 16);
+    float* const normed = outputs + round_up(tokens * s_.value_dim, 16);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      decays[t] = std::exp(w_.decay[head] * softplus(*steps_.at(first + t, h, j) + w_.bias[head]));
+      rates[t] = 1 / (1 + std::exp(-*rates_.at(first + t, h, j)));
     }
     const std::int64_t state = head * s_.key_dim * s_.value_dim;
     DeltaTask task;
-    task.queries = v_.mixed + h * s_.key_dim;
+    const float* const mixed = v_.mixed + first * s_.channels();
+    task.queries = mixed + h * s_.key_dim;
     task.keys = task.queries + s_.keys();
-    task.values = v_.mixed + 2 * s_.keys() + head * s_.value_dim;
+    task.values = mixed + 2 * s_.keys() + head * s_.value_dim;
     task.stride = s_.channels();
     task.decays = decays;
     task.of_channels = false;
     task.rates = rates;
-    task.tokens = tokens_;
+    task.tokens = tokens;
     task.key_dim = s_.key_dim;
     task.value_dim = s_.value_dim;
-    task.state = states.heads + state;
-    task.new_state = states.new_heads + state;
+    task.state = stretch.states.heads + state;
+    task.new_state = stretch.states.new_heads + state;
     task.out = outputs;
     ops_.run_delta(task);
-    for (std::int64_t t = 0; t < tokens_; ++t) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
       ops_.rms_norm(outputs + t * s_.value_dim, w_.head_norm, s_.norm_eps, s_.value_dim, normed);
-      float* const gated = v_.gated + t * s_.values() + head * s_.value_dim;
+      float* const gated = v_.gated + (first + t) * s_.values() + head * s_.value_dim;
       if (s_.sigmoid_gates) {
-        ops_.sigmoid_mul(gates_.at(t, h, j), normed, s_.value_dim);
+        ops_.sigmoid_mul(gates_.at(first + t, h, j), normed, s_.value_dim);
         std::copy(normed, normed + s_.value_dim, gated);
       } else {
-        ops_.activate(Activation::kSilu, 0, gates_.at(t, h, j), normed, gated, s_.value_dim);
+        ops_.activate(Activation::kSilu, 0, gates_.at(first + t, h, j), normed, gated, s_.value_dim);
       }
     }
   }
@@ -118,15 +119,14 @@ class DeltaRule {
   const Shape& s_;
   const Weights& w_;
   const RecurrentVectors& v_;
-  const std::int64_t tokens_;
   Strided queries_, keys_, values_, gates_, rates_, steps_;
 };
 
 }  // namespace
 
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
-               const RecurrentStates& states, RowSpan<float> x) {
-  run_recurrent<DeltaRule>(kernels, shape, weights, states, x);
+               Span<const RecurrentStretch> stretches, RowSpan<float> x) {
+  run_recurrent<DeltaRule>(kernels, shape, weights, stretches, x);
 }
 
 void channel_delta(Kernels& kernels, const ChannelDelta& d) {

@@ -28,9 +28,8 @@ class StateSpace {
   static float residual(const Shape& s) { return s.residual; }
   static bool replaces(const Shape&) { return false; }
 
-  StateSpace(const Ops& ops, const Shape& shape, const Weights& weights, const RecurrentVectors& vectors,
-             std::int64_t tokens)
-      : ops_(ops), s_(shape), w_(weights), v_(vectors), tokens_(tokens) {}
+  StateSpace(const Ops& ops, const Shape& shape, const Weights& weights, const RecurrentVectors& vectors)
+      : ops_(ops), s_(shape), w_(weights), v_(vectors) {}
 
   std::int64_t num_tasks() const { return (s_.channels() + kChannelsAtOnce - 1) / kChannelsAtOnce; }
 
@@ -41,13 +40,16 @@ class StateSpace {
           s_.projected(), nullptr});
   }
 
-  void run_head(std::int64_t head, const RecurrentStates& states, float* scratch) const {
+  void run_head(std::int64_t head, const RecurrentStretch& stretch, float* scratch) const {
+    const std::int64_t tokens = stretch.tokens;
     float* const decays = scratch;
-    float* const inputs = decays + round_up(tokens_, 16);
-    float* const outputs = inputs + round_up(tokens_ * s_.head_dim, 16);
-    const float* const values = v_.mixed + head * s_.head_dim;
-    for (std::int64_t t = 0; t < tokens_; ++t) {
-      const float raw = v_.projected[0][t * s_.projected() + s_.inner() + s_.channels() + head];
+    float* const inputs = decays + round_up(tokens, 16);
+    float* const outputs = inputs + round_up(tokens * s_.head_dim, 16);
+    const float* const mixed = v_.mixed + stretch.first * s_.channels();
+    const float* const projected = v_.projected[0] + stretch.first * s_.projected();
+    const float* const values = mixed + head * s_.head_dim;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const float raw = projected[t * s_.projected() + s_.inner() + s_.channels() + head];
       const float step = softplus(raw + w_.bias[head]);
       decays[t] = std::exp(w_.decay[head] * step);
       for (std::int64_t i = 0; i < s_.head_dim; ++i) {
@@ -57,23 +59,23 @@ class StateSpace {
     const std::int64_t group = head / (s_.num_heads / s_.num_groups);
     const std::int64_t state = head * s_.state_size * s_.head_dim;
     ScanTask task;
-    task.keys = v_.mixed + s_.inner() + group * s_.state_size;
+    task.keys = mixed + s_.inner() + group * s_.state_size;
     task.queries = task.keys + s_.keys();
     task.stride = s_.channels();
     task.values = inputs;
     task.decays = decays;
-    task.tokens = tokens_;
+    task.tokens = tokens;
     task.key_dim = s_.state_size;
     task.value_dim = s_.head_dim;
-    task.state = states.heads + state;
-    task.new_state = states.new_heads + state;
+    task.state = stretch.states.heads + state;
+    task.new_state = stretch.states.new_heads + state;
     task.out = outputs;
     ops_.run_scan(task);
-    for (std::int64_t t = 0; t < tokens_; ++t) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
       float* const out = outputs + t * s_.head_dim;
       ops_.add_scaled(values + t * s_.channels(), w_.skip[head], out, s_.head_dim);
-      ops_.activate(Activation::kSilu, 0, v_.projected[0] + t * s_.projected() + head * s_.head_dim, out,
-                    v_.gated + t * s_.inner() + head * s_.head_dim, s_.head_dim);
+      ops_.activate(Activation::kSilu, 0, projected + t * s_.projected() + head * s_.head_dim, out,
+                    v_.gated + (stretch.first + t) * s_.inner() + head * s_.head_dim, s_.head_dim);
     }
   }
 
@@ -90,14 +92,13 @@ class StateSpace {
   const Shape& s_;
   const Weights& w_;
   const RecurrentVectors& v_;
-  const std::int64_t tokens_;
 };
 
 }  // namespace
 
 void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights,
-           const RecurrentStates& states, RowSpan<float> x) {
-  run_recurrent<StateSpace>(kernels, shape, weights, states, x);
+           Span<const RecurrentStretch> stretches, RowSpan<float> x) {
+  run_recurrent<StateSpace>(kernels, shape, weights, stretches, x);
 }
 
 void scan(Kernels& kernels, const Scan& s) {

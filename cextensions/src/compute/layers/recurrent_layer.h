@@ -43,7 +43,7 @@ struct Channels {
 //   projections(weights), conv_bias(weights)  the latter null where channels have none
 //   channels_eps, residual, replaces          of the norms of channels, and as in AttentionShape
 //   num_tasks(), each_part(task, call)        calls call(Channels) for all channels of a task
-//   run_head(head, states, scratch)           from mixed channels to what a head gives of each token
+//   run_head(head, stretch, scratch)          from mixed channels to what a head gives of each token
 //   finish(row)                               what is left to do with all that the heads of a token give
 template <class Recurrence>
 class RecurrentPass {
@@ -51,18 +51,18 @@ class RecurrentPass {
   using Shape = typename Recurrence::Shape;
   using Weights = typename Recurrence::Weights;
 
-  RecurrentPass(Kernels& kernels, const Shape& shape, const Weights& weights, const RecurrentStates& states,
-                RowSpan<float> x)
+  RecurrentPass(Kernels& kernels, const Shape& shape, const Weights& weights,
+                Span<const RecurrentStretch> stretches, RowSpan<float> x)
       : kernels_(kernels),
         s_(shape),
         w_(weights),
-        states_(states),
+        stretches_(stretches),
         x_(x),
         tokens_(x.rows),
         projections_(Recurrence::projections(weights)),
         memory_(kernels.workspace()),
         v_(take_vectors(memory_, shape, rows_of(projections_), x.rows, kernels.pool().num_threads())),
-        recurrence_(kernels.ops(), shape, weights, v_, x.rows) {}
+        recurrence_(kernels.ops(), shape, weights, v_) {}
 
   static RecurrentVectors take_vectors(Workspace::Frame& memory, const Shape& s,
                                        const std::vector<std::int64_t>& rows, std::int64_t tokens,
@@ -81,11 +81,12 @@ class RecurrentPass {
     const Ops& ops = kernels_.ops();
     norm_tokens(kernels_, {w_.norm, nullptr, s_.norm_eps}, x_, v_.normed);
     kernels_.linears(projections_, {v_.normed, tokens_, s_.hidden}, v_.projected);
-    kernels_.pool().run(recurrence_.num_tasks(), [&](std::int64_t task, int thread) {
-      recurrence_.each_part(task, [&](const Channels& part) { convolve(part, v_.scratch(thread)); });
-    });
-    kernels_.pool().run(s_.state().heads, [&](std::int64_t head, int thread) {
-      recurrence_.run_head(head, states_, v_.scratch(thread));
+    each_stretch(
+        recurrence_.num_tasks(), [&](std::int64_t task, const RecurrentStretch& stretch, float* scratch) {
+          recurrence_.each_part(task, [&](const Channels& part) { convolve(part, stretch, scratch); });
+        });
+    each_stretch(s_.state().heads, [&](std::int64_t head, const RecurrentStretch& stretch, float* scratch) {
+      recurrence_.run_head(head, stretch, scratch);
     });
     const std::int64_t width = Recurrence::width(s_);
     if constexpr (Recurrence::kFinishes) {
@@ -106,18 +107,38 @@ class RecurrentPass {
     return rows;
   }
 
+  // call(task, stretch, scratch) for each of so many tasks of each stretch: in order, of those that go on
+  // with what the one before leaves.
+  template <class Call>
+  void each_stretch(std::int64_t tasks, const Call& call) const {
+    const auto count = static_cast<std::int64_t>(stretches_.size());
+    kernels_.pool().run(tasks * count, [&](std::int64_t index, int thread) {
+      auto at = static_cast<std::size_t>(index % count);
+      if (goes_on(at)) return;
+      do {
+        call(index / count, stretches_[at], v_.scratch(thread));
+      } while (++at < stretches_.size() && goes_on(at));
+    });
+  }
+
+  bool goes_on(std::size_t stretch) const {
+    return stretch > 0 && stretches_[stretch].states.heads == stretches_[stretch - 1].states.new_heads;
+  }
+
   // Silu of each channel's bias and weighted sum over its last `kernel` tokens, then the norm.
-  void convolve(const Channels& part, float* scratch) const {
+  void convolve(const Channels& part, const RecurrentStretch& stretch, float* scratch) const {
     const Ops& ops = kernels_.ops();
     const std::int64_t before = s_.kernel - 1, channels = s_.channels();
     const float* const bias = Recurrence::conv_bias(w_);
     const std::size_t num_bytes = static_cast<std::size_t>(part.count) * sizeof(float);
+    const float* const inputs = part.inputs + stretch.first * part.stride;
     float *const sums = scratch, *const activated = scratch + part.count;
     const auto seen = [&](std::int64_t t) {  // inputs, the first of them left by earlier tokens
-      return t < before ? states_.conv + t * channels + part.first : part.inputs + (t - before) * part.stride;
+      return t < before ? stretch.states.conv + t * channels + part.first
+                        : inputs + (t - before) * part.stride;
     };
-    for (std::int64_t t = 0; t < tokens_; ++t) {
-      float* const out = v_.mixed + t * channels + part.first;
+    for (std::int64_t t = 0; t < stretch.tokens; ++t) {
+      float* const out = v_.mixed + (stretch.first + t) * channels + part.first;
       if (bias == nullptr) {
         std::memset(sums, 0, num_bytes);
       } else {
@@ -130,13 +151,13 @@ class RecurrentPass {
         ops.rms_norm(activated, part.norm, Recurrence::channels_eps(s_), part.count, out);
     }
     for (std::int64_t i = 0; i < before; ++i)  // ascending: the two states may be one
-      std::memmove(states_.new_conv + i * channels + part.first, seen(tokens_ + i), num_bytes);
+      std::memmove(stretch.states.new_conv + i * channels + part.first, seen(stretch.tokens + i), num_bytes);
   }
 
   Kernels& kernels_;
   const Shape& s_;
   const Weights& w_;
-  const RecurrentStates states_;
+  const Span<const RecurrentStretch> stretches_;
   const RowSpan<float> x_;
   const std::int64_t tokens_;
   const std::vector<Matrix> projections_;
@@ -147,14 +168,21 @@ class RecurrentPass {
 
 template <class Recurrence>
 void run_recurrent(Kernels& kernels, const typename Recurrence::Shape& shape,
-                   const typename Recurrence::Weights& weights, const RecurrentStates& states,
+                   const typename Recurrence::Weights& weights, Span<const RecurrentStretch> stretches,
                    RowSpan<float> x) {
-  RecurrentStates from = states;
-  for (std::int64_t start = 0; start < x.rows; start += kRecurrentTokens) {
-    const std::int64_t count = std::min(kRecurrentTokens, x.rows - start);
-    RecurrentPass<Recurrence>(kernels, shape, weights, from, x.part(start, count)).run();
-    from.conv = states.new_conv;
-    from.heads = states.new_heads;
+  if (x.rows <= kRecurrentTokens) {
+    RecurrentPass<Recurrence>(kernels, shape, weights, stretches, x).run();
+    return;
+  }
+  for (const RecurrentStretch& whole : stretches) {
+    RecurrentStretch part = {whole.states, 0, 0};
+    for (std::int64_t start = 0; start < whole.tokens; start += kRecurrentTokens) {
+      part.tokens = std::min(kRecurrentTokens, whole.tokens - start);
+      RecurrentPass<Recurrence>(kernels, shape, weights, {&part, 1}, x.part(whole.first + start, part.tokens))
+          .run();
+      part.states.conv = whole.states.new_conv;
+      part.states.heads = whole.states.new_heads;
+    }
   }
 }
 

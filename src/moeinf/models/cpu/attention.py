@@ -67,11 +67,11 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
             return
         kept = [self._kept(span.cache) for span in spans]
         cos, sin = (np.concatenate([span.positions[i] for span in spans]) for i in range(2))
-        self._native.run_beside(x, kept, [span.rows.stop - span.rows.start for span in spans], cos, sin)
+        self._native.run_beside(x, kept, [span.num_rows for span in spans], cos, sin)
 
     def _sees_ahead(self, spans: Sequence[Span[Angles]]) -> bool:
         """Whether any row sees one behind its own."""
-        return any(self._ends(span.rows.stop - span.rows.start, span.cache) is not None for span in spans)
+        return any(self._ends(span.num_rows, span.cache) is not None for span in spans)
 
     def _kept(self, cache: Cache) -> tuple[ByteArray, ByteArray, KVFormat, int, int]:
         """What the native layer takes of a sequence."""

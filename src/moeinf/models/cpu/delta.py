@@ -6,19 +6,21 @@ save nothing, and round differently in passes of other lengths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS, DeltaNetPart, delta_state
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, pieces_of
 from moeinf.types import Float32Array, Routing
 
 
-class NativeDeltaNet(OneByOne[Float32Array, object]):
+class NativeDeltaNet:
     """A DeltaNetPart."""
 
     def __init__(self, memory: HostMemory, part: DeltaNetPart[Float32Array, Angles, Routing]) -> None:
@@ -46,10 +48,10 @@ class NativeDeltaNet(OneByOne[Float32Array, object]):
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
         return delta_state(self._config, self._math)
 
-    def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
-        state: RecurrentState[Float32Array] = cache.states[self._layer]
-        for piece in state.pieces(len(x), len(x)):
-            self._native.run(x[piece.rows], *piece[1:])
+    def add_rows(self, x: Float32Array, spans: Sequence[Span[object]]) -> None:
+        pieces: list[Piece[Float32Array]] = pieces_of(spans, self._layer)
+        rows = [piece.rows.stop - piece.rows.start for piece in pieces]
+        self._native.run(x, [piece[1:] for piece in pieces], rows)
 
 
 def _lengths(key_dim: int, length: float) -> Float32Array:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.recurrent.mamba2 import Mamba2Part, ScanPart
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, pieces_of
 from moeinf.types import Float32Array, Routing
 
 
-class NativeMamba2(OneByOne[Float32Array, object]):
+class NativeMamba2:
     """A Mamba2Part."""
 
     def __init__(self, memory: HostMemory, part: Mamba2Part[Float32Array, Angles, Routing]) -> None:
@@ -40,10 +42,10 @@ class NativeMamba2(OneByOne[Float32Array, object]):
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
         return RecurrentState(self._math, self._config.conv_shape, self._config.heads_shape)
 
-    def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
-        state: RecurrentState[Float32Array] = cache.states[self._layer]
-        for piece in state.pieces(len(x), len(x)):
-            self._native.run(x[piece.rows], *piece[1:])
+    def add_rows(self, x: Float32Array, spans: Sequence[Span[object]]) -> None:
+        pieces: list[Piece[Float32Array]] = pieces_of(spans, self._layer)
+        rows = [piece.rows.stop - piece.rows.start for piece in pieces]
+        self._native.run(x, [piece[1:] for piece in pieces], rows)
 
 
 class NativeScan:

@@ -109,6 +109,11 @@ class ArrayMathOf(Protocol[A]):
 ArrayMath = ArrayMathOf[Array]  # of whatever device
 
 
+def joined(math: ArrayMathOf[A], parts: Sequence[A], axis: int = 0) -> A:
+    """Arrays one behind the other; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else math.concatenate(parts, axis)
+
+
 def function_of(math: ArrayMathOf[A], activation: Activation) -> Callable[[A], A]:
     """Of those that a field of config.json may name (models/activations.py)."""
     functions: dict[Activation, Callable[[A], A]] = {

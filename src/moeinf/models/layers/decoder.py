@@ -13,7 +13,7 @@ import numpy as np
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.array_math import Array, Hidden, joined
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Projections, Shapes
 from moeinf.models.layers.kv_cache import Cache, NewTokens, Span, begin_pass
@@ -346,8 +346,7 @@ class Decoder:
         self._profiler.lap("other")
         for part in parts:
             begin_pass(part.cache, len(part.ids) if part.tried else 0)
-        inputs = [self._inputs(part) for part in parts]
-        x = inputs[0] if len(inputs) == 1 else self._layers.weights.math.concatenate(inputs, 0)
+        x = joined(self._layers.weights.math, [self._inputs(part) for part in parts])
         size = max(part.of_tokens or len(part.ids) for part in parts)
         self._layers.begin_pass(size)  # behind a tower, whose passes are its own
         spans, *others = self._spans(parts)

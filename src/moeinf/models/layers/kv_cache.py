@@ -267,6 +267,10 @@ class Span(Generic[P_co]):
     cache: Cache
     positions: P_co
 
+    @property
+    def num_rows(self) -> int:
+        return self.rows.stop - self.rows.start  # type: ignore[no-any-return]
+
 
 class OneByOne(ABC, Generic[A, P_co]):
     """What of moeinf.models.layers.protocol.Attention computes the rows of each sequence by themselves."""

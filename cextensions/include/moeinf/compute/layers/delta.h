@@ -7,6 +7,7 @@
 
 #include "moeinf/compute/kernels.h"
 #include "moeinf/compute/layers/recurrent.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
 
@@ -40,9 +41,10 @@ struct DeltaWeights {
   const float* head_norm;        // [value_dim], RMS
 };
 
-// x [tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads.
+// x [tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads, and that of a
+// row does not depend on other sequences.
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
-               const RecurrentStates& states, RowSpan<float> x);
+               Span<const RecurrentStretch> stretches, RowSpan<float> x);
 // The recurrence alone, where each channel of the keys has a decay of its own (KDA, arXiv 2510.26692).
 struct ChannelDelta {
   std::int64_t tokens, heads, dim;                // at least one token; dim: of keys and of values

@@ -6,6 +6,7 @@
 
 #include "moeinf/compute/kernels.h"
 #include "moeinf/compute/layers/recurrent.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
 
@@ -35,9 +36,10 @@ struct MambaWeights {
   const float* gate_norm;     // [inner], RMS of each group
 };
 
-// x [tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
+// x [tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads, and
+// that of a row does not depend on other sequences.
 void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights,
-           const RecurrentStates& states, RowSpan<float> x);
+           Span<const RecurrentStretch> stretches, RowSpan<float> x);
 // The recurrence alone, where each head has keys and queries of its own: S <- a S + k v^T, out = S^T q.
 struct Scan {
   std::int64_t tokens, heads, dim;  // at least one token; dim: of keys and of values

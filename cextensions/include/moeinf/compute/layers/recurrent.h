@@ -16,4 +16,11 @@ struct RecurrentStates {
   float *new_conv, *new_heads;
 };
 
+// Rows of a pass that go on with one sequence. Several stretches lie one behind the other, in order; one
+// whose states are what the stretch before leaves goes on with the same sequence.
+struct RecurrentStretch {
+  RecurrentStates states;
+  std::int64_t first, tokens;
+};
+
 }  // namespace moeinf

@@ -328,7 +328,7 @@ class LatentAttention(OneByOne[Array, Positions]):
 
     def add_rows(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
         """What several sequences have few rows of goes through the matrices together, which are then read once."""
-        core, sizes = self._core, [span.rows.stop - span.rows.start for span in spans]
+        core, sizes = self._core, [span.num_rows for span in spans]
         if len(spans) == 1 or any(core.at_once(size) < size for size in sizes):
             super().add_rows(x, spans)
             return

@@ -7,7 +7,7 @@ from copy import copy
 from itertools import accumulate, pairwise
 from typing import Generic
 
-from moeinf.models.layers.array_math import A
+from moeinf.models.layers.array_math import A, joined
 from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import WeightsOf
 from moeinf.models.layers.recurrent.state import RecurrentState
@@ -52,7 +52,7 @@ class ConvolutionsBeside(Generic[A]):
             convolution(x[rows], state.conv[place], state.new_conv[place], *(each[rows] for each in given))
             for rows, state in self._states
         ]
-        total = x + (seen[0] if len(seen) == 1 else self._math.concatenate(seen, 0))
+        total = x + joined(self._math, seen)
         return total if scale == 1.0 else total * scale
 
 

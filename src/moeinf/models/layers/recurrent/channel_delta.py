@@ -13,7 +13,7 @@ from typing import Generic
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A, ArrayMathOf
+from moeinf.models.layers.array_math import A, ArrayMathOf, joined
 from moeinf.models.layers.protocol import P, Part, R
 
 CHUNK = 16  # tokens of one triangular system: pairs of them have a number for each channel
@@ -42,7 +42,7 @@ class ChannelDeltaRule(Generic[A]):
             parts = [whole[:, start : start + CHUNK] for whole in (*by_head, rates)]
             outputs.append(self._chunk(parts, old, new_state))
             old = new_state
-        out = outputs[0] if len(outputs) == 1 else self._math.concatenate(outputs, 1)
+        out = joined(self._math, outputs, 1)
         return out.swapaxes(0, 1)
 
     def _chunk(self, parts: list[A], old: A, new: A) -> A:

@@ -7,20 +7,21 @@ Of a head with keys k and queries q of length 1, values v, decay a in (0, 1) and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A, ArrayMathOf
+from moeinf.models.layers.array_math import A, ArrayMathOf, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import AttentionOf, HasWeights, P, Part, R
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE, DeltaConfig, delta_shapes, delta_workspace
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
@@ -40,7 +41,7 @@ def delta_state(config: DeltaConfig, math: ArrayMathOf[A]) -> RecurrentState[A]:
     return RecurrentState(math, (config.kernel - 1, config.channels), heads)
 
 
-class DeltaNet(OneByOne[A, object]):
+class DeltaNet(Generic[A]):
     """A DeltaNetPart spelled out in the layers' math, for a GPU, and as the twin of models/cpu/delta.py.
 
     State and arithmetic are float32.
@@ -65,28 +66,30 @@ class DeltaNet(OneByOne[A, object]):
     def new_state(self, capacity: int) -> RecurrentState[A]:
         return delta_state(self._config, self._math)
 
-    def add_to(self, x: A, cache: Cache, positions: object) -> None:
-        state: RecurrentState[A] = cache.states[self._layer]
-        conv, heads = state.conv, state.heads
-        for start in range(0, len(x), SLICE):
-            self._add_to(x[start : start + SLICE], state, conv, heads)
-            conv, heads = state.new_conv, state.new_heads
+    def add_rows(self, x: A, spans: Sequence[Span[object]]) -> None:
+        for part, pieces in passes(x, spans, self._layer, SLICE):
+            self._add_to(part, pieces)
 
-    def _add_to(self, x: A, state: RecurrentState[A], conv: A, heads: A) -> None:
-        """conv, heads: what the tokens before left."""
-        c, math, tokens = self._config, self._math, len(x)
-        qkv, z, rate, step = self._projected(self._norm(x))
-        qkv = math.silu(self._convolution(qkv, conv, state.new_conv))
-        q, k = (self._unit(qkv[:, at : at + c.keys].reshape(tokens, c.num_key_heads, c.key_dim)) for at in (0, c.keys))
-        v = qkv[:, 2 * c.keys :].reshape(tokens, c.num_value_heads, c.value_dim)
-        decay = self._decay * math.softplus(step + self._step)  # the logarithm of `a`
-        out = self._rule(q * c.key_dim**-0.5, k, v, decay, math.sigmoid(rate), heads, state.new_heads)
-        gated = self._head_norm(out.reshape(-1, c.value_dim)) * self._gate(z.reshape(-1, c.value_dim))
-        added = self._output(gated.reshape(tokens, c.values))
+    def _add_to(self, x: A, pieces: Sequence[Piece[A]]) -> None:
+        parts = self._projected(self._norm(x))
+        gated = [self._gated([part[piece.rows] for part in parts], piece) for piece in pieces]
+        added = self._output(joined(self._math, gated))
         if self._replaces:
             x[...] = added
         else:
             x += added
+
+    def _gated(self, parts: Sequence[A], piece: Piece[A]) -> A:
+        """What the heads give of a piece's tokens, [tokens, values]; parts: what was projected of them."""
+        qkv, z, rate, step = parts
+        c, math, tokens = self._config, self._math, len(qkv)
+        qkv = math.silu(self._convolution(qkv, piece.conv, piece.new_conv))
+        q, k = (self._unit(qkv[:, at : at + c.keys].reshape(tokens, c.num_key_heads, c.key_dim)) for at in (0, c.keys))
+        v = qkv[:, 2 * c.keys :].reshape(tokens, c.num_value_heads, c.value_dim)
+        decay = self._decay * math.softplus(step + self._step)  # the logarithm of `a`
+        out = self._rule(q * c.key_dim**-0.5, k, v, decay, math.sigmoid(rate), piece.heads, piece.new_heads)
+        gated = self._head_norm(out.reshape(-1, c.value_dim)) * self._gate(z.reshape(-1, c.value_dim))
+        return gated.reshape(tokens, c.values)
 
     def _projected(self, hidden: A) -> tuple[A, A, A, A]:
         """[tokens, channels], then the gate [tokens, values], and of each value head what makes rate and decay."""
@@ -134,7 +137,7 @@ class DeltaRule(Generic[A]):
             parts = (whole[:, :, start : start + CHUNK] for whole in (q, k, v, decay, rate))
             outputs.append(self._chunk(tuple(parts), old, new))
             old = new
-        out = outputs[0] if len(outputs) == 1 else self._math.concatenate(outputs, 2)
+        out = joined(self._math, outputs, 2)
         return out.reshape(-1, tokens, v.shape[-1]).swapaxes(0, 1)
 
     def _chunk(self, parts: tuple[A, ...], old: A, new: A) -> A:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import A
+from moeinf.models.layers.array_math import A, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import LayersOf, P, R, WeightsOf
 from moeinf.models.layers.recurrent.channel_delta import CHUNK, ChannelDeltaPart
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import Piece, RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
 from moeinf.types import Workspace
 
 _WIDEST = 1 << 15  # numbers of all heads together
@@ -79,7 +80,7 @@ def kda_workspace(c: KdaConfig) -> Workspace:
     return Workspace(parts=SLICE * (3 * c.hidden_size + 24 * c.width), fixed=pairs, inputs=c.width)
 
 
-class Kda(OneByOne[A, object]):
+class Kda(Generic[A]):
     """moeinf.models.layers.protocol.Attention. State and arithmetic are float32."""
 
     def __init__(self, layers: LayersOf[A, P, R], config: KdaConfig, site: AttentionSite) -> None:
@@ -100,26 +101,31 @@ class Kda(OneByOne[A, object]):
         c = self._config
         return RecurrentState(self._math, (c.kernel - 1, 3 * c.width), (c.num_heads, c.head_dim, c.head_dim))
 
-    def add_to(self, x: A, cache: Cache, positions: object) -> None:
-        state: RecurrentState[A] = cache.states[self._layer]
-        for piece in state.pieces(len(x), SLICE):
-            self._add_to(x[piece.rows], piece)
+    def add_rows(self, x: A, spans: Sequence[Span[object]]) -> None:
+        for part, pieces in passes(x, spans, self._layer, SLICE):
+            self._add_to(part, pieces)
 
-    def _add_to(self, x: A, piece: Piece[A]) -> None:
-        c, math, tokens = self._config, self._math, len(x)
-        hidden, by_head = self._norm(x), (tokens, c.num_heads, c.head_dim)
-        mixed = []
-        for i, (project, convolve) in enumerate(zip(self._projections, self._convolutions, strict=True)):
+    def _add_to(self, x: A, pieces: Sequence[Piece[A]]) -> None:
+        hidden = self._norm(x)
+        parts = [project(hidden) for project in (*self._projections, self._gates, self._steps, self._rate)]
+        gated = [self._gated([part[piece.rows] for part in parts], piece) for piece in pieces]
+        out = self._output(joined(self._math, gated))
+        x[...] = out if self._replaces else x + out
+
+    def _gated(self, parts: Sequence[A], piece: Piece[A]) -> A:
+        """What the heads give of a piece's tokens, [tokens, width]; parts: what was projected of them."""
+        c, math, tokens = self._config, self._math, len(parts[0])
+        *mixed, gate, steps, rate = parts
+        by_head = (tokens, c.num_heads, c.head_dim)
+        for i, convolve in enumerate(self._convolutions):
             channels = (slice(None), slice(i * c.width, (i + 1) * c.width))
-            seen = convolve(project(hidden), piece.conv[channels], piece.new_conv[channels])
-            mixed.append(math.silu(seen).reshape(*by_head))
+            seen = convolve(mixed[i], piece.conv[channels], piece.new_conv[channels])
+            mixed[i] = math.silu(seen).reshape(*by_head)
         q, k, v = mixed
-        gate, decay = self._gates(hidden), self._decays((self._steps(hidden) + self._step).reshape(*by_head))
-        rate = math.sigmoid(self._rate(hidden))
+        decay, rate = self._decays((steps + self._step).reshape(*by_head)), math.sigmoid(rate)
         out = self._rule(self._unit(q) * c.head_dim**-0.5, self._unit(k), v, decay, rate, piece.heads, piece.new_heads)
         gated = self._head_norm(out.reshape(-1, c.head_dim)) * math.sigmoid(gate.reshape(-1, c.head_dim))
-        out = self._output(gated.reshape(tokens, c.width))
-        x[...] = out if self._replaces else x + out
+        return gated.reshape(tokens, c.width)
 
     def _decays(self, steps: A) -> A:
         """[tokens, heads, head_dim] -> the logarithms of decays."""

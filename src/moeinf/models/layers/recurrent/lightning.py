@@ -7,19 +7,21 @@ Of a head with keys k, queries q and values v, and its decay a:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A
+from moeinf.models.layers.array_math import A, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import LayersOf, P, R
 from moeinf.models.layers.recurrent.mamba2 import CHUNK, ScanPart
 from moeinf.models.layers.recurrent.mamba_config import SLICE
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
 from moeinf.types import Float32Array, FloatArray, Workspace
 
 _EPS = 1e-6  # of the norm of all heads' outputs, whatever the model's
@@ -76,7 +78,7 @@ def lightning_workspace(c: LightningConfig) -> Workspace:
     return Workspace(parts=SLICE * (3 * c.hidden_size + 18 * c.width), fixed=fixed, inputs=c.width)
 
 
-class Lightning(OneByOne[A, object]):
+class Lightning(Generic[A]):
     """moeinf.models.layers.protocol.Attention, of a site without a norm. State and arithmetic are float32."""
 
     def __init__(self, layers: LayersOf[A, P, R], config: LightningConfig, site: AttentionSite) -> None:
@@ -94,18 +96,22 @@ class Lightning(OneByOne[A, object]):
         c = self._config
         return RecurrentState(self._math, (0, 0), (c.num_heads, c.head_dim, c.head_dim))
 
-    def add_to(self, x: A, cache: Cache, positions: object) -> None:
-        state: RecurrentState[A] = cache.states[self._layer]
-        for piece in state.pieces(len(x), SLICE):
-            self._add_to(x[piece.rows], piece.heads, piece.new_heads)
+    def add_rows(self, x: A, spans: Sequence[Span[object]]) -> None:
+        for part, pieces in passes(x, spans, self._layer, SLICE):
+            self._add_to(part, pieces)
 
-    def _add_to(self, x: A, heads: A, new_heads: A) -> None:
-        """heads: what the tokens before left."""
-        c, math, tokens = self._config, self._math, len(x)
-        qkv = math.silu(self._qkv(x)).reshape(tokens, c.num_heads, 3 * c.head_dim)
-        q, k, v = (qkv[:, :, at * c.head_dim : (at + 1) * c.head_dim] for at in range(3))
-        out = self._norm(self._scan(q, k, v, self._decays[:tokens], heads, new_heads).reshape(tokens, c.width))
-        x += self._output(out * math.sigmoid(self._gate(x))) * self._residual
+    def _add_to(self, x: A, pieces: Sequence[Piece[A]]) -> None:
+        qkv = self._math.silu(self._qkv(x))
+        scanned = [self._scanned(qkv[piece.rows], piece) for piece in pieces]
+        out = self._norm(joined(self._math, scanned))
+        x += self._output(out * self._math.sigmoid(self._gate(x))) * self._residual
+
+    def _scanned(self, qkv: A, piece: Piece[A]) -> A:
+        """What the heads give of a piece's tokens, [tokens, width]."""
+        c, tokens = self._config, len(qkv)
+        by_head = qkv.reshape(tokens, c.num_heads, 3 * c.head_dim)
+        q, k, v = (by_head[:, :, at * c.head_dim : (at + 1) * c.head_dim] for at in range(3))
+        return self._scan(q, k, v, self._decays[:tokens], piece.heads, piece.new_heads).reshape(tokens, c.width)
 
 
 def lightning_mixer(c: LightningConfig) -> Recurrent:

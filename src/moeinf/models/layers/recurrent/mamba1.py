@@ -7,16 +7,17 @@ Of a channel with value x and step d > 0, its rates A, and the key k and query q
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.array_math import Array, Hidden, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import Piece, RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
 from moeinf.types import Workspace
 
 SLICE = 128  # tokens that are projected at once
@@ -38,7 +39,7 @@ class Mamba1Config:
         return 2 * 4 * self.inner * (self.kernel - 1 + self.state_size)
 
 
-class Mamba1(OneByOne[Array, object]):
+class Mamba1:
     """x += mamba(norm(x)), of the tensors that mamba1_shapes names.
 
     Token by token: in a model of Jamba's size that costs less than a tenth of what its products do.
@@ -63,25 +64,29 @@ class Mamba1(OneByOne[Array, object]):
         c = self._config
         return RecurrentState(self._math, (c.kernel - 1, c.inner), (c.inner, c.state_size))
 
-    def add_to(self, x: Hidden, cache: Cache, positions: object) -> None:
-        state: RecurrentState[Array] = cache.states[self._layer]
-        for piece in state.pieces(len(x), SLICE):
-            self._add_to(x[piece.rows], piece)
+    def add_rows(self, x: Hidden, spans: Sequence[Span[object]]) -> None:
+        for part, pieces in passes(x, spans, self._layer, SLICE):
+            self._add_to(part, pieces)
 
-    def _add_to(self, x: Hidden, piece: Piece[Array]) -> None:
+    def _add_to(self, x: Hidden, pieces: Sequence[Piece[Array]]) -> None:
         c, math = self._config, self._math
         projected = self._input(self._norm(x))
-        values = math.silu(self._convolution(projected[:, : c.inner], piece.conv, piece.new_conv))
+        convolved = [
+            self._convolution(projected[piece.rows, : c.inner], piece.conv, piece.new_conv) for piece in pieces
+        ]
+        values = math.silu(joined(math, convolved))
         made = self._made(values)
         ends = (c.rank, c.rank + c.state_size)
         steps = math.softplus(self._steps(self._step_norm(made[:, : ends[0]])))
         k, q = self._key_norm(made[:, ends[0] : ends[1]]), self._query_norm(made[:, ends[1] :])
-        weighted, out, now = values * steps, values * self._skip, piece.new_heads
-        now[...] = piece.heads
-        for t in range(len(x)):
-            now *= math.exp(steps[t : t + 1].T * self._rates)
-            now += weighted[t : t + 1].T * k[t : t + 1]
-            out[t : t + 1] = out[t : t + 1] + (now @ q[t : t + 1].T).T
+        weighted, out = values * steps, values * self._skip
+        for piece in pieces:
+            now = piece.new_heads
+            now[...] = piece.heads
+            for t in range(piece.rows.start, piece.rows.stop):
+                now *= math.exp(steps[t : t + 1].T * self._rates)
+                now += weighted[t : t + 1].T * k[t : t + 1]
+                out[t : t + 1] = out[t : t + 1] + (now @ q[t : t + 1].T).T
         x += self._output(out * math.silu(projected[:, c.inner :]))
 
 

@@ -7,21 +7,21 @@ Of a head with values x, a step d > 0, decay a = e^(-A d), and the keys k and qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A, ArrayMathOf
+from moeinf.models.layers.array_math import A, ArrayMathOf, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import AttentionOf, HasWeights, P, Part, R
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mamba_config import SLICE, MambaConfig, mamba_shapes, mamba_workspace
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
 
 CHUNK = 64  # tokens of which each is weighed for each: what that costs grows with their number
 
@@ -39,7 +39,7 @@ class ScanPart(Part[A, P, R, Callable[[A, A, A, A, A, A], A]]):
     """The recurrence alone: (q, k, v, decay, state, new_state) -> out, as Scan has it."""
 
 
-class Mamba2(OneByOne[A, object]):
+class Mamba2(Generic[A]):
     """A Mamba2Part spelled out in the layers' math, for a GPU, and as the twin of models/cpu/mamba.py.
 
     State and arithmetic are float32.
@@ -61,28 +61,28 @@ class Mamba2(OneByOne[A, object]):
     def new_state(self, capacity: int) -> RecurrentState[A]:
         return RecurrentState(self._math, self._config.conv_shape, self._config.heads_shape)
 
-    def add_to(self, x: A, cache: Cache, positions: object) -> None:
-        state: RecurrentState[A] = cache.states[self._layer]
-        conv, heads = state.conv, state.heads
-        for start in range(0, len(x), SLICE):
-            self._add_to(x[start : start + SLICE], state, conv, heads)
-            conv, heads = state.new_conv, state.new_heads
+    def add_rows(self, x: A, spans: Sequence[Span[object]]) -> None:
+        for part, pieces in passes(x, spans, self._layer, SLICE):
+            self._add_to(part, pieces)
 
-    def _add_to(self, x: A, state: RecurrentState[A], conv: A, heads: A) -> None:
-        """conv, heads: what the tokens before left."""
-        c, math, tokens = self._config, self._math, len(x)
+    def _add_to(self, x: A, pieces: Sequence[Piece[A]]) -> None:
         projected = self._input(self._norm(x))
+        gated = [self._gated(projected[piece.rows], piece) for piece in pieces]
+        added = self._output(joined(self._math, gated))
+        x += added if self._residual == 1.0 else added * self._residual
+
+    def _gated(self, projected: A, piece: Piece[A]) -> A:
+        """What the heads give of a piece's tokens, [tokens, inner]."""
+        c, math, tokens = self._config, self._math, len(projected)
         gate, steps = projected[:, : c.inner], projected[:, c.inner + c.channels :]
         mixed = projected[:, c.inner : c.inner + c.channels]
-        mixed = math.silu(self._convolution(mixed, conv, state.new_conv))
+        mixed = math.silu(self._convolution(mixed, piece.conv, piece.new_conv))
         values = mixed[:, : c.inner].reshape(tokens, c.num_heads, c.head_dim)
         both = mixed[:, c.inner :].reshape(tokens, 2, c.num_groups, c.state_size)
         steps = math.softplus(steps + self._step)
         k, q = both[:, 0:1].reshape(tokens, c.num_groups, -1), both[:, 1:2].reshape(tokens, c.num_groups, -1)
-        out = self._scan(q, k, values * steps[:, :, None], steps * self._decay, heads, state.new_heads)
-        out = (out + values * self._skip).reshape(tokens, c.inner) * math.silu(gate)
-        added = self._output(self._of_groups(out))
-        x += added if self._residual == 1.0 else added * self._residual
+        out = self._scan(q, k, values * steps[:, :, None], steps * self._decay, piece.heads, piece.new_heads)
+        return self._of_groups((out + values * self._skip).reshape(tokens, c.inner) * math.silu(gate))
 
     def _of_groups(self, x: A) -> A:
         """An RMS norm of each group of heads."""
@@ -113,7 +113,7 @@ class Scan(Generic[A]):
             parts = (whole[:, :, start : start + CHUNK] for whole in (q, k, v, decay))
             outputs.append(self._chunk(tuple(parts), old, new))
             old = new
-        out = outputs[0] if len(outputs) == 1 else self._math.concatenate(outputs, 2)
+        out = joined(self._math, outputs, 2)
         return out.reshape(-1, tokens, v.shape[-1]).swapaxes(0, 1)
 
     def _chunk(self, parts: tuple[A, ...], old: A, new: A) -> A:

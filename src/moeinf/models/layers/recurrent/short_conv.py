@@ -6,16 +6,17 @@ Of a token with x -> (b, c, v), each [hidden]:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.array_math import Array, Hidden, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
-from moeinf.models.layers.kv_cache import Cache, OneByOne
+from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mixer import Recurrent
-from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.models.layers.recurrent.state import RecurrentState, passes
 from moeinf.types import Workspace
 
 SLICE = 128  # tokens that are projected at once
@@ -34,7 +35,7 @@ class ShortConvConfig:
         return 2 * 4 * (self.kernel - 1) * self.hidden_size
 
 
-class ShortConv(OneByOne[Array, object]):
+class ShortConv:
     """x += short_conv(norm(x)), of the tensors that short_conv_shapes names."""
 
     def __init__(self, weights: Weights, config: ShortConvConfig, site: AttentionSite) -> None:
@@ -50,15 +51,14 @@ class ShortConv(OneByOne[Array, object]):
     def new_state(self, capacity: int) -> RecurrentState[Array]:
         return RecurrentState(self._math, (self._config.kernel - 1, self._config.hidden_size), (0,))
 
-    def add_to(self, x: Hidden, cache: Cache, positions: object) -> None:
-        state: RecurrentState[Array] = cache.states[self._layer]
-        before, size = state.conv, self._config.hidden_size
-        for start in range(0, len(x), SLICE):
-            part = x[start : start + SLICE]
+    def add_rows(self, x: Hidden, spans: Sequence[Span[object]]) -> None:
+        size = self._config.hidden_size
+        for part, pieces in passes(x, spans, self._layer, SLICE):
             projected = self._input(self._norm(part))
             b, c, v = (projected[:, i * size : (i + 1) * size] for i in range(3))
-            part += self._output(c * self._convolution(b * v, before, state.new_conv))
-            before = state.new_conv
+            seen = b * v
+            convolved = [self._convolution(seen[piece.rows], piece.conv, piece.new_conv) for piece in pieces]
+            part += self._output(c * joined(self._math, convolved))
 
 
 def short_conv_workspace(c: ShortConvConfig) -> Workspace:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Generic, NamedTuple
 
 import numpy as np
 
 from moeinf.models.layers.array_math import A, ArrayMathOf
+from moeinf.models.layers.kv_cache import Span
 from moeinf.types import ByteArray
 
 
 class Piece(NamedTuple, Generic[A]):
-    """Tokens that go through a layer at once, and what they find and leave."""
+    """Tokens that go through a recurrence at once, and what they find and leave."""
 
     rows: slice  # of the pass
     conv: A
@@ -69,7 +70,7 @@ class RecurrentState(Generic[A]):
                 yield Piece(slice(start, start + 1), conv, heads, new_conv, new_heads)
             else:
                 new_conv, new_heads = self.new_conv, self.new_heads
-                yield Piece(slice(start, start + most), conv, heads, new_conv, new_heads)
+                yield Piece(slice(start, min(start + most, tokens)), conv, heads, new_conv, new_heads)
             conv, heads = new_conv, new_heads
 
     def commit(self, rows: int) -> None:
@@ -106,3 +107,29 @@ class RecurrentState(Generic[A]):
         floats = kept.view(np.float32)
         self.conv[...] = self._math.of_host(floats[: self._in_conv].reshape(self.conv.shape))
         self.heads[...] = self._math.of_host(floats[self._in_conv :].reshape(self.heads.shape))
+
+
+def passes(x: A, spans: Sequence[Span[object]], layer: int, most: int) -> Iterator[tuple[A, list[Piece[A]]]]:
+    """The rows that are projected together, `most` at once, and the pieces that they are of.
+
+    Several sequences go together where they are no more than that. A piece may go on with what the one before leaves.
+    """
+    if len(x) <= most:
+        yield x, pieces_of(spans, layer)
+        return
+    for span in spans:
+        state: RecurrentState[A] = span.cache.states[layer]
+        for piece in state.pieces(span.num_rows, most):
+            rows = x[span.rows][piece.rows]
+            yield rows, [piece._replace(rows=slice(0, len(rows)))]
+
+
+def pieces_of(spans: Sequence[Span[object]], layer: int) -> list[Piece[A]]:
+    """Those of all sequences, each as a whole, or token by token where they are tried."""
+    found: list[Piece[A]] = []
+    for span in spans:
+        state: RecurrentState[A] = span.cache.states[layer]
+        for piece in state.pieces(span.num_rows, span.num_rows):
+            rows = slice(span.rows.start + piece.rows.start, span.rows.start + piece.rows.stop)
+            found.append(piece._replace(rows=rows))
+    return found
