@@ -195,8 +195,8 @@ class SpeculationOptions:
 
     speculate: str = option(
         "auto",
-        "Guess at the next tokens and check several in one step: auto (where that is faster, on the CPU), off, or "
-        "always. Answers stay the same. [default: {default}]",
+        "Guess at the next tokens and check several in one step: auto (where that is faster, on the CPU; not in "
+        "bench), off, or always. Answers stay the same. [default: {default}]",
         metavar="WHEN",
     )
     draft_max: int = option(7, "Most tokens that a step guesses at. [default: {default}]", metavar="N")

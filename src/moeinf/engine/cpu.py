@@ -13,6 +13,7 @@ from moeinf.engine.joining import RankReaders, join, shared
 from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.engine.memory.plan_notes import prefixes_text, sequence_text
+from moeinf.engine.memory.side_by_side import with_guesses
 from moeinf.engine.runner import OfOneSequence
 from moeinf.engine.weights.expert_files import (
     Parts,
@@ -72,7 +73,7 @@ class CpuRunner(OfOneSequence):
         weights, host, report = context.weights, context.host, context.reporting
         manifest, dense = weights.manifest, weights.dense
         self._isa, self._parallel = host.kernels.isa, host.config.parallel
-        self.plan: MemoryPlan = plan_memory(context.footprint, host.config, host.machine)
+        self.plan: MemoryPlan = plan_memory(with_guesses(context.footprint, host.config), host.config, host.machine)
         self._joining: JoiningKernel | None = None
         self._fits = fits = self.plan.num_slots == manifest.moe.total_experts
         total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)

@@ -24,7 +24,7 @@ from moeinf.engine.devices import runner_on_a_device
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.memory.footprint import kept_format, unequal_bytes
 from moeinf.engine.memory.plan_notes import shortenings
-from moeinf.engine.memory.side_by_side import sessions
+from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions
 from moeinf.engine.reporting import Notify, Reporting
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.stored.hit_record import record_hits
@@ -241,7 +241,10 @@ def _drafting(context: BuildContext, runner: ModelRunner) -> Drafting | None:
         why = "recorded routing has no place for tokens that were not answered"
     if why and config.speculation.speculate == "always":
         raise UsageError(f"--speculate always: {why}; leave it out")
-    return None if why or config.speculation.speculate == "off" else Drafting(config.speculation)
+    if why or config.speculation.speculate == "off":
+        return None
+    most = config.speculation.draft_max if runner.cache.rewinds else RECURRENT_GUESSES
+    return Drafting(config.speculation, most=most)
 
 
 def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, tokenizer: Tokenizer) -> PrefixStore | None:

@@ -134,6 +134,14 @@ def test_answers_side_by_side_guess_too(demo: StoredModel) -> None:
     assert sum(answer.completion.stats.drafts.drafted for answer in answers) > 0
 
 
+def test_a_given_text_is_measured_without_guesses_unless_they_are_asked_for(demo: StoredModel) -> None:
+    for mode, guesses in (("auto", False), ("always", True)):
+        with opened(demo, mode) as model:
+            prompt = model.encode(PROMPT)
+            stats = model.replay(prompt, prompt[1:40])
+            assert (stats.drafts.drafted > 0) == guesses and stats.generated_tokens == 40
+
+
 def test_it_can_be_left_out_and_refuses_what_cannot_be(demo: StoredModel, tmp_path: Any) -> None:
     with opened(demo, "off") as model:
         assert answered(model, SETTINGS[0])[0].stats.drafts.drafted == 0

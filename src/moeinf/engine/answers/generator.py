@@ -175,7 +175,8 @@ class Generator:
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
             prompt.checks.append(monitor.check)
             try:
-                guessed = None if self.drafting is None or forced else self.drafting.begin(sequence, stats.drafts)
+                drafting = self.drafting if self.drafting is None or self.drafting.always or not forced else None
+                guessed = None if drafting is None else drafting.begin(sequence, stats.drafts)
                 asked = Generation(seat, sequence, ids, chooser, monitor, limit, guessed)
                 with closing(self.kind.generate(self.runner, asked)) as made:
                     for token in made:

@@ -16,6 +16,7 @@ MOST_IN_BULK: Final = 32  # and where nobody waits for a single answer
 SHARE: Final = 8  # of the memory at hand, what further sequences take unasked at most: an eighth,
 STREAMED_SHARE: Final = 32  # or a 32nd where experts are short of it, of which they would leave fewer in memory
 BULK_SHARE: Final = 4  # or a quarter: experts are then read once for all of a step
+RECURRENT_GUESSES: Final = 3  # most that a step tries where a state of fixed size is kept behind each token
 FITS: Final = 0.75  # of the memory at hand: a model of that size or less is there as a whole
 
 
@@ -39,3 +40,12 @@ def with_sessions(footprint: Footprint, count: int) -> Footprint:
     info = footprint.info
     info = replace(info, kv_bytes_per_token=count * info.kv_bytes_per_token, state_bytes=count * info.state_bytes)
     return replace(footprint, info=info, apart_bytes=count * footprint.apart_bytes)
+
+
+def with_guesses(footprint: Footprint, config: RuntimeConfig) -> Footprint:
+    """The sizes of a model whose steps try guessed tokens: recurrent states, of which `state_bytes` counts one before a
+    pass and one behind it, are kept behind each of them."""
+    if config.speculation.speculate == "off" or config.recording.trace:
+        return footprint
+    further = footprint.info.state_bytes // 2 * (1 + min(config.speculation.draft_max, RECURRENT_GUESSES))
+    return replace(footprint, info=replace(footprint.info, state_bytes=footprint.info.state_bytes + further))

@@ -41,6 +41,11 @@ _ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "--ctx-size": ("--num-ctx", "--num-ctx N is the length of the context"),
     "--max-model-len": ("--num-ctx", "--num-ctx N is the length of the context"),
     "--tensor-parallel-size": ("--devices", "--devices cuda:0,cuda:1 names the cards that share a model"),
+    "--speculative-config": (
+        "--speculate",
+        "--speculate auto, off or always, and --draft-max N, say what is guessed at",
+    ),
+    "--spec-draft-n-max": ("--draft-max", "--draft-max N is how many tokens a step guesses at"),
     "--model": ("", "the name of the model stands behind the verb, without an option"),
     "--api-key": ("--key-file", "--key-file PATH or MOEINF_API_KEY says which keys clients must give"),
     "--served-model-name": ("", "`moeinf cp MODEL NAME` gives a model one more name"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.side_by_side import sessions, with_sessions
+from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions, with_guesses, with_sessions
 from moeinf.hardware import Machine
 from tests.support.footprints import FOOTPRINT
 
@@ -50,3 +50,15 @@ def test_every_sequence_is_counted_at_its_full_length() -> None:
     three = with_sessions(replace(FOOTPRINT, apart_bytes=5), 3)
     assert three.info.kv_bytes_per_token == 3 * FOOTPRINT.info.kv_bytes_per_token
     assert (three.info.state_bytes, three.apart_bytes) == (3 * FOOTPRINT.info.state_bytes, 15)
+
+
+def test_recurrent_states_are_counted_behind_every_guessed_token() -> None:
+    footprint = replace(
+        FOOTPRINT, info=replace(FOOTPRINT.info, state_bytes=2000)
+    )  # of one before a pass and one behind
+
+    def counted(**options: Any) -> int:
+        return with_guesses(footprint, RuntimeConfig.of(**options)).info.state_bytes
+
+    assert counted() == 3000 + RECURRENT_GUESSES * 1000 and counted(draft_max=1) == 4000
+    assert counted(speculate="off") == counted(trace="folder") == 2000
