@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from moeinf.server.page.live import LiveEvent, MemoryPart
 from moeinf.server.page.page_routes import page_routes
+from moeinf.server.turns.overview import Seen
 
 Line = Mapping[str, Any]  # of a streamed answer
 MODELS = ("thinker:latest", "plain:latest")
@@ -55,7 +56,7 @@ def a_live_event() -> LiveEvent:
         np.packbits(flags, bitorder="little").tobytes() for flags in (keys < EXPERTS, keys < 3, keys == 9)
     )
     return LiveEvent(
-        "plain:latest", "decode", None, 0, LAYERS, EXPERTS,
+        "plain:latest", (Seen("plain:latest", "decode", tokens=12),), LAYERS, EXPERTS,
         resident, used, reading,
         hit_rate=0.75, read_bytes_per_s=1.5e9, stall_share=0.25, tokens_per_s=21.4,
         memory=(MemoryPart("expert cache", 3_000_000_000), MemoryPart("dense weights", 1_000_000_000)),

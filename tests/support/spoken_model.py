@@ -13,6 +13,7 @@ from moeinf.engine.answers.generator import Answer
 from moeinf.engine.completion import Completion, GenerationStats, Hooks, Request
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ModelNotFoundError
+from moeinf.hardware import Machine
 from moeinf.text.text_stream import Piece
 
 
@@ -45,13 +46,17 @@ class SpokenModel:
     fault: Exception | None = None
     parallel = 1
 
-    def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting) -> None:
-        self.stored, self.config, self.closed, self.warm = stored, config, False, False
+    def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting, on: Machine | None) -> None:
+        self.stored, self.config, self.on, self.closed, self.warm = stored, config, on, False, False
+        self.plan = SimpleNamespace(total_bytes=100, program_bytes=10)
         self.last: Completion | None = None
         self.answering = self.most_at_once = 0
-        kind = SimpleNamespace(template=None)
-        self.generator = SimpleNamespace(begin=self.begin, step=lambda: None, kind=kind)
+        kind, steps = SimpleNamespace(template=None), SimpleNamespace(rate=0.0)
+        self.generator = SimpleNamespace(begin=self.begin, step=self.step, kind=kind, steps=steps)
         reporting.progress(1, 1)
+
+    def step(self) -> None:
+        pass
 
     def describe(self) -> str:
         return f"{self.stored.name} of words"

@@ -14,7 +14,7 @@ MOST_FIELDS, MOST_METHODS = 12, 15
 FIELDS = {
     "sampling/params:SamplingParams": 19,
     "types:TensorPlan": 18,
-    "server/page/live:LiveEvent": 15,
+    "server/page/live:LiveEvent": 13,
     "engine/completion:GenerationStats": 14,
 }
 METHODS = {

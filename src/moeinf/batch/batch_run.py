@@ -11,6 +11,7 @@ import msgspec
 
 from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError, NotFiniteError, of_the_machine
+from moeinf.sampling.step_queue import SOMEBODY, Asker
 from moeinf.server.ask import Ask, Call, Ended, Event, Failed, Reading, Text
 from moeinf.server.http import Answer
 from moeinf.server.http_errors import fault_of
@@ -32,6 +33,7 @@ class BatchRow:
     is_read: bool = False  # whether the model has read the prompt
     pieces: int = 0  # of the answer so far: about as many as tokens
     cancelled: bool = False
+    asker: Asker = SOMEBODY
     beginning: bytes = b""  # what prompts have in common that begin alike
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ def answer_rows(
     waiting = deque(sorted(rows, key=lambda row: row.beginning))
     running: RunningAnswers[BatchRow] = RunningAnswers(end, stopping)
     while (waiting or running.jobs) and not stopping():
-        while waiting and running.has_place and _may_begin(waiting[0], running.jobs):
+        while waiting and len(running.jobs) < model.parallel and _may_begin(waiting[0], running.jobs):
             running.begin(waiting.popleft(), model, 0.0)
         on_step(running.jobs)
         running.go_on()

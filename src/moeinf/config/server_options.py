@@ -12,6 +12,7 @@ from moeinf.errors import UsageError
 
 DEFAULT_PORT = 11435  # beside ollama's 11434
 MOST_PARALLEL = 64
+MOST_MODELS = 64
 _MOST_KEY_BYTES = 1 << 20
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -37,6 +38,9 @@ class ServerOptions:
         "Answers that a model makes side by side. [default: as many as memory has room for, 4 at most; 1 on a GPU]",
         metavar="N",
     )
+    models: int | None = option(
+        None, "Models that are loaded at a time, where memory has room; on a GPU one is. [default: 3]", metavar="N"
+    )
     key_file: str | None = option(
         None,
         "File with the keys that clients must give, one a line. MOEINF_API_KEY holds a single one.",
@@ -59,6 +63,8 @@ class ServerOptions:
             raise UsageError(f"--max-queue must be at least 1, not {self.max_queue}")
         if self.parallel is not None and not 1 <= self.parallel <= MOST_PARALLEL:
             raise UsageError(f"--parallel must be between 1 and {MOST_PARALLEL}, not {self.parallel}")
+        if self.models is not None and not 1 <= self.models <= MOST_MODELS:
+            raise UsageError(f"--models must be between 1 and {MOST_MODELS}, not {self.models}")
         for origin in self.allowed_origin:
             if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
                 raise UsageError(f"--allowed-origin must be like https://chat.example, not {origin!r}")

@@ -222,14 +222,15 @@ class Steps:
         return chosen
 
     def _read(self, waiting: _Waiting) -> None:
-        """Takes a piece of a prompt through, or gives one up that is long and has just begun, where others come."""
+        """Takes a piece of a prompt through. A long one that has just begun is given up where others come, or have come
+        since it was cut."""
         began, num_tokens = time.perf_counter(), len(waiting.part.ids)
         short = self._short
         may_give_way = self.cuts and bool(self.rate) and num_tokens > short
 
         def check() -> None:
             waiting.check()
-            if may_give_way and self.pressed():
+            if may_give_way and (len(self.seats) > 1 or self.pressed()):
                 left_s = num_tokens / self.rate - (time.perf_counter() - began)
                 if left_s > PIECE_S:
                     raise GaveWay

@@ -70,8 +70,9 @@ def _own_routes(service: Service) -> list[Route]:
         return json_response({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        loaded, waiting = service.worker.opened.loaded, service.worker.waiting
-        text = service.metrics.text(waiting=waiting, loaded=loaded.stored.name if loaded else None)
+        worker = service.worker
+        loaded = [each.stored.name for each in worker.opened.loaded]
+        text = service.metrics.text(running=worker.view.running, waiting=worker.view.waiting, loaded=loaded)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [Route("/health", health), Route("/metrics", metrics)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from moeinf.config.server_options import seconds_of
@@ -72,21 +73,36 @@ class Ask:
     keep_alive: tuple[float | None, ...] = ()
     needs: Sequence[Need] = ()
 
+    @property
+    def only_closes(self) -> bool:
+        """Whether nothing is wanted but that the model is closed."""
+        return self.prompt is None and self.keep_alive == (0.0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits for its turn. position: 1 for the next one. eta_s: seconds until then; None: not known yet."""
+
+    position: int
+    eta_s: float | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Bytes of weights that are read, and of all."""
+    """Bytes of weights that are read, and of all. eta_s: seconds until they are; None: not known yet."""
 
     done: int
     total: int
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Tokens of the prompt that were read, and all of them."""
+    """Tokens of the prompt that were read, and all of them. eta_s: seconds until they are; None: not known yet."""
 
     done: int
     total: int
+    eta_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +156,21 @@ class Failed:
     error: Exception
 
 
-Event = Loading | Reading | Text | Call | Chosen | Ended | Failed
+class Eta:
+    """Tells from how far something is how long it still takes."""
+
+    def __init__(self, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """done: so much was done before."""
+        self._clock, self._began = clock, (clock(), done)
+
+    def left_s(self, done: int, total: int) -> float | None:
+        """Seconds until all is done; None: not known."""
+        began_s, before = self._began
+        passed_s = self._clock() - began_s
+        return None if done <= before else round(passed_s * (total - done) / (done - before), 1)
+
+
+Event = Queued | Loading | Reading | Text | Call | Chosen | Ended | Failed
 
 
 def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moeinf.engine.completion import GenerationStats
-from moeinf.server.ask import Chance, Chosen
+from moeinf.server.ask import Chance, Chosen, Loading, Queued, Reading
 from moeinf.types import JsonObject
 
 
@@ -44,3 +44,12 @@ def logprobs(tokens: Sequence[Chosen]) -> list[JsonObject]:
 def _chance(chance: Chance) -> JsonObject:
     text = chance.token.decode("utf-8", "replace")
     return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}
+
+
+def waits(event: Queued | Loading | Reading) -> JsonObject:
+    """How far a request is that has no token yet, for the extension field of streams."""
+    eta: JsonObject = {} if event.eta_s is None else {"eta_s": event.eta_s}
+    if isinstance(event, Queued):
+        return {"phase": "queued", "position": event.position, **eta}
+    phase = "loading" if isinstance(event, Loading) else "prefill"
+    return {"phase": phase, "done": event.done, "total": event.total, **eta}

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moeinf.engine.completion import Completion
-from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
+from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Queued, Text
 from moeinf.server.blocking.thread_pool import ThreadPool
 from moeinf.server.http_errors import Fault, fault_of, log_fault
-from moeinf.server.turns.job import Job
+from moeinf.server.turns.job import LOOK_S, Job
 from moeinf.types import JsonObject
 
 T = TypeVar("T")
@@ -119,19 +119,29 @@ async def streamed(
     until, event = loop.time() + HOLD_S, None
     try:
         while (left := until - loop.time()) > 0:
-            event = await job.next(left)
+            event = await job.next(min(left, LOOK_S))
             if isinstance(event, Failed):
                 raise event.error
             if event is not None and not isinstance(event, Loading):
                 break
-        else:
+            if event is None and _waits_longer(job, until - loop.time()):
+                left = 0.0
+                break
+        if left <= 0:
             await refuse()
+            event = event or job.place()
     except BaseException:
         job.cancel()
         raise
     finally:
         watch.cancel()
     return EventStream(job, encode, media_type, event)
+
+
+def _waits_longer(job: Job, seconds: float) -> bool:
+    """Whether a job waits for its turn, and for longer than that as far as is known."""
+    place = job.place()
+    return place is not None and place.eta_s is not None and place.eta_s > seconds
 
 
 class EventStream(Response):
@@ -142,7 +152,12 @@ class EventStream(Response):
 
     def __init__(self, job: Job, encode: Encode, media_type: str, first: Event | None) -> None:
         """first: the event before those that the job will give."""
-        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        if isinstance(first, Queued):
+            headers["X-Queue-Position"] = str(first.position)
+            if first.eta_s is not None:
+                headers["X-Queue-Eta"] = f"{first.eta_s:.1f}"
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._job, self._encode, self._first = job, encode, first
 

@@ -25,7 +25,11 @@ log = logging.getLogger("moeinf.server")
 
 
 class BusyError(MoeinfError):
-    """As many requests wait as may."""
+    """As many requests wait as may. retry_after_s: whole seconds after which it makes sense to ask again."""
+
+    def __init__(self, message: str, retry_after_s: int = RETRY_AFTER_S) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class StoppingError(MoeinfError):
@@ -72,7 +76,8 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, Refusal):
         return Fault(error.status, _KINDS.get(error.status, "invalid"), message)
     if isinstance(error, BusyError | StoppingError):
-        return Fault(503, "busy", message, {"Retry-After": str(RETRY_AFTER_S)})
+        seconds = error.retry_after_s if isinstance(error, BusyError) else RETRY_AFTER_S
+        return Fault(503, "busy", message, {"Retry-After": str(seconds)})
     if isinstance(error, ModelNotFoundError):
         return Fault(404, "not_found", message)
     if isinstance(error, ContextLengthError):

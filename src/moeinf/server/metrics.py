@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from moeinf.server.ask import Ended, Failed
@@ -29,10 +31,16 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self._waiting = Gauge("moeinf_waiting_requests", "Requests that wait for their turn", registry=registry)
-        self._loaded = Gauge("moeinf_model_loaded", "1 for the model that is open", ["model"], registry=registry)
+        self._running = Gauge("moeinf_running_requests", "Requests that have had their turn", registry=registry)
+        self._queued = Histogram(
+            "moeinf_queue_seconds", "From a request to its turn", ["kind"], buckets=(0.01, *_SECONDS), registry=registry
+        )
+        self._loaded = Gauge("moeinf_model_loaded", "1 for each model that is open", ["model"], registry=registry)
 
     def count(self, job: Job, event: Ended | Failed) -> None:
         """Called with the end of each job."""
+        if job.waited_s is not None:
+            self._queued.labels("background" if job.who.background else "chat").observe(job.waited_s)
         if isinstance(event, Failed):
             outcome = "cancelled" if job.cancelled else fault_of(event.error).kind
             self._answers.labels(outcome).inc()
@@ -56,10 +64,11 @@ class Metrics:
         self._seconds.labels("decode").inc(stats.decode_s)
         self._first.observe(stats.prompt_s)
 
-    def text(self, *, waiting: int, loaded: str | None) -> bytes:
-        """Prometheus's text format. waiting: requests at this moment. loaded: the name of the open model."""
+    def text(self, *, running: int, waiting: int, loaded: Sequence[str]) -> bytes:
+        """Prometheus's text format. running, waiting: requests at this moment. loaded: names of the open models."""
+        self._running.set(running)
         self._waiting.set(waiting)
         self._loaded.clear()
-        if loaded is not None:
-            self._loaded.labels(loaded).set(1)
+        for name in loaded:
+            self._loaded.labels(name).set(1)
         return generate_latest(self.registry)

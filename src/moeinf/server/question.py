@@ -27,9 +27,11 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """user: whom the request names, so that users of one machine take turns."""
+    """user: whom the request names, so that users of one machine take turns. background: whether it may wait for
+    chats; None: the request does not say."""
 
     ask: Ask
     writer: Writer
     streamed: bool
     user: str = ""
+    background: bool | None = None

@@ -18,7 +18,6 @@ import uvicorn
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.server_options import ServerOptions
-from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.server.app import build_app
 from moeinf.server.blocking.exit_deadline import ExitDeadline
@@ -29,8 +28,8 @@ from moeinf.server.metrics import Metrics
 from moeinf.server.ollama.descriptions import identity
 from moeinf.server.service import Service
 from moeinf.server.texts import Texts
-from moeinf.server.turns.answer_worker import Worker
-from moeinf.server.turns.opened import Open
+from moeinf.server.turns.answer_worker import Limits, Worker
+from moeinf.server.turns.opened import MOST_MODELS, Open, open_on
 from moeinf.store.library import Library
 from moeinf.traces.folder import prepare_folder
 
@@ -56,7 +55,7 @@ class HttpServer:
         options: ServerOptions,
         keys: tuple[str, ...] = (),
         *,
-        open_model: Open = Model,
+        open_model: Open = open_on,
     ) -> None:
         """keys: of which clients must give one.
 
@@ -83,7 +82,7 @@ class HttpServer:
             library,
             replace(config, many_conversations=True, parallel=options.parallel or 0),
             keep_alive_s=options.keep_alive_s,
-            max_queue=options.max_queue,
+            limits=Limits(options.max_queue, options.models or MOST_MODELS),
             open_model=open_model,
             on_end=metrics.count,
             describe=identity,

@@ -21,10 +21,11 @@ from moeinf.server.gate.guard import key_of
 from moeinf.server.http import json_response, streamed, whole_answer
 from moeinf.server.http_errors import Refusal, StoppingError
 from moeinf.server.metrics import Metrics
+from moeinf.server.prompt.background_work import in_background
 from moeinf.server.question import Question
 from moeinf.server.texts import Texts
 from moeinf.server.turns.answer_worker import Worker
-from moeinf.server.turns.job import Job
+from moeinf.server.turns.job import Job, Who
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.process import Stopped
 
@@ -77,11 +78,16 @@ class Service:
         return await self.pools.compute.run(lambda: json_response(writer.whole(answer)))
 
     async def _queued(self, request: Request, question: Question) -> Job:
-        ask = question.ask
-        ask = await self.pools.store.run(lambda: admitted(ask, self.find(ask.model)))
+
+        def looked_up() -> tuple[StoredModel, Ask]:
+            stored = self.find(question.ask.model)
+            return stored, admitted(question.ask, stored)
+
+        stored, ask = await self.pools.store.run(looked_up)
         host = request.client.host if request.client else ""
         client = f"{host} {key_of(request.headers)}" if self.keyed else host  # a key that nobody checks makes no turn
-        job = Job(ask, client, question.user)
+        background = in_background(ask, request.headers) if question.background is None else question.background
+        job = Job(ask, Who(client, question.user, background), stored)
         self.worker.submit(job)
         return job
 
@@ -103,8 +109,8 @@ class Service:
         facts = facts_of(stored)
         if ask.prompt is None or facts.family.encoder_input is not None:
             return
-        model = None if ask.config else opened.model_of(stored)
-        context = facts.context_length if model is None else model.plan.context
+        loaded = None if ask.config else opened.of(stored.id)
+        context = facts.context_length if loaded is None else loaded.model.plan.context
         with _given_up():
             self.texts.check(stored, ask, context, opened.config_for(stored, ask), lambda: job.cancelled)
 

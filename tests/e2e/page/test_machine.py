@@ -9,6 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from moeinf.server.turns.overview import Seen
 from tests.support.chromium import Browser
 from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, said
 
@@ -84,26 +85,35 @@ def test_charts_and_memory_say_their_numbers(browser: Browser, server: PageServe
     assert parts == [["expert cache", "3.0 GB"], ["dense weights", "1.0 GB"]]
     widths = [float(str(bar.get_attribute("width"))) for bar in browser.all("#memory-bar rect")]
     assert widths == [75, 25]
-    assert browser.text("#state-text") == "Answering"
+    assert browser.text("#state-text") == "Answering, 12 tokens"
 
 
 @pytest.mark.parametrize(
-    ("state", "progress", "words"),
+    ("seen", "words"),
     [
-        ("loading", (30, 120), "Loading plain:latest, 25 % · 2 waiting"),
-        ("prefill", (512, 2048), "Reading the prompt, 512 of 2,048 tokens · 2 waiting"),
+        (Seen("plain:latest", "loading", progress=(30, 120)), "Loading plain:latest, 25 %"),
+        (
+            Seen("plain:latest", "prefill", eta_s=4.2, progress=(512, 2048)),
+            "Reading the prompt, 512 of 2,048 tokens · about 4.2 s",
+        ),
     ],
 )
-def test_a_wait_is_explained(
-    browser: Browser, server: PageServer, state: str, progress: tuple[int, int], words: str
-) -> None:
-    server.live = replace(server.live, state=state, progress=progress, queue=2)  # type: ignore[arg-type]
-    server.answers = [[]]  # silence
+def test_every_request_is_told(browser: Browser, server: PageServer, seen: Seen, words: str) -> None:
+    waiting = Seen("other:latest", "queued", position=1, eta_s=75.0, background=True)
+    server.live = replace(server.live, requests=(seen, waiting))
     browser.open(server.url)
-    browser.find("#prompt").send_keys("Long", Keys.ENTER)
-    browser.wait(lambda: browser.text(".answer .status").startswith(words))
-    assert browser.text("#state-text") == words
+    browser.wait(lambda: browser.text("#state-text") == f"{words} · 1 waiting")
     assert browser.find("#progress").is_displayed()
+    told = [item.text for item in browser.all("#requests li")]
+    assert told == [words, "Waiting, place 1 · about 1 min 15 s · other:latest · background"]
+
+
+def test_a_message_that_waits_tells_of_itself_and_not_of_others(browser: Browser, server: PageServer) -> None:
+    server.answers = [[{"message": {"content": ""}, "moeinf": {"phase": "queued", "position": 2, "eta_s": 7.5}}]]
+    browser.open(server.url)
+    browser.find("#prompt").send_keys("Hello", Keys.ENTER)
+    browser.wait(lambda: browser.text(".answer .status") == "Waiting, place 2 · about 7.5 s")
+    assert browser.text("#state-text") == "Answering, 12 tokens"
     browser.find("#stop").click()
     browser.wait(lambda: browser.all(".foot"))
 

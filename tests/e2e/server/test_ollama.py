@@ -112,14 +112,14 @@ def test_the_context_of_the_server_is_an_upper_bound(demo: StoredModel, asked: i
         assert client.generate("demo", "The king said", options={"num_predict": 2}).eval_count == 2
         (model,) = client.ps().models
         assert model.context_length == 2048
-        loaded = running.worker.opened.loaded
+        (loaded,) = running.worker.opened.loaded
         told = httpx.post(
             f"{running.url}/v1/completions", json={"model": "demo", "prompt": "The king", "max_tokens": 2}, timeout=60
         )
         assert told.status_code == 200
         client.generate("demo", "The king said", options={"num_predict": 1, "num_ctx": asked})
-        now = running.worker.opened.loaded
-        assert loaded is not None and now is not None and now.model is loaded.model, "it was not opened again"
+        (now,) = running.worker.opened.loaded
+        assert now.model is loaded.model, "it was not opened again"
         client.generate("demo", "The king said", options={"num_predict": 1, "num_ctx": 64})
         (model,) = client.ps().models
         assert model.context_length == 64

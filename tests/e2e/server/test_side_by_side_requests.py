@@ -58,8 +58,8 @@ def test_requests_at_once_get_what_each_gets_alone(demo: StoredModel, parallel: 
         for _ in range(2):
             found = at_once([partial(generated, server, prompt) for prompt in PROMPTS])
             assert [each["response"] for each in found] == wanted
-        loaded = server.worker.opened.loaded
-        assert loaded is not None and loaded.model.parallel == (parallel or 4)
+        (loaded,) = server.worker.opened.loaded
+        assert loaded.model.parallel == (parallel or 4)
 
 
 def test_a_short_request_ends_while_a_long_one_goes_on(demo: StoredModel) -> None:
@@ -75,7 +75,7 @@ def test_a_short_request_ends_while_a_long_one_goes_on(demo: StoredModel) -> Non
         long = threading.Thread(target=asked, args=("long", 3000))
         long.start()
         deadline = time.monotonic() + 30
-        while not (server.worker.current or order):
+        while not (server.worker.view.running or order):
             assert time.monotonic() < deadline
         asked("short", 3)
         long.join()

@@ -181,6 +181,20 @@ def test_a_long_piece_gives_way_to_one_who_comes_and_a_short_one_does_not() -> N
     assert result(waiting) == 1 and cache.length == 100
 
 
+def test_a_long_piece_gives_way_to_one_who_came_since_it_was_cut() -> None:
+    model = Model()
+    model.seconds_a_token = 0.002
+    steps = Steps(model, rate=200.0)
+    seat = steps.seat()
+    waiting = asked(seat, [1] * seat.piece(1000), of_tokens=2000)
+    other = asked(steps.seat(), [2] * 50)
+    for _ in range(2):
+        steps.run()
+    assert model.steps == [[[2] * 50]] and result(other) == 2
+    with pytest.raises(GaveWay):
+        next(waiting)
+
+
 def test_a_prompt_whose_piece_gave_way_is_read_in_shorter_ones_to_the_same_end() -> None:
     comes = [False, True, True]
     model = Model()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from moeinf.engine.completion import Completion
 from moeinf.server.anthropic.errors import error_body
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage, usage_of
-from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.figures import figures
+from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Queued, Reading, Text
+from moeinf.server.figures import figures, waits
 from moeinf.server.http import Answer, sse
 from moeinf.server.http_errors import fault_of
 from moeinf.types import Json, JsonObject
@@ -42,10 +42,10 @@ class MessageWriter:
     def encode(self, event: Event | None) -> Iterator[bytes]:
         if isinstance(event, Reading) and not self._begun:
             yield self._begin(event.total)
-        elif event is None or isinstance(event, Loading | Reading):
+        elif event is None or isinstance(event, Queued | Loading | Reading):
             if event is None or self._clock() - self._pinged_s >= PING_S:
                 self._pinged_s = self._clock()
-                yield _event("ping")
+                yield _event("ping", **({} if event is None else {"moeinf": waits(event)}))
         elif isinstance(event, Text):
             yield from self._text(event)
         elif isinstance(event, Call):

@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 import msgspec
 
 from moeinf.engine.completion import Completion, ToolCall, whole_calls
-from moeinf.server.ask import Ask, Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
-from moeinf.server.figures import figures, logprobs
+from moeinf.server.ask import Ask, Call, Chosen, Ended, Event, Failed, Loading, Queued, Reading, Text
+from moeinf.server.figures import figures, logprobs, waits
 from moeinf.server.http import Answer
 from moeinf.server.http_errors import fault_of
 from moeinf.server.ollama.errors import error_body
@@ -44,8 +44,8 @@ class Lines(ABC):
         """The lines for an event. Silence is a line with an empty text: clients cannot read an empty line."""
         if event is None:
             yield self._line(self.said(""), done=False)
-        elif isinstance(event, Loading | Reading):
-            yield from self._progress(event)
+        elif isinstance(event, Queued | Loading | Reading):
+            yield from self._now_and_then(moeinf=waits(event))
         elif isinstance(event, Call):
             yield from self._call(event)
         elif isinstance(event, Text):
@@ -65,10 +65,6 @@ class Lines(ABC):
         """How probable the tokens since the last such line were, where the client asked for that."""
         told, self._chosen = logprobs(self._chosen), []
         return {"logprobs": told} if told else {}
-
-    def _progress(self, event: Loading | Reading) -> Iterator[bytes]:
-        phase = "loading" if isinstance(event, Loading) else "prefill"
-        yield from self._now_and_then(moeinf={"phase": phase, "done": event.done, "total": event.total})
 
     def _call(self, part: Call) -> Iterator[bytes]:
         """Calls are told whole: until then the client hears that there is more to come."""
@@ -106,7 +102,7 @@ class Lines(ABC):
         """The fields of the last line. Durations are nanoseconds."""
         ending: JsonObject = {"done": True}
         if completion is None:
-            ending["done_reason"] = "unload" if self._ask.keep_alive == (0.0,) else "load"
+            ending["done_reason"] = "unload" if self._ask.only_closes else "load"
             return ending | {"total_duration": self._passed(), "load_duration": _nanoseconds(load_s)}
         stats = completion.stats
         return ending | {

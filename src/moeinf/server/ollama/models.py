@@ -1,7 +1,8 @@
-"""/api/tags, /api/show, /api/ps and /api/version: which models there are, and which one is loaded."""
+"""/api/tags, /api/show, /api/ps and /api/version: which models there are, which are loaded, and for what."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 
@@ -15,6 +16,7 @@ from moeinf.server.ollama.descriptions import entry, shown
 from moeinf.server.ollama.requests import ShowRequest
 from moeinf.server.service import Service
 from moeinf.server.turns.opened import Loaded
+from moeinf.server.turns.overview import Seen
 from moeinf.types import JsonObject
 
 API_VERSION = "0.13.5"  # of ollama, whose API this is: its clients refuse what looks older than they need
@@ -35,9 +37,10 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def ps(service: Service, request: Request) -> Response:
-    loaded = service.worker.opened.loaded
-    running = [_running(service, loaded)] if loaded is not None else []
-    return json_response({"models": running})
+    """Which models are open, the last used first, and in `moeinf` what every request does."""
+    requests = service.worker.view.requests()
+    running = [_running(loaded, requests) for loaded in reversed(service.worker.opened.loaded)]
+    return json_response({"models": running, "moeinf": {"requests": requests}})
 
 
 async def version(service: Service, request: Request) -> Response:
@@ -53,9 +56,10 @@ def _entries(service: Service) -> list[JsonObject]:
     return entries
 
 
-def _running(service: Service, loaded: Loaded) -> JsonObject:
-    """The open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with."""
+def _running(loaded: Loaded, requests: Sequence[Seen]) -> JsonObject:
+    """An open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with."""
     model, plan = loaded.model, loaded.model.plan
+    own = [each for each in requests if each.model == loaded.stored.name]
     on_gpu = isinstance(plan, DevicePlan)
     # What is set aside for earlier prompts is empty at first, and of the server more than of the model.
     size = plan.total_bytes + (plan.host_bytes if isinstance(plan, DevicePlan) else -plan.prefix_bytes)
@@ -69,8 +73,8 @@ def _running(service: Service, loaded: Loaded) -> JsonObject:
             "slots": model.tier.num_experts,
             "experts": loaded.stored.manifest.moe.total_experts,
             "hit_rate": _hit_rate(loaded),
-            "answering": service.worker.current is not None,
-            "waiting": service.worker.waiting,
+            "answering": any(each.position is None for each in own),
+            "waiting": sum(each.position is not None for each in own),
             "config": loaded.config.given(),
         },
     }

@@ -8,7 +8,7 @@ from moeinf.server.ask import Ask, Tools, keep_alive_of
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.chat_answer import ChatWriter
 from moeinf.server.openai.head import Head
-from moeinf.server.openai.requests import ChatMessage, ChatRequest, logprobs_given, params_given
+from moeinf.server.openai.requests import ChatMessage, ChatRequest, background_asked, logprobs_given, params_given
 from moeinf.server.openai.response_format import format_of
 from moeinf.server.openai.thinking import budget_given, thoughts_of
 from moeinf.server.prompt.content import plain_content, role_of, thoughts_apart
@@ -22,7 +22,7 @@ def question_of(asked: ChatRequest) -> Question:
     """Raises Refusal, UsageError."""
     ask = ask_of(asked)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
-    return Question(ask, ChatWriter(head, asked), asked.stream, asked.user or "")
+    return Question(ask, ChatWriter(head, asked), asked.stream, asked.user or "", background_asked(asked))
 
 
 def ask_of(asked: ChatRequest) -> Ask:

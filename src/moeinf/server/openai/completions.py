@@ -6,7 +6,7 @@ from moeinf.server.ask import Ask, Call, Chosen, Text, keep_alive_of
 from moeinf.server.http import Answer
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.head import Head
-from moeinf.server.openai.requests import CompletionRequest, params_given
+from moeinf.server.openai.requests import CompletionRequest, background_asked, params_given
 from moeinf.server.openai.response_format import format_of
 from moeinf.server.openai.stream import ChunkWriter
 from moeinf.server.question import Question
@@ -17,7 +17,7 @@ def question_of(asked: CompletionRequest) -> Question:
     """Raises Refusal, UsageError."""
     ask = ask_of(asked)
     head = Head(asked.model, "text_completion", "text_completion", "cmpl")
-    return Question(ask, TextWriter(head, asked), asked.stream, asked.user or "")
+    return Question(ask, TextWriter(head, asked), asked.stream, asked.user or "", background_asked(asked))
 
 
 def ask_of(asked: CompletionRequest) -> Ask:

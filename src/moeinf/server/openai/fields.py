@@ -110,13 +110,11 @@ _ACCOUNT = "nobody is charged here"
 _SILENT: Final = {
     "metadata": "nothing is kept of requests",
     "store": "nothing is kept of requests",
-    "service_tier": _ACCOUNT,
     "safety_identifier": _ACCOUNT,
     "prompt_cache_key": _SPEED,
     "prompt_cache_options": _SPEED,
     "prompt_cache_retention": _SPEED,
     "prediction": _SPEED,
-    "priority": "clients take turns",
     "request_id": "answers have ids of their own",
     "rid": "answers have ids of their own",
     "session_id": _SPEED,

@@ -50,6 +50,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     n: int | None = None
     user: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
     # beyond OpenAI's own, under the names that llama.cpp's and vLLM's servers have given them
     top_k: int | None = None
     min_p: float | None = None
@@ -178,3 +180,10 @@ def _biases(pairs: Iterable[tuple[str, float]]) -> dict[int, float]:
             raise Refusal(400, f"logit_bias must be between -{_MOST_BIAS} and {_MOST_BIAS}, not {bias} for {token}")
         biases[int(token)] = bias
     return biases
+
+
+def background_asked(asked: Sampling) -> bool | None:
+    """Whether a request may wait for chats: `service_tier` is "flex", or vLLM's `priority` above 0, which is later."""
+    if asked.service_tier == "flex" or (asked.priority or 0) > 0:
+        return True
+    return None if asked.service_tier in (None, "auto", "default") and asked.priority is None else False

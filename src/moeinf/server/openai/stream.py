@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Queued, Reading, Text
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer, sse
 from moeinf.server.http_errors import fault_of
@@ -35,9 +35,11 @@ class ChunkWriter(ABC):
     def encode(self, event: Event | None) -> Iterator[bytes]:
         if event is None:
             yield b": waiting\n\n"
+        elif isinstance(event, Queued):
+            yield f": queued position={event.position}{_eta(event)}\n\n".encode()
         elif isinstance(event, Loading | Reading):
             phase = "loading" if isinstance(event, Loading) else "prefill"
-            yield f": {phase} {event.done}/{event.total}\n\n".encode()
+            yield f": {phase} {event.done}/{event.total}{_eta(event)}\n\n".encode()
         elif isinstance(event, Text | Call | Chosen):
             if (choice := self.choice(event)) is not None:
                 yield self._chunk(choice, None)
@@ -53,3 +55,7 @@ class ChunkWriter(ABC):
 
     def _chunk(self, choice: JsonObject, reason: str | None, **more: Json) -> bytes:
         return self.head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)
+
+
+def _eta(event: Queued | Loading | Reading) -> str:
+    return "" if event.eta_s is None else f" eta={event.eta_s:.1f}s"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -20,30 +20,26 @@ from moeinf.engine.model import Model
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT
-from moeinf.server.ask import Loading, Reading
 from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.overview import Seen
 from moeinf.types import IntArray
 
 PERIOD_S: Final = 0.5  # from one event to the next
 MOST_WATCHERS: Final = 32  # pages that look on at once
 RETRY_AFTER_S: Final = 10
 
-State = Literal["idle", "loading", "prefill", "decode"]
-
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the worker does at one moment.
 
-    name: of the model that is open, or that is being loaded. progress: (done, in all), of bytes while the model is
-    loaded, of tokens while a prompt is read. queue: requests that wait.
+    name: of the model that answers, is being loaded, or was used last. requests: all, those that wait behind the
+    others.
     """
 
     name: str | None = None
     model: Model | None = None
-    state: State = "idle"
-    progress: tuple[int, int] | None = None
-    queue: int = 0
+    requests: tuple[Seen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +59,7 @@ class LiveEvent:
     """
 
     model: str | None = None
-    state: State = "idle"
-    progress: tuple[int, int] | None = None
-    queue: int = 0
+    requests: tuple[Seen, ...] = ()
     layers: int = 0
     experts: int = 0
     resident: bytes = b""
@@ -111,16 +105,14 @@ class Watch:
             now = None
         last, self._last = self._last, now
         if now is None:
-            return LiveEvent(seen.name, seen.state, seen.progress, seen.queue)
+            return LiveEvent(seen.name, seen.requests)
         if last is None or last.model is not now.model:
             last = now
         elapsed_s = max(now.at_s - last.at_s, 1e-9)  # nothing has changed where no time has passed
         asked = now.stats.since(last.stats)
         return LiveEvent(
             seen.name,
-            seen.state,
-            seen.progress,
-            seen.queue,
+            seen.requests,
             layers=len(now.states),
             experts=now.states.shape[1],
             resident=_bits(now.states == RESIDENT),
@@ -152,21 +144,10 @@ def observed(worker: Worker) -> Observed | None:
     """What the worker does; None once the server ends. It takes no lock, and waits for nothing."""
     if worker.stopping:
         return None
-    job, loaded, waiting = worker.current, worker.opened.loaded, worker.waiting
-    event = None if job is None else job.last_event
-    if loaded is None:
-        if job is None:
-            return Observed(queue=waiting)
-        progress = (event.done, event.total) if isinstance(event, Loading) else None
-        return Observed(job.ask.model, None, "loading", progress, waiting)
-    name, model = loaded.stored.name, loaded.model
-    if job is None:
-        return Observed(name, model, queue=waiting)
-    if isinstance(event, Reading) and event.done < event.total:
-        return Observed(name, model, "prefill", (event.done, event.total), waiting)
-    if event is None or isinstance(event, Loading):
-        return Observed(name, model, "prefill", queue=waiting)
-    return Observed(name, model, "decode", queue=waiting)
+    requests, loaded = tuple(worker.view.requests()), {each.stored.name: each for each in worker.opened.loaded}
+    name = requests[0].model if requests else next(reversed(loaded), None)
+    shown = loaded.get(name) if name is not None else None
+    return Observed(name, None if shown is None else shown.model, requests)
 
 
 def memory_parts(model: Model) -> tuple[MemoryPart, ...]:

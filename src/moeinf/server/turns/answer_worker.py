@@ -1,25 +1,36 @@
-"""The thread that owns the model: it begins requests as there is a place, and takes their answers on."""
+"""The thread that owns the models: it begins requests as there is a place, and takes their answers on."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.model import Model
-from moeinf.server.ask import Ended, Failed, Loading
-from moeinf.server.http_errors import BusyError, StoppingError
+from moeinf.engine.stored.fits_beside import fits_beside
+from moeinf.server.ask import Ended, Eta, Failed, Loading
+from moeinf.server.http_errors import RETRY_AFTER_S, BusyError, StoppingError
 from moeinf.server.turns.fair_queue import FairQueue
 from moeinf.server.turns.job import Job
-from moeinf.server.turns.opened import Open, OpenModel, guarded
+from moeinf.server.turns.model_opening import ModelOpening
+from moeinf.server.turns.opened import MOST_MODELS, Fits, Loaded, Open, OpenModels, guarded, open_on
+from moeinf.server.turns.overview import Overview
+from moeinf.server.turns.pace import retry_after_s
 from moeinf.server.turns.running_answers import RunningAnswers
+from moeinf.server.turns.turn_order import Places, Unload
 from moeinf.store.library import Library, StoredModel
 from moeinf.types import JsonMapping
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """models: that are open at a time. queue: jobs that wait."""
+
+    queue: int
+    models: int = MOST_MODELS
 
 
 class Worker:
@@ -31,36 +42,28 @@ class Worker:
         config: RuntimeConfig,
         *,
         keep_alive_s: float | None,
-        max_queue: int,
-        open_model: Open = Model,
+        limits: Limits,
+        open_model: Open = open_on,
+        fits: Fits = fits_beside,
         on_end: Callable[[Job, Ended | Failed], None] = lambda job, event: None,
         describe: Callable[[StoredModel], JsonMapping] = lambda stored: {},
     ) -> None:
         """config: with which models are opened, unless a request asks otherwise. on_end: told of each job's end.
 
-        describe: what is kept, as Loaded.told, of a model that is opened.
+        fits: as fits_beside. describe: what is kept, as Loaded.told, of a model that is opened.
         """
-        self.opened, self._on_end = OpenModel(library, config, keep_alive_s, open_model, describe), on_end
-        self._queue: FairQueue[Job | Unload] = FairQueue(max_queue)
-        self._loading: Job | None = None  # the job for which a model is opened
-        self._held: Job | Unload | None = None  # what waits until the answers have ended that are being made
+        self.opened = OpenModels(library, config, keep_alive_s, open_model, describe, limits.models, fits)
+        self._on_end = on_end
+        self._queue: FairQueue[Job | Unload] = FairQueue(limits.queue)
         self._stopping = threading.Event()
         self._why_not, self._ended = "the server is stopping; ask again later", False
         self._at_once = threading.Event()
         self._running: RunningAnswers[Job] = RunningAnswers(partial(self._end, answered=True), self._at_once.is_set)
+        self._opening: ModelOpening | None = None
+        self._places = Places(self._queue, self.opened, self._running, lambda: self._opening is not None)
+        self.view = Overview(lambda: _served(self._running, self._opening), self._places.waiting, self._places.waits_s)
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
-
-    @property
-    def current(self) -> Job | None:
-        """The job for which a model is opened, or of those that are being answered the oldest."""
-        jobs = self._running.jobs
-        return self._loading or (jobs[0] if jobs else None)
-
-    @property
-    def waiting(self) -> int:
-        """How many jobs wait for their turn."""
-        return len(self._queue) + isinstance(self._held, Job)
 
     @property
     def alive(self) -> bool:
@@ -79,22 +82,27 @@ class Worker:
         for gone in self._queue.remove(lambda each: isinstance(each, Job) and each.cancelled):
             assert isinstance(gone, Job)
             self._end(gone, Failed(StoppingError("cancelled")))
-        if not self._queue.put(job.client, job, job.user):
-            raise BusyError(f"server busy: {len(self._queue)} requests are waiting, as many as may; ask again later")
+        job.place, who = partial(self.view.place, job), job.who
+        if not self._queue.put(who.client, job, who.user, background=who.background):
+            waiting = self._places.waiting()
+            after_s = retry_after_s(self._places.waits_s(waiting), RETRY_AFTER_S)
+            raise BusyError(
+                f"server busy: {len(waiting)} requests are waiting, as many as may; ask again later", after_s
+            )
+        self._places.changed()
         if self._ended:  # meanwhile
             self._refuse_waiting()
 
     async def unload(self, identifier: str) -> bool:
-        """Closes the model with this id once its turn comes, and waits for that. Returns False where it is not open.
-
-        Raises BusyError where too many wait.
+        """Closes the model with this id once its answers have ended, and waits for that. Returns False where it is not
+        open. Raises BusyError where too many wait.
         """
-        loaded = self.opened.loaded
-        if loaded is None or loaded.stored.id != identifier:
+        if self.opened.of(identifier) is None:
             return False
         order = Unload(identifier)
         if not self._queue.put("", order):
             raise BusyError("server busy: too many requests are waiting; ask again later")
+        self._places.changed()
         if self._ended:  # meanwhile
             self._refuse_waiting()
         await asyncio.wrap_future(order.done)
@@ -111,7 +119,7 @@ class Worker:
         self._at_once.set()
 
     def stop(self, limit_s: float | None = None) -> bool:
-        """Ends what runs within a token, refuses what waits, and closes the model. Blocks until all that is done.
+        """Ends what runs within a token, refuses what waits, and closes the models. Blocks until all that is done.
 
         Returns False where it is not done within limit_s.
         """
@@ -123,7 +131,7 @@ class Worker:
     def _run(self) -> None:
         """Outlives whatever a turn raises. However it ends, nobody waits for it afterwards."""
         try:
-            while self._running.jobs or not self._stopping.is_set():
+            while self._running.jobs or self._opening is not None or not self._stopping.is_set():
                 guarded(self._take_turn)
         finally:
             if not self._stopping.is_set():
@@ -131,83 +139,106 @@ class Worker:
                 self._stopping.set()
             self._ended = True
             self._running.give_up(StoppingError(self._why_not))
-            held, self._held = self._held, None
-            self._refuse_waiting(held)
-            guarded(self.opened.close)
+            opening, self._opening = self._opening, None
+            if opening is not None:
+                self._end(opening.job, Failed(StoppingError(self._why_not)))
+                guarded(lambda: opening.result().model.close())
+            self._refuse_waiting()
+            guarded(self.opened.close_all)
 
-    def _refuse_waiting(self, held: Job | Unload | None = None) -> None:
-        """held: what the worker's thread has taken from the queue; from another thread, nothing."""
-        for left in (*self._queue.remove(lambda each: True), *([] if held is None else [held])):
+    def _refuse_waiting(self) -> None:
+        for left in self._queue.remove(lambda each: True):
             if isinstance(left, Unload):
                 left.done.set_result(None)
             else:
                 self._end(left, Failed(StoppingError(self._why_not)))
 
     def _take_turn(self) -> None:
-        """Does what comes next, or closes a model for which nothing has come in time; then takes the answers on."""
-        answering, order, self._held = bool(self._running.jobs), self._held, None
+        """Does what comes next, and closes models for which nothing has come in time; then takes the answers on."""
         if self._stopping.is_set():
-            self._refuse_waiting(order)
-            order = None
-        elif order is None and self._running.has_place:
-            order = self._queue.get(0.0 if answering else self.opened.idle_s())
-        beside = isinstance(order, Job) and (order.cancelled or self.opened.answers(order.ask))  # by the same model
-        if answering and order is not None and not beside:
-            self._held = order
-        elif isinstance(order, Unload):
-            try:
-                self.opened.close(order.identifier)
-            finally:
+            self._refuse_waiting()
+        opening = self._opening
+        if opening is not None and (opening.done or not self._running.jobs):
+            self._opening = None
+            self._go(opening.job, partial(self._answer_with, opening))
+        elif not self._stopping.is_set():
+            order = self._places.next()
+            if isinstance(order, Unload):
+                guarded(partial(self.opened.close, order.identifier))
                 order.done.set_result(None)
-        elif order is not None:
-            self._begin(order)
-        elif not answering and self.opened.idle_s() == 0.0:
-            self.opened.close()
+            elif order is not None:
+                order.begins()
+                self._go(order, partial(self._begun, order))
+        self.opened.close_expired(self._places.busy)
         self._running.go_on()
 
-    def _begin(self, job: Job) -> None:
+    def _go(self, job: Job, begin: Callable[[], Ended | Failed | None]) -> None:
+        """begin: returns how the job has ended; None where that is still to come."""
+        try:
+            event = begin()
+        except BaseException as error:  # the client is told, whatever it was
+            event = Failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        if event is not None:
+            self._end(job, event, answered=True)
+
+    def _begun(self, job: Job) -> Ended | Failed | None:
+        """Begins an answer, or to open its model."""
+
         def tell(done: int, total: int) -> None:
             if self._at_once.is_set():
                 raise StoppingError("the server is stopping; ask again later")
-            job.put(Loading(done, total))
+            job.put(Loading(done, total, eta.left_s(done, total)))
 
-        event: Ended | Failed
-        self._loading, started = job, time.perf_counter()
-        try:
-            if job.cancelled:
-                event = Failed(StoppingError("cancelled"))
-            elif job.ask.prompt is None and job.ask.keep_alive == (0.0,):
-                if self.opened.loaded is not None:
-                    self.opened.close(self.opened.find(job.ask.model).id)
-                event = Ended(None)
-            else:
-                model = self.opened.opened_for(job.ask, tell)
-                load_s = time.perf_counter() - started
-                if job.ask.prompt is not None:
-                    self._running.begin(job, model, load_s)
-                    return
-                model.warm_up()
-                event = Ended(None, load_s)
-        except BaseException as error:  # the client is told, whatever it was
-            event = Failed(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        finally:
-            self._loading = None
-        self._end(job, event, answered=True)
+        ask, opened, eta = job.ask, self.opened, Eta()
+        if job.cancelled:
+            return Failed(StoppingError("cancelled"))
+        stored = job.stored = opened.find(ask.model)
+        if ask.only_closes:
+            opened.close(stored.id)
+            return Ended(None)
+        loaded = opened.of(stored.id)
+        if loaded is not None and loaded.config == opened.config_for(stored, ask):
+            return _answered(self._running, job, loaded, 0.0)
+        room = opened.room_for(stored, ask, self._places.busy)
+        if room is None:  # the name stands for another model since it was looked up
+            raise BusyError(f"{ask.model} is another model now; ask again later")
+        opened.make(room)
+        self._opening = ModelOpening(job, partial(opened.opened, stored, ask, room, tell))
+        self._opening.start(beside=bool(self._running.jobs))
+        return None
+
+    def _answer_with(self, opening: ModelOpening) -> Ended | Failed | None:
+        """Begins the answer of the model that was opened for it."""
+        loaded = opening.result()
+        self.opened.take(loaded)
+        loaded.model.generator.steps.pressed = partial(self._places.pressed, loaded.model)
+        return _answered(self._running, opening.job, loaded, opening.load_s)
 
     def _end(self, job: Job, event: Ended | Failed, *, answered: bool = False) -> None:
         """answered: whether the job had its turn, from which on the model stays open for some time."""
         try:
-            if answered:
-                self.opened.count_down(job.ask)
+            self._places.changed()
+            if answered and job.stored is not None:
+                self.opened.count_down(job.stored.id, job.ask)
         finally:
             with suppress(Exception):  # counting must not cost the answer
+                if isinstance(event, Ended) and event.completion is not None and not job.cancelled:
+                    self._places.learn(job, event.completion.stats)
                 self._on_end(job, event)
             job.put(event)
 
 
-class Unload:
-    """An order to close the model with this id."""
+def _answered(running: RunningAnswers[Job], job: Job, loaded: Loaded, load_s: float) -> Ended | None:
+    """Begins an answer; where the model was only to be loaded, that has ended."""
+    if job.ask.prompt is not None:
+        job.is_begun = True
+        running.begin(job, loaded.model, load_s)
+        return None
+    if not running.of(loaded.model):
+        loaded.model.warm_up()
+    return Ended(None, load_s)
 
-    def __init__(self, identifier: str) -> None:
-        self.identifier, self.done = identifier, Future[None]()
-        self.done.set_running_or_notify_cancel()  # so that only the worker ends it, whoever stops waiting
+
+def _served(running: RunningAnswers[Job], opening: ModelOpening | None) -> list[Job]:
+    """What has had its turn, the oldest first."""
+    return [*running.jobs, *([] if opening is None else [opening.job])]

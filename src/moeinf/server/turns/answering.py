@@ -9,7 +9,8 @@ from typing import Protocol
 from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.sampling.logprobs import ChosenToken
-from moeinf.server.ask import Ask, Call, Chance, Chosen, Event, Reading, Text, Thoughts
+from moeinf.sampling.step_queue import Asker
+from moeinf.server.ask import Ask, Call, Chance, Chosen, Eta, Event, Reading, Text, Thoughts
 from moeinf.server.http_errors import StoppingError
 from moeinf.server.prompt.thinking_field import think_for
 from moeinf.text.text_stream import Piece
@@ -21,6 +22,9 @@ class Asking(Protocol):
 
     @property
     def ask(self) -> Ask: ...
+
+    @property
+    def asker(self) -> Asker: ...
 
     @property
     def cancelled(self) -> bool: ...
@@ -36,9 +40,20 @@ def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator
     """
     ask = job.ask
     assert ask.prompt is not None
+    eta: Eta | None = None
+
+    def tell_read(done: int, total: int) -> None:
+        nonlocal eta
+        if eta is not None:
+            left_s = eta.left_s(done, total)
+        else:  # a part of the prompt was known before, so that nothing follows from how soon it was done
+            rate, eta = model.generator.steps.rate, Eta(done)
+            left_s = round((total - done) / rate, 1) if rate else None
+        job.put(Reading(done, total, left_s))
+
     hooks = Hooks(
         should_stop=lambda: job.cancelled or stopping(),
-        on_prefill=lambda done, total: job.put(Reading(done, total)),
+        on_prefill=tell_read,
         on_token=lambda chosen: job.put(_told(chosen, model.tokenizer)),
     )
     think = None
@@ -47,7 +62,7 @@ def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator
     tools = ask.tools.offered
     told = model.template_variables(think, ask.variables, tools=tools or (), raw=ask.raw)
     params = model.params(**ask.params)
-    request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks)
+    request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks, job.asker)
     begun = model.generator.begin(request)
     with closing(begun.pieces):
         for piece in begun.pieces:

@@ -1,13 +1,33 @@
-"""One request between the event loop, where its client waits, and the thread that runs the model."""
+"""One request between the event loop, where its client waits, and the thread that runs the models."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
-from moeinf.server.ask import Ask, Ended, Event, Failed
+from moeinf.sampling.step_queue import Asker
+from moeinf.server.ask import Ask, Ended, Event, Failed, Queued, Text
+from moeinf.store.library import StoredModel
+
+LOOK_S: Final = 1.0  # between two looks at the place of a request that waits
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who asks, and for whom as the client says, for fair turns; background: whether nobody waits at a screen."""
+
+    client: str = ""
+    user: str = ""
+    background: bool = False
+
+    @property
+    def asker(self) -> Asker:
+        return Asker(f"{self.client} {self.user}", self.background)
 
 
 class Job:
@@ -16,13 +36,22 @@ class Job:
     What waits there is bounded by the answer, which is no longer than the model's context.
     """
 
-    def __init__(self, ask: Ask, client: str = "", user: str = "") -> None:
-        """client, user: who asks, and for whom as the client says, for fair turns."""
-        self.ask, self.client, self.user = ask, client, user
+    def __init__(self, ask: Ask, who: Who | None = None, stored: StoredModel | None = None) -> None:
+        """stored: the model that is asked, where it is known already."""
+        self.ask, self.who, self.stored = ask, who or Who(), stored
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()
-        self.last_event: Event | None = None  # for others to read
+        self.last_event: Event | None = None  # for others to read, as what follows
+        self.pieces = 0  # of text, that were told
+        self.came_s = time.monotonic()
+        self.waited_s: float | None = None  # for its turn; None while it waits
+        self.is_begun = False  # whether its model is at its answer
+        self.place: Callable[[], Queued | None] = lambda: None  # where it waits, and how long still; from any thread
+
+    @property
+    def asker(self) -> Asker:
+        return self.who.asker
 
     @property
     def cancelled(self) -> bool:
@@ -32,9 +61,14 @@ class Job:
         """The client has gone: the answer ends within a token, or never begins. From any thread."""
         self._cancelled.set()
 
+    def begins(self) -> None:
+        """Its turn has come."""
+        self.waited_s = time.monotonic() - self.came_s
+
     def put(self, event: Event) -> None:
         """Tells the client; from any thread. Nobody is told once the loop has ended."""
         self.last_event = event
+        self.pieces += isinstance(event, Text)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -46,9 +80,20 @@ class Job:
             return None
 
     async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
-        """Yields the events up to Ended or Failed, and None whenever nothing came for silence_s seconds."""
+        """Yields the events up to Ended or Failed, Queued now and then while it waits for its turn, and None whenever
+        nothing came for silence_s seconds."""
+        silent_s, told = 0.0, None
         while True:
-            event = await self.next(silence_s)
+            waits = self.waited_s is None
+            event = await self.next(min(LOOK_S, silence_s) if waits else silence_s)
+            if event is None and waits:
+                silent_s += LOOK_S
+                place = self.place()
+                if place is not None and (place != told or silent_s >= silence_s):
+                    event = told = place
+                elif silent_s < silence_s:
+                    continue
+            silent_s = 0.0
             yield event
             if isinstance(event, Ended | Failed):
                 return

@@ -1,17 +1,22 @@
-"""The one model that is open: opened on demand, and closed for another or when nobody has asked for it in time."""
+"""The models that are open: opened on demand, and closed for others or when nobody has asked for them in time."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from typing import Final
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.device_plan import DevicePlan
+from moeinf.engine.memory.plan import within_ram
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
+from moeinf.engine.stored.fits_beside import fits_beside
 from moeinf.errors import MoeinfError
+from moeinf.hardware import Machine, machine
 from moeinf.server.ask import Ask
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import DEFAULT_TAG
@@ -19,12 +24,19 @@ from moeinf.types import JsonMapping
 
 log = logging.getLogger("moeinf.server")
 _PAUSE_S = 0.1  # after a fault between two requests, so that one that comes again does not fill a processor
-Open = Callable[[StoredModel, RuntimeConfig, Reporting], Model]
+MOST_MODELS: Final = 3  # unasked, as with ollama
+Open = Callable[[StoredModel, RuntimeConfig, Reporting, Machine | None], Model]
+Fits = Callable[[StoredModel, RuntimeConfig, Machine, Machine], bool]
+
+
+def open_on(stored: StoredModel, config: RuntimeConfig, reporting: Reporting, on: Machine | None) -> Model:
+    """on: the machine as other models leave it; None: as it is."""
+    return Model(stored, config, reporting, on=on)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The model that is open. expires: when it is closed unless asked again; None: never.
+    """A model that is open. expires: when it is closed unless asked again; None: never.
 
     told: what clients are told of it, read when it was opened: its files may have gone meanwhile.
     """
@@ -36,8 +48,16 @@ class Loaded:
     told: JsonMapping
 
 
-class OpenModel:
-    """`loaded`, `find`, `config_for` and `model_of` may be called from any thread, the others from the worker's."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a model can be opened in, once others are closed. on: as of open_on."""
+
+    closing: Sequence[Loaded] = ()
+    on: Machine | None = None
+
+
+class OpenModels:
+    """`loaded`, `find`, `config_for` and `of` may be called from any thread, the others from the worker's."""
 
     def __init__(
         self,
@@ -46,82 +66,119 @@ class OpenModel:
         keep_alive_s: float | None,
         open_model: Open,
         describe: Callable[[StoredModel], JsonMapping],
+        most: int = MOST_MODELS,
+        fits: Fits = fits_beside,
     ) -> None:
-        """See Worker."""
+        """most: models that are open at a time. fits: as fits_beside. The others: see Worker."""
         self.library, self._config, self._keep_alive_s = library, config, keep_alive_s
-        self._open, self._describe = open_model, describe
-        self.loaded: Loaded | None = None  # replaced whole, so that other threads may look
+        self._open, self._describe, self._most, self._fits = open_model, describe, most, fits
+        self.loaded: tuple[Loaded, ...] = ()  # replaced whole, so that other threads may look; the last used behind
+        self._alone: Machine | None = None  # as it was when no model was open
 
     def find(self, name: str) -> StoredModel:
-        """The stored model of that name; the open one also where its files have gone. Raises ModelNotFoundError."""
-        opened = self.loaded.stored if self.loaded is not None else None
+        """The stored model of that name; an open one also where its files have gone. Raises ModelNotFoundError."""
         try:
             found = self.library.find(name)
         except MoeinfError:
-            if opened is None or opened.name not in (name, f"{name}:{DEFAULT_TAG}"):
-                raise
-            return opened
-        return opened if opened is not None and opened == found else found
+            for each in self.loaded:
+                if each.stored.name in (name, f"{name}:{DEFAULT_TAG}"):
+                    return each.stored
+            raise
+        return next((each.stored for each in self.loaded if each.stored == found), found)
 
     def config_for(self, stored: StoredModel, ask: Ask) -> RuntimeConfig:
         """How a model is opened for an ask; where the ask says nothing of that, as it is open."""
-        loaded = self.loaded
-        if loaded is not None and loaded.stored.id == stored.id and not ask.config:
+        loaded = self.of(stored.id)
+        if loaded is not None and not ask.config:
             return loaded.config
         return _within_context(self._config.changed(**ask.config), stored)
 
-    def model_of(self, stored: StoredModel) -> Model | None:
-        """The model where it is open."""
-        loaded = self.loaded
-        return loaded.model if loaded is not None and loaded.stored.id == stored.id else None
+    def of(self, identifier: str) -> Loaded | None:
+        """The model with this id, where it is open."""
+        return next((each for each in self.loaded if each.stored.id == identifier), None)
 
-    def answers(self, ask: Ask) -> bool:
-        """Whether the model that is open is the one that is asked for, or none is found that would take its place."""
-        loaded = self.loaded
-        if ask.prompt is None or loaded is None:
-            return False
-        try:
-            stored = self.find(ask.model)
-        except MoeinfError:
-            return True
-        return loaded.stored.id == stored.id and loaded.config == self.config_for(stored, ask)
+    def room_for(self, stored: StoredModel, ask: Ask, busy: Callable[[Loaded], bool]) -> Room | None:
+        """Where a model can be opened for an ask: beside the others, or in the place of those that were used longest
+        ago. None where that takes the end of answers: of the models that are busy.
+        """
+        config = self.config_for(stored, ask)
+        closing = [each for each in self.loaded if each.stored.id == stored.id]  # it is open with other options
+        if any(map(busy, closing)):
+            return None
+        idle = (each for each in self.loaded if each.stored.id != stored.id and not busy(each))
+        while True:
+            rest = [each for each in self.loaded if each not in closing]
+            if not rest:
+                return Room(closing)
+            if len(rest) < self._most and (left := self._left(rest, config)) is not None:
+                assert self._alone is not None
+                if self._fits(stored, config, left, self._alone):
+                    return Room(closing, left)
+            if (next_one := next(idle, None)) is None:
+                return None
+            closing.append(next_one)
 
-    def opened_for(self, ask: Ask, progress: Callable[[int, int], None]) -> Model:
-        """The model that is asked for, opened where it is not; another one is closed first."""
-        stored = self.find(ask.model)
-        config, loaded = self.config_for(stored, ask), self.loaded
-        if loaded is not None and loaded.stored.id == stored.id and loaded.config == config:
-            return loaded.model
-        self.close()
+    def _left(self, beside: Sequence[Loaded], config: RuntimeConfig) -> Machine | None:
+        """What models leave of the memory that there was before they were opened; None on a GPU, which has one.
+
+        It counts what they may take, as they have not touched all of it.
+        """
+        plans = [each.model.plan for each in beside]
+        if self._alone is None or any(isinstance(plan, DevicePlan) for plan in plans):
+            return None
+        alone, taken = within_ram(self._alone, config), sum(plan.total_bytes + plan.program_bytes for plan in plans)
+        left = min(machine().available_bytes, alone.available_bytes - taken)
+        return replace(alone, available_bytes=max(0, left), limited_by=f"{alone.limited_by}, beside other models")
+
+    def make(self, room: Room) -> None:
+        """Closes what is in the way."""
+        for each in room.closing:
+            self.close(each.stored.id)
+        if not self.loaded:
+            self._alone = machine()
+
+    def opened(self, stored: StoredModel, ask: Ask, room: Room, progress: Callable[[int, int], None]) -> Loaded:
+        """Opens a model where `make` has made room, from any thread. `take` puts it among the others."""
         log.info("loading %s", stored.name)
-        told = self._describe(stored)
-        model = self._open(stored, config, Reporting(_notice, _notice, progress, progress))
+        config, told = self.config_for(stored, ask), self._describe(stored)
+        asked = self._config.changed(**ask.config).memory.context
+        if asked is not None and config.memory.context != asked:
+            log.info("a context of %d is beyond the %s tokens of %s", asked, config.memory.context, stored.name)
+        model = self._open(stored, config, Reporting(_notice, _notice, progress, progress), room.on)
         log.info("%s", model.describe())
-        self.loaded = Loaded(stored, model, config, None, told)
-        return model
+        return Loaded(stored, model, config, None, told)
+
+    def take(self, loaded: Loaded) -> None:
+        self.loaded = (*self.loaded, loaded)
 
     def idle_s(self) -> float | None:
-        """Seconds until the model is to be closed; None where there is none, or never."""
-        loaded = self.loaded
-        if loaded is None or loaded.expires is None:
-            return None
-        return max(0.0, (loaded.expires - _now()).total_seconds())
+        """Seconds until a model is to be closed; None where there is none, or never."""
+        ends = [each.expires for each in self.loaded if each.expires is not None]
+        return max(0.0, (min(ends) - _now()).total_seconds()) if ends else None
 
-    def count_down(self, ask: Ask) -> None:
-        """Sets the time at which the model is closed, from now on."""
-        if self.loaded is not None:
+    def count_down(self, identifier: str, ask: Ask) -> None:
+        """Sets the time at which a model is closed, from now on, and puts it behind those that are closed for others
+        before it."""
+        if (used := self.of(identifier)) is not None:
             seconds = ask.keep_alive[0] if ask.keep_alive else self._keep_alive_s
-            expires = None if seconds is None else _later(seconds)
-            self.loaded = replace(self.loaded, expires=expires)
+            used = replace(used, expires=None if seconds is None else _later(seconds))
+            self.loaded = (*(each for each in self.loaded if each.stored.id != identifier), used)
 
-    def close(self, identifier: str | None = None) -> None:
-        """identifier: of the model that is to be closed, where it is the open one; None for whichever is open."""
-        loaded = self.loaded
-        if loaded is None or identifier not in (None, loaded.stored.id):
-            return
-        self.loaded = None
-        guarded(loaded.model.close)
-        log.info("unloaded %s", loaded.stored.name)
+    def close_expired(self, busy: Callable[[Loaded], bool]) -> None:
+        for each in self.loaded:
+            if each.expires is not None and each.expires <= _now() and not busy(each):
+                self.close(each.stored.id)
+
+    def close(self, identifier: str) -> None:
+        """Closes the model with this id, where it is open."""
+        if (loaded := self.of(identifier)) is not None:
+            self.loaded = tuple(each for each in self.loaded if each is not loaded)
+            guarded(loaded.model.close)
+            log.info("unloaded %s", loaded.stored.name)
+
+    def close_all(self) -> None:
+        for each in self.loaded:
+            self.close(each.stored.id)
 
 
 def guarded(step: Callable[[], None]) -> None:
@@ -137,7 +194,6 @@ def _within_context(config: RuntimeConfig, stored: StoredModel) -> RuntimeConfig
     """The context that is asked for is an upper bound: as in ollama, a model that has less gets all of its own."""
     if config.memory.context is None or config.memory.context <= (most := stored.manifest.info.context_length):
         return config
-    log.info("a context of %d is beyond the %d tokens of %s, which it gets", config.memory.context, most, stored.name)
     return config.changed(context=most)
 
 

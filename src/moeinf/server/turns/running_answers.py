@@ -1,9 +1,10 @@
-"""The answers that are being made: side by side, as many as the open model makes at a time."""
+"""The answers that are being made: side by side, as many of each open model as it makes at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Generic, TypeVar
 
 from moeinf.engine.completion import Completion
@@ -17,49 +18,74 @@ J = TypeVar("J", bound=Asking)
 @dataclass(frozen=True, slots=True, eq=False)
 class _Running(Generic[J]):
     job: J
+    model: Model
     pieces: Generator[None, None, Completion]
     load_s: float
 
 
 class RunningAnswers(Generic[J]):
-    """All of one model. Used by the worker's thread; others may look at `jobs`."""
+    """Used by the worker's thread; others may look at `jobs` and `of`.
 
-    def __init__(self, on_end: Callable[[J, Ended | Failed], None], stopping: Callable[[], bool]) -> None:
-        """on_end: told how each answer ends. stopping: whether all are to end within a token."""
-        self._on_end, self._stopping = on_end, stopping
-        self._model: Model | None = None
+    Models take turns by the time that their steps take, so that the tokens of one do not wait for long prompts of
+    another more than half of the time.
+    """
+
+    def __init__(
+        self,
+        on_end: Callable[[J, Ended | Failed], None],
+        stopping: Callable[[], bool],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """on_end: told how each answer ends. stopping: whether all are to end within a token. clock: seconds."""
+        self._on_end, self._stopping, self._clock = on_end, stopping, clock
         self._running: tuple[_Running[J], ...] = ()  # replaced whole, so that other threads may look
+        self._spent_s: dict[Model, float] = {}  # on steps of each model that makes answers
 
     @property
     def jobs(self) -> list[J]:
         """The oldest first."""
         return [each.job for each in self._running]
 
-    @property
-    def has_place(self) -> bool:
-        return self._model is None or len(self._running) < self._model.parallel
+    def of(self, model: Model) -> list[J]:
+        """The jobs that a model answers, the oldest first."""
+        return [each.job for each in self._running if each.model is model]
+
+    def others_than(self, model: Model) -> bool:
+        """Whether another model makes answers."""
+        return any(each.model is not model for each in self._running)
+
+    def has_place(self, model: Model, job: J) -> bool:
+        """Whether a model can answer a job beside its others. One place of several is kept from background jobs."""
+        jobs = self.of(model)
+        most = model.parallel - (model.parallel > 1)
+        if job.asker.background and sum(each.asker.background for each in jobs) >= most:
+            return False
+        return len(jobs) < model.parallel
 
     def begin(self, job: J, model: Model, load_s: float) -> None:
-        """load_s: seconds that the job waited for the model. The model is that of the others, if there are any."""
-        self._model = model
-        self._running += (_Running(job, answer(model, job, self._stopping), load_s),)
+        """load_s: seconds that the job waited for the model."""
+        self._running += (_Running(job, model, answer(model, job, self._stopping), load_s),)
+        self._spent_s.setdefault(model, min(self._spent_s.values(), default=0.0))
 
     def go_on(self) -> None:
-        """Takes every answer as far as it comes, and then a step of all that wait for one."""
+        """Takes every answer as far as it comes, and then a step of the model that has had the least time."""
         for each in self._running:
             event = _advanced(each)
             if event is not None:
                 self._running = tuple(other for other in self._running if other is not each)
                 self._on_end(each.job, event)
-        model = self._model
-        if not self._running:
-            self._model = None
-        elif model is not None:
-            model.generator.step()
+        models = {each.model for each in self._running}
+        self._spent_s = {model: spent for model, spent in self._spent_s.items() if model in models}
+        if self._spent_s:
+            model, began = min(self._spent_s, key=self._spent_s.__getitem__), self._clock()
+            try:
+                model.generator.step()
+            finally:
+                self._spent_s[model] += self._clock() - began
 
     def give_up(self, error: Exception) -> None:
         """Ends all answers with an error."""
-        running, self._running, self._model = self._running, (), None
+        running, self._running = self._running, ()
         for each in running:
             self._on_end(each.job, Failed(error))
 

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.server.page.live import MOST_WATCHERS, LiveEvent, Observed, Watch, live_route
+from moeinf.server.turns.overview import Seen
 from moeinf.store.library import StoredModel
 
 
@@ -36,7 +37,8 @@ def answer(model: Model, num_predict: int) -> None:
 
 
 def test_without_a_model_there_is_only_the_state() -> None:
-    assert Watch().event(Observed("big", None, "loading", (3, 10), 2)) == LiveEvent("big", "loading", (3, 10), 2)
+    requests = (Seen("big", "loading", progress=(3, 10)), Seen("big", "queued", position=1, eta_s=2.5))
+    assert Watch().event(Observed("big", None, requests)) == LiveEvent("big", requests)
 
 
 def test_what_was_used_and_is_resident_is_told(model: Model) -> None:
@@ -108,13 +110,14 @@ def test_a_model_that_was_closed_is_no_model(demo: StoredModel) -> None:
 
 
 def test_events_come_until_the_server_ends() -> None:
-    seen = iter([Observed(queue=1), Observed(queue=2), None])
+    requests = tuple(Seen("big", "queued", position=at) for at in (1, 2))
+    seen = iter([Observed(requests=requests[:1]), Observed(requests=requests), None])
     client = TestClient(Starlette(routes=[live_route(lambda: next(seen), period_s=0.0)]))
     answer = client.get("/api/live")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-store"
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
-    assert [event["queue"] for event in events] == [1, 2]
+    assert [[each["position"] for each in event["requests"]] for event in events] == [[1], [1, 2]]
     assert events[0]["resident"] == "" and events[0]["hit_rate"] is None
 
 

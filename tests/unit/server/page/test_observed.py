@@ -11,8 +11,9 @@ from typing import Any, cast
 from moeinf.config import RuntimeConfig
 from moeinf.server.ask import Ask, Reading, Text
 from moeinf.server.page.live import Observed, observed
-from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.answer_worker import Limits, Worker
 from moeinf.server.turns.job import Job
+from moeinf.server.turns.overview import Seen
 from tests.support.spoken_model import NamedModels, SpokenModel
 
 
@@ -27,10 +28,10 @@ def until(condition: Callable[[], object]) -> None:
 def test_each_state_is_told_in_turn() -> None:
     may_open, may_speak = threading.Event(), threading.Semaphore(0)
 
-    def open_model(stored: Any, config: Any, reporting: Any) -> Any:
+    def open_model(stored: Any, config: Any, reporting: Any, on: Any) -> Any:
         reporting.progress(3, 10)
         may_open.wait()
-        model = SpokenModel(stored, config, reporting)
+        model = SpokenModel(stored, config, reporting, on)
         model.gate = may_speak
         return model
 
@@ -39,24 +40,26 @@ def test_each_state_is_told_in_turn() -> None:
         first, second = Job(Ask("a", "hi")), Job(Ask("a", "hi"))
         worker.submit(first)
         until(lambda: first.last_event)
-        assert observed(worker) == Observed("a", None, "loading", (3, 10))
+        seen = observed(worker)
+        assert seen is not None and (seen.name, seen.model) == ("a", None)
+        assert seen.requests == (Seen("a", "loading", eta_s=seen.requests[0].eta_s, progress=(3, 10)),)
         worker.submit(second)
         may_open.set()
         until(lambda: isinstance(first.last_event, Text))
         seen = observed(worker)
-        assert seen is not None and (seen.name, seen.state, seen.queue) == ("a", "decode", 1)
-        assert seen.model is not None
-        first.last_event = Reading(5, 20)
+        assert seen is not None and seen.name == "a" and seen.model is not None
+        assert seen.requests == (Seen("a", "decode", tokens=1), Seen("a", "queued", position=1))
+        first.last_event = Reading(5, 20, 1.5)
         seen = observed(worker)
-        assert seen is not None and (seen.state, seen.progress) == ("prefill", (5, 20))
+        assert seen is not None and seen.requests[0] == Seen("a", "prefill", eta_s=1.5, progress=(5, 20))
         for _ in range(6):
             may_speak.release()
-        until(lambda: worker.current is None and not worker.waiting)
+        until(lambda: not worker.view.running and not worker.view.waiting)
         seen = observed(worker)
-        assert seen is not None and (seen.name, seen.state, seen.queue) == ("a", "idle", 0)
+        assert seen is not None and (seen.name, seen.requests) == ("a", ()) and seen.model is not None
 
     library = cast(Any, NamedModels("a"))
-    worker = Worker(library, RuntimeConfig(), keep_alive_s=None, max_queue=8, open_model=open_model)
+    worker = Worker(library, RuntimeConfig(), keep_alive_s=None, limits=Limits(8), open_model=open_model)
     try:
         asyncio.run(answer(worker))
     finally:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.server.turns import fair_queue
-from moeinf.server.turns.fair_queue import FairQueue
+from moeinf.server.turns.fair_queue import FairQueue, May
 
 
 def all_of(queue: FairQueue[int]) -> list[int]:
@@ -33,6 +33,36 @@ def test_users_take_turns_within_those_of_their_client() -> None:
         assert queue.put("a", item, user)
     assert queue.put("b", 10) and queue.put("b", 11)
     assert all_of(queue) == [1, 10, 2, 11, 3, 4]
+
+
+def test_background_items_come_behind_all_others_and_take_turns_too() -> None:
+    queue = FairQueue[int](10)
+    for client, item, background in (
+        ("a", 1, True), ("a", 2, True), ("b", 10, True), ("a", 3, False), ("b", 11, False), ("a", 4, False),
+    ):  # fmt: skip
+        assert queue.put(client, item, background=background)
+    assert queue.in_order() == [3, 11, 4, 1, 10, 2]
+    assert all_of(queue) == [3, 11, 4, 1, 10, 2]
+
+
+def test_an_item_that_has_to_wait_lets_others_go_and_keeps_its_turn() -> None:
+    queue = FairQueue[int](10)
+    for client, item in (("a", 1), ("a", 2), ("b", 10), ("c", 20)):
+        queue.put(client, item)
+    waits = {1, 10}
+    assert queue.get(0, lambda item: May.WAIT if item in waits else May.GO) == 20
+    assert queue.in_order() == [1, 10, 2]
+    assert queue.first(lambda item: May.GO) == 1
+    assert queue.get(0, lambda item: May.WAIT if item in waits else May.GO) == 2
+    assert queue.in_order() == [10, 1] and len(queue) == 2
+
+
+def test_an_item_that_blocks_lets_nobody_behind_it_go() -> None:
+    queue = FairQueue[int](10)
+    for item in (1, 2, 3):
+        queue.put("a", item)
+    assert queue.get(0, lambda item: May.BLOCK if item == 2 else May.WAIT if item == 1 else May.GO) is None
+    assert all_of(queue) == [1, 2, 3]
 
 
 def test_an_item_that_is_unwanted_from_now_on_is_removed_or_kept() -> None:
@@ -73,9 +103,11 @@ def test_every_item_comes_once_and_a_client_s_own_in_order(items: list[tuple[str
     queue = FairQueue[tuple[str, int, int]](len(items) or 1)
     for number, (client, value) in enumerate(items):
         queue.put(client, (client, value, number))
+    order = queue.in_order()
     found = []
     while (item := queue.get(0)) is not None:
         found.append(item)
+    assert found == order
     for client in "abc":
         mine = [(value, number) for who, value, number in found if who == client]
         assert mine == [(value, n) for n, (who, value) in enumerate(items) if who == client]

@@ -16,9 +16,9 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import ModelNotFoundError
 from moeinf.server.ask import Ask, Ended, Event, Failed, Text
 from moeinf.server.http_errors import BusyError, StoppingError
-from moeinf.server.turns.answer_worker import Worker
-from moeinf.server.turns.job import Job
-from moeinf.server.turns.opened import OpenModel
+from moeinf.server.turns.answer_worker import Limits, Worker
+from moeinf.server.turns.job import Job, Who
+from moeinf.server.turns.opened import OpenModels
 from tests.support.spoken_model import NamedModels, SpokenModel
 
 
@@ -38,9 +38,12 @@ class Opened:
 
 
 @contextmanager
-def worker_of(opened: Opened, *, keep_alive_s: float | None = None, max_queue: int = 8) -> Iterator[Worker]:
-    library = cast(Any, NamedModels("a", "b"))
-    worker = Worker(library, RuntimeConfig(), keep_alive_s=keep_alive_s, max_queue=max_queue, open_model=opened)
+def worker_of(
+    opened: Opened, *, keep_alive_s: float | None = None, max_queue: int = 8, models: int = 1, fits: Any = None
+) -> Iterator[Worker]:
+    library, limits = cast(Any, NamedModels("a", "b", "c")), Limits(max_queue, models)
+    fits = fits or (lambda stored, config, left, alone: True)
+    worker = Worker(library, RuntimeConfig(), keep_alive_s=keep_alive_s, limits=limits, open_model=opened, fits=fits)
     try:
         yield worker
     finally:
@@ -105,11 +108,11 @@ def test_options_of_a_request_open_the_model_anew() -> None:
 def test_an_idle_model_is_closed() -> None:
     with worker_of(opened := Opened(), keep_alive_s=0.0) as worker:
         asyncio.run(events_of(worker, Ask("a", "hi")))
-        until(lambda: worker.opened.loaded is None)
+        until(lambda: not worker.opened.loaded)
         asyncio.run(events_of(worker, Ask("a", "hi", keep_alive=(None,))))
-        assert worker.opened.loaded is not None and worker.opened.loaded.expires is None
+        assert [each.expires for each in worker.opened.loaded] == [None]
         asyncio.run(events_of(worker, Ask("a", keep_alive=(0.0,))))
-        until(lambda: worker.opened.loaded is None)
+        until(lambda: not worker.opened.loaded)
         assert [model.closed for model in opened.models] == [True, True]
 
 
@@ -118,7 +121,7 @@ def test_unload_by_id() -> None:
         assert not asyncio.run(worker.unload("id of a"))
         asyncio.run(events_of(worker, Ask("a")))
         assert asyncio.run(worker.unload("id of a"))
-        assert worker.opened.loaded is None
+        assert not worker.opened.loaded
 
 
 def test_an_error_ends_one_request_and_not_the_worker() -> None:
@@ -126,7 +129,7 @@ def test_an_error_ends_one_request_and_not_the_worker() -> None:
     with worker_of(opened := Opened(fault=fault)) as worker:
         events = asyncio.run(events_of(worker, Ask("a", "hi")))
         assert events[-1] == Failed(fault) and text_of(events) == "one "
-        missing = asyncio.run(events_of(worker, Ask("c", "hi")))[-1]
+        missing = asyncio.run(events_of(worker, Ask("d", "hi")))[-1]
         assert isinstance(missing, Failed) and isinstance(missing.error, ModelNotFoundError)
         opened.models[0].fault = None
         assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
@@ -136,9 +139,9 @@ def test_more_requests_than_may_wait_are_refused() -> None:
     gate = threading.Semaphore(0)
 
     async def ask_four(worker: Worker) -> None:
-        jobs = [Job(Ask("a", "hi"), "me") for _ in range(4)]
+        jobs = [Job(Ask("a", "hi"), Who("me")) for _ in range(4)]
         worker.submit(jobs[0])
-        while worker.current is None:
+        while not worker.view.running:
             await asyncio.sleep(0.01)
         worker.submit(jobs[1])
         worker.submit(jobs[2])
@@ -200,7 +203,7 @@ def test_what_runs_is_answered_before_a_drained_worker_ends_and_what_waits_is_re
     gate = threading.Semaphore(1)
 
     async def drain(worker: Worker) -> list[Any]:
-        jobs = [Job(Ask("a", "hi"), client) for client in "xyz"]
+        jobs = [Job(Ask("a", "hi"), Who(client)) for client in "xyz"]
         for job in jobs:
             worker.submit(job)
         async for event in jobs[0].events(5.0):
@@ -229,12 +232,12 @@ def test_a_fault_between_two_requests_costs_no_later_answer(monkeypatch: pytest.
         asyncio.run(events_of(worker, Ask("a", "hi")))
         faults = iter([OverflowError("timeout doesn't fit"), ValueError("another one")])
 
-        def idle_s(each: OpenModel) -> float | None:
+        def idle_s(each: OpenModels) -> float | None:
             if (fault := next(faults, None)) is not None:
                 raise fault
             return None
 
-        monkeypatch.setattr(OpenModel, "idle_s", idle_s)
+        monkeypatch.setattr(OpenModels, "idle_s", idle_s)
         for _ in range(3):
             events = asyncio.run(asyncio.wait_for(events_of(worker, Ask("a", "hi")), 10.0))
             assert text_of(events) == "one two three"
@@ -247,7 +250,7 @@ def test_a_model_that_is_open_is_found_where_its_files_have_gone() -> None:
         assert worker.opened.find("a").name == "a"
         assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
         with pytest.raises(ModelNotFoundError):
-            worker.opened.find("c")
+            worker.opened.find("d")
 
 
 @pytest.mark.parametrize("error", [MemoryError("for a copy of the prefixes"), SystemExit(3), GeneratorExit()])

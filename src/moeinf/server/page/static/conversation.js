@@ -1,6 +1,7 @@
 // What was said, and the one request that may be running.
 
 import { KeyNeeded, chat } from "./api.js";
+import { requestText } from "./shared.js";
 
 export class Conversation {
   #turns = [];
@@ -55,11 +56,6 @@ export class Conversation {
     this.#messages.clear();
   }
 
-  /** What the machine does, to be shown as long as the answer has no text. */
-  status(text) {
-    if (this.busy) this.#answer.status(text);
-  }
-
   /** The turns for the model: a question that was never answered is left out, as templates want roles to alternate. */
   #history() {
     return this.#turns.filter((turn, at) => turn.role === "assistant" || this.#turns[at + 1]?.role !== "user");
@@ -85,9 +81,15 @@ export class Conversation {
 
   async #read(pieces, answer) {
     for await (const piece of pieces) {
+      if (piece.moeinf?.phase) answer.status(waitText(piece.moeinf));
       if (piece.message?.thinking) answer.think(piece.message.thinking);
       if (piece.message?.content) answer.write(piece.message.content);
       if (piece.done) answer.finish(piece);
     }
   }
+}
+
+/** What a stream says of a request that has no text yet. */
+function waitText({ phase, done, total, ...more }) {
+  return requestText({ state: phase, progress: total ? [done, total] : undefined, ...more });
 }

@@ -3,16 +3,10 @@
 import { live } from "./api.js";
 import { Chart } from "./chart.js";
 import { HeatMap } from "./heat_map.js";
-import { byId, bytesText, countText, element, percentText, rateText, svg } from "./shared.js";
+import { byId, bytesText, countText, element, percentText, rateText, requestText, svg } from "./shared.js";
 
 const RETRY_MS = { first: 1000, most: 10000 };
-const STATES = {
-  idle: "Idle",
-  loading: "Loading",
-  prefill: "Reading the prompt",
-  decode: "Answering",
-  offline: "Not connected",
-};
+const IDLE = { state: "idle" };
 
 export class Machine {
   #heat = new HeatMap();
@@ -24,12 +18,7 @@ export class Machine {
   };
   #model = null;
   #memory = "";
-  #onEvent;
-
-  /** onEvent(event, words): what the server does, and how a person says it. */
-  constructor(onEvent) {
-    this.#onEvent = onEvent;
-  }
+  #requests = "";
 
   /** Follows the server until the page is closed; while it is hidden, nothing is asked for. */
   async follow() {
@@ -49,7 +38,7 @@ export class Machine {
       }
       document.removeEventListener("visibilitychange", hide);
       if (gone.signal.aborted) continue;
-      this.#showState("offline", STATES.offline, null);
+      this.#showState("offline", requestText({ state: "offline" }));
       await new Promise((resolve) => setTimeout(resolve, wait_ms));
       wait_ms = Math.min(2 * wait_ms, RETRY_MS.most);
     }
@@ -60,32 +49,39 @@ export class Machine {
       this.#model = event.model;
       Object.values(this.#charts).forEach((chart) => chart.clear());
     }
-    const words = wordsOf(event);
-    this.#showState(event.state, words, event.progress);
+    this.#showRequests(event.requests);
     this.#heat.update(event);
     for (const [name, chart] of Object.entries(this.#charts)) chart.push(event.layers ? event[name] : null);
     if (JSON.stringify(event.memory) !== this.#memory) {
       this.#memory = JSON.stringify(event.memory);
       showMemory(event.memory);
     }
-    this.#onEvent(event, words);
   }
 
-  #showState(state, words, progress) {
+  /** The first request as the state of the machine, and all of them where there are several. */
+  #showRequests(requests) {
+    const waiting = requests.filter(({ state }) => state === "queued").length;
+    const first = requests[0] ?? IDLE;
+    const words = requestText(first);
+    this.#showState(first.state, waiting && first.state !== "queued" ? `${words} · ${countText(waiting)} waiting` : words);
+    const { progress } = first;
+    byId("progress").hidden = !progress;
+    if (progress) [byId("progress").value, byId("progress").max] = [progress[0], Math.max(1, progress[1])];
+    if (JSON.stringify(requests) === this.#requests) return;
+    this.#requests = JSON.stringify(requests);
+    byId("requests").hidden = requests.length < 2;
+    byId("requests").replaceChildren(
+      ...requests.map((each) => {
+        const more = [each.model !== first.model && each.model, each.background && "background"].filter(Boolean);
+        return element("li", {}, [requestText(each), ...more].join(" · "));
+      }),
+    );
+  }
+
+  #showState(state, words) {
     byId("state").dataset.state = state;
     if (byId("state-text").textContent !== words) byId("state-text").textContent = words;
-    const bar = byId("progress");
-    bar.hidden = !progress;
-    if (progress) [bar.value, bar.max] = [progress[0], Math.max(1, progress[1])];
   }
-}
-
-function wordsOf({ state, model, progress, queue }) {
-  let words = STATES[state] ?? state;
-  if (state === "loading" && model) words += ` ${model}`;
-  if (progress && state === "loading" && progress[1]) words += `, ${percentText(progress[0] / progress[1])}`;
-  if (progress && state === "prefill") words += `, ${countText(progress[0])} of ${countText(progress[1])} tokens`;
-  return queue ? `${words} · ${countText(queue)} waiting` : words;
 }
 
 function showMemory(memory) {

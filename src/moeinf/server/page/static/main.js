@@ -15,9 +15,7 @@ const conversation = new Conversation(new Messages(byId("messages"), byId("conve
   onChange: showBusy,
   onKeyNeeded: askForKey,
 });
-const machine = new Machine((event, words) => {
-  if (event.state === "loading" || event.state === "prefill") conversation.status(words);
-});
+const machine = new Machine();
 
 // ---- models
 

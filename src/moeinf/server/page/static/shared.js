@@ -96,3 +96,21 @@ export function secondsText(seconds) {
   const whole = Math.round(seconds);
   return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
 }
+
+/** What a request does, and how long until it goes on. progress: done, and in all. */
+export function requestText({ state, model, position, eta_s, progress, tokens }) {
+  const eta = typeof eta_s === "number" ? ` · about ${secondsText(eta_s)}` : "";
+  const [done, total] = progress ?? [0, 0];
+  switch (state) {
+    case "queued":
+      return `Waiting, place ${countText(position)}${eta}`;
+    case "loading":
+      return `Loading ${model ?? ""}`.trim() + (total ? `, ${percentText(done / total)}` : "") + eta;
+    case "prefill":
+      return `Reading the prompt${total ? `, ${countText(done)} of ${countText(total)} tokens` : ""}${eta}`;
+    case "decode":
+      return tokens ? `Answering, ${countText(tokens)} tokens` : "Answering";
+    default:
+      return state === "offline" ? "Not connected" : "Idle";
+  }
+}

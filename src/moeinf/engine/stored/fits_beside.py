@@ -1,0 +1,35 @@
+"""Whether a model has room beside those that are open already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory
+from moeinf.engine.memory.side_by_side import sessions, with_sessions
+from moeinf.engine.stored.outline import Outline, outline_of
+from moeinf.errors import MoeinfError
+from moeinf.hardware import Machine
+from moeinf.store.library import StoredModel
+
+LEAST_EXPERTS: Final = 0.5  # of those that it would have alone, that a model keeps in memory beside others
+
+
+def fits_beside(stored: StoredModel, config: RuntimeConfig, left: Machine, alone: Machine) -> bool:
+    """Whether what is left holds a model on the CPU as it should be: with the context that it has alone, and half of
+    the experts.
+
+    left, alone: the machine with other models open, and without. Reads small files.
+    """
+    try:
+        outline = outline_of(stored)
+        plan, best = (_planned(stored, outline, config, machine) for machine in (left, alone))
+    except MoeinfError:  # it does not fit, or whoever opens it is told why it cannot be
+        return False
+    return plan.context == best.context and plan.held_experts >= LEAST_EXPERTS * best.held_experts
+
+
+def _planned(stored: StoredModel, outline: Outline, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
+    count = sessions(config, outline.manifest.info, stored.size_bytes, machine, on_gpu=False)
+    return plan_memory(with_sessions(outline.footprint, count), replace(config, parallel=count), machine)
