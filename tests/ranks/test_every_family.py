@@ -14,6 +14,7 @@ from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from moeinf.types import Float32Array
+from tests.support.answers_beside import logits_beside
 from tests.support.checkpoints import in_mxfp4, random_tensors, write_checkpoint
 from tests.support.pairs.stored_translators import write_tokenizer
 from tests.support.ranks.workers import Workers
@@ -47,9 +48,10 @@ def test_logits_are_those_of_one_machine(workers: Workers, tmp_path: Path, name:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", tensors, config, num_shards=0)
     stored = pull(str(checkpoint), PullOptions(name="tiny"), home=tmp_path / "home")
     with opened(stored) as model:
-        wanted = logits(model)
+        wanted = logits(model), logits_beside(model)
     with opened(stored, **workers.options(workers.start(stored))) as model:
-        assert np.array_equal(logits(model), wanted)
+        assert np.array_equal(logits(model), wanted[0])
+        assert np.array_equal(logits_beside(model), wanted[1])
 
 
 @pytest.mark.parametrize("name", TRANSLATORS, ids=lambda name: name.replace(" ", "-"))

@@ -30,6 +30,7 @@ from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.policy_protocol import Listener
+from moeinf.runtime.prefetch import FEW_TOKENS
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.verify import check_files
@@ -119,11 +120,11 @@ class WorkerExperts:
 
     def _read_ahead(self, request: Request) -> None:
         """Goes by the guess at the next layer alone, as none of this rank's experts is needed now."""
-        single = request.guess is not None and len(request.guess.ids) == 1
+        guessed = 0 if request.guess is None else len(request.guess.ids)
         with self.tier.lock:
-            if self._prefetcher is None or not single or self.tier.all_resident:
+            if self._prefetcher is None or not 0 < guessed <= FEW_TOKENS or self.tier.all_resident:
                 return
-            with self.tier.visit(request.layer, _NO_EXPERTS, _NO_EXPERTS, 1) as visit:
+            with self.tier.visit(request.layer, _NO_EXPERTS, _NO_EXPERTS, guessed) as visit:
                 self._prefetcher.after_routing(visit)
 
     def end(self) -> None:

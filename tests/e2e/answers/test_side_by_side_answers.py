@@ -14,6 +14,7 @@ from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, UsageError
 from moeinf.store.library import StoredModel
+from tests.support.answers_beside import advance, drive
 
 PROMPTS = (
     "Once upon a time",
@@ -36,19 +37,6 @@ def opened(demo: StoredModel, parallel: int, **options: Any) -> Model:
 def begun(model: Model, which: int, hooks: Hooks | None = None, num_predict: int = 24) -> Answer:
     params = model.params(**SETTINGS[which], num_predict=num_predict)
     return model.generator.begin(Request(PROMPTS[which], params, raw=True, hooks=hooks or Hooks()))
-
-
-def advance(answers: Sequence[Answer]) -> list[Answer]:
-    """Reads each as far as it goes without a step; gives those that go on."""
-    return [answer for answer in answers if any(piece is None for piece in answer.pieces)]
-
-
-def drive(model: Model, answers: Sequence[Answer], between: Callable[[int], None] = lambda step: None) -> None:
-    waiting, step = advance(answers), 0
-    while waiting:
-        model.generator.step()
-        between(step)
-        waiting, step = advance(waiting), step + 1
 
 
 def alone(model: Model, which: int) -> Completion:

@@ -22,7 +22,8 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.distributed import peer, proof, transfer
 from moeinf.distributed.frames import Request
 from moeinf.distributed.meeting import Offer
-from moeinf.engine import joining
+from moeinf.engine import completion, joining
+from moeinf.engine.answers.generator import Answer
 from moeinf.engine.completion import Hooks
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
@@ -35,6 +36,7 @@ from moeinf.traces.guesses import DrawnGuesses, LookAheadQuality
 from moeinf.traces.replayed import RecordedRouting
 from moeinf.traces.trace import Trace
 from moeinf.types import Float32Array
+from tests.support.answers_beside import drive, logits_beside
 from tests.support.checkpoints import in_mxfp4, random_tensors, write_checkpoint
 from tests.support.ranks.workers import Workers
 from tests.support.seeing_models import asking, png, seeing_model
@@ -68,11 +70,16 @@ def oracle(demo: StoredModel) -> list[int]:
 
 
 def opened(
-    stored: StoredModel, notices: list[str] | None = None, recorded: RecordedRouting | None = None, **options: Any
+    stored: StoredModel,
+    notices: list[str] | None = None,
+    recorded: RecordedRouting | None = None,
+    *,
+    parallel: int = 1,
+    **options: Any,
 ) -> Model:
     told = [] if notices is None else notices
     config = RuntimeConfig.of(**{"threads": 1, "expert_cache": "30%"} | options)
-    return Model(stored, config, Reporting(told.append), recorded=recorded)
+    return Model(stored, replace(config, parallel=parallel), Reporting(told.append), recorded=recorded)
 
 
 def tokens(model: Model, num_tokens: int = NUM_TOKENS) -> list[int]:
@@ -194,18 +201,63 @@ def test_logits_of_families_are_those_of_one_machine(workers: Workers, tmp_path:
     stored = pull(str(checkpoint), PullOptions(name="tiny"), home=tmp_path / "home")
     size = f"{stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes}B"
     with opened(stored, expert_cache=size) as model:
-        wanted = logits(model)
+        wanted = logits(model), logits_beside(model)
     with opened(stored, expert_cache=size, **workers.options(workers.start(stored, expert_cache=size))) as model:
         assert min(owned(model)) > 0
-        assert np.array_equal(logits(model), wanted)
+        assert np.array_equal(logits(model), wanted[0])
+        assert np.array_equal(logits_beside(model), wanted[1])
 
 
 def test_blocks_of_a_quantised_model_are_computed_elsewhere(workers: Workers, quantised: StoredModel) -> None:
     with opened(quantised) as model:
-        wanted = tokens(model), logits(model, 40)
+        wanted = tokens(model), logits(model, 40), logits_beside(model)
     with opened(quantised, **workers.options(workers.start(quantised, expert_cache="50%"))) as model:
         assert tokens(model) == wanted[0]
         assert np.array_equal(logits(model, 40), wanted[1])  # more than the few rows that are multiplied one by one
+        assert np.array_equal(logits_beside(model), wanted[2])
+
+
+def begun(model: Model, number: int, hooks: Hooks | None = None) -> Answer:
+    params = model.params(temperature=0.8, seed=number, num_predict=NUM_TOKENS, stop=())
+    return model.generator.begin(completion.Request(PROMPT[: 4 + 8 * number], params, hooks=hooks or Hooks()))
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all-there", "one-lost"])
+def test_answers_side_by_side_are_those_that_each_is_alone(workers: Workers, demo: StoredModel, lost: bool) -> None:
+    """Where a worker is lost between two steps, the rows that it was to compute are read and computed here."""
+    with opened(demo) as model:
+        wanted = []
+        for number in range(4):
+            drive(model, [answer := begun(model, number)])
+            wanted.append(answer.completion.token_ids)
+    started = [workers.start(demo, expert_cache=cache) for cache in ("20%", "40%")]
+    with opened(demo, parallel=4, **workers.options(*started)) as model:
+        before = owned(model)
+        answers = [begun(model, number) for number in range(4)]
+
+        def between(step: int) -> None:
+            if lost and step == 6:
+                started[0].signal(signal.SIGKILL)
+
+        drive(model, answers, between)
+        assert [answer.completion.token_ids for answer in answers] == wanted
+        assert owned(model) == ([before[0] + before[1], 0, before[2]] if lost else before)
+        model.tier.check_integrity()
+
+
+def test_who_stops_in_a_step_with_workers_stops_alone(workers: Workers, demo: StoredModel) -> None:
+    stopping = False
+    with opened(demo, parallel=2, **workers.options(workers.start(demo, expert_cache="40%"))) as model:
+        drive(model, [alone := begun(model, 1)])
+        stopped, other = begun(model, 3, Hooks(should_stop=lambda: stopping)), begun(model, 1)
+
+        def between(step: int) -> None:
+            nonlocal stopping
+            stopping = step > 4
+
+        drive(model, [stopped, other], between)
+        assert stopped.completion.finish_reason == "interrupted" and len(stopped.completion.token_ids) < NUM_TOKENS
+        assert other.completion.token_ids == alone.completion.token_ids and min(owned(model)) > 0
 
 
 def test_rows_of_several_requests_go_in_one_message(

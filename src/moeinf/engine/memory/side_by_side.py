@@ -27,7 +27,7 @@ def sessions(config: RuntimeConfig, info: ModelInfo, model_bytes: int, machine: 
     """
     if config.parallel:
         return config.parallel
-    if on_gpu or config.compute.workers or config.recording.trace:
+    if on_gpu or config.recording.trace:
         return 1
     room = config.memory.ram.of(machine.available_bytes) if config.memory.ram else machine.available_bytes
     share = BULK_SHARE if config.in_bulk else SHARE if model_bytes <= FITS * room else STREAMED_SHARE
