@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,7 @@ TASKS = {
 
 class Row(NamedTuple):
     rate: float  # tokens a second, behind the first
-    whole_s: float  # with the prompt
+    cpu_s: float  # of all threads, the prompt's too
     megabytes: float  # read, a token
     drafted: int
     accepted: int
@@ -45,11 +46,12 @@ def answer(model: Model, task: str, mode: str, tokens: int, draft_max: int) -> R
     options = SpeculationOptions(mode, draft_max)
     model.generator.drafting = None if mode == "off" else Drafting(options)
     model.generator.sequences.last.clear()
+    began = time.process_time()
     made = model.generate(TASKS[task], model.params(temperature=0.0, num_predict=tokens))
     stats, read, count = made.stats, made.stats.decode_cache, len(made.stats.token_s)
     return Row(
         count / stats.decode_s,
-        stats.total_s - stats.load_s,
+        time.process_time() - began,
         (read.demand_bytes + read.prefetch_bytes) / 1e6 / count,
         stats.drafts.drafted,
         stats.drafts.accepted,
@@ -77,15 +79,20 @@ def main() -> None:
                 for mode in modes if number % 2 else modes[::-1]:
                     row = answer(model, task, mode, given.tokens, given.draft_max)
                     found[task, mode].append(row)
-                    print(task, mode, f"{row.rate:.1f} tokens/s, {row.accepted} of {row.drafted}", flush=True)
+                    print(
+                        task,
+                        mode,
+                        f"{row.rate:.1f} tokens/s, {row.cpu_s:.2f} s, {row.accepted} of {row.drafted}",
+                        flush=True,
+                    )
                     assert row.ids == found[task, modes[0]][0].ids if found[task, modes[0]] else True, "tokens differ"
-    print("| task | guesses | tokens/s | of off (quartiles) | whole answer | right | MB a token |")
+    print("| task | guesses | tokens/s | of off (quartiles) | CPU time of off | right | MB a token |")
     print("|---|---|---|---|---|---|---|")
     for (task, mode), rows in sorted(found.items(), key=lambda each: (list(TASKS).index(each[0][0]), each[0][1])):
         off = found[task, "off"]
         ratios = [one.rate / two.rate for one, two in zip(rows, off, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        whole = statistics.median(two.whole_s / one.whole_s for one, two in zip(rows, off, strict=True))
+        whole = statistics.median(one.cpu_s / two.cpu_s for one, two in zip(rows, off, strict=True))
         right = f"{rows[0].accepted} of {rows[0].drafted}" if rows[0].drafted else ""
         rate, read = statistics.median(row.rate for row in rows), statistics.median(row.megabytes for row in rows)
         spread = f"{middle:.2f} ({low:.2f} to {high:.2f})" if mode != "off" else "1"

@@ -54,6 +54,8 @@ class Metrics:
         self._tokens.labels("prompt").inc(stats.prompt_tokens)
         self._tokens.labels("prompt_cached").inc(stats.cached_tokens)
         self._tokens.labels("generated").inc(stats.generated_tokens)
+        self._tokens.labels("drafted").inc(stats.drafts.drafted)
+        self._tokens.labels("draft_accepted").inc(stats.drafts.accepted)
         for cache in (stats.prefill_cache, stats.decode_cache):
             self._activations.labels("resident").inc(cache.hits)
             self._activations.labels("elsewhere").inc(cache.misses)

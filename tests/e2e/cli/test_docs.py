@@ -34,6 +34,7 @@ WORDS = {
     "sampling.md": 1_050,
     "scale-out.md": 1_100,
     "server.md": 1_900,
+    "speculation.md": 550,
     "tools.md": 1_100,
     "traces.md": 1_800,
     "using.md": 1_150,

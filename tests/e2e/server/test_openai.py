@@ -148,7 +148,11 @@ def test_metrics(server: HttpServer, client: openai.OpenAI) -> None:
     client.completions.create(model="demo", prompt=PROMPT, max_tokens=7)
     assert generated() == before + 7
     text = httpx.get(f"{server.url}/metrics").text
-    assert 'moeinf_model_loaded{model="demo:latest"} 1.0' in text and "moeinf_waiting_requests 0.0" in text
+    assert (
+        'kind="draft_accepted"' in text
+        and 'moeinf_model_loaded{model="demo:latest"} 1.0' in text
+        and "moeinf_waiting_requests 0.0" in text
+    )
 
 
 def test_a_client_that_hangs_up_ends_its_answer(server: HttpServer) -> None:

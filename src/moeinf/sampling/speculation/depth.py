@@ -27,7 +27,8 @@ MOST_DRAFTS: Final = FEW_ROWS - 1  # in a step
 LEAST_LOSS: Final = 0.01  # of the time of an answer, that guesses may cost it
 _WORTH: Final = 1.02  # from which on guesses are taken for worth it
 _ROW: Final = 0.6  # of T(1), that a further token is taken to cost until that was measured
-_RECENT: Final = 0.1  # weight of the last step in what steps of its kind take
+_RECENT: Final = 0.05  # weight of the last step in what steps of its kind take, once there were many
+_ODD: Final = 3  # times the mean, that a step counts for at most, as something else was done meanwhile
 _FORGET: Final = 0.94  # weight of what was, against one more guess
 _HOPE: Final = (0.7, 3.0)  # how often a guess is right, and after how many of them that counts for half
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256  # steps until what was not worth it is tried again; doubled where it was wrong
@@ -39,10 +40,12 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
 
     def note(self, rows: int, seconds: float) -> None:
-        mean = self._means.get(rows)
-        self._means[rows] = seconds if mean is None else mean + _RECENT * (min(seconds, 4 * mean) - mean)
+        mean = self._means.get(rows, seconds)
+        count = self._counts[rows] = self._counts.get(rows, 0) + 1
+        self._means[rows] = mean + max(_RECENT, 1 / count) * (min(seconds, _ODD * mean) - mean)
 
     def of(self, rows: int) -> float | None:
         """None where no step had one token. In between, and beyond, it goes straight on."""
@@ -180,10 +183,11 @@ class Speculation:
         self._counts.drafted += tried
         self._counts.accepted += right
         self._measured.kinds[guess.kind].note(tried, right, self._guess_s)
-        alone = self._measured.costs[answers].of(1)
-        self._measured.costs[answers].note(1 + tried, step.seconds)
-        if alone is not None:
-            self._won += (answers + right) / answers * alone - step.seconds - self._guess_s
+        costs = self._measured.costs[answers]
+        costs.note(1 + tried, step.seconds)
+        alone, usual = costs.of(1), costs.of(1 + tried)
+        if alone is not None and usual is not None:  # by what such steps take, as one may be slow by chance
+            self._won += (answers + right) / answers * alone - usual - self._guess_s
         self._parts, self._run = answers, self._run + 1
 
     def close(self) -> None:
