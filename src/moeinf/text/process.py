@@ -44,7 +44,8 @@ class Stopped(Exception):
 class TextProcess:
     """A worker for one model folder. Loading starts at once, and the first request waits for it.
 
-    A worker that hangs, dies or runs out of memory raises a TextError, and the next request gets a new worker. One that
+    A worker that hangs, dies or runs out of memory raises a TextError, and the next request gets a new worker. It does
+    so too where the worker has died since the last one: that is no fault of the next. One that
     the system refuses what it needs is no fault of the model's: that is a MoeinfError of its own.
     """
 
@@ -56,6 +57,7 @@ class TextProcess:
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
+        self.workers = 0  # so far, each of which knows nothing of what was asked of those before
         self._should_stop: Callable[[], bool] = lambda: False
         self._start()
 
@@ -90,6 +92,8 @@ class TextProcess:
                 f"the tokenizer of {self._where} belongs to the process that this one was forked from; open it here"
             )
         with self._lock:
+            if self._process is not None and self._heard and self._process.poll() is not None:
+                self.close()
             if self._process is None:
                 self._start()
             yield
@@ -116,6 +120,7 @@ class TextProcess:
             start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
         )
         self._unread, self._heard = b"", False
+        self.workers += 1
         self._info: JsonObject | None = None
         self._load_id = self._send("load", _LOAD_LIMIT_S, {})
 

@@ -28,6 +28,7 @@ _GRAMMAR_CPU_S = 1.0
 _LONG_TEXT = 1 << 16  # letters, which are encoded in a moment
 _MOST_LEVELS = 200  # of values in values
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
+_REMEMBERED = ("open", "constrain", "accept", "step")  # what is asked of a stream that changes its later answers
 _CONTEXT_TOKENS = 32  # end of the prompt: tells whether a space comes before the first word, what is open or begun
 
 
@@ -229,13 +230,18 @@ def beyond_the_embedding(num_ids: int, num_embeddings: int) -> list[str]:
 
 
 class TextStream:
-    """Text, thoughts and calls of generated ids as they come, right across characters that are split over tokens."""
+    """Text, thoughts and calls of generated ids as they come, right across characters that are split over tokens.
+
+    Where the worker has ended meanwhile, because of another request or because somebody killed it, a new one is told
+    all that this stream has asked before.
+    """
 
     def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: Json) -> None:
         self._process = process
         self._id = stream_id
         self._context, self._kind = context, kind
-        self._open = True
+        self._open, self._worker = True, 0
+        self._asked: list[tuple[str, float, JsonMapping]] = []  # which the worker's answers depend on
         self._request("open", ids=context, **kind)
 
     def step(self, token_id: int) -> list[Piece]:
@@ -257,7 +263,6 @@ class TextStream:
         Where the stream has tools, the answer may call them instead; where there are no forms, it has to.
         Raises UsageError for a form that cannot be followed.
         """
-        self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])  # so that the table is there
         answer = self._request(
             "constrain",
             _GRAMMAR_LIMIT_S,
@@ -290,10 +295,23 @@ class TextStream:
 
     def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Json) -> JsonObject:
         try:
-            return self._process.request(op, limit_s, stream=self._id, **fields)
+            self._process.info()  # of a new worker, where the last one has ended
+            if self._process.workers != self._worker:
+                self._worker = self._process.workers
+                for before in self._asked:
+                    self._ask(*before)
+            answer = self._ask(op, limit_s, fields)
         except MoeinfError:
             self._open = False  # the worker has gone, or has lost its way: there is nothing to close
             raise
+        if op in _REMEMBERED:
+            self._asked.append((op, limit_s, fields))
+        return answer
+
+    def _ask(self, op: str, limit_s: float, fields: JsonMapping) -> JsonObject:
+        if op == "constrain":
+            self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])  # so that the table is there
+        return self._process.request(op, limit_s, stream=self._id, **fields)
 
 
 def _pieces(answer: JsonMapping) -> list[Piece]:

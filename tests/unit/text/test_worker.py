@@ -148,9 +148,40 @@ def test_a_worker_that_was_killed_is_replaced(model_folder: MakeFolder) -> None:
         assert process is not None
         process.kill()
         process.wait()
-        with pytest.raises(TextError, match="died"):
-            tokenizer.encode("hello")
         assert tokenizer.encode("hello") == ids
+
+
+@pytest.mark.parametrize("end", ["killed", "a request that hangs", "a client that has gone"])
+def test_answers_go_on_where_their_worker_ends(
+    model_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("moeinf.text.tokenizer._RENDER_LIMIT_S", 1.0)
+    with Tokenizer(model_folder(HOSTILE["nested ranges"])) as tokenizer:
+        words = [tokenizer.encode(text, bos=False) for text in ("héllo wörld", '{"a": 1}')]
+        plain, form = tokenizer.stream(), tokenizer.stream()
+        form.constrain([{"prefix": "", "schema": '{"type": "object"}', "suffix": ""}])
+        said, masks = "", list[bytes]()
+        for number, ids in enumerate(zip(*words, strict=False)):
+            if number == 2:
+                process = tokenizer._process._process
+                assert process is not None
+                if end == "killed":
+                    process.kill()
+                elif end == "a request that hangs":
+                    with pytest.raises(TextError):
+                        tokenizer.render(USER)
+                else:
+                    with pytest.raises(Stopped), tokenizer.until(lambda: True):
+                        tokenizer.render(USER)
+                process.wait()
+            said += "".join(piece.text for piece in plain.step(ids[0]))
+            masks.append(form.accept(ids[1])[0])
+            form.step(ids[1])
+        said += "".join(piece.text for piece in plain.flush())
+        assert said == tokenizer.decode(words[0][: len(masks)])
+        alone = tokenizer.stream()
+        alone.constrain([{"prefix": "", "schema": '{"type": "object"}', "suffix": ""}])
+        assert masks == [alone.accept(token)[0] for token in words[1][: len(masks)]]
 
 
 def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(model_folder: MakeFolder) -> None:
