@@ -56,6 +56,18 @@ class StepModel(Protocol):
         ...
 
 
+class PassWatcher(Protocol):
+    """Is told whose rows go through the layers."""
+
+    def pass_begins(self, rows: Sequence[tuple[object, int]]) -> None:
+        """Of each seat, in order, how many."""
+        ...
+
+    def pass_ends(self, *, whole: bool) -> None:
+        """whole: False for a pass that was given up."""
+        ...
+
+
 class StepFacts(NamedTuple):
     seconds: float
     parts: int  # sequences that it took along
@@ -70,7 +82,7 @@ class _Waiting:
 
     part: NewTokens
     check: Callable[[], None]  # raises Interrupted where the request is to stop
-    asker: Asker
+    seat: Seat
     logits: Float32Array | None = None
     error: BaseException | None = None
     step: StepFacts | None = None  # that took them through
@@ -124,7 +136,7 @@ class Seat:
         Raises what the step raised, Interrupted where `check` did so, GaveWay for a piece of a prompt that was given up
         for others; the cache is then as it was before.
         """
-        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens, tried), check, self.asker)
+        waiting = self.waiting = _Waiting(NewTokens(ids, cache, of_tokens, tried), check, self)
         try:
             while not waiting.done:
                 if self.makes_steps:
@@ -172,6 +184,7 @@ class Steps:
     cuts: bool = True
     seats: list[Seat] = field(default_factory=list)  # in the order in which they came
     pressed: Callable[[], bool] = lambda: False
+    watcher: PassWatcher | None = None
     rate: float = 0.0  # tokens of prompts that were read in a second
     _shortest_first: bool = False  # at the last piece, of several prompts
     _turns: dict[str, None] = field(default_factory=dict)  # clients whose prompts were read, the last one behind
@@ -206,17 +219,17 @@ class Steps:
     def _next(self, waiting: Sequence[_Waiting]) -> _Waiting:
         """Whose prompt is read next: of the chats the one that has least left, and every other time the one that came
         first of the client whose turn was longest ago."""
-        waiting = [each for each in waiting if not each.asker.background] or waiting
+        waiting = [each for each in waiting if not each.seat.asker.background] or waiting
         if len(waiting) > 1:
             self._shortest_first = not self._shortest_first
         clients = list(self._turns)
 
         def turn(each: _Waiting) -> int:
-            return clients.index(each.asker.client) if each.asker.client in self._turns else -1
+            return clients.index(each.seat.asker.client) if each.seat.asker.client in self._turns else -1
 
         chosen = min(waiting, key=(lambda each: each.left) if self._shortest_first else turn)
-        self._turns.pop(chosen.asker.client, None)
-        self._turns[chosen.asker.client] = None
+        self._turns.pop(chosen.seat.asker.client, None)
+        self._turns[chosen.seat.asker.client] = None
         if len(self._turns) > MOST_CLIENTS:
             del self._turns[clients[0]]
         return chosen
@@ -251,9 +264,12 @@ class Steps:
                 raise Interrupted
 
         between_layers = check or (check_all if len(going) > 1 else going[0].check)
-        began = time.perf_counter()
+        began, watcher, whole = time.perf_counter(), self.watcher, False
+        if watcher is not None:
+            watcher.pass_begins([(each.seat, len(each.part.ids)) for each in going])
         try:
             logits = self.model.step([each.part for each in going], between_layers)
+            whole = True
         except MoeinfError as error:
             if len(going) == 1 or isinstance(error, DeviceError):
                 _fail(going, error)
@@ -269,6 +285,9 @@ class Steps:
                 each.logits, each.step = logits[at : at + each.rows], facts
                 at += each.rows
             return
+        finally:
+            if watcher is not None:
+                watcher.pass_ends(whole=whole)
         for each in going:
             self._together([each])
 

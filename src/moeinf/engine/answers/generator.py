@@ -67,7 +67,7 @@ class Generator:
         self.runner, self.kind, self.prompts, self.listeners = runner, kind, prompts, listeners
         self.sequences, self.turns, self._load_s, self._isa = sequences, turns, load_s, isa
         self.drafting = drafting
-        self.steps = Steps(runner, cuts=runner.cuts_prompts)
+        self.steps = Steps(runner, cuts=runner.cuts_prompts, watcher=listeners.recorder)
         self.last: Completion | None = None
         self.warm_start: WarmStart | None = None  # while no request has come
         self.decoded = CacheStats()  # what the decode steps of all requests asked of the expert cache

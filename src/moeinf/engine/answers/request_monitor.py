@@ -32,7 +32,8 @@ class Listeners:
 class RequestMonitor:
     """moeinf.sampling.loop.Monitor of a request on an open model. It starts counting when it is made.
 
-    What caches and clocks count of several requests side by side, each counts as its own. To observers they are one.
+    What caches and clocks count of several requests side by side, each counts as its own. To observers they are one,
+    but for the recorder, which keeps them apart.
     """
 
     def __init__(self, runner: ModelRunner, listeners: Listeners, hooks: Hooks, seat: Seat) -> None:
@@ -50,9 +51,11 @@ class RequestMonitor:
             raise Interrupted
 
     def begin(self, phase: Phase) -> None:
+        self._listeners.recorder.begin_of(self._seat, phase)
         if phase == "decode" or self._seat.alone:
             for observer in self._runner.observers:
-                observer.begin(phase)
+                if observer is not self._listeners.recorder:
+                    observer.begin(phase)
         self._listeners.profiler.restart()
         if phase == "decode" and self._prefill is None:
             counted = self._runner.stats
@@ -71,7 +74,7 @@ class RequestMonitor:
         listeners.disk_wait.should_stop.remove(self._hooks.should_stop)
         if self._seat.alone:
             runner.tier.end_request()
-        listeners.recorder.finish()
+        listeners.recorder.finish(self._seat)
         if listeners.trace is not None:
             listeners.trace.finish()
         self._count(stats)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.types import IntArray, MoeShape, Phase
 
+Rows = Sequence[tuple[object, int]]  # of a pass: requests, by whatever tells them apart, and how many each has
 ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
 
 
@@ -49,43 +51,87 @@ class ActivationMatrix:
         self.counts[:] = 0
 
 
+@dataclass(slots=True)
+class _Request:
+    """What a request that runs has used in its present phase."""
+
+    matrix: ActivationMatrix
+    phase: Phase = "prefill"
+
+
 class RequestRecorder(Listener):
-    """Keeps the matrices of the running request, its phases apart (v3, 4.3), and hands them on when it ends.
+    """Keeps the matrices of running requests, their phases apart (v3, 4.3), and hands them on when they end.
 
     `begin("prefill")` starts a request, `begin("decode")` its second phase; where there is an encoder,
     `begin("encode")` comes before both. Each ends what ran before. `on_finished` gets the matrix of each phase that ran
-    any token, for instance ActivationCollection.add.
+    any token, for instance ActivationCollection.add. Requests that run side by side have names, whatever tells them
+    apart (None for one alone), and `pass_begins` says whose rows the next routings have.
     """
 
     def __init__(
         self, shape: MoeShape, on_finished: Callable[[ActivationMatrix], None], rows_at_once: int = ROWS_AT_ONCE
     ) -> None:
-        self._on_finished = on_finished
+        self._shape, self._on_finished = shape, on_finished
         self._rows_at_once = rows_at_once
-        self._matrix = ActivationMatrix(shape)
-        self._noted: list[tuple[int, IntArray]] = []  # pairs, so that an error cannot come between their halves
-        self._phase: Phase = "prefill"
+        self._requests: dict[object, _Request] = {}
+        self._rows: Rows = ((None, 0),)
+        self._alone: Rows = self._rows  # whose rows those are that no pass has announced
+        self._noted: list[tuple[Rows, int, IntArray]] = []  # whole, so that an error cannot come between their parts
+        self._pass_at = 0  # where the notes of the present pass begin
 
     def begin(self, phase: Phase) -> None:
-        if phase == "decode" and self._phase == "decode":
-            return  # the next step of the same phase
-        self.finish()
-        self._phase = phase
+        self.begin_of(None, phase)
+
+    def begin_of(self, name: object, phase: Phase) -> None:
+        """As `begin`, of one of several requests."""
+        running = self._requests.get(name)
+        if running is None or not phase == running.phase == "decode":  # else it is the next step of the same phase
+            self.finish(name)
+            self._requests[name] = _Request(ActivationMatrix(self._shape), phase)
+        self._alone = self._rows = ((name, 0),)
+
+    def pass_begins(self, rows: Rows) -> None:
+        """The next routings are those of so many rows of each of these requests, in order."""
+        self._rows, self._pass_at = rows, len(self._noted)
+
+    def pass_ends(self, *, whole: bool) -> None:
+        """whole: False for a pass that was given up, and does not count."""
+        if not whole:
+            del self._noted[self._pass_at :]
+        self._rows = self._alone
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        self._noted.append((layer, ids.copy()))
+        self._noted.append((self._rows, layer, ids.copy()))
         if len(self._noted) >= self._rows_at_once:
             self._add_up()
 
-    def finish(self) -> None:
-        """Ends the request; a second call does nothing."""
+    def finish(self, name: object = None) -> None:
+        """Ends a request; a second call does nothing."""
         self._add_up()
-        if self._matrix.counts.any():
-            finished, self._matrix = self._matrix, ActivationMatrix(self._matrix.shape)
-            self._on_finished(finished)
-        self._phase = "prefill"
+        running = self._requests.pop(name, None)
+        if running is not None and running.matrix.counts.any():
+            self._on_finished(running.matrix)
 
     def _add_up(self) -> None:
-        if self._noted:
-            noted, self._noted = self._noted, []
-            self._matrix.record_all([layer for layer, _ in noted], [ids for _, ids in noted])
+        noted, self._noted, self._pass_at = self._noted, [], 0
+        of_requests: dict[object, tuple[list[int], list[IntArray]]] = {}
+        for rows, layer, ids in noted:
+            for name, own in _divided(rows, ids):
+                layers, routings = of_requests.setdefault(name, ([], []))
+                layers.append(layer)
+                routings.append(own)
+        for name, (layers, routings) in of_requests.items():
+            if name not in self._requests:
+                self._requests[name] = _Request(ActivationMatrix(self._shape))
+            self._requests[name].matrix.record_all(layers, routings)
+
+
+def _divided(rows: Rows, ids: IntArray) -> Iterator[tuple[object, IntArray]]:
+    """The routing [rows, top_k] of each request."""
+    if len(rows) == 1:
+        yield rows[0][0], ids
+        return
+    start = 0
+    for name, count in rows:
+        yield name, ids[start : start + count]
+        start += count

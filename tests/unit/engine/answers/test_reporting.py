@@ -14,7 +14,7 @@ from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.reporting import Reporting
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.step_queue import Interrupted, Steps
-from moeinf.types import Profiler
+from moeinf.types import Phase, Profiler
 
 
 def test_each_notice_is_passed_on_once() -> None:
@@ -38,7 +38,10 @@ class Observer:
     def begin(self, phase: str) -> None:
         self.phases.append(phase)
 
-    def finish(self) -> None:
+    def begin_of(self, name: object, phase: Phase) -> None:
+        self.begin(phase)
+
+    def finish(self, name: object) -> None:
         self.phases.append("finished")
 
 

@@ -95,3 +95,41 @@ def test_a_routing_that_no_memory_is_left_for_spoils_no_later_one() -> None:
     recorder.observe(1, np.array([[3]]))
     recorder.finish()
     assert finished[0].counts.tolist() == [[0, 0, 0, 0], [0, 0, 0, 1]]
+
+
+def test_requests_side_by_side_are_kept_apart() -> None:
+    recorder, finished = recorded()
+    recorder.begin_of("a", "prefill")
+    recorder.pass_begins([("a", 2)])
+    recorder.observe(0, ids((0, 1), (0, 1)))
+    recorder.pass_ends(whole=True)
+    recorder.begin_of("a", "decode")
+    recorder.begin_of("b", "prefill")
+    recorder.pass_begins([("b", 1)])
+    recorder.observe(0, ids((2, 3)))
+    recorder.pass_ends(whole=True)
+    recorder.begin_of("b", "decode")
+    recorder.pass_begins([("a", 1), ("b", 2)])
+    recorder.observe(0, ids((0, 1), (3, 4), (3, 2)))
+    recorder.pass_ends(whole=True)
+    recorder.finish("a")
+    recorder.finish("a")
+    recorder.finish("b")
+    assert [matrix.counts[0].tolist() for matrix in finished] == [
+        [2, 2, 0, 0, 0],
+        [0, 0, 1, 1, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 2, 1],
+    ]
+
+
+def test_a_pass_that_is_given_up_does_not_count() -> None:
+    recorder, finished = recorded()
+    recorder.begin("prefill")
+    recorder.observe(0, ids((0, 1)))
+    recorder.pass_begins([(None, 1)])
+    recorder.observe(0, ids((2, 3)))
+    recorder.pass_ends(whole=False)
+    recorder.observe(1, ids((0, 1)))
+    recorder.finish()
+    assert [matrix.counts.sum(axis=0).tolist() for matrix in finished] == [[2, 2, 0, 0, 0]]
