@@ -64,15 +64,17 @@ class Prefetcher:
         self._rate = RecentRate()
         self._wants_guesses = predictor.wants_guesses
         self._last_layer = shape.num_layers - 1
+        self._many = False  # whether the layer that ran last had so many tokens that it went with prefetch
 
     @property
     def wants_expectations(self) -> bool:
-        """Whether the model is to guess at the routing of the next layer, for the running token."""
-        return self._wants_guesses and self._gate.open
+        """Whether the model is to guess at the routing of the next layer, for the tokens that run."""
+        return self._wants_guesses and (self._many or self._gate.open)
 
     def after_routing(self, visit: Visit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         few = visit.num_tokens <= FEW_TOKENS
+        self._many = not few
         if few:
             self._gate.learn(visit.layer, visit.keys, visit.num_absent)
             if not self._goes_with(visit.layer):

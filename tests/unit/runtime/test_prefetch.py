@@ -197,3 +197,13 @@ def test_a_guess_that_is_no_number_queues_nothing(bad: float) -> None:
     tell_guess([predictor], 1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == []
+
+
+def test_many_tokens_are_guessed_at_whatever_the_clock_says_of_few() -> None:
+    tier, _, _ = make_tier(num_slots=12)
+    prefetcher = Prefetcher(tier, LookAheadPredictor(SHAPE), Link(), SHAPE, tries=True)
+    assert not prefetcher.wants_expectations
+    prefetcher.after_routing(begun(tier, 0, tokens=9))
+    assert prefetcher.wants_expectations
+    prefetcher.after_routing(begun(tier, 1, tokens=1))
+    assert not prefetcher.wants_expectations
