@@ -20,6 +20,7 @@ class MeasuredRun:
     tokens_per_s: float
     hit_rate: float | None  # 0 to 1
     resident: float | None  # share of all experts
+    parallel: int = 0  # answers side by side; 0: one after the other
 
 
 def runs_of(rows: Sequence[Row]) -> list[MeasuredRun]:
@@ -33,6 +34,7 @@ def runs_of(rows: Sequence[Row]) -> list[MeasuredRun]:
             row["median_ts"],
             row["expert_hit_rate"],
             row["experts"] / row["experts_total"],
+            row["parallel"],
         )
         for row in warm or decoded
     ]
@@ -47,9 +49,16 @@ def draw(runs: Sequence[MeasuredRun], title: str, path: Path, *, log: bool = Fal
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     figure.suptitle(title, fontsize="medium")
-    speed, hits = figure.subplots(1, 2)
+    several = any(run.parallel for run in runs)
+    speed, hits, *beside = figure.subplots(1, 3 if several else 2)
     for line in dict.fromkeys(run.line for run in runs):
-        own = [run for run in runs if run.line == line]
+        own = [run for run in runs if run.line == line and not run.parallel]
+        for panel in beside:
+            _line(
+                panel, line, [(run.parallel, 1, run.tokens_per_s) for run in runs if run.line == line and run.parallel]
+            )
+            _label(panel, "answers side by side", "decode of all together, tokens/s")
+            panel.set_ylim(bottom=0)
         _line(speed, line, [(run.memory_bytes, 1e-9, run.tokens_per_s) for run in own])
         _line(hits, line, [(run.resident, 100, run.hit_rate and 100 * run.hit_rate) for run in own])
     _label(speed, "memory, GB", "decode, tokens/s")

@@ -62,10 +62,16 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     """`decode 64: cold 30.10, warm 33.20 tokens/s`, and the same of prefill."""
     lines = []
     for kind, verb in (("pp", "prefill"), ("tg", "decode")):
-        of_kind = [row for row in rows if row["test"].startswith(kind)]
+        of_kind = [row for row in rows if row["test"].startswith(kind) and not row["parallel"]]
         rates = ", ".join(f"{'cold' if row['cold'] else 'warm'} {row['avg_ts']:.2f}" for row in of_kind)
         hits = ", ".join(f"{100 * row['expert_hit_rate']:.1f}%" for row in of_kind)
         lines += [f"{verb} {of_kind[0]['test'][2:]}: {rates} tokens/s; expert hits {hits}"] if of_kind else []
+    for row in rows:
+        if row["parallel"]:
+            rates = f"{row['avg_ts']:.2f} tokens/s together, {row['each_ts']:.2f} each"
+            lines.append(
+                f"{row['parallel']} side by side: {rates}; bytes of weights allow {row['byte_gain']:.2f} times one"
+            )
     return lines
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeinf import __version__
 from moeinf.bench.bandwidth import memory_bytes_per_s
+from moeinf.bench.decode_beside import byte_gain, decode_beside
 from moeinf.bench.disk_speed import disk_bytes_per_s
 from moeinf.bench.routing import recorded_routing
 from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
@@ -50,11 +53,13 @@ class Workload:
     text_file: Path | None = None
     routing: Path | None = None  # of a trace, in place of the routers' choice
     guess: GuessOptions = RECORDED  # of look-ahead, where the trace has none
+    parallel: tuple[int, ...] = ()  # how many are decoded side by side besides
 
     @classmethod
     def of(cls, options: BenchOptions, guess: GuessOptions) -> Workload:
         text_file, routing = (None if each is None else Path(each) for each in (options.prompt_file, options.routing))
-        return cls(options.num_prompt, options.num_decode, options.repeats, text_file, routing, guess)
+        counts = options.counts()
+        return cls(options.num_prompt, options.num_decode, options.repeats, text_file, routing, guess, counts)
 
     def text(self) -> str:
         """What is read. Raises UsageError for a file that cannot be read, or holds nothing."""
@@ -104,7 +109,7 @@ def run_bench(
             report(f"running on the CPU: {without_advice(error)}")
             gpu, opened, config = None, None, config.changed(device="cpu")
     report("loading")
-    facts, load_ms, rounds = _requests(stored, config, workload, text, report, opened, recorded)
+    facts, load_ms, rounds, beside = _requests(stored, config, workload, text, report, opened, recorded)
     report("measuring the disk")  # now that the model is gone, and the peak of its memory noted
     disk = disk_bytes_per_s(stored, config)
     if not gpu:
@@ -122,7 +127,9 @@ def run_bench(
     rows = []
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
         rows += [_row(setting, cold, group, test) for test in ("pp", "tg") if group]
-    return rows
+    return rows + [
+        _row(setting, False, group, "tg", count, byte_gain(stored, count)) for count, group in beside.items()
+    ]
 
 
 def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload) -> None:
@@ -170,9 +177,11 @@ def _requests(
     report: Callable[[str], None],
     gpu: OpenGpu | None,
     recorded: RecordedRouting | None,
-) -> tuple[ModelFacts, float, list[_Round]]:
-    """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache."""
-    with Model(stored, replace(config, pictures=False), gpu=gpu, preload=False, recorded=recorded) as model:
+) -> tuple[ModelFacts, float, list[_Round], dict[int, list[_Round]]]:
+    """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache; and
+    those of several side by side, by their number."""
+    config = replace(config, pictures=False, parallel=max(workload.parallel, default=1))
+    with Model(stored, config, gpu=gpu, preload=False, recorded=recorded) as model:
         passages, fill_s = passages_of(model, workload, text), 0.0
         _forget_pages(model, stored, report)
         rounds = []
@@ -180,10 +189,26 @@ def _requests(
             report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
             if recorded is not None:
                 recorded.seek(number * workload.request_tokens)
-            rounds.append(_round(model, gpu, prompt, continuation))
+            rounds.append(_measured(model, gpu, partial(model.replay, prompt, continuation)))
             fill_s += load_all(model) if number == 0 else 0.0  # as an opened model has it
+        beside = _beside(model, gpu, workload, text, report)
         facts = _model_facts(model, stored, workload)
-    return facts, round((rounds[0].stats.load_s + fill_s) * 1e3, 1), rounds
+    return facts, round((rounds[0].stats.load_s + fill_s) * 1e3, 1), rounds, beside
+
+
+def _beside(
+    model: Model, gpu: OpenGpu | None, workload: Workload, text: str, report: Callable[[str], None]
+) -> dict[int, list[_Round]]:
+    """The rounds of each number of answers side by side, by turns and in another order each time."""
+    counts, times = workload.parallel, max(1, workload.repeats)
+    passages = itertools.cycle(passages_of(model, replace(workload, repeats=times * sum(counts)), text))
+    found: dict[int, list[_Round]] = {count: [] for count in counts}
+    for number in range(times):
+        for count in counts[:: -1 if number % 2 else 1]:
+            report(f"{count} side by side, {number + 1} of {times}")
+            chosen = list(itertools.islice(passages, count))
+            found[count].append(_measured(model, gpu, partial(decode_beside, model, chosen)))
+    return found
 
 
 def load_all(model: Model) -> float:
@@ -208,14 +233,14 @@ def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], Non
             drop_cached(file.fileno())
 
 
-def _round(model: Model, gpu: OpenGpu | None, prompt: Sequence[int], continuation: Sequence[int]) -> _Round:
+def _measured(model: Model, gpu: OpenGpu | None, run: Callable[[], GenerationStats]) -> _Round:
     def moved() -> tuple[int, float]:
         if gpu is not None:
             return gpu.copier.bytes_copied(), gpu.copier.busy_seconds()
         return model.runner.reader.bytes_read(), model.runner.reader.busy_seconds()
 
     bytes_before, busy_before = moved()
-    stats = model.replay(prompt, continuation)
+    stats = run()
     bytes_after, busy_after = moved()
     return _Round(stats, (bytes_after - bytes_before) / 1e9, busy_after - busy_before)
 
@@ -261,10 +286,12 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
     }
 
 
-def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
+def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str, count: int = 0, gain: float = 1.0) -> Row:
+    """count: of answers side by side, of which a step has as many tokens; 0: one request after the other. gain: see
+    byte_gain."""
     stats = [r.stats for r in rounds]
     prefill, gpu = test == "pp", setting["backends"] != "CPU"
-    tokens = [s.prompt_tokens if prefill else len(s.token_s) for s in stats]
+    tokens = [s.prompt_tokens if prefill else max(1, count) * len(s.token_s) for s in stats]
     seconds = [s.prompt_s if prefill else s.decode_s for s in stats]
     rates = [n / t for n, t in zip(tokens, seconds, strict=True)]
     cache = _total([s.prefill_cache if prefill else s.decode_cache for s in stats])
@@ -272,16 +299,19 @@ def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str) -> R
     busy_s = sum(r.busy_s for r in rounds)
     rate = sum(r.read_gb for r in rounds) / busy_s if busy_s else 0.0
     missed = read_bytes / sum(seconds) / 1e9  # kernels fetch misses as well, which the copies' own counters do not see
-    used = 0.0 if prefill else setting["weight_bytes_per_token"] * statistics.median(rates) / 1e9
+    used = 0.0 if prefill or count > 1 else setting["weight_bytes_per_token"] * statistics.median(rates) / 1e9
     latencies = sorted(t * 1e3 for s in stats for t in s.token_s)
     return {
         **setting,
-        "test": f"{test}{tokens[0]}",
+        "test": f"{test}{len(stats[0].token_s)} x {count}" if count else f"{test}{tokens[0]}",
         "cold": cold,
+        "parallel": count,
         "samples_ts": [round(r, 3) for r in rates],
         "avg_ts": round(statistics.fmean(rates), 3),
         "median_ts": round(statistics.median(rates), 3),
         "stddev_ts": round(statistics.stdev(rates), 3) if len(rates) > 1 else 0.0,
+        "each_ts": round(statistics.fmean(rates) / max(1, count), 3),
+        "byte_gain": round(gain, 3),
         "ttft_ms": round(statistics.median(s.prompt_s for s in stats) * 1e3, 1),
         "itl_ms": {} if prefill else {f"p{p}": round(_percentile(latencies, p), 2) for p in (50, 90, 99)},
         "expert_hit_rate": round(cache.hit_rate, 4),

@@ -58,10 +58,13 @@ class Row(Setting):
 
     test: str
     cold: bool
+    parallel: int
     samples_ts: list[float]
     avg_ts: float
     median_ts: float
     stddev_ts: float
+    each_ts: float
+    byte_gain: float
     ttft_ms: float
     itl_ms: dict[str, float]
     expert_hit_rate: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeinf.config.option import option
+from moeinf.config.server_options import MOST_PARALLEL
 from moeinf.errors import UsageError
 
 
@@ -35,10 +36,16 @@ class BenchOptions:
     predictors: str | None = option(
         None, "Predictors, likewise, each with every policy.", metavar="NAMES", flags=("--predictor",)
     )
+    parallel: str | None = option(
+        None, "Decode so many answers side by side as well: numbers with commas, such as 1,2,4,8.", metavar="N,..."
+    )
     profile: bool = option(False, "Print where the time of a token went.", flags=("--profile",))
     plot: str | None = option(None, "Draw speed by memory and hits by share, into a new .svg or .png.", metavar="FILE")
 
     def __post_init__(self) -> None:
+        self.counts()
+        if self.parallel is not None and (self.policies is not None or self.predictors is not None or self.routing):
+            raise UsageError("--parallel is for one policy and predictor, and the model's own routing")
         least = (
             ("--num-prompt", self.num_prompt, 1),
             ("--num-decode", self.num_decode, 2),
@@ -47,3 +54,12 @@ class BenchOptions:
         for flag, value, smallest in least:
             if value < smallest:
                 raise UsageError(f"{flag} must be at least {smallest}, not {value}")
+
+    def counts(self) -> tuple[int, ...]:
+        """Of answers that are decoded side by side. Raises UsageError."""
+        given = () if self.parallel is None else tuple(self.parallel.split(","))
+        if not all(each.strip().isdigit() and 1 <= int(each) <= MOST_PARALLEL for each in given):
+            raise UsageError(
+                f"--parallel must be numbers from 1 to {MOST_PARALLEL} with commas between, not {self.parallel!r}"
+            )
+        return tuple(dict.fromkeys(map(int, given)))

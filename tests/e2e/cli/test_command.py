@@ -146,6 +146,8 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
         (("bench", "demo", "-p", "5000"), "the context is 2048"),
         (("bench", "nowhere", "-n", "1"), "--num-decode must be at least 2, not 1"),
+        (("bench", "nowhere", "--parallel", "1,x"), "--parallel must be numbers from 1 to 64"),
+        (("bench", "nowhere", "--parallel", "4", "--policy", "all"), "--parallel is for one policy"),
         (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
         (("show", "demo", "--license", "--template"), "only one of"),
         (("show", "demo", "--json", "--verbose"), "only one of"),
@@ -548,6 +550,14 @@ def test_bench_rows_parse_in_every_form(command: Command) -> None:
     rows = json.loads(done.out)
     assert {(row["test"], row["cold"]) for row in rows} >= {("pp8", True), ("pp8", False)}
     assert all(0 <= row["expert_hit_rate"] <= 1 for row in rows)
+
+
+def test_bench_decodes_side_by_side(command: Command) -> None:
+    words = ("bench", "demo", "-p", "8", "-n", "6", "-r", "2", "-o", "json", "-q", "--expert-cache", "33%")
+    rows = {row["parallel"]: row for row in json.loads(command(*words, "--parallel", "1,4").out)}
+    assert rows.keys() == {0, 1, 4} and rows[4]["test"] == "tg5 x 4" and len(rows[4]["samples_ts"]) == 2
+    assert abs(rows[4]["each_ts"] - rows[4]["avg_ts"] / 4) < 0.01
+    assert rows[1]["byte_gain"] == 1 < rows[4]["byte_gain"] < 4 and 0 < rows[4]["expert_hit_rate"] < 1
 
 
 @pytest.mark.parametrize(

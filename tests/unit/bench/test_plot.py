@@ -18,7 +18,13 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip insta
 
 def decoded(policy: str, experts: int, speed: float, *, cold: bool = False) -> Row:
     facts: Any = {"test": "tg64", "cold": cold, "policy": policy, "predictor": "none", "experts": experts}
-    facts |= {"experts_total": 40, "median_ts": speed, "expert_hit_rate": 0.5, "peak_rss_bytes": 2_000_000_000}
+    facts |= {
+        "experts_total": 40,
+        "parallel": 0,
+        "median_ts": speed,
+        "expert_hit_rate": 0.5,
+        "peak_rss_bytes": 2_000_000_000,
+    }
     row: Row = facts
     return row
 
@@ -40,6 +46,14 @@ def test_the_same_runs_make_the_same_picture(tmp_path: Path) -> None:
     assert all(said in text for said in ("title of it", "whole model", "decode, tokens/s", "experts resident, %"))
     draw(runs, "title of it", tmp_path / "c.png", log=True)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_answers_side_by_side_have_a_panel_of_their_own(tmp_path: Path) -> None:
+    run = MeasuredRun("whole model", 10**9, 4.0, 0.5, None)
+    draw([run, MeasuredRun("whole model", 10**9, 9.0, 0.5, None, 4)], "title", tmp_path / "a.svg")
+    assert "answers side by side" in (tmp_path / "a.svg").read_text()
+    draw([run], "title", tmp_path / "b.svg")
+    assert "answers side by side" not in (tmp_path / "b.svg").read_text()
 
 
 def test_what_could_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

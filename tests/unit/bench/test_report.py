@@ -31,9 +31,12 @@ COLD: Any = {
     "load_ms": 2500.0,
     "test": "tg64",
     "cold": True,
+    "parallel": 0,
     "samples_ts": [10.5, 10.6],
     "avg_ts": 10.54,
     "stddev_ts": 0.21,
+    "each_ts": 10.54,
+    "byte_gain": 1.0,
     "ttft_ms": 812.0,
     "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0},
     "expert_hit_rate": 0.382,
@@ -163,3 +166,20 @@ def test_the_profile_shares_out_a_step() -> None:
         "attention    3.000 ms    75.0%",
         "stall        1.000 ms    25.0%",
     ]
+
+
+def test_answers_side_by_side_have_rates_of_all_and_of_each() -> None:
+    several = COLD | {
+        "test": "tg64 x 8",
+        "cold": False,
+        "parallel": 8,
+        "avg_ts": 40.0,
+        "each_ts": 5.0,
+        "byte_gain": 2.6,
+    }
+    _, summary, speed, *_ = format_rows([*ROWS, several], "table").split("\n\n")
+    assert summary.splitlines()[1:] == [
+        "decode 64: cold 10.54 tokens/s; expert hits 38.2%",
+        "8 side by side: 40.00 tokens/s together, 5.00 each; bytes of weights allow 2.60 times one",
+    ]
+    assert "tg64 x 8" in speed
