@@ -85,6 +85,24 @@ def test_each_sequence_gets_what_it_gets_alone(name: str) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CONFIGS, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("sizes", [(70, 81, 66), (9, 30, 16)], ids=["long", "short"])
+def test_prompts_that_are_rounded_alike_are_read_together(name: str, sizes: Sequence[int]) -> None:
+    decoder = decoder_of(CONFIGS[name])
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(4, decoder.config.vocab_size, size).tolist() for size in sizes]
+    alone, cut = [], 6  # tokens that a first step leaves
+    for prompt in prompts:
+        alone.append(decoder.forward(prompt, decoder.new_cache(CONTEXT)))
+    caches = [decoder.new_cache(CONTEXT) for _ in prompts]
+    for part in (slice(None, -cut), slice(-cut, None)):
+        parts = [NewTokens(each[part], kept, len(each)) for each, kept in zip(prompts, caches, strict=True)]
+        logits = decoder.step(parts)
+    for one, other in zip(alone, logits, strict=True):
+        np.testing.assert_array_equal(one[0], other)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CONFIGS, ids=lambda name: name.replace(" ", "-"))
 def test_tokens_that_are_tried_count_as_far_as_they_are_right(name: str) -> None:
     decoder = decoder_of(CONFIGS[name])
     vocab, numbers = decoder.config.vocab_size, range(len(LENGTHS))

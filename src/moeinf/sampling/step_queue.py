@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from moeinf.errors import DeviceError, MoeinfError
-from moeinf.models.layers.decoder import FEW_ROWS, MOST_ROWS
+from moeinf.models.layers.decoder import FEW_ROWS, MOST_ROWS, rounded_alike
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.types import Float32Array
 
@@ -99,7 +99,12 @@ class _Waiting:
     @property
     def goes_beside(self) -> bool:
         """Whether it may go together with others."""
-        return (self.part.of_tokens or len(self.part.ids)) <= FEW_ROWS
+        return self.size <= FEW_ROWS
+
+    @property
+    def size(self) -> int:
+        """Tokens of the pass that it is a part of."""
+        return self.part.of_tokens or len(self.part.ids)
 
     @property
     def left(self) -> int:
@@ -177,11 +182,13 @@ class Steps:
     """Of one network; used from one thread.
 
     cuts: whether prompts may be read in smaller pieces while others wait, as that changes no number.
+    together: tokens of several prompts that are read at once, where nobody waits for one of them; 0: one at a time.
     pressed: asked between layers too, whether somebody waits who has no seat here: one who comes, or another network.
     """
 
     model: StepModel
     cuts: bool = True
+    together: int = 0
     seats: list[Seat] = field(default_factory=list)  # in the order in which they came
     pressed: Callable[[], bool] = lambda: False
     watcher: PassWatcher | None = None
@@ -214,7 +221,22 @@ class Steps:
             self._together(going)
             del beside[: len(going)]
         if alone:
-            self._read(self._next(alone))
+            first = self._next(alone)
+            if len(going := self._beside_prompt(first, alone)) > 1:
+                self._together(going)
+            else:
+                self._read(first)
+
+    def _beside_prompt(self, first: _Waiting, waiting: Sequence[_Waiting]) -> list[_Waiting]:
+        """A prompt and those that are rounded as it is, as many as go together: experts are then read once for all."""
+        most = min(self.together, MOST_ROWS if first.size <= MOST_ROWS else self.together)
+        going, rows = [first], len(first.part.ids)
+        for each in waiting:
+            fits = each is not first and rows + len(each.part.ids) <= most
+            if fits and rounded_alike(each.size, first.size):
+                going.append(each)
+                rows += len(each.part.ids)
+        return going
 
     def _next(self, waiting: Sequence[_Waiting]) -> _Waiting:
         """Whose prompt is read next: of the chats the one that has least left, and every other time the one that came

@@ -291,3 +291,17 @@ def test_who_has_left_is_taken_along_no_more() -> None:
         waiting.close()
         steps.run()
     assert not model.steps and not steps.seats
+
+
+def test_where_nobody_waits_prompts_that_are_rounded_alike_are_read_together() -> None:
+    model = Model()
+    steps = Steps(model, cuts=False, together=200)
+    sizes = (90, 20, 100, 30, 80, 20)
+    waiting = [asked(steps.seat(), [number] * size, of_tokens=size) for number, size in enumerate(sizes)]
+    while sum(map(len, model.steps)) < len(sizes):
+        steps.run()
+    assert [result(each) for each in waiting] == [0, 1, 2, 3, 4, 5]
+    assert len(model.steps) == 4  # two of three long ones, and two of three short ones, which have 64 rows at most
+    for step in model.steps:
+        long = len(step[0]) > 64
+        assert all((len(part) > 64) == long for part in step) and sum(map(len, step)) <= (200 if long else 64)

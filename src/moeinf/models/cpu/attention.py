@@ -12,6 +12,7 @@ from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
+from moeinf.models.layers.decoder import FEW_ROWS
 from moeinf.models.layers.kv_cache import Cache, OneByOne, Span
 from moeinf.models.layers.soft_tokens import ends_seen
 from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, Routing
@@ -62,7 +63,8 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
         if len(spans) == 1:
             self._run(x, spans[0].cache, spans[0].positions, None)
             return
-        if len(x) > MOST_BESIDE or self._sees_ahead(spans):
+        prompts = self._memory.weights.kernels.pass_tokens > FEW_ROWS
+        if prompts or len(x) > MOST_BESIDE or self._sees_ahead(spans):
             super().add_rows(x, spans)
             return
         kept = [self._kept(span.cache) for span in spans]

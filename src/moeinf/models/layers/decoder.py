@@ -321,8 +321,8 @@ class Decoder:
         whose tokens are tried has those of each.
 
         Arguments as of `forward`; each part is a pass of its own, and gets the logits that it would get alone: on the
-        CPU bit for bit, if it is the only one, or if none is of a pass of more than FEW_ROWS tokens, and all together
-        have MOST_ROWS at most (numerics.md). A pass that is given up is given up for all.
+        CPU bit for bit, if it is the only one, or if all are rounded_alike, and no more than MOST_ROWS together where
+        none is of a pass of more (numerics.md). A pass that is given up is given up for all.
         """
 
         def compute(x: Hidden, spans: Sequence[Span[Positions]]) -> Hidden:
