@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "moeinf/policy/use_model.h"
 #include "sizes.h"
 
 namespace moeinf {
@@ -32,7 +33,7 @@ const double* NextUseScores::keep_scores(std::int64_t layer) {
     const double* wait = wait_ + at * num_experts_;
     const double* no_use = no_use_ + at * num_experts_;
     double* scores = scores_.data() + at * num_experts_;
-    if (num_tokens_ > 1 && at > layer && at < pass_ends) {
+    if (num_tokens_ > UseModel::kMostRows && at > layer && at < pass_ends) {
       const auto others = static_cast<double>(num_tokens_ - 1);
       for (std::int64_t expert = 0; expert < num_experts_; ++expert)
         scores[expert] = wait[expert] * per_step * std::pow(no_use[expert], others) - until;

@@ -27,7 +27,7 @@ def routing(rng: np.random.Generator, tokens: int) -> IntArray:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    passes=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=8),
+    passes=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([1, 1, 1, 2, 5, 8, 9, 12])), min_size=1, max_size=8),
     seed=st.integers(0, 99),
 )
 def test_any_passes_leave_what_the_formulas_say(passes: list[tuple[int, int]], seed: int) -> None:
@@ -67,6 +67,23 @@ def test_what_an_expert_is_followed_by_is_learned(what: str) -> None:
         model.observe(0, np.array([tokens[below]]))
         model.observe(1, np.array([tokens[here]]))
     assert right >= 240, "of 300, of which 280 follow"
+
+
+def test_rows_that_go_on_are_learned_each_by_itself() -> None:
+    """Two sequences, each of which goes round: what comes next is known of both, and so of a step."""
+    model, here = make(), np.array([0, 3])
+    turns = np.array([[1, 2, 0], [4, 5, 3]])
+    for _ in range(900):
+        for layer in range(SHAPE.num_layers):
+            model.observe(layer, np.stack([here, np.full(2, 6)], axis=1))
+        here = turns[[0, 1], here % 3]
+    comes = {int(here[0]), int(here[1]), 6}
+    for layer in range(SHAPE.num_layers):
+        assert {j for j in range(7) if model.no_use[layer, j] < 0.5} == comes
+    model.restart()
+    for layer in range(SHAPE.num_layers):
+        model.observe(layer, np.stack([here, np.full(2, 6)], axis=1))
+    assert np.isfinite(model.wait).all()
 
 
 def test_tokens_together_are_counted_as_one_by_one() -> None:

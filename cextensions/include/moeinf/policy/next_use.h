@@ -20,7 +20,8 @@ class NextUseScores {
   std::int64_t num_layers() const { return num_layers_; }
   std::int64_t num_experts() const { return num_experts_; }
 
-  // The last routing that was learned is of so many tokens.
+  // The last routing that was learned is of so many tokens: where no_use is of one alone, as behind passes of
+  // more than UseModel::kMostRows, the layers ahead will be visited by as many.
   void observed(std::int64_t num_tokens) { num_tokens_ = num_tokens; }
   // [num_layers, num_experts] while `layer` runs; valid until the next call.
   const double* keep_scores(std::int64_t layer);

@@ -14,18 +14,23 @@ namespace moeinf {
 // the next token uses it, and whether any of the next kHorizon tokens does.
 class UseModel {
  public:
+  // A pass of so many tokens at most is a step of rows that go on: of sequences side by side, or of drafts.
+  static constexpr std::int64_t kMostRows = 8;
+
   UseModel(std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k);
 
   // Takes the routing ids [num_tokens, top_k] of a layer; the ids of a token are distinct. Afterwards the
-  // layer's rows of no_use and wait are of its tokens to come. Many tokens at once are counted, not learned.
+  // layer's rows of no_use and wait are of its tokens to come. Up to kMostRows tokens are each taken for what
+  // follows the token of the same row in the pass before, and what comes next for a pass of as many. More
+  // tokens at once are counted, not learned, and single ones are expected behind them.
   void observe(std::int64_t layer, const std::int64_t* ids, std::int64_t num_tokens);
 
   // Says that routings were left out: what comes next follows nothing that came before. What was learned
   // stays.
   void restart();
 
-  // Both [num_layers, num_experts]: the probability that the next token does not use the expert, and that
-  // divided by the share of tokens that will: the tokens expected to pass behind the next one until a use.
+  // Both [num_layers, num_experts]: the probability that the next pass does not use the expert, and that
+  // divided by the share of passes that will: the passes expected behind the next one until a use.
   double* no_use() { return no_use_.data(); }
   double* wait() { return wait_.data(); }
 
@@ -48,25 +53,37 @@ class UseModel {
     std::vector<std::int64_t> rows;  // of pairs
   };
 
-  struct Layer {
-    std::vector<double> frequency;            // [kHalfLives, num_experts]
-    float *next_pairs, *horizon_pairs;        // weights [kSources, num_experts, 2, num_experts]
+  // The tokens of one row of the passes through a layer, which follow each other.
+  struct Row {
+    Row(std::int64_t num_experts, std::int64_t top_k);
+
     std::array<Evidence, kHorizon> evidence;  // a ring
     std::int64_t num_evidence = 0;            // written to it since a pass of many tokens
     std::vector<std::int64_t> last, before;   // ids of the last two tokens; empty before there were any
     std::vector<std::int64_t> last_use;       // [num_experts]: number of a token, or less than any
     std::int64_t num_tokens = kHorizon;       // that came, and this many more
+    std::vector<double> no_use, wait;         // [num_experts]: of the row's next token alone
   };
 
-  void count(Layer& at, const std::int64_t* ids);
-  void learn(Layer& at, const double* no_use);
+  struct Layer {
+    std::vector<double> frequency;      // [kHalfLives, num_experts]
+    float *next_pairs, *horizon_pairs;  // weights [kSources, num_experts, 2, num_experts]
+    std::vector<Row> rows;              // as many as a pass has had
+    std::size_t num_rows = 0;           // that the last pass had: others follow nothing
+  };
+
+  void count(Layer& at, Row& row, const std::int64_t* ids);
+  void forget(Row& row);
+  void learn(Layer& at, const Row& row);
   template <std::size_t N>
   void step(std::array<double, N>& weights, float* pairs, double pair_rate, const Evidence& seen);
-  void find_rows(std::int64_t layer, std::vector<std::int64_t>& rows) const;
-  void gather(const Layer& at, Evidence& out);
+  void find_rows(std::int64_t layer, std::size_t row, std::vector<std::int64_t>& rows) const;
+  void observe_row(std::int64_t layer, std::size_t row);
+  void gather(const Layer& at, const Row& row, Evidence& out);
   template <std::size_t N>
   void weigh(const std::array<double, N>& weights, const std::vector<double>& features);
-  void predict(const Layer& at, const Evidence& seen, double* no_use, double* wait);
+  void predict(const Layer& at, const Evidence& seen, Row& row);
+  void join_rows(std::int64_t layer);
   void add_pairs(const float* pairs, const std::vector<std::int64_t>& rows);
 
   std::int64_t num_experts_, top_k_;
