@@ -24,7 +24,7 @@ from moeinf.engine.devices import runner_on_a_device
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.memory.footprint import kept_format, unequal_bytes
 from moeinf.engine.memory.plan_notes import shortenings
-from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions
+from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions, that_fit
 from moeinf.engine.reporting import Notify, Reporting
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.stored.hit_record import record_hits
@@ -117,7 +117,8 @@ def open_model(
     here = look()
     check_files(stored)
     weights = read_weights(stored, config, reporting.notify)
-    config = _with_sessions(weights, config, here, gpu is not None)
+    asked_for, on_gpu = config.parallel, config.parallel != 1 and _goes_to_gpu(config, gpu)
+    config = _with_sessions(weights, config, here, on_gpu)
     host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
     activity = Activity(stored.manifest.moe) if config.many_conversations else None
     deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
@@ -130,6 +131,8 @@ def open_model(
         kind = _kind(weights, tokenizer, config, reporting.notify)
         beams, encoder = kind.num_beams, kind.encoder_layers
         context = BuildContext(weights, host, watch, reporting, wait, beams, encoder, recorded, deciders, wait.asked)
+        if config.parallel > 1 and not on_gpu:
+            context = _within_memory(context, asked_for)
         runner = runner_on_a_device(context, gpu, look)
         opened.callback(runner.close)
         for notice in shortenings(runner.plan, context.footprint, config):
@@ -143,6 +146,27 @@ def open_model(
     )
 
 
+def _goes_to_gpu(config: RuntimeConfig, gpu: OpenGpu | None) -> bool:
+    where, devices = config.compute.where, config.compute.devices
+    return gpu is not None or (where != "cpu" and find_cuda(devices[0], lambda line: None) is not None)
+
+
+def _within_memory(context: BuildContext, asked_for: int) -> BuildContext:
+    """As many answers side by side as memory has room for, of those that the configuration has.
+
+    asked_for: how many were; where there are fewer, a line says so.
+    """
+    host = context.host
+    one = replace(context, host=replace(host, config=replace(host.config, parallel=1)))
+    count = that_fit(one.footprint, host.config, host.machine)
+    if count < asked_for:
+        context.reporting.notify(
+            f"memory is short: {count} of {asked_for} answers are made side by side, and others wait; free memory, "
+            "raise --ram where it was given, or lower --num-ctx"
+        )
+    return replace(context, host=replace(host, config=replace(host.config, parallel=count)))
+
+
 def _with_sessions(weights: Weights, config: RuntimeConfig, here: Machine, on_gpu: bool) -> RuntimeConfig:
     """The configuration with the number of answers that are made side by side. Raises UsageError."""
     name, info = weights.stored.name, weights.manifest.info
@@ -150,8 +174,6 @@ def _with_sessions(weights: Weights, config: RuntimeConfig, here: Machine, on_gp
         if config.parallel > 1:
             raise UsageError(f"--parallel: {name} is an encoder-decoder model, which makes one answer at a time")
         return replace(config, parallel=1)
-    if config.parallel == 0 and not on_gpu:
-        on_gpu = config.compute.where != "cpu" and find_cuda(config.compute.devices[0], lambda line: None) is not None
     return replace(config, parallel=sessions(config, info, weights.stored.size_bytes, here, on_gpu=on_gpu))
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.server_options import ServerOptions
 from moeinf.errors import UsageError
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import StoredModel
 from tests.support.live_server import live_server
@@ -99,3 +103,77 @@ def test_a_long_common_beginning_is_read_once(demo: StoredModel) -> None:
 def test_a_number_that_cannot_be_is_refused(parallel: int) -> None:
     with pytest.raises(UsageError, match="--parallel must be between 1 and 64"):
         ServerOptions(parallel=parallel)
+
+
+def test_a_row_that_is_no_number_fails_its_request_alone(demo: StoredModel) -> None:
+    """Of three answers in a step, one is given a NaN behind its fifth token."""
+    with live_server(demo, parallel=3) as server:
+        wanted = [generated(server, prompt)["response"] for prompt in PROMPTS[:3]]
+        (loaded,) = server.worker.opened.loaded
+        network, steps = loaded.model.runner.network, list[int]()
+        assert isinstance(network, Decoder)
+        inputs, step, broken = network._inputs, network.step, dict[int, int]()
+
+        def poisoned(part: NewTokens) -> Any:
+            x = inputs(part)
+            if (length := broken.get(id(part.cache))) is not None and part.cache.length > length + 4:
+                x[...] = np.nan
+            return x
+
+        def counted(parts: Sequence[NewTokens], *given: Any, **named: Any) -> Any:
+            steps.append(len(parts))
+            if not broken and any(part.of_tokens == wrong for part in parts):
+                broken.update((id(part.cache), wrong) for part in parts if part.of_tokens == wrong)
+            return step(parts, *given, **named)
+
+        wrong = len(loaded.model.tokenizer.encode(PROMPTS[1]))
+        assert all(len(loaded.model.tokenizer.encode(PROMPTS[i])) != wrong for i in (0, 2))
+        found = dict[int, str]()
+
+        def asked(number: int) -> dict[str, Any]:
+            try:
+                return generated(server, PROMPTS[number])
+            except urllib.error.HTTPError as error:
+                found[number] = json.load(error)["error"]
+                assert error.code == 500
+                return {}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(network, "_inputs", poisoned)
+            patch.setattr(network, "step", counted)
+            answers = at_once([partial(asked, number) for number in range(3)])
+        assert list(found) == [1] and "gives no numbers" in found[1] and max(steps) == 3
+        assert [answers[i]["response"] for i in (0, 2)] == [wanted[i] for i in (0, 2)]
+        assert generated(server, PROMPTS[1])["response"] == wanted[1], "nothing of it is kept"
+
+
+@pytest.mark.parametrize("reads", [1, 4])
+def test_a_client_that_hangs_up_ends_its_answer_alone(demo: StoredModel, reads: int) -> None:
+    body = {"model": "demo", "prompt": PROMPTS[2], "raw": True, "options": {"num_predict": 1500, "stop": [], "seed": 1}}
+    with live_server(demo, parallel=3) as server:
+        wanted = [generated(server, prompt)["response"] for prompt in PROMPTS[:2]]
+
+        def hangs_up() -> dict[str, Any]:
+            request = urllib.request.Request(f"{server.url}/api/generate", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return {"lines": [answer.readline() for _ in range(reads)]}
+
+        found = at_once([hangs_up, *(partial(generated, server, prompt) for prompt in PROMPTS[:2])])
+        assert len(found[0]["lines"]) == reads and [each["response"] for each in found[1:]] == wanted
+        deadline = time.monotonic() + 30
+        while server.worker.view.running:
+            assert time.monotonic() < deadline, "it goes on for nobody"
+            time.sleep(0.02)
+        assert generated(server, PROMPTS[0])["response"] == wanted[0]
+
+
+def test_more_answers_than_memory_has_room_for_wait(demo: StoredModel, caplog: pytest.LogCaptureFixture) -> None:
+    config = RuntimeConfig.of(device="cpu", ram="190MB", expert_cache="10%", prefix_memory="0")
+    with live_server(demo, parallel=1) as server:
+        wanted = [generated(server, prompt)["response"] for prompt in PROMPTS]
+    with live_server(demo, parallel=32, config=config) as server, caplog.at_level("INFO"):
+        found = at_once([partial(generated, server, prompt) for prompt in PROMPTS])
+        (loaded,) = server.worker.opened.loaded
+        assert 1 <= loaded.model.parallel < 32 and loaded.model.plan.context == 2048
+        assert f"memory is short: {loaded.model.parallel} of 32 answers are made side by side" in caplog.text
+    assert [each["response"] for each in found] == wanted

@@ -7,7 +7,8 @@ from typing import Final
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.footprint import Footprint, sequence_bytes
-from moeinf.engine.memory.plan import wanted_context
+from moeinf.engine.memory.plan import MemoryPlan, plan_memory, wanted_context
+from moeinf.errors import OutOfMemoryError
 from moeinf.hardware import Machine
 from moeinf.types import ModelInfo
 
@@ -33,6 +34,26 @@ def sessions(config: RuntimeConfig, info: ModelInfo, model_bytes: int, machine: 
     share = BULK_SHARE if config.in_bulk else SHARE if model_bytes <= FITS * room else STREAMED_SHARE
     further = room // share // max(1, sequence_bytes(info, wanted_context(info, config)))
     return max(1, min(MOST_IN_BULK if config.in_bulk else MOST, 1 + further))
+
+
+def that_fit(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> int:
+    """How many of the answers of the configuration have room side by side, with the context that one has; at least one.
+
+    footprint: of a model with one sequence, on the CPU. Raises UsageError as plan_memory.
+    """
+
+    def planned(count: int) -> MemoryPlan | None:
+        try:
+            return plan_memory(with_guesses(with_sessions(footprint, count), config), config, machine)
+        except OutOfMemoryError:
+            return None
+
+    best = planned(1)
+    for count in range(config.parallel, 1, -1):
+        plan = planned(count)
+        if best is not None and plan is not None and plan.context == best.context:
+            return count
+    return 1
 
 
 def with_sessions(footprint: Footprint, count: int) -> Footprint:

@@ -7,7 +7,7 @@ from typing import Final
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory
-from moeinf.engine.memory.side_by_side import sessions, with_sessions
+from moeinf.engine.memory.side_by_side import sessions, that_fit, with_sessions
 from moeinf.engine.stored.outline import Outline, outline_of
 from moeinf.errors import MoeinfError
 from moeinf.hardware import Machine
@@ -32,4 +32,5 @@ def fits_beside(stored: StoredModel, config: RuntimeConfig, left: Machine, alone
 
 def _planned(stored: StoredModel, outline: Outline, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     count = sessions(config, outline.manifest.info, stored.size_bytes, machine, on_gpu=False)
+    count = that_fit(outline.footprint, replace(config, parallel=count), machine)
     return plan_memory(with_sessions(outline.footprint, count), replace(config, parallel=count), machine)

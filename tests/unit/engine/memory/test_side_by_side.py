@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions, with_guesses, with_sessions
+from moeinf.engine.memory.plan import plan_memory
+from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions, that_fit, with_guesses, with_sessions
 from moeinf.hardware import Machine
 from tests.support.footprints import FOOTPRINT
 
@@ -43,6 +44,21 @@ def test_what_is_asked_for_counts() -> None:
 
 def test_where_several_go_no_better_there_is_one() -> None:
     assert found(24 * GB, GB, trace="folder") == found(24 * GB, GB, on_gpu=True) == 1
+
+
+def test_of_those_that_are_asked_for_as_many_go_as_have_room() -> None:
+    footprint = replace(FOOTPRINT, info=INFO)
+    one = plan_memory(footprint, RuntimeConfig(), Machine(24 * GB, "machine", 2))
+
+    def fitting(asked: int, available: int, **options: Any) -> int:
+        config = replace(RuntimeConfig.of(speculate="off", **options), parallel=asked)
+        return that_fit(footprint, config, Machine(available, "machine", 2))
+
+    needed = one.total_bytes - one.cache_bytes - one.prefix_bytes
+    assert fitting(9, 24 * GB) == 9
+    assert 3 <= fitting(9, needed + 4 * one.kv_bytes) <= 4, "and the context is that of one"
+    assert fitting(9, needed + one.kv_bytes // 2) == 1
+    assert fitting(9, 100) == 1, "that there is no room even for it the plan says"
 
 
 def test_every_sequence_is_counted_at_its_full_length() -> None:
