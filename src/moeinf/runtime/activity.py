@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 
 from moeinf.runtime.policy.policy_protocol import Listener
-from moeinf.types import IntArray, MoeShape, Phase
+from moeinf.types import IntArray, MoeShape
 
 
 class Activity(Listener):
-    """Notes when each expert was used last, and counts the tokens that were decoded.
+    """Notes when each expert was used last.
 
     Numbers only rise, so that several watchers can each compare with what they saw before. The thread that runs the
     model writes, and any thread may read, without a lock: an item of an array, or a number, is read whole. A reader
@@ -20,21 +20,15 @@ class Activity(Listener):
 
     def __init__(self, shape: MoeShape) -> None:
         self.shape: Final = shape
-        self.decoded_tokens = 0
         self._last_use: IntArray = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         self._rows = list(self._last_use)
         self._last_layer = shape.num_layers - 1
         self._pass = 1
-        self._decoding = False
-
-    def begin(self, phase: Phase) -> None:
-        self._decoding = phase == "decode"
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._rows[layer][ids] = self._pass
         if layer == self._last_layer:
             self._pass += 1
-            self.decoded_tokens += self._decoding
 
     def last_use(self) -> IntArray:
         """Returns [layers, experts] the number of the last pass that used each expert, 0 where none has."""

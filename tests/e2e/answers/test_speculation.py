@@ -95,6 +95,7 @@ def test_what_the_prompt_says_already_is_guessed_and_a_form_is_held(demo: Stored
     with opened(demo, "off") as plain, opened(demo, "always") as model:
         wanted, found = answered(plain, settings)[0], answered(model, settings)[0]
         assert same(found, wanted) and found.stats.drafts.accepted > 3
+        assert model.generator.decoded_tokens == len(found.stats.token_s) == 59
         wanted, found = answered(plain, settings, format=FORM)[0], answered(model, settings, format=FORM)[0]
         assert same(found, wanted) and found.stats.drafts.drafted > 0
 

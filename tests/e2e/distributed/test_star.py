@@ -102,7 +102,7 @@ def test_tokens_are_the_same_for_every_number_of_ranks(
     workers: Workers, demo: StoredModel, oracle: list[int], caches: list[str]
 ) -> None:
     started = [workers.start(demo, expert_cache=cache) for cache in caches]
-    with opened(demo, **workers.options(*started)) as model:
+    with opened(demo, speculate="always", **workers.options(*started)) as model:
         assert tokens(model) == oracle
         counts = owned(model)
         assert min(counts) > 0 and sum(counts) == demo.manifest.moe.total_experts

@@ -70,6 +70,7 @@ class Generator:
         self.steps = Steps(runner, cuts=runner.cuts_prompts, watcher=listeners.recorder)
         self.last: Completion | None = None
         self.warm_start: WarmStart | None = None  # while no request has come
+        self.decoded_tokens = 0  # of all requests, behind the first of each; other threads may look
         self.decoded = CacheStats()  # what the decode steps of all requests asked of the expert cache
 
     def answer(self, request: Request) -> abc.Generator[Piece, None, None]:
@@ -181,6 +182,7 @@ class Generator:
                 with closing(self.kind.generate(self.runner, asked)) as made:
                     for token in made:
                         if token is not None:
+                            self.decoded_tokens += stats.generated_tokens > 0
                             stats.generated_tokens += 1
                             profiler.lap("other")
                         yield token

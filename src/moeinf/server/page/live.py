@@ -136,7 +136,7 @@ class Watch:
             activity.last_use(),
             model.stats,
             model.runner.reader.bytes_read(),
-            activity.decoded_tokens,
+            model.generator.decoded_tokens,
         )
 
 
