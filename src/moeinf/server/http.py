@@ -183,7 +183,7 @@ class EventStream(Response):
     async def _events(self) -> AsyncIterator[Event | None]:
         yield self._first
         if not isinstance(self._first, Ended):
-            async for event in self._job.events(SILENCE_S):
+            async for event in self._job.events(SILENCE_S, self._first):
                 yield event
 
 

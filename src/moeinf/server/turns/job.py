@@ -79,10 +79,10 @@ class Job:
         except asyncio.TimeoutError:
             return None
 
-    async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
+    async def events(self, silence_s: float, told: Event | None = None) -> AsyncIterator[Event | None]:
         """Yields the events up to Ended or Failed, Queued now and then while it waits for its turn, and None whenever
-        nothing came for silence_s seconds."""
-        silent_s, told = 0.0, None
+        nothing came for silence_s seconds. told: what the client was told last."""
+        silent_s = 0.0
         while True:
             waits = self.waited_s is None
             event = await self.next(min(LOOK_S, silence_s) if waits else silence_s)
