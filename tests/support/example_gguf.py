@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,7 @@ from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
+from moeinf.gguf.configs.without_experts import DENSE
 from moeinf.gguf.gguf_tensors import Placement, places_of
 from moeinf.gguf.header import Gguf, GgufTensor, read_gguf
 from moeinf.models.family import family_of
@@ -26,7 +28,7 @@ from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
 from tests.support.gguf_files import write_gguf
 
-SUPPORTED = sorted(ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED)
+SUPPORTED = sorted(ARCHITECTURES | DENSE | HYBRIDS | LATENT | QWEN | WINDOWED)
 EXAMPLES = {each["architecture"]: name for name, each in reversed(list(recorded().items()))}  # the first of each
 
 
@@ -67,5 +69,5 @@ def refusal(gguf: Gguf) -> str:
 
 
 def last_layer(gguf: Gguf) -> int:
-    """The last with experts."""
-    return max(int(name.split(".")[1]) for name in gguf.tensors if "_exps.weight" in name)
+    """The last with experts, or with the MLP of a dense model."""
+    return max(int(name.split(".")[1]) for name in gguf.tensors if re.search(r"\.ffn_down(_exps)?\.weight$", name))

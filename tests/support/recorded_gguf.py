@@ -27,6 +27,7 @@ _OF_GRANITE = {
     "shared_mlp.input_linear.weight": "ffn_up_shexp.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
 }
+_ROTATED = {"granite", "granitemoe_swa", "granitemoeshared", "llama", "smollm3"}
 _MIXERS = {
     "attn_hyper_connection": "blk.{bid}.hc_attn",
     "mlp_hyper_connection": "blk.{bid}.hc_ffn",
@@ -145,7 +146,7 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
     if model_type == "bailing_hybrid":
         name = name.replace(".attention.dense.", ".attention.o_proj.").replace(".attention.", ".self_attn.")
     block, _, rest = name.removeprefix("model.layers.").partition(".")
-    if model_type.startswith("granitemoe") and re.search(r"\.[qk]_proj\.", name):
+    if model_type in _ROTATED and re.search(r"\.[qk]_proj\.", name):
         heads = c["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         halves = tensor.view(heads, 2, tensor.shape[0] // heads // 2, -1)
         yield name, halves.transpose(1, 2).reshape(tensor.shape)
@@ -179,6 +180,9 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
         yield f"blk.{block}.{(kinds | attention)[rest.removesuffix('.weight')]}.weight", tensor + 1
     elif model_type == "step3p7" and name == "model.norm.weight":
         yield name, tensor + 1
+    elif model_type.startswith("gemma") and name.endswith("norm.weight"):
+        behind = rest == "post_attention_layernorm.weight" and model_type == "gemma3_text"
+        yield f"blk.{block}.post_attention_norm.weight" if behind else name, tensor + 1
     elif model_type == "minimax_m3_vl" and name.endswith("norm.weight"):
         ffn = name.endswith(".post_attention_layernorm.weight")
         yield f"blk.{block}.ffn_norm.weight" if ffn else name, tensor + 1
@@ -196,7 +200,7 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
     elif name.endswith(("sinks", "attention_sink_bias", "learnable_sink_param")):
         yield f"blk.{block}.attn_sinks.weight", tensor
     elif name.endswith(".post_attention_layernorm.weight"):
-        behind = model_type in ("afmoe", "solar_open")
+        behind = model_type in ("afmoe", "olmo2", "solar_open")
         yield f"blk.{block}.{'post_attention_norm' if behind else 'ffn_norm'}.weight", tensor
     elif model_type == "dbrx" and ".experts.mlp." in name:
         part = {"w1": "gate", "v1": "up", "w2": "down"}[name[-2:]]

@@ -11,6 +11,7 @@ from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
+from moeinf.gguf.configs.without_experts import DENSE
 from moeinf.gguf.gguf_vision import seeing_config
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import Metadata
@@ -21,7 +22,16 @@ from moeinf.types import JsonObject
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
 _CENTRED = {"cohere2moe", "dbrx"}  # whose norms are layer norms, which they tell themselves
 # Architectures whose attention may have a bias of its output without others, as in llama.cpp.
-_OUTPUT_BIASED = {"llama", "granitemoe", "granite_swa", "granitehybrid", "ernie4_5-moe", "nemotron_h_moe"}
+_OUTPUT_BIASED = {
+    "llama",
+    "granite",
+    "smollm3",
+    "granitemoe",
+    "granite_swa",
+    "granitehybrid",
+    "ernie4_5-moe",
+    "nemotron_h_moe",
+}
 _DIFFUSION: Final = "generation of text by diffusion"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
 REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
@@ -56,11 +66,11 @@ def config_of(gguf: Gguf) -> JsonObject:
     if kind != "model":
         raise UnsupportedModelError(f"{gguf.where} is no model but of type {kind!r:.50}; name the model's own file")
     m = Metadata(gguf)
-    architectures = ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED
-    make = architectures.get(m.architecture)
-    if make is None or not has_experts(m):
-        fault = "is not a Mixture-of-Experts model (the file names no experts)"
-        if has_experts(m):
+    experts = has_experts(m)
+    make = (ARCHITECTURES | HYBRIDS | LATENT | QWEN | WINDOWED if experts else DENSE).get(m.architecture)
+    if make is None:
+        fault = "is an architecture without experts (the file names none) that this version does not run"
+        if experts:
             needs = f": it needs {REFUSED[m.architecture]}" if m.architecture in REFUSED else ""
             fault = f"is an architecture with experts that this version does not run{needs}"
         raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault}; docs/models.md has those that run")
@@ -84,7 +94,7 @@ def _common(m: Metadata) -> JsonObject:
         "hidden_act": "silu",
         "attention_bias": m.has_in_a_layer("attn_q.bias"),
         "tie_word_embeddings": m.tensor("output.weight") is None,
-        "num_experts_per_tok": m.count("expert_used_count"),
+        "num_experts_per_tok": m.count("expert_used_count") if has_experts(m) else None,
     }
     out_biased = m.has_in_a_layer("attn_output.bias")
     if out_biased != found["attention_bias"] and (m.architecture in _OUTPUT_BIASED or not out_biased):

@@ -106,9 +106,10 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:input_layernorm|operator_norm|norm)\.(weight|bias)", (r"attn_norm.\1",)),
     (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
     (r"(?:pre_ff_layernorm|pre_mlp_layernorm|ffn_norm)\.weight", ("ffn_norm.weight",)),
+    (r"post_self_attn_layernorm\.weight", ("post_attention_norm.weight",)),
     (r"post_mlp_layernorm\.weight", ("post_ffw_norm.weight",)),
     (ATTENTION + r"([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
-    (ATTENTION + r"query_key_value\.weight", ("attn_qkv.weight",)),
+    (ATTENTION + r"(?:query_key_value|qkv_proj)\.weight", ("attn_qkv.weight",)),
     (r"(?:(?:self_attn|mixer)\.o_proj|self_attn\.out_proj|attention\.dense)\.(weight|bias)", (r"attn_output.\1",)),
     (r"self_attn\.(?:gate_proj|g_proj|linear_gate)\.weight", ("attn_gate.weight",)),
     (r"self_attn\.([qk])_(?:norm|layernorm)\.weight", (r"attn_\1_norm.weight",)),
@@ -158,7 +159,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # What files call the norm that stands before a block of experts; elsewhere that is ffn_norm.
 _BEHIND_ATTENTION = {"arctic": "ffn_norm_exps"} | dict.fromkeys(
-    ("afmoe", "gemma4", "glm4moe", "gpt-oss", "qwen35moe", "qwen3next"), "post_attention_norm"
+    ("afmoe", "gemma3", "gemma4", "glm4moe", "gpt-oss", "olmo2", "qwen35moe", "qwen3next"), "post_attention_norm"
 )
 _PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.|transformer\.)"
 _LAYER = re.compile(rf"{_PREFIX}?(?:layers|blocks)\.(\d+)\.(.*)")

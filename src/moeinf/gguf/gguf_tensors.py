@@ -71,8 +71,19 @@ class Placement:
 
 
 # Whose converter puts the two halves of each head between each other.
-_ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
-_PLUS_ONE = {"qwen3next", "qwen35moe", "qwen4exp", "step35", "minimax-m3"}  # whose norms are stored with one added
+_ROTATED = {
+    *("llama", "granite", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"),
+    "smollm3",
+}
+_PLUS_ONE = {
+    "gemma",
+    "gemma3",
+    "qwen3next",
+    "qwen35moe",
+    "qwen4exp",
+    "step35",
+    "minimax-m3",
+}  # whose norms are stored with one added
 
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
@@ -125,14 +136,20 @@ def _experts(gguf: Gguf, plan: TensorPlan) -> tuple[Mapping[str, ExpertSource], 
 def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: int) -> ExpertSource:
     which, biased = part.removesuffix("_bias"), part.endswith("_bias")
     end = "bias" if biased else "weight"
-    tensor = gguf.tensors.get(f"blk.{layer}.ffn_gate_up_exps.{end}") if which != "down" else None
+    alone = experts == 1 and f"blk.{layer}.ffn_down.weight" in gguf.tensors  # the MLP of a dense layer
+    kind = "" if alone else "_exps"
+    fused = "ffn_gate_up_exps"
+    if alone and f"blk.{layer}.ffn_gate.weight" not in gguf.tensors:
+        fused = "ffn_up"
+    tensor = gguf.tensors.get(f"blk.{layer}.{fused}.{end}") if which != "down" else None
     whole = shape if tensor is None else (2 * shape[0], *shape[1:])  # gate's rows, then up's
     if tensor is None:
-        tensor = _find(gguf, [f"blk.{layer}.ffn_{which}_exps.{end}"])
-    if tensor.shape != (experts, *whole) or tensor.format == "i32":
+        tensor = _find(gguf, [f"blk.{layer}.ffn_{which}{kind}.{end}"])
+    meant = whole if alone else (experts, *whole)
+    if tensor.shape != meant or tensor.format == "i32":
         raise CheckpointError(
             f"{gguf.where}: tensor {tensor.name!r} is {tensor.format} of the shape {list(tensor.shape)}, "
-            f"its metadata mean {[experts, *whole]}; the file is damaged"
+            f"its metadata mean {list(meant)}; the file is damaged"
         )
     num_bytes, stride = format_bytes(tensor.format, shape), format_bytes(tensor.format, whole)
     begin = tensor.offset_bytes + (stride - num_bytes if which == "up" else 0)

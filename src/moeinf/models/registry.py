@@ -98,6 +98,15 @@ FAMILIES = (
     FamilyEntry("mistral", "mistral"),
     FamilyEntry("qwen2", "qwen"),
     FamilyEntry("qwen3", "qwen"),
+    FamilyEntry("gemma", "gemma"),
+    FamilyEntry("gemma3_text", "gemma", also=("gemma3",)),
+    FamilyEntry("phi3", "llama"),
+    FamilyEntry("granite", "mixtral"),
+    FamilyEntry("glm", "llama"),
+    FamilyEntry("glm4", "llama"),
+    FamilyEntry("ernie4_5", "ernie"),
+    FamilyEntry("smollm3", "llama"),
+    FamilyEntry("olmo2", "llama"),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

@@ -37,6 +37,17 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "qwen4_exp": "qwen4exp",
     "solar_open": "glm4moe",
     "step3p7": "step35",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "granite": "granite",
+    "glm4": "glm4",
+    "ernie4_5": "ernie4_5",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
 }
 
 

@@ -22,7 +22,12 @@ from tests.support.converter.record import NAMES
 from tests.support.pairs import decoders, translators
 from tests.support.tiny_models import all_configs
 
-SAME_FILES = {"kimi_k2": "deepseek_v3", "kimi_k25": "deepseek_v3", "glm4v_moe": "glm4_moe"}  # as whose GGUF they come
+SAME_FILES = {  # as whose GGUF they come
+    "kimi_k2": "deepseek_v3",
+    "kimi_k25": "deepseek_v3",
+    "glm4v_moe": "glm4_moe",
+    "mistral": "llama",
+}
 RECORDED = Path(__file__).parents[3] / "docs" / "parity.json"
 
 

@@ -212,9 +212,9 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("olmoe", {"olmoe.block_count": 4}, ("blk.3.", "has no tensor")),
         ("olmoe", {"olmoe.embedding_length": 32}, ("metadata mean",)),
         ("olmoe", {"olmoe.expert_count": 9}, ("metadata mean", "9")),
-        ("olmoe", {"olmoe.expert_count": 0}, ("not a Mixture-of-Experts model",)),
+        ("olmoe", {"olmoe.expert_count": 0}, ("'olmoe' is an architecture without experts",)),
         ("olmoe", {"olmoe.rope.scaling.type": "polar"}, ("polar",)),
-        ("olmoe", {"general.architecture": "gemma4"}, ("'gemma4' is not a Mixture-of-Experts model",)),
+        ("olmoe", {"general.architecture": "gemma4"}, ("'gemma4' is an architecture without experts",)),
         ("olmoe", {"general.type": "mmproj"}, ("mmproj",)),
         ("olmoe", {"olmoe.attention.head_count_kv": [2, 2, 1]}, ("differs from layer to layer",)),
         ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, ("expert_weights_scale",)),
@@ -308,11 +308,11 @@ def test_positions_of_llama_3_come_from_a_tensor(tmp_path: Path) -> None:
 
 
 def test_an_architecture_without_experts_is_no_model_of_ours(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="not a Mixture-of-Experts model"):
+    with pytest.raises(UnsupportedModelError, match="'gpt2' is an architecture without experts"):
         config_of(read_gguf(tmp_path / "x.gguf"))
 
 

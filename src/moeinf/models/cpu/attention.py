@@ -145,7 +145,7 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         value_bias=value_bias,
         output_bias=bias(p.output, p.output_bias),
         sinks=None if config.scores.sinks is None else weights.vector(site.prefix + config.scores.sinks),
-        output_norm=None if site.output_norm is None else weights.norm_vectors(site.output_norm, "rms")[0],
+        output_norm=None if site.output_norm is None else weights.norm_vectors(site.output_norm, config.norm)[0],
         value_norm=np.ones(config.head_dim, np.float32) if norms is not None and norms.of_values else None,
         gate=None if gate is None or gate.name is None else matrix(gate.name),
         gate_bias=None if gate is None or gate.bias is None else weights.vector(site.prefix + gate.bias),

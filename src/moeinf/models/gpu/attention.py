@@ -63,7 +63,9 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
         self._output_bias = None if output_bias is None else output_bias * site.residual
         front_eps = c.norm_eps if site.front_eps is None else site.front_eps
         self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, front_eps, c.norm))
-        self._output_norm = None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps))
+        self._output_norm = (
+            None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps, c.norm))
+        )
         self._gated, self._gate, self._gate_bias = gated, None, None
         if gate is not None and gate.name is not None:
             self._gate = weights.matrix(f"{prefix}{gate.name}.weight")

@@ -170,7 +170,7 @@ class AttentionSite:
     prefix: str  # of the layer's tensors
     norm: str | None  # name of the norm in front; None: the layer takes its input as it is
     residual: float = 1.0  # multiplies what the layer adds to the hidden states
-    output_norm: str | None = None  # name of an RMS norm of what the layer adds
+    output_norm: str | None = None  # name of a norm of what the layer adds, of the kind of the one in front
     replaces: bool = False  # what the layer would add takes the place of its input
     front_eps: float | None = None  # of the norm in front; None: that of all norms
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
-from moeinf.text.tool_calls.syntaxes.glm import GLM
-from moeinf.text.tool_calls.syntaxes.granite import GRANITE
+from moeinf.text.tool_calls.syntaxes.glm_calls import GLM
+from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI

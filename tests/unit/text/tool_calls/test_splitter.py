@@ -16,8 +16,8 @@ from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import CallSplitter
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
-from moeinf.text.tool_calls.syntaxes.glm import GLM
-from moeinf.text.tool_calls.syntaxes.granite import GRANITE
+from moeinf.text.tool_calls.syntaxes.glm_calls import GLM
+from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL

@@ -25,17 +25,10 @@ def _parse(f: Fields) -> Spec:
 
 def parse_with(f: Fields, layers: tuple[int, ...], router: MakeRouter | None = None) -> Spec:
     """layers: those with experts; router: instead of SoftmaxRouter."""
-    f.only("attention_bias", False, None)  # its name here is use_bias
     f.only("moe_gate", "topk", None)
     f.only("moe_use_aux_free", True, None)  # without it there is no bias
-    biased = f.flag("use_bias", False)
     f.present("tie_word_embeddings")
-    hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
-    head_dim = f.count("head_dim", hidden // heads, minimum=2)
-    context_length = f.count("max_position_embeddings")
-    whole_heads(f)
-    rope = rope_of(f, head_dim, 5e5, context_length, interleaved=True)
-    decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope, bias=biased, output_bias=biased)
+    decoder = ernie_decoder(f)
     top_k = f.count_of("moe_k", "num_experts_per_tok")
     f.present("moe_num_shared_experts")
     blocks = BiasRowMoe(
@@ -46,10 +39,21 @@ def parse_with(f: Fields, layers: tuple[int, ...], router: MakeRouter | None = N
         router or SoftmaxRouter,
         scoring=Scoring(least_sum=f.number("moe_norm_min", 1e-12, zero=True)),
         shared=Shared(f.count("moe_num_shared_experts", 0, minimum=0)),
-        form=MlpForm(biased),
+        form=MlpForm(f.flag("use_bias", False)),
         names=_NAMES,
     )
     return Spec(decoder, blocks)
+
+
+def ernie_decoder(f: Fields) -> DecoderConfig:
+    f.only("attention_bias", False, None)  # its name here is use_bias
+    biased = f.flag("use_bias", False)
+    hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
+    head_dim = f.count("head_dim", hidden // heads, minimum=2)
+    context_length = f.count("max_position_embeddings")
+    whole_heads(f)
+    rope = rope_of(f, head_dim, 5e5, context_length, interleaved=True)
+    return parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope, bias=biased, output_bias=biased)
 
 
 def _moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:

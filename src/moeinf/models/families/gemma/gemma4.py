@@ -25,7 +25,7 @@ from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import text_part
 from moeinf.types import Activation, JsonObject, Profiler
 
-_NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
+NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
 _MORE_NORMS = (
     "post_feedforward_layernorm",  # of what MLP and experts add together
     "post_feedforward_layernorm_1",  # of what the MLP adds
@@ -88,7 +88,7 @@ def _parse(f: Fields, prefix: str) -> Spec:
         projections=replace(decoder.attention.projections, values_of_keys=f.flag("attention_k_eq_v", False)),
     )
     decoder = replace(
-        decoder.named(prefix=prefix, norms=_NORMS),
+        decoder.named(prefix=prefix, norms=NORMS),
         attention=replace(decoder.attention, sight=Sight(window, sees="picture" if together else "past")),
         activation=activation_of(f, "hidden_activation", "gelu_tanh"),
         special={i: whole for i, each in enumerate(slides) if not each},

@@ -10,8 +10,8 @@ from moeinf.models.layers.decoder import LayerNorms, parse_decoder
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, all_routed
 from moeinf.models.layers.protocol import Layers
 
-_NORMS = LayerNorms(attention=None, behind_attention="post_attention_layernorm", block=None)
-_NAMES = BlockNames(behind="post_feedforward_layernorm")
+NORMS = LayerNorms(attention=None, behind_attention="post_attention_layernorm", block=None)
+NAMES = BlockNames(behind="post_feedforward_layernorm")
 
 
 class Router:
@@ -36,7 +36,7 @@ class Family(DecoderFamily):
 
     @staticmethod
     def parse(f: Fields) -> Spec:
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=5e5, head_norms=HeadNorms("full")).named(norms=_NORMS)
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=5e5, head_norms=HeadNorms("full")).named(norms=NORMS)
         moe = routed_shape(f, ("num_experts", "num_local_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
         normalise = f.flag("norm_topk_prob", False)
-        return Spec(decoder, all_routed(moe, f.count("intermediate_size"), Router, _NAMES, normalise=normalise))
+        return Spec(decoder, all_routed(moe, f.count("intermediate_size"), Router, NAMES, normalise=normalise))

@@ -17,17 +17,21 @@ NAMES = BlockNames(
 )
 
 
-def parse_granite(f: Fields, names: BlockNames = NAMES, **features: Any) -> tuple[DecoderConfig, Moe]:
+def granite_decoder(f: Fields, **features: Any) -> DecoderConfig:
     """features: as parse_decoder has them."""
     f.only("activation_function", "silu", None)  # another name of hidden_act, in PowerMoE
     usual = "attention_multiplier" in f and f.get("attention_multiplier") is None  # null: as attention has it
     scale = None if usual else f.number("attention_multiplier", 1.0)
-    decoder = replace(
+    return replace(
         parse_decoder(f, norm_eps=1e-6, theta=1e4, scores=Scores(scale), **features),
         embedding_scale=f.number("embedding_multiplier", 1.0),
         residual=f.number("residual_multiplier", 1.0),
         logits=Logits(scale=1 / f.number("logits_scaling", 1.0)),
     )
+
+
+def parse_granite(f: Fields, names: BlockNames = NAMES, **features: Any) -> tuple[DecoderConfig, Moe]:
+    decoder = granite_decoder(f, **features)
     moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
     # softmax over the chosen logits, as published, is the normalised choice of a softmax over all
     return decoder, all_routed(moe, f.count("intermediate_size"), softmax_router, names)
