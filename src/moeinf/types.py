@@ -110,6 +110,11 @@ class MoeShape:
         return f"{min(self.counts)} to {self.num_experts}" if self.counts else str(self.num_experts)
 
     @property
+    def dense(self) -> bool:
+        """Whether a layer's only expert is the MLP of a model without experts, which every token uses."""
+        return self.num_experts == 1
+
+    @property
     def num_keys(self) -> int:
         return self.num_layers * self.num_experts
 

@@ -81,14 +81,20 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         manifest.ahead_bytes,
         manifest.vision_bytes,
     )
-    return [
-        ("layers", str(moe.num_layers)),
+    experts = [
         ("experts per layer", moe.experts_text),
         ("active per token", str(moe.top_k)),
         ("shared experts", str(info.num_shared_experts)),
+    ]
+    return [
+        ("layers", str(moe.num_layers)),
+        *([("kind", "dense: every token uses all of it")] if moe.dense else experts),
         ("total parameters", count_text(info.num_params)),
-        ("active parameters", count_text(info.active_params)),
-        ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
+        *([] if moe.dense else [("active parameters", count_text(info.active_params))]),
+        (
+            "bytes per layer's MLP" if moe.dense else "bytes per expert",
+            f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})",
+        ),
         ("dense bytes", binary_size_text(model.dense_bytes)),
         *([("vision tower", f"{binary_size_text(vision)}, read for pictures alone")] if vision else []),
         *([("MTP layers", f"{binary_size_text(ahead)}, kept for speculation and not read")] if ahead else []),
