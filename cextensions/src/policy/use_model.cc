@@ -70,7 +70,7 @@ UseModel::UseModel(std::int64_t num_layers, std::int64_t num_experts, std::int64
     at.horizon_pairs = pairs + num_experts;
     pairs += of_layer;
     at.rows.reserve(kMostRows);
-    at.rows.emplace_back(num_experts, top_k);
+    for (std::int64_t row = 0; row < kMostRows; ++row) at.rows.emplace_back(num_experts, top_k);
   }
   rows_.reserve(kSources * top_k);
 }
@@ -97,7 +97,6 @@ MOEINF_WIDE_LOOPS void UseModel::observe(std::int64_t layer, const std::int64_t*
   Layer& at = layers_[layer];
   const bool goes_on = num_tokens <= kMostRows;
   const std::size_t num_rows = goes_on ? num_tokens : 1;
-  while (at.rows.size() < num_rows) at.rows.emplace_back(num_experts_, top_k_);
   for (std::size_t row = at.num_rows; row < num_rows; ++row) forget(at.rows[row]);
   at.num_rows = num_rows;
   if (goes_on) {

@@ -68,7 +68,7 @@ class UseModel {
   struct Layer {
     std::vector<double> frequency;      // [kHalfLives, num_experts]
     float *next_pairs, *horizon_pairs;  // weights [kSources, num_experts, 2, num_experts]
-    std::vector<Row> rows;              // as many as a pass has had
+    std::vector<Row> rows;              // [kMostRows]
     std::size_t num_rows = 0;           // that the last pass had: others follow nothing
   };
 
