@@ -166,7 +166,7 @@ class Layers(Model):
 def test_a_long_piece_gives_way_to_one_who_comes_and_a_short_one_does_not() -> None:
     comes = list[bool]()
     model = Layers()
-    steps = Steps(model, pressed=lambda: bool(comes), rate=200.0)
+    steps = Steps(model, pressed=lambda: bool(comes), rate=300.0)
     seat, cache = steps.seat(), Cache()
     assert seat.piece(4096) == 4096, "nobody comes"
     waiting = asked(seat, [1] * 1000, of_tokens=2000, cache=cache)
@@ -174,11 +174,11 @@ def test_a_long_piece_gives_way_to_one_who_comes_and_a_short_one_does_not() -> N
     steps.run()
     with pytest.raises(GaveWay):
         next(waiting)
-    assert not model.steps and cache.length == 0 and steps.rate == 200.0
-    assert seat.piece(4096) == 100, "half a second's"
-    waiting = asked(seat, [1] * 100, of_tokens=2000, cache=cache)
+    assert not model.steps and cache.length == 0 and steps.rate == 300.0
+    assert seat.piece(4096) == 150, "half a second's"
+    waiting = asked(seat, [1] * 150, of_tokens=2000, cache=cache)
     steps.run()
-    assert result(waiting) == 1 and cache.length == 100
+    assert result(waiting) == 1 and cache.length == 150
 
 
 def test_a_long_piece_gives_way_to_one_who_came_since_it_was_cut() -> None:
@@ -198,12 +198,12 @@ def test_a_long_piece_gives_way_to_one_who_came_since_it_was_cut() -> None:
 def test_a_prompt_whose_piece_gave_way_is_read_in_shorter_ones_to_the_same_end() -> None:
     comes = [False, True, True]
     model = Model()
-    steps = Steps(model, pressed=lambda: comes.pop() if comes else False, rate=200.0)
+    steps = Steps(model, pressed=lambda: comes.pop() if comes else False, rate=300.0)
     sequence = CachedTokens(cast(Any, LongCache()))
     with steps.seat(makes_steps=True) as seat:
         answer = generate(seat, sequence, [1] * 1999 + [2], Forced([7, 8]), Unwatched(), max_tokens=2, chunk=1000)
         assert list(answer) == [7, 8]
-    assert [len(step[0]) for step in model.steps] == [100, 1000, 900, 1]
+    assert [len(step[0]) for step in model.steps] == [150, 1000, 850, 1]
     assert sequence.tokens == [1] * 1999 + [2, 7]
 
 
