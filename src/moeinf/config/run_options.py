@@ -200,11 +200,20 @@ class SpeculationOptions:
         metavar="WHEN",
     )
     draft_max: int = option(7, "Most tokens that a step guesses at. [default: {default}]", metavar="N")
+    draft: str = option(
+        "",
+        "A small model of the same vocabulary that guesses, too. It stays in memory, beside the model.",
+        metavar="MODEL",
+    )
 
     def __post_init__(self) -> None:
         _check(self)
         if self.speculate not in _SPECULATE:
             raise UsageError(f"unknown --speculate {self.speculate!r}; known: {', '.join(_SPECULATE)}")
+        if self.draft and self.speculate == "off":
+            raise UsageError(
+                "--draft names a model that guesses, and --speculate off guesses at nothing; leave one out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

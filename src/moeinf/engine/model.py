@@ -204,6 +204,8 @@ class Model:
             closing_parts.callback(self.tokenizer.close)
             if parts is None or forked:  # the reader is that of the other process
                 return
+            if parts.draft is not None:
+                closing_parts.callback(parts.draft.close)
             if parts.generator.close():
                 parts.keep()
             else:

@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from moeinf._native import Kernels
-from moeinf.config import RuntimeConfig
+from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig
+from moeinf.config.environment import store_home
+from moeinf.config.run_options import MemoryOptions, SpeculationOptions
+from moeinf.config.size import Bytes
 from moeinf.engine.activation_file import ActivationFile
 from moeinf.engine.answers.decoder_only import DecoderOnly, refuse_translation
-from moeinf.engine.answers.drafting import Drafting
+from moeinf.engine.answers.drafting import Drafting, DraftSource, lookup
 from moeinf.engine.answers.generator import Generator
+from moeinf.engine.answers.model_draft import common_tokens, drafts_by
 from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners
@@ -31,7 +35,7 @@ from moeinf.engine.stored.hit_record import record_hits
 from moeinf.engine.stored.tuned_file import chosen_policy
 from moeinf.engine.stored_weights import Weights, read_weights
 from moeinf.engine.vision.encoder import open_vision
-from moeinf.errors import UsageError
+from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.gpu.cuda import find_cuda
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
@@ -45,8 +49,9 @@ from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.turns import Turns
 from moeinf.sampling.loop import CachedTokens
-from moeinf.store.library import StoredModel
+from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import check_files
+from moeinf.text.quantities import binary_size_text
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.traces.folder import TraceFacts
 from moeinf.traces.recorder import TraceRecorder, open_recorder
@@ -81,6 +86,12 @@ class ModelParts:
     notify: Notify
     defaults: JsonMapping
     learns: bool  # whether what a run learns of its routing is kept
+    draft: ModelParts | None = None  # a small model that guesses
+
+    def close(self) -> None:
+        """Ends what a small model that guesses has: nothing of it is kept."""
+        self.tokenizer.close()
+        self.generator.close()
 
     def keep(self) -> None:
         """Keeps what this run has learned of its routing, once all reads have ended."""
@@ -119,6 +130,10 @@ def open_model(
     weights = read_weights(stored, config, reporting.notify)
     asked_for, on_gpu = config.parallel, config.parallel != 1 and _goes_to_gpu(config, gpu)
     config = _with_sessions(weights, config, here, on_gpu)
+    draft = _open_draft(weights, config, here) if config.speculation.draft else None
+    if draft is not None:
+        here, config = _beside(draft, here, config)
+        look = _told(here)
     host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
     activity = Activity(stored.manifest.moe) if config.many_conversations else None
     deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
@@ -126,6 +141,8 @@ def open_model(
     listeners = _listeners(weights, config, reporting, activations, replayed=replayed)
     wait, watch = listeners.disk_wait, _observation(listeners, activations, activity)
     with ExitStack() as opened:
+        if draft is not None:
+            opened.callback(draft.close)
         tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
         opened.callback(tokenizer.close)
         kind = _kind(weights, tokenizer, config, reporting.notify)
@@ -138,11 +155,11 @@ def open_model(
         for notice in shortenings(runner.plan, context.footprint, config):
             reporting.notify(notice)
         load_s = time.perf_counter() - started
-        generator = _generator(context, runner, kind, tokenizer, listeners, load_s)
+        generator = _generator(context, runner, kind, tokenizer, listeners, load_s, draft)
         opened.pop_all()
     notify, asked = reporting.notify, dict(defaults or {})
     return ModelParts(
-        stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, not replayed
+        stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, not replayed, draft
     )
 
 
@@ -227,6 +244,7 @@ def _generator(
     tokenizer: Tokenizer,
     listeners: Listeners,
     load_s: float,
+    draft: ModelParts | None,
 ) -> Generator:
     weights, host = context.weights, context.host
     network, prefixes, whole_pictures = runner.network, None, False
@@ -245,11 +263,53 @@ def _generator(
 
     sequences = Sequences(sequence, host.config.parallel)
     turns = Turns(name, host.config.parallel)
-    drafting = _drafting(context, runner)
+    drafting = _drafting(context, runner, draft)
     return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa, drafting)
 
 
-def _drafting(context: BuildContext, runner: ModelRunner) -> Drafting | None:
+def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine) -> ModelParts:
+    """The model that --draft names, all of it in memory. Raises UsageError where it cannot guess for the other one."""
+    stored = weights.stored
+    if weights.family.encoder_input is not None:
+        raise UsageError(f"--draft: {stored.name} is an encoder-decoder model; leave it out")
+    draft = Library(store_home()).find(config.speculation.draft)
+    common_tokens(draft, stored)
+    context = min(config.memory.context or DEFAULT_CONTEXT, draft.manifest.info.context_length)
+    own = RuntimeConfig(
+        compute=replace(config.compute, device="cpu", workers="", worker_key_file="", cpu_experts=False),
+        memory=replace(MemoryOptions(), ram=config.memory.ram, context=context),
+        reading=config.reading,
+        speculation=SpeculationOptions(speculate="off"),
+        parallel=config.parallel,
+        pictures=False,
+    )
+    parts = open_model(draft, own, on=here)
+    plan = parts.generator.runner.plan
+    if not isinstance(parts.generator.runner.network, Decoder) or plan.held_experts < draft.manifest.moe.total_experts:
+        parts.close()
+        raise OutOfMemoryError(
+            f"--draft: not all of {draft.name} ({binary_size_text(draft.size_bytes)}) fits in memory, and one that is "
+            "read from the disk guesses too slowly; take a smaller one, free memory, or leave --draft out"
+        )
+    return parts
+
+
+def _beside(draft: ModelParts, here: Machine, config: RuntimeConfig) -> tuple[Machine, RuntimeConfig]:
+    """What is left of the machine, and of --ram, beside a draft model."""
+    taken = draft.generator.runner.plan.total_bytes + draft.generator.runner.plan.program_bytes
+    left = replace(here, available_bytes=max(0, here.available_bytes - taken))
+    ram = config.memory.ram
+    if ram is not None:
+        asked = ram.of(here.total_bytes or here.available_bytes)
+        config = replace(config, memory=replace(config.memory, ram=Bytes(max(0, asked - taken), str(ram))))
+    return left, config
+
+
+def _told(here: Machine) -> Callable[[], Machine]:
+    return lambda: here
+
+
+def _drafting(context: BuildContext, runner: ModelRunner, draft: ModelParts | None) -> Drafting | None:
     """Raises UsageError where tokens are to be guessed at that cannot be."""
     config, name = context.host.config, context.weights.stored.name
     why = ""
@@ -261,12 +321,16 @@ def _drafting(context: BuildContext, runner: ModelRunner) -> Drafting | None:
         why = "--trace records the tokens of answers alone"
     elif context.recorded is not None:
         why = "recorded routing has no place for tokens that were not answered"
-    if why and config.speculation.speculate == "always":
-        raise UsageError(f"--speculate always: {why}; leave it out")
+    asked = "--speculate always" if draft is None else f"--draft {config.speculation.draft}"
+    if why and (draft is not None or config.speculation.speculate == "always"):
+        raise UsageError(f"{asked}: {why}; leave it out")
     if why or config.speculation.speculate == "off":
         return None
     most = config.speculation.draft_max if runner.cache.rewinds else RECURRENT_GUESSES
-    return Drafting(config.speculation, most=most)
+    sources: list[DraftSource] = [lookup]
+    if draft is not None:
+        sources.append(drafts_by(draft.generator.runner, common_tokens(draft.stored, context.weights.stored)))
+    return Drafting(config.speculation, sources, most=most)
 
 
 def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, tokenizer: Tokenizer) -> PrefixStore | None:

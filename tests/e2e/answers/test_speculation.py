@@ -152,3 +152,19 @@ def test_it_can_be_left_out_and_refuses_what_cannot_be(demo: StoredModel, tmp_pa
         opened(demo, "maybe")
     with pytest.raises(UsageError, match="--draft-max must be from 1 to 7, not 8"):
         opened(demo, "auto", draft_max=8)
+
+
+def test_a_small_model_guesses_and_changes_no_answer(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(demo.path.parents[1]))
+    with opened(demo, "off") as model:
+        wanted = [answered(model, settings) for settings in SETTINGS]
+    for cache in ("auto", "30%"):
+        with opened(demo, "always", draft=demo.name, expert_cache=cache) as model:
+            for settings, (answer, told) in zip(SETTINGS, wanted, strict=True):
+                found, chosen = answered(model, settings)
+                assert found.token_ids == answer.token_ids and chosen == told
+                assert found.stats.drafts.drafted > 0
+    with pytest.raises(UsageError, match="leave one out"):
+        opened(demo, "off", draft=demo.name)
+    with pytest.raises(UsageError, match=r"--draft .*--trace records"):
+        opened(demo, "auto", draft=demo.name, trace=str(demo.path.parents[1] / "trace"))

@@ -1,0 +1,96 @@
+"""A small model that guesses at the tokens of a larger one, which has the same vocabulary."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from moeinf.engine.answers.drafting import DraftSource
+from moeinf.engine.runner import ModelRunner
+from moeinf.errors import UsageError
+from moeinf.models.layers.decoder import Decoder
+from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.speculation.drafts import NOTHING, Drafter, Guess
+from moeinf.store.library import StoredModel
+
+_UNUSED: Final = re.compile(r"\[PAD\d+\]")  # as llama.cpp's converter calls them
+MOST_FURTHER: Final = 128  # tokens that one of two like vocabularies may have behind the other's, as llama.cpp has it
+
+
+class ModelDrafter:
+    """moeinf.sampling.speculation.drafts.Drafter. Guesses what the model itself would answer greedily."""
+
+    kind: str | None = "draft model"
+
+    def __init__(self, network: Decoder, context: int, chunk: int, num_tokens: int) -> None:
+        """context: tokens that it has room for. chunk: that it reads at once. num_tokens: that it may guess."""
+        self._network, self._context, self._chunk, self._num_tokens = network, context, chunk, num_tokens
+        self._cache = network.new_cache(context)
+        self._read: list[int] = []  # tokens that the cache holds
+
+    def draft(self, tokens: Sequence[int], most: int) -> Guess:
+        if len(tokens) + most > self._context or max(tokens) >= self._num_tokens:
+            return NOTHING
+        limit = min(len(self._read), len(tokens) - 1)
+        common = next((i for i in range(limit) if self._read[i] != tokens[i]), limit)
+        del self._read[self._cache.truncate(common) :]
+        found = list[int]()
+        new = list(tokens[len(self._read) :])
+        while len(found) < most:
+            for begin in range(0, len(new), self._chunk):
+                piece = new[begin : begin + self._chunk]
+                logits = self._network.forward(piece, self._cache, of_tokens=len(new))
+                self._read += piece
+            new = [int(logits[-1][: self._num_tokens].argmax())]
+            found += new
+        return Guess(found, self.kind or "")
+
+    def close(self) -> None:
+        self._cache.truncate(0)
+
+
+def drafts_by(runner: ModelRunner, num_tokens: int) -> DraftSource:
+    """num_tokens: of the vocabulary that both models have."""
+    plan, network = runner.plan, runner.network
+    assert isinstance(network, Decoder)
+
+    def source(sequence: CachedTokens) -> Drafter:
+        return ModelDrafter(network, plan.context, plan.prefill_chunk, num_tokens)
+
+    return source
+
+
+def common_tokens(draft: StoredModel, model: StoredModel) -> int:
+    """How many tokens, from the first on, both have. Raises UsageError where their vocabularies are others."""
+    ours, theirs = _tokens(draft), _tokens(model)
+    count = min(max(ours), max(theirs)) + 1
+    differ = next((i for i in range(count) if ours.get(i) != theirs.get(i)), None)
+    why = "" if differ is None else f"token {differ} is {ours.get(differ)!r:.40} and {theirs.get(differ)!r:.40}"
+    if not why and abs(len(ours) - len(theirs)) > MOST_FURTHER:
+        why = f"they have {len(ours)} and {len(theirs)} tokens"
+    if why:
+        raise UsageError(
+            f"--draft: {draft.name} and {model.name} have different vocabularies ({why}); draft with a model of the "
+            "same family"
+        )
+    return count
+
+
+def _tokens(stored: StoredModel) -> dict[int, str]:
+    """Of the tokenizer.json of a store, but for those that fill it up to the rows of the embedding."""
+    try:
+        said = json.loads((stored.path / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary, added = said["model"]["vocab"], said.get("added_tokens", [])
+        if isinstance(vocabulary, dict):
+            found = {int(number): str(token) for token, number in vocabulary.items()}
+        else:  # of a unigram model: pairs of a token and its score
+            found = {number: str(pair[0]) for number, pair in enumerate(vocabulary)}
+        found |= {int(each["id"]): str(each["content"]) for each in added}
+        return {number: token for number, token in found.items() if not _UNUSED.fullmatch(token)}
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(
+            f"--draft: the tokens of {stored.name} cannot be compared ({type(error).__name__} in its tokenizer.json); "
+            "leave --draft out"
+        ) from error
