@@ -271,6 +271,8 @@ class Steps:
                     raise GaveWay
 
         self._together([waiting], check)
+        if isinstance(waiting.error, GaveWay):
+            self._shortest_first = False  # so that the next one is who it gave way for
         if waiting.logits is not None:
             self.rate = num_tokens / max(time.perf_counter() - began, 1e-9)
 

@@ -188,11 +188,13 @@ def test_a_long_piece_gives_way_to_one_who_came_since_it_was_cut() -> None:
     seat = steps.seat()
     waiting = asked(seat, [1] * seat.piece(1000), of_tokens=2000)
     other = asked(steps.seat(), [2] * 50)
-    for _ in range(2):
-        steps.run()
-    assert model.steps == [[[2] * 50]] and result(other) == 2
+    steps._shortest_first = True  # it would be the turn of the oldest
+    steps.run()
     with pytest.raises(GaveWay):
         next(waiting)
+    waiting = asked(seat, [1] * seat.piece(1000), of_tokens=2000)
+    steps.run()
+    assert model.steps == [[[2] * 50]] and result(other) == 2
 
 
 def test_a_prompt_whose_piece_gave_way_is_read_in_shorter_ones_to_the_same_end() -> None:
