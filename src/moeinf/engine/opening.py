@@ -329,7 +329,9 @@ def _drafting(context: BuildContext, runner: ModelRunner, draft: ModelParts | No
     most = config.speculation.draft_max if runner.cache.rewinds else RECURRENT_GUESSES
     sources: list[DraftSource] = [lookup]
     if draft is not None:
-        sources.append(drafts_by(draft.generator.runner, common_tokens(draft.stored, context.weights.stored)))
+        small, alike = draft.generator.runner, common_tokens(draft.stored, context.weights.stored)
+        assert isinstance(small.network, Decoder)
+        sources.append(drafts_by(small.network, small.plan, alike))
     return Drafting(config.speculation, sources, most=most)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from moeinf.engine.answers.drafting import DraftSource
-from moeinf.engine.runner import ModelRunner
+from moeinf.engine.memory.plan import MemoryPlan
 from moeinf.errors import UsageError
 from moeinf.models.layers.decoder import Decoder
 from moeinf.sampling.loop import CachedTokens
@@ -48,16 +48,17 @@ class ModelDrafter:
         return Guess(found, self.kind or "")
 
     def close(self) -> None:
-        self._cache.truncate(0)
+        pass  # the next answer of the sequence often begins alike
 
 
-def drafts_by(runner: ModelRunner, num_tokens: int) -> DraftSource:
+def drafts_by(network: Decoder, plan: MemoryPlan, num_tokens: int) -> DraftSource:
     """num_tokens: of the vocabulary that both models have."""
-    plan, network = runner.plan, runner.network
-    assert isinstance(network, Decoder)
+    of_sequences: dict[int, ModelDrafter] = {}  # which live as long as the model
 
     def source(sequence: CachedTokens) -> Drafter:
-        return ModelDrafter(network, plan.context, plan.prefill_chunk, num_tokens)
+        if id(sequence) not in of_sequences:
+            of_sequences[id(sequence)] = ModelDrafter(network, plan.context, plan.prefill_chunk, num_tokens)
+        return of_sequences[id(sequence)]
 
     return source
 

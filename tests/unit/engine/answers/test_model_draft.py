@@ -11,9 +11,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from moeinf.engine.answers.model_draft import ModelDrafter, common_tokens
+from moeinf.engine.answers.model_draft import ModelDrafter, common_tokens, drafts_by
 from moeinf.errors import UsageError
+from moeinf.sampling.loop import CachedTokens
 from moeinf.types import Float32Array
+from tests.support.fake_cache import FakeCache as FakeKvCache
 
 
 class FakeCache:
@@ -28,12 +30,18 @@ class FakeCache:
 class Counting:
     """After a token comes the next number; the last of 10 is no token of the other model."""
 
+    def __init__(self) -> None:
+        self.read: list[int] = []
+        self.num_caches = 0
+
     def new_cache(self, capacity: int) -> FakeCache:
         self.cache = FakeCache()
+        self.num_caches += 1
         return self.cache
 
     def forward(self, ids: Sequence[int], cache: FakeCache, of_tokens: int = 0) -> Float32Array:
         cache.tokens += ids
+        self.read += ids
         logits = np.zeros((1, 10), np.float32)
         logits[0, (ids[-1] + 1) % 10], logits[0, 9] = 1, 2
         return logits
@@ -48,8 +56,18 @@ def test_it_guesses_what_it_would_answer_and_goes_back_where_it_was_wrong() -> N
     assert network.cache.tokens == [1, 2, 3, 4, 5, 6, 2, 3]
     assert drafter.draft([1, 2, 3, 4, 5, 6, 2], 1).ids == [3]  # all that it has read
     assert drafter.draft([1] * 10, 3).ids == () and drafter.draft([1, 9], 3).ids == ()  # no room; no token of its own
+
+
+def test_the_next_answer_of_a_sequence_begins_where_the_last_one_ended() -> None:
+    network = Counting()
+    begin = drafts_by(cast(Any, network), cast(Any, SimpleNamespace(context=12, prefill_chunk=4)), num_tokens=9)
+    sequences = [CachedTokens(FakeKvCache()) for _ in range(2)]
+    drafter = begin(sequences[0])
+    assert drafter.draft([1, 2, 3], 1).ids == [4]
     drafter.close()
-    assert network.cache.tokens == []
+    network.read.clear()
+    assert begin(sequences[0]).draft([1, 2, 3, 4, 5], 1).ids == [6] and network.read == [4, 5]
+    assert begin(sequences[1]).draft([1, 2], 1).ids == [3] and network.num_caches == 2
 
 
 def stored(folder: Path, name: str, vocabulary: object, added: object = ()) -> Any:
