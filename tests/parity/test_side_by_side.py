@@ -12,7 +12,7 @@ import torch
 
 from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.cpu.paged_rows import row_pages
+from moeinf.models.cpu.paged_rows import sequence_pages
 from moeinf.models.family import family_of
 from moeinf.models.layers.assemble import DecoderFamily
 from moeinf.models.layers.decoder import FEW_ROWS, Decoder
@@ -37,7 +37,7 @@ def decoder_of(config: dict[str, Any], *, threads: int = 2, isa: str = "") -> De
     kernels = Kernels(threads, isa)
     tensors = scaled(random_tensors(config, layout=-1, by_name=True), SCALE)
     dense = {name: stored(tensor) for name, tensor in tensors.items()}
-    layers = NativeLayers(kernels, dense, "f32", row_pages())
+    layers = NativeLayers(kernels, dense, "f32", sequence_pages())
     return family.build(layers, resident_experts(family.tensors, tensors, kernels), Profiler())
 
 

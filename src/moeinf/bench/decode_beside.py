@@ -52,7 +52,7 @@ def decode_beside(model: Model, passages: Sequence[Passage]) -> GenerationStats:
         for prompt, continuation in passages:
             seat = opened.enter_context(steps.seat())
             sequence = CachedTokens(runner.network.new_cache(model.plan.context))
-            opened.callback(sequence.cache.shared.close)
+            opened.callback(sequence.clear)
             watch, limit = _Unwatched(Timing(), tell), len(continuation)
             answer = generate(
                 seat, sequence, prompt, Forced(continuation), watch, max_tokens=limit, chunk=model.plan.prefill_chunk

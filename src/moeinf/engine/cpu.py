@@ -24,7 +24,7 @@ from moeinf.engine.weights.expert_files import (
     slices_that_exist,
 )
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.cpu.paged_rows import row_pages
+from moeinf.models.cpu.paged_rows import sequence_pages
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.models.layers.weights import StoredTensor, narrowed, with_scales
@@ -134,7 +134,8 @@ class CpuRunner(OfOneSequence):
         experts = whole if context.recorded is None else ReplayedExperts(whole, context.recorded)
         tensors = with_scales(narrowed(tensors), weights.manifest.scales.dense)
         kept = kept_format(weights.manifest.info, host.config)
-        layers = NativeLayers(host.kernels, tensors, kept, row_pages() if self._parallel > 1 else None)
+        self.row_pages = sequence_pages() if self._parallel > 1 else None
+        layers = NativeLayers(host.kernels, tensors, kept, self.row_pages)
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)
 

@@ -18,6 +18,7 @@ from moeinf.engine.weights.expert_files import expert_parts
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.open_gpu import OpenGpu
+from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.decoder import Decoder
@@ -44,6 +45,7 @@ class GpuRunner(OfOneSequence):
     Where it does not hold the dense layers, each card has some of them.
     """
 
+    row_pages: SequencePages | None = None
     cuts_prompts = False  # cuBLAS may add up in an order that depends on the number of rows
 
     def __init__(self, context: BuildContext, gpu: OpenGpu, others: Sequence[OpenGpu] = ()) -> None:

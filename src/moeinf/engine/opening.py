@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from moeinf._native import Kernels
@@ -49,6 +50,7 @@ from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.turns import Turns
 from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.room import Room
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import check_files
 from moeinf.text.quantities import binary_size_text
@@ -261,7 +263,7 @@ def _generator(
         own = None if prefixes is None else beside(prefixes, cache)
         return CachedTokens(cache, own, whole_pictures=whole_pictures, exact=host.config.in_bulk)
 
-    sequences = Sequences(sequence, host.config.parallel)
+    sequences = Sequences(sequence, host.config.parallel, _room(context, runner, prefixes))
     turns = Turns(name, host.config.parallel)
     drafting = _drafting(context, runner, draft)
     return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa, drafting)
@@ -307,6 +309,16 @@ def _beside(draft: ModelParts, here: Machine, config: RuntimeConfig) -> tuple[Ma
 
 def _told(here: Machine) -> Callable[[], Machine]:
     return lambda: here
+
+
+def _room(context: BuildContext, runner: ModelRunner, prefixes: PrefixStore | None) -> Room | None:
+    """The memory that sequences share. None where one has all, or each its own: on a GPU."""
+    pages = runner.row_pages
+    if pages is None:
+        return None
+    num_bytes = runner.plan.kv_bytes - context.footprint.info.state_bytes
+    lend = None if prefixes is None else partial(prefixes.spare, lends=True)
+    return Room(num_bytes, runner.cache.token_bytes, pages.used_bytes, lend)
 
 
 def _drafting(context: BuildContext, runner: ModelRunner, draft: ModelParts | None) -> Drafting | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from moeinf.engine.memory.plan import MemoryPlan
+from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache, NewTokens
@@ -28,6 +29,7 @@ class ModelRunner(EncoderDecoderModel, StepModel, Protocol):
     observers: list[Listener]
     network: Decoder | EncoderDecoder
     cache: Cache
+    row_pages: SequencePages | None  # that sequences share; None: each has memory of its own
     cuts_prompts: bool  # whether a prompt's numbers are the same in whatever chunks it is read
 
     @property

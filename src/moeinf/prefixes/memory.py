@@ -56,6 +56,16 @@ class MemoryTier:
         self.make_room(0, ())
         return before - self.used_bytes
 
+    def lend(self, num_bytes: int) -> int:
+        """Takes so many bytes from the budget, or nothing where it has fewer, until they are given again, with a
+        negative number; how many it were."""
+        lent = num_bytes if num_bytes <= self.budget_bytes else 0
+        if lent > 0:
+            self.make_room(lent, ())
+            lent = max(0, min(lent, self.budget_bytes - self.used_bytes))  # what is pending stays
+        self.budget_bytes, self.most_bytes = self.budget_bytes - lent, self.most_bytes - lent
+        return lent
+
     def add(self, block: Block) -> None:
         """Takes a block for which there is room."""
         assert self.used_bytes + block.num_bytes <= self.budget_bytes and block.digest not in self._blocks

@@ -85,14 +85,17 @@ class PrefixStore:
         positions = self._cache.positions
         return digest_of(self._name, token_array([positions])) if positions else self._name
 
-    def spare(self, num_bytes: int) -> int:
+    def spare(self, num_bytes: int, *, lends: bool = False) -> int:
         """Gives back about so many bytes of memory, or with a negative number may take so many more again.
 
         From any thread; returns how many were given back: none while a prompt is looked up or kept, so ask again.
+        lends: they are lent for something else, and stay away until they are taken again.
         """
         if not self._in_use.acquire(blocking=False):
             return 0
         try:
+            if lends:
+                return self._memory.lend(num_bytes)
             held = self._memory.used_bytes if num_bytes > 0 else self._memory.budget_bytes
             return self._memory.resize(held - num_bytes)
         finally:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from moeinf.models.layers.decoder import rounded_alike
+from moeinf.errors import OutOfMemoryError
+from moeinf.models.layers.decoder import FEW_ROWS, rounded_alike
 from moeinf.models.layers.kv_cache import SharedRows
 from moeinf.models.layers.soft_tokens import SoftTokens
+from moeinf.sampling.room import RESERVE_TOKENS, Claim, Paused, Room
 from moeinf.sampling.speculation.depth import Speculation
 from moeinf.sampling.speculation.drafts import NOTHING
 from moeinf.sampling.step_queue import GaveWay, Interrupted, Seat
@@ -154,6 +156,8 @@ class CachedTokens:
     prompt_length: int = 0  # of the last prompt
     reading: Sequence[int] = ()  # the prompt whose tokens it is being given
     all: Callable[[], Sequence[CachedTokens]] = tuple  # the sequences of the model
+    room: Room | None = None  # the memory of all; None: each has its own
+    claim: Claim = field(default_factory=Claim)
 
     def begins_with(self, prompt: Sequence[int]) -> int:
         """How many tokens it and a prompt have in common, at their beginnings."""
@@ -179,6 +183,22 @@ class CachedTokens:
                 return each, coming
         return None
 
+    def given(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt take no memory of their own."""
+        found = [self.begins_with(prompt)]
+        if self.cache.rewinds and self.cache.shared.shares:
+            found += [each.begins_with(prompt) for each in self.all()]
+            found += [tokens for _, tokens in filter(None, [self.awaited(prompt)])]
+        return max(found)
+
+    def give_up(self) -> None:
+        """Gives back the memory of its tokens, of which is kept what may be."""
+        tokens, self.tokens = self.tokens, []
+        if self.prefixes is not None:
+            self.prefixes.leave(tokens, 0)
+        self.clear()
+        self.claim = Claim(background=self.claim.background, after=self.claim.after)
+
     def forget(self) -> None:
         """Empties the cache, and what was kept as well."""
         self.clear()
@@ -189,6 +209,7 @@ class CachedTokens:
         """Empties the cache."""
         self.tokens = []
         self.cache.shared.write_from(self.cache.truncate(0))
+        self.cache.shared.trim(0)
 
     def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
@@ -283,7 +304,7 @@ def generate(
     try:
         started = time.perf_counter()
         monitor.begin("prefill")
-        logits = yield from _computed(seat, sequence, prompt, monitor, chunk, monitor.timing)
+        logits, base = (yield from _read(seat, sequence, prompt, monitor, chunk, max_tokens)), len(prompt)
         if max_tokens < 1:
             monitor.timing.prefill_s = time.perf_counter() - started
             return
@@ -296,10 +317,15 @@ def generate(
         while left > 0:
             monitor.check()
             started = time.perf_counter()
+            try:
+                yield from _with_room(seat, sequence, monitor)
+            except Paused:
+                yield from _resumed(seat, sequence, base, monitor, chunk)
             history.append(token)
             guess = NOTHING if speculation is None else speculation.draft(history, _room(seat, sequence, left))
             if sequence.cache.outgrown(len(sequence.tokens) + 1):
                 logits = yield from _computed(seat, sequence, [*sequence.tokens, token], monitor, chunk)
+                base = len(sequence.tokens)
             else:
                 logits = yield from seat.through(
                     [token, *guess.ids], sequence.cache, monitor.check, tried=bool(guess.ids)
@@ -331,6 +357,74 @@ def generate(
             speculation.close()
 
 
+def _read(
+    seat: Seat, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, chunk: int, max_tokens: int
+) -> Generator[None, None, Float32Array]:
+    """Reads a prompt once there is room for it; returns the logits of its last token."""
+    while True:
+        yield from _admitted(seat, sequence, prompt, monitor, max_tokens)
+        yield from _awaiting(seat, sequence, prompt, monitor)
+        try:
+            return (yield from _computed(seat, sequence, prompt, monitor, chunk, monitor.timing))
+        except Paused:
+            sequence.give_up()
+
+
+def _resumed(
+    seat: Seat, sequence: CachedTokens, base: int, monitor: Monitor, chunk: int
+) -> Generator[None, None, None]:
+    """Pauses an answer, and computes its tokens as they were computed: the first `base` as a prompt, others singly."""
+    tokens = list(sequence.tokens)
+    while True:
+        sequence.give_up()
+        yield from _admitted(seat, sequence, tokens, monitor, RESERVE_TOKENS)
+        try:
+            yield from _computed(seat, sequence, tokens[:base], monitor, chunk, pauses=True)
+            for token in tokens[base:]:
+                _heed(sequence)
+                yield from seat.through([token], sequence.cache, monitor.check)
+                sequence.tokens.append(token)
+            return
+        except Paused:
+            continue
+
+
+def _heed(sequence: CachedTokens) -> None:
+    if sequence.claim.paused:
+        raise Paused
+
+
+def _admitted(
+    seat: Seat, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, max_tokens: int
+) -> Generator[None, None, None]:
+    """Waits until there is room for a prompt and the beginning of its answer. Raises OutOfMemoryError."""
+    room = sequence.room
+    if room is None:
+        return
+    sequence.claim.background = seat.asker.background
+    tokens = min(len(prompt) + min(max_tokens, RESERVE_TOKENS), sequence.cache.capacity)
+    while not room.begins(sequence, tokens, lambda: sequence.given(prompt)):
+        yield from _one_step(seat, monitor)
+
+
+def _with_room(seat: Seat, sequence: CachedTokens, monitor: Monitor) -> Generator[None, None, None]:
+    """Waits until there is room for the tokens of a step. Raises Paused, OutOfMemoryError."""
+    room = sequence.room
+    most = sequence.cache.capacity
+    while room is not None and not room.grows(sequence, len(sequence.tokens) + FEW_ROWS, most):
+        yield from _one_step(seat, monitor)
+
+
+def _one_step(seat: Seat, monitor: Monitor) -> Generator[None, None, None]:
+    monitor.check()
+    if seat.makes_steps:  # nobody takes the others on
+        raise OutOfMemoryError(
+            "the memory of keys and values is held by other answers that are open; read those to their ends, or close "
+            "them"
+        )
+    yield None
+
+
 def _room(seat: Seat, sequence: CachedTokens, left: int) -> int:
     """How many guesses a step has room for: of the tokens that may still come, and of those that keep the positions."""
     most = min(left, seat.most_rows) - 1
@@ -346,12 +440,13 @@ def _computed(
     monitor: Monitor,
     chunk: int,
     timing: Timing | None = None,
+    *,
+    pauses: bool = False,
 ) -> Generator[None, None, Float32Array]:
     """Runs what the cache lacks of a prompt, or of an answer behind it; returns the logits of the last token.
 
-    timing: where to say what was reused.
+    timing: where to say what was reused, of a prompt that is read first. pauses: whether Paused may be raised, as then.
     """
-    yield from _awaiting(seat, sequence, prompt, monitor)
     start, source = sequence.rewind_to(prompt)
     if timing is not None:
         timing.cached_tokens, timing.cached_from = start, source
@@ -359,6 +454,8 @@ def _computed(
     try:
         while start < len(prompt):
             monitor.check()
+            if pauses or timing is not None:
+                _heed(sequence)
             end = sequence.end_of_chunk(prompt, start, seat.piece(chunk), borders)
             tokens = prompt[start:end]
             try:
@@ -385,6 +482,6 @@ def _awaiting(
         return
     other, tokens = awaited
     reading = other.reading
-    while other.reading is reading and len(other.tokens) < tokens:
+    while other.reading is reading and len(other.tokens) < tokens and not sequence.claim.paused:
         monitor.check()
         yield None

@@ -13,6 +13,9 @@ from moeinf.engine.answers.generator import Answer
 from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, UsageError
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
 from tests.support.answers_beside import advance, drive
 
@@ -136,3 +139,43 @@ def test_a_chat_goes_on_with_its_own_keys_and_values(demo: StoredModel) -> None:
         later = [model.generator.begin(Request(text + " and then", params, raw=True)) for text in reversed(texts)]
         drive(model, later)
         assert all(each.completion.stats.cached_tokens > 20 for each in later)
+
+
+@pytest.mark.parametrize("tokens", [330, 480, 700])
+def test_answers_that_there_is_no_room_for_wait_or_pause(
+    demo: StoredModel, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tokens: that all have room for together, of a context of 320; each would have some 290."""
+    options = {"context": 320, "prefix_memory": "0"}
+    with opened(demo, 1, **options) as model:
+        wanted = [model.generate(PROMPTS[which], long(model, which), raw=True) for which in range(4)]
+    given_up = list[int]()
+    give_up = CachedTokens.give_up
+
+    def counted(self: CachedTokens) -> None:
+        given_up.append(len(self.tokens))
+        give_up(self)
+
+    monkeypatch.setattr(CachedTokens, "give_up", counted)
+    with opened(demo, 4, **options) as model:
+        sequences, cache = model.generator.sequences, model.runner.cache
+        assert isinstance(cache, Cache) and sequences.room is not None and model.runner.row_pages is not None
+        planes = sum(state.planes for state in cache.states)
+        sequences.room.num_bytes = tokens * cache.token_bytes
+        most = sequences.room.num_bytes + 4 * planes * 2 * 4096  # pages are no whole number of tokens
+
+        def check(step: int) -> None:
+            used = model.runner.row_pages.used_bytes() if model.runner.row_pages else None
+            assert used is None or used <= most
+
+        answers = [model.generator.begin(Request(PROMPTS[which], long(model, which), raw=True)) for which in range(4)]
+        drive(model, answers, check)
+        assert [each.completion.token_ids for each in answers] == [each.token_ids for each in wanted]
+        assert any(given_up), "an answer was paused, or an idle sequence freed"
+
+
+def long(model: Model, which: int) -> SamplingParams:
+    """Of an answer that goes on until some 290 tokens are used."""
+    used = len(model.tokenizer.encode(PROMPTS[which]))
+    num_predict = max(20, 290 - used)
+    return model.params(**SETTINGS[which], num_predict=num_predict, min_tokens=num_predict)

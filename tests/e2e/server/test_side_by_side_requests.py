@@ -168,7 +168,7 @@ def test_a_client_that_hangs_up_ends_its_answer_alone(demo: StoredModel, reads: 
 
 
 def test_more_answers_than_memory_has_room_for_wait(demo: StoredModel, caplog: pytest.LogCaptureFixture) -> None:
-    config = RuntimeConfig.of(device="cpu", ram="190MB", expert_cache="10%", prefix_memory="0")
+    config = RuntimeConfig.of(device="cpu", ram="125MB", expert_cache="10%", prefix_memory="0")
     with live_server(demo, parallel=1) as server:
         wanted = [generated(server, prompt)["response"] for prompt in PROMPTS]
     with live_server(demo, parallel=32, config=config) as server, caplog.at_level("INFO"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf._native import Kernels
-from moeinf.models.cpu.paged_rows import RowPages, row_pages
+from moeinf.models.cpu.paged_rows import PlainPages, RowPages, SequencePages, sequence_pages
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
@@ -19,13 +19,13 @@ from moeinf.models.layers.kv_cache import Cache
 CAPACITY, SEQUENCES = 700, 4
 WIDTHS = (16, 33, 256)  # of the rows of three layers, in float32: 64 to a page, pages that no row ends with, four
 
-needs_pages = pytest.mark.skipif(row_pages() is None, reason="the system has no memory that can be shared")
+needs_pages = pytest.mark.skipif(
+    not isinstance(sequence_pages(), RowPages), reason="the system has no memory that can be shared"
+)
 
 
-def made(pages: RowPages | None) -> Cache:
+def made(pages: SequencePages) -> Cache:
     memory = HostMemory(NativeWeights(Kernels(1), {}), "f32", pages)
-    if pages is None:
-        return Cache([KVState(memory, 2, width, CAPACITY) for width in WIDTHS], CAPACITY)
     with pages.sequence() as shared:
         return Cache([KVState(memory, 2, width, CAPACITY) for width in WIDTHS], CAPACITY, (), shared)
 
@@ -35,7 +35,7 @@ class Both:
 
     def __init__(self) -> None:
         self.pages = RowPages()
-        self.caches = [(made(self.pages), made(None)) for _ in range(SEQUENCES)]
+        self.caches = [(made(self.pages), made(PlainPages())) for _ in range(SEQUENCES)]
         self.numbers = np.random.default_rng(3)
 
     def add(self, which: int, count: int) -> None:
@@ -51,16 +51,16 @@ class Both:
             length = int(share * cache.length)
             cache.truncate(length)
             cache.shared.write_from(length)
+            cache.shared.trim(length)
 
     def begin(self, which: int, other: int, share: float) -> None:
         if which != other:
             for cache, theirs in zip(self.caches[which], self.caches[other], strict=True):
                 cache.begin_as(theirs, int(share * theirs.length))
+                cache.shared.trim(cache.length)
 
     def renew(self, which: int) -> None:
-        for cache in self.caches[which]:
-            cache.shared.close()
-        self.caches[which] = made(self.pages), made(None)
+        self.cut(which, 0.0)
 
     def check(self) -> None:
         for one, other in self.caches:

@@ -95,3 +95,14 @@ def test_the_budget_holds_whatever_comes(steps: list[tuple[int, int]]) -> None:
         if each.digest not in tier and tier.make_room(each.num_bytes, set()):
             tier.add(each)
         assert tier.used_bytes == sum(b.num_bytes for b in tier.children(ROOT)) <= tier.budget_bytes
+
+
+def test_what_is_lent_is_taken_from_the_budget_until_it_is_given_again() -> None:
+    tier = MemoryTier(300)
+    for number in range(3):
+        tier.add(block([number]))
+    assert tier.lend(301) == 0 and len(tier) == 3, "all or nothing"
+    assert tier.lend(120) == 120 and len(tier) == 1 and tier.used_bytes <= 180
+    tier.resize(300)
+    assert tier.budget_bytes == 180
+    assert tier.lend(-120) == -120 and tier.budget_bytes == tier.most_bytes == 300

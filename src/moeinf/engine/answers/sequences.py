@@ -6,20 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.room import Room
 
 
 class Sequences:
     """At most so many caches of sequences as answers are made side by side, each made when it is first needed."""
 
-    def __init__(self, make: Callable[[], CachedTokens], most: int = 1) -> None:
-        self._make, self._most = make, most
+    def __init__(self, make: Callable[[], CachedTokens], most: int = 1, room: Room | None = None) -> None:
+        """room: the memory of all; None: there is enough for each at its full length."""
+        self._make, self._most, self.room = make, most, room
+        if room is not None:
+            room.idle = lambda: [*self._free, *(each for each in reversed(self._taken) if each.claim.waits)]
+            room.taken = lambda: self._taken
         self._free: list[CachedTokens] = []  # the one that was used last is behind
         self._taken: list[CachedTokens] = []
         self._free.append(self._made())
 
     def _made(self) -> CachedTokens:
         made = self._make()
-        made.all = lambda: (*self._free, *self._taken)
+        made.all, made.room = (lambda: (*self._free, *self._taken)), self.room
         return made
 
     @contextmanager
@@ -38,6 +43,8 @@ class Sequences:
         finally:
             self._taken.remove(sequence)
             self._free.append(sequence)
+            if self.room is not None:
+                self.room.leaves(sequence)
 
     def _chosen(self, prompt: Sequence[int]) -> CachedTokens:
         alike = [(each.begins_with(prompt), each) for each in self._free]
@@ -77,5 +84,4 @@ class Sequences:
         sequences, self._free = self._free, []
         with ExitStack() as closing:
             for sequence in sequences:
-                closing.callback(sequence.cache.shared.close)
                 closing.callback(sequence.close)

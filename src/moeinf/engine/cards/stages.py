@@ -58,7 +58,7 @@ def stages_of(context: BuildContext, gpus: Sequence[OpenGpu]) -> list[Stage]:
         max(1, device_room(config, gpu.free_bytes, gpu.total_bytes, gpu.has_display)[1] - DEVICE_OVERHEAD_BYTES)
         for gpu in gpus
     ]
-    kept = sequence_bytes(info, wanted_context(info, config)) / num_layers
+    kept = sequence_bytes(info, (config.parallel or 1) * wanted_context(info, config)) / num_layers
     starts = first_layers([each + kept for each in dense], outside, rooms)
     stages = []
     for start, stop in zip(starts, [*starts[1:], num_layers], strict=True):

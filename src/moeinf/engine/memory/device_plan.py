@@ -98,7 +98,7 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, room: int) -> tu
     """
     least, context = footprint.moe.top_k * footprint.layout.stride_bytes, wanted_context(footprint.info, config)
     while True:
-        kv_bytes = sequence_bytes(footprint.info, context)
+        kv_bytes = sequence_bytes(footprint.info, (config.parallel or 1) * context)
         left = room - footprint.dense_bytes - kv_bytes
         chunk = min(
             config.memory.prefill_chunk or _largest_chunk(footprint, context, left // ACTIVATION_SHARE), context

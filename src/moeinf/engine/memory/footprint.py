@@ -37,6 +37,7 @@ WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened 
 TEXT_BYTES: Final = 16 << 20  # of the process that holds the tokenizer, before it has loaded one
 TEXT_COPIES: Final = 9  # times its file that a tokenizer takes there: 8.5 and 9.7 were measured, of 3.5 and 2.1 MB
 ANY_TEXT_BYTES: Final = 40 << 20  # the same where the file is not known
+FURTHER_SHARE: Final = 8  # of the context, what each sequence but the first adds to what all have room for: an eighth
 FIXED_COPIES: Final = 4  # of Workspace.fixed on a GPU: in both types, before and after what is done to it
 
 
@@ -192,9 +193,14 @@ def _source_bytes(work: Workspace, context: int) -> int:
     return work.source * (context + SOURCE_ROWS) * context * 4
 
 
-def sequence_bytes(info: ModelInfo, context: int) -> int:
-    """Returns what a model keeps of a sequence of so many tokens: keys, values and states."""
-    return context * info.kv_bytes_per_token + info.state_bytes
+def sequence_bytes(info: ModelInfo, tokens: int) -> int:
+    """Returns what a model keeps of so many tokens: keys and values; and the states of its sequences."""
+    return tokens * info.kv_bytes_per_token + info.state_bytes
+
+
+def shared_tokens(context: int, sequences: int) -> int:
+    """Tokens that sequences of a context have room for together: one in full, each further one in part."""
+    return context + (sequences - 1) * -(-context // FURTHER_SHARE)
 
 
 def device_activation_bytes(footprint: Footprint, chunk: int, context: int) -> int:

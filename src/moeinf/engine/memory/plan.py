@@ -7,7 +7,7 @@ from typing import Final
 
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.config.size import Bytes, Share
-from moeinf.engine.memory.footprint import Footprint, activation_bytes, kept_as_asked, sequence_bytes
+from moeinf.engine.memory.footprint import Footprint, activation_bytes, kept_as_asked, sequence_bytes, shared_tokens
 from moeinf.engine.memory.slots import wanted_sizes, wanted_slices, wanted_slots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
@@ -92,6 +92,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     slices = wanted_slices(footprint, config, num_slots, room - free - prefix_bytes)
     plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept)
     plan = replace(plan, slices=slices, sizes=sizes)
+    plan = replace(plan, kv_bytes=plan.kv_bytes + _more_tokens_bytes(plan, footprint, config, room - free))
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine, config.parallel)
     return plan
@@ -103,7 +104,7 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
     chunk, threads = min(config.memory.prefill_chunk or PREFILL_CHUNK, context), config.compute.threads or machine.cores
     while True:
         activations = activation_bytes(footprint, chunk, context, threads)
-        kv_bytes = sequence_bytes(footprint.info, context)
+        kv_bytes = sequence_bytes(footprint.info, shared_tokens(context, config.parallel or 1))
         fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, footprint.sizes)
         fixed = replace(fixed, program_bytes=program_bytes(footprint))
         room = machine.available_bytes - fixed.total_bytes - fixed.program_bytes
@@ -120,6 +121,14 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
             context = max(MIN_CONTEXT, context // 2)
         else:
             return fixed, room
+
+
+def _more_tokens_bytes(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig, room: int) -> int:
+    """What sequences get beside, of the room that all experts leave: up to its full context for each."""
+    if plan.num_slots < footprint.moe.total_experts:
+        return 0
+    wanted = sequence_bytes(footprint.info, plan.context * (config.parallel or 1)) - plan.kv_bytes
+    return max(0, min(wanted, room - plan.prefix_bytes - plan.cache_bytes))
 
 
 def _token_bytes(footprint: Footprint) -> int:
@@ -195,7 +204,7 @@ def _shortfall(plan: MemoryPlan, machine: Machine, parallel: int) -> OutOfMemory
 
     parallel: answers that are made side by side.
     """
-    tokens = f"{plan.context} tokens" if parallel == 1 else f"{parallel} times {plan.context} tokens"
+    tokens = f"{plan.context} tokens" if parallel == 1 else f"{parallel} sequences of up to {plan.context} tokens"
     lower = "--num-ctx" if parallel == 1 else "--parallel, --num-ctx"
     program = plan.program_bytes + PROCESS_BYTES
     rest, need = plan.activation_bytes + program, plan.total_bytes + program

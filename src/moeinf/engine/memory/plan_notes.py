@@ -10,8 +10,8 @@ from moeinf.text.quantities import size_text
 
 
 def sequence_text(plan: MemoryPlan, sequences: int = 1) -> str:
-    """What sequences take, and for how many tokens each."""
-    tokens = f"{plan.context} tokens" if sequences == 1 else f"{sequences} times {plan.context} tokens"
+    """What sequences take together, and how many tokens each may have."""
+    tokens = f"{plan.context} tokens" if sequences == 1 else f"{sequences} sequences of up to {plan.context} tokens"
     return f"{size_text(plan.kv_bytes)} for {tokens}" + (f" ({plan.kept})" if plan.kept else "")
 
 

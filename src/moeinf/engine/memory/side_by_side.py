@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.memory.footprint import Footprint, sequence_bytes
+from moeinf.engine.memory.footprint import FURTHER_SHARE, Footprint, sequence_bytes
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory, wanted_context
 from moeinf.errors import OutOfMemoryError
 from moeinf.hardware import Machine
@@ -26,13 +26,14 @@ def sessions(config: RuntimeConfig, info: ModelInfo, model_bytes: int, machine: 
 
     model_bytes: of all its weights. Raises UsageError for a context beyond the model's.
     """
+    room = config.memory.ram.of(machine.available_bytes) if config.memory.ram else machine.available_bytes
+    each = max(1, sequence_bytes(info, -(-wanted_context(info, config) // FURTHER_SHARE)))
     if config.parallel:
         return config.parallel
     if on_gpu or config.recording.trace:
         return 1
-    room = config.memory.ram.of(machine.available_bytes) if config.memory.ram else machine.available_bytes
     share = BULK_SHARE if config.in_bulk else SHARE if model_bytes <= FITS * room else STREAMED_SHARE
-    further = room // share // max(1, sequence_bytes(info, wanted_context(info, config)))
+    further = room // share // each
     return max(1, min(MOST_IN_BULK if config.in_bulk else MOST, 1 + further))
 
 
@@ -44,7 +45,9 @@ def that_fit(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> i
 
     def planned(count: int) -> MemoryPlan | None:
         try:
-            return plan_memory(with_guesses(with_sessions(footprint, count), config), config, machine)
+            return plan_memory(
+                with_guesses(with_sessions(footprint, count), config), replace(config, parallel=count), machine
+            )
         except OutOfMemoryError:
             return None
 
@@ -57,10 +60,8 @@ def that_fit(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> i
 
 
 def with_sessions(footprint: Footprint, count: int) -> Footprint:
-    """The sizes of a model that keeps so many sequences."""
-    info = footprint.info
-    info = replace(info, kv_bytes_per_token=count * info.kv_bytes_per_token, state_bytes=count * info.state_bytes)
-    return replace(footprint, info=info, apart_bytes=count * footprint.apart_bytes)
+    """The sizes of a model that keeps the states of so many sequences; how many tokens of these, a plan says."""
+    return replace(footprint, info=replace(footprint.info, state_bytes=count * footprint.info.state_bytes))
 
 
 def with_guesses(footprint: Footprint, config: RuntimeConfig) -> Footprint:

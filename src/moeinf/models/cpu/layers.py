@@ -17,7 +17,7 @@ from moeinf.models.cpu.heads import NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
-from moeinf.models.cpu.paged_rows import RowPages
+from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.cpu.pooled import NativePooledCore
 from moeinf.models.cpu.router import SoftmaxRouter
 from moeinf.models.cpu.sparse import NativeBlockSparse, NativeGroupSparse
@@ -66,7 +66,7 @@ class NativeLayers:
         kernels: _native.Kernels,
         tensors: Mapping[str, StoredTensor],
         kept: KVFormat,
-        pages: RowPages | None = None,
+        pages: SequencePages | None = None,
     ) -> None:
         """kept: the format of keys and values. pages: where sequences share theirs."""
         self.weights = NativeWeights(kernels, tensors)

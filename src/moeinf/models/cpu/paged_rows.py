@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from weakref import WeakSet
 
-from moeinf._native import MappedPages, SharedPages
+import numpy as np
+
+from moeinf._native import MappedPages, SharedPages, give_back
 from moeinf.models.layers.kv_cache import SharedRows
 from moeinf.types import ByteArray
 
@@ -56,6 +58,8 @@ class _Rows:
 
 class PagedRows:
     """The rows of one sequence."""
+
+    shares = True
 
     def __init__(self, pages: RowPages) -> None:
         self._pages, self._rows = pages, list[_Rows]()
@@ -114,7 +118,7 @@ class PagedRows:
             start = end
 
     def write_from(self, tokens: int) -> None:
-        """Forgets all but its first tokens, gives their pages back, and writes none that others have."""
+        """Writes no page that others have behind its first tokens, and forgets what lies there."""
         before, own = self.stretches(tokens), self._own
         begins = self._shared[-1].end if self._shared else 0
         if self._pages.is_shared(own, tokens):
@@ -128,14 +132,14 @@ class PagedRows:
             dropped = {self._own, *(extent for _, extent in self._shared)}
             self._shared, self._own = [each for each in before if each.extent != own], own
             self._pages.release(dropped, self)
+
+    def trim(self, tokens: int) -> None:
+        """Gives back the pages that nobody reads once this has so many tokens."""
+        begins = self._shared[-1].end if self._shared else 0
         for rows in self._rows:
+            self._release(rows, self._own, 0, self._whole(rows, min(begins, tokens)))
             first = -(-tokens * rows.row_bytes // self._pages.page_bytes) * self._pages.page_bytes
             self._release(rows, self._own, first, rows.plane_bytes)
-
-    def close(self) -> None:
-        """Gives back the pages that no other sequence has; nothing is read or written here any more."""
-        self._pages.sequences.discard(self)
-        self._pages.release({self._own, *(extent for _, extent in self._shared)}, self)
 
     def release_all_but(self, extent: int, kept: Sequence[tuple[int, float]]) -> None:
         """Gives back what an extent has beside these ranges of tokens, which ascend. An own extent is kept from where
@@ -192,6 +196,10 @@ class RowPages:
             self.made = None
         self.sequences.add(made)
 
+    def used_bytes(self) -> int | None:
+        """What they take of the machine's memory; None: what their tokens say."""
+        return self.file.used_bytes
+
     @property
     def num_mappings(self) -> int:
         return sum(each.num_mappings for each in self.sequences)
@@ -206,9 +214,54 @@ class RowPages:
             by.release_all_but(extent, sorted(found for each in self.sequences for found in each.ranges(extent)))
 
 
-def row_pages() -> RowPages | None:
-    """None where the system has no memory that can be shared: rows are copied then."""
+class PlainRows:
+    """As PagedRows, in memory of a sequence's own: where pages cannot be shared."""
+
+    shares = False
+
+    def __init__(self) -> None:
+        self._made = list[ByteArray]()
+
+    def rows(self, planes: int, capacity: int, row_bytes: int) -> ByteArray:
+        self._made.append(np.empty(planes * capacity * row_bytes, np.uint8))
+        return self._made[-1].reshape(planes, capacity, row_bytes)
+
+    def begin_as(self, other: SharedRows, tokens: int) -> bool:
+        return False
+
+    def write_from(self, tokens: int) -> None:
+        pass
+
+    def trim(self, tokens: int) -> None:
+        if tokens == 0:
+            for memory in self._made:
+                give_back(memory)
+
+
+class PlainPages:
+    """As RowPages, where sequences have memory of their own."""
+
+    def __init__(self) -> None:
+        self.made: PlainRows | None = None
+
+    @contextmanager
+    def sequence(self) -> Iterator[PlainRows]:
+        made = self.made = PlainRows()
+        try:
+            yield made
+        finally:
+            self.made = None
+
+    def used_bytes(self) -> int | None:
+        return None
+
+
+SequencePages = RowPages | PlainPages
+
+
+def sequence_pages() -> SequencePages:
+    """Shared where the system has memory that can be."""
     try:
         return RowPages()
     except OSError:
-        return None
+        return PlainPages()

@@ -11,7 +11,7 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.cpu.paged_rows import RowPages
+from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.layers.attention.token_rows import K
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
@@ -90,7 +90,7 @@ class HostMemory:
 
     weights: NativeWeights
     kept: KVFormat  # of keys and values
-    pages: RowPages | None = None  # where sequences share rows
+    pages: SequencePages | None = None  # where sequences share rows
 
     def rows(self, planes: int, capacity: int, width: int) -> HostRows[ByteArray]:
         by_plane = self._by_plane(planes, capacity, format_bytes(self.kept, (width,)))

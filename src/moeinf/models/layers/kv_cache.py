@@ -66,23 +66,27 @@ class WholeState(Protocol):
 class SharedRows(Protocol):
     """The memory of all rows of a sequence, which it shares with others that begin alike."""
 
+    shares: bool  # whether what it begins with takes no memory of its own
+
     def begin_as(self, other: SharedRows, tokens: int) -> bool:
         """Takes the first tokens of another sequence, and forgets its own; False, and nothing is done, where these must
         be copied."""
         ...
 
     def write_from(self, tokens: int) -> None:
-        """Called before it goes on behind so many tokens, where it had more and others may begin as it did: gives back
-        what lies behind. What was added since, and cut off again, needs no such call."""
+        """Called before it goes on behind so many tokens, where it had more and others may begin as it did. What was
+        added since, and cut off again, needs no such call."""
         ...
 
-    def close(self) -> None:
-        """Gives back what no other sequence has; nothing is read or written here any more."""
+    def trim(self, tokens: int) -> None:
+        """Gives back the memory that it does not need for so many tokens, all that it has."""
         ...
 
 
 class OwnRows:
     """As SharedRows, where rows lie in memory of their own: they are copied."""
+
+    shares = False
 
     def begin_as(self, other: SharedRows, tokens: int) -> bool:
         return False
@@ -90,7 +94,7 @@ class OwnRows:
     def write_from(self, tokens: int) -> None:
         pass
 
-    def close(self) -> None:
+    def trim(self, tokens: int) -> None:
         pass
 
 

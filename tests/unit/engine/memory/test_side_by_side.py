@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.footprint import shared_tokens
 from moeinf.engine.memory.plan import plan_memory
 from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions, that_fit, with_guesses, with_sessions
 from moeinf.hardware import Machine
@@ -26,10 +27,10 @@ def found(available: int, model_bytes: int, *, parallel: int = 0, on_gpu: bool =
     ("available", "model_bytes", "wanted"),
     [
         (24 * GB, 5 * GB, 4),
-        (8 * GB, 5 * GB, 3),  # an eighth has room for two further ones
-        (8 * GB, 17 * GB, 1),  # which would leave fewer experts in memory
-        (24 * GB, 30 * GB, 2),
-        (GB, 5 * GB, 1),
+        (8 * GB, 5 * GB, 4),
+        (8 * GB, 17 * GB, 4),  # a 32nd, of which a further one takes a fifth
+        (GB, 5 * GB, 1),  # which would leave fewer experts in memory
+        (GB, GB // 2, 3),  # an eighth has room for two further ones
     ],
 )
 def test_further_sequences_take_a_small_part_of_the_memory(available: int, model_bytes: int, wanted: int) -> None:
@@ -56,15 +57,28 @@ def test_of_those_that_are_asked_for_as_many_go_as_have_room() -> None:
 
     needed = one.total_bytes - one.cache_bytes - one.prefix_bytes
     assert fitting(9, 24 * GB) == 9
-    assert 3 <= fitting(9, needed + 4 * one.kv_bytes) <= 4, "and the context is that of one"
-    assert fitting(9, needed + one.kv_bytes // 2) == 1
+    assert 3 <= fitting(9, needed + one.kv_bytes // 2) <= 5, "and the context is that of one"
+    assert fitting(9, needed + one.kv_bytes // 4) == 1
     assert fitting(9, 100) == 1, "that there is no room even for it the plan says"
 
 
-def test_every_sequence_is_counted_at_its_full_length() -> None:
-    three = with_sessions(replace(FOOTPRINT, apart_bytes=5), 3)
-    assert three.info.kv_bytes_per_token == 3 * FOOTPRINT.info.kv_bytes_per_token
-    assert (three.info.state_bytes, three.apart_bytes) == (3 * FOOTPRINT.info.state_bytes, 15)
+def test_every_sequence_has_states_of_its_own() -> None:
+    three = with_sessions(replace(FOOTPRINT, info=replace(FOOTPRINT.info, state_bytes=7)), 3)
+    assert (three.info.state_bytes, three.info.kv_bytes_per_token) == (21, FOOTPRINT.info.kv_bytes_per_token)
+
+
+def test_further_sequences_add_a_part_of_the_context_each() -> None:
+    assert [shared_tokens(8192, count) for count in (1, 2, 4)] == [8192, 9216, 11264]
+    assert shared_tokens(100, 3) == 100 + 2 * 13
+
+
+def test_what_all_experts_leave_goes_to_sequences() -> None:
+    config, tokens = RuntimeConfig.of(context=4096), FOOTPRINT.info.kv_bytes_per_token
+    little, much = Machine(GB, "machine", 2), Machine(32 * GB, "machine", 2)
+    four = replace(config, parallel=4)
+    assert plan_memory(FOOTPRINT, four, little).kv_bytes == shared_tokens(4096, 4) * tokens
+    assert plan_memory(FOOTPRINT, four, much).kv_bytes == 4 * 4096 * tokens
+    assert plan_memory(FOOTPRINT, config, much).kv_bytes == 4096 * tokens
 
 
 def test_recurrent_states_are_counted_behind_every_guessed_token() -> None:
