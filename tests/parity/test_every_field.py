@@ -161,6 +161,8 @@ WORDS: dict[str, list[Any]] = {
     "expert_selection_fn": ["sigmoid", "tanh"],
     "shared_expert_combination_strategy": ["sum"],
     "rms_norm_eps": [0.1, 0.0, 0],
+    "attn_logit_softcapping": [2.5],
+    "final_logit_softcapping": [2.5],
     "output_gate_type": ["sigmoid", "silu"],
     "position_embedding_type": ["rope", "nope", "alibi"],
     "time_step_limit": [[0.5, 2.0], [0.0, 0.1]],

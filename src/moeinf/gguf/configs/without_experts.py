@@ -66,7 +66,9 @@ def _gemma3(m: Metadata) -> JsonObject:
 
 def _phi3(m: Metadata) -> JsonObject:
     window = m.count("attention.sliding_window", 0)
-    return plain_heads(m) | _mlp(m) | {"model_type": "phi3", "sliding_window": window or None}
+    trained = m.count("rope.scaling.original_context_length", 0) or m.count("context_length")
+    own = {"sliding_window": window or None, "original_max_position_embeddings": trained}
+    return plain_heads(m) | _mlp(m) | own | {"model_type": "phi3"}
 
 
 def _granite(m: Metadata) -> JsonObject:

@@ -13,7 +13,7 @@ class Family(DecoderFamily):
 
     @staticmethod
     def parse(f: Fields) -> Spec:
-        f = f.replaced(
-            tie_word_embeddings=f.flag("tie_word_embeddings", True), head_dim=f.count("head_dim", 128, minimum=2)
-        )
+        f = f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True))
+        if "head_dim" not in f:  # null is as many as the hidden size has for each head
+            f = f.replaced(head_dim=128)
         return Spec(decoder := ernie_decoder(f), dense_mlps(f, decoder, biased=f.flag("use_bias", False)))

@@ -28,5 +28,7 @@ class Family(DecoderFamily):
 
     @staticmethod
     def parse(f: Fields) -> Spec:
+        if f.get("hidden_act") == "gelu":  # as published, and meant otherwise
+            f = f.replaced(hidden_act="gelu_pytorch_tanh")
         decoder = gemma_decoder(f, "hidden_act")
         return Spec(decoder, dense_mlps(f, decoder))

@@ -25,6 +25,8 @@ def _positions(f: Fields) -> JsonObject:
     """Of each kind of layers. Published configs have one for layers that see all tokens, and a theta for the others."""
     said, scaling = f.within("rope_parameters"), f.within("rope_scaling").plain
     said.refuse_others(*_KINDS)
+    if f.get("rope_parameters") is not None:
+        f.only("rope_scaling", None)
     found: dict[str, JsonObject] = {kind: {"rope_type": "default"} | said.within(kind).plain for kind in _KINDS}
     found["full_attention"] |= scaling
     for kind, name in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
@@ -33,8 +35,8 @@ def _positions(f: Fields) -> JsonObject:
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("attn_logit_softcapping", None)
-    f = f.replaced(rope_parameters=_positions(f), rope_scaling=None, partial_rotary_factor=None)
+    f.fixed(attn_logit_softcapping=None, partial_rotary_factor=None)
+    f = f.replaced(rope_parameters=_positions(f), rope_scaling=None)
     head_dim, context_length = f.count("head_dim", 256, minimum=2), f.count("max_position_embeddings")
 
     def rope(kind: str) -> Rope:
