@@ -27,6 +27,7 @@ def _positions(f: Fields) -> JsonObject:
     said.refuse_others(*_KINDS)
     if f.get("rope_parameters") is not None:
         f.only("rope_scaling", None)
+    f.within("rope_scaling").only("rope_type", "linear", "default", None)
     found: dict[str, JsonObject] = {kind: {"rope_type": "default"} | said.within(kind).plain for kind in _KINDS}
     found["full_attention"] |= scaling
     for kind, name in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
