@@ -38,7 +38,7 @@ class Seen:
         self.weights: list[list[list[float]]] = []
         self.guesses: dict[tuple[int, int], tuple[Any, Any]] = {}  # by the number of the visit before, and layer
         self._phase: Phase | None = None
-        observe, begin = RequestRecorder.observe, RequestRecorder.begin
+        observe, begin = RequestRecorder.observe, RequestRecorder.begin_of
         run, expect = StreamedExperts.run, LookAheadPredictor.expect
 
         def observed(recorder: RequestRecorder, layer: int, ids: Any) -> None:
@@ -46,9 +46,9 @@ class Seen:
             self._phase = None
             observe(recorder, layer, ids)
 
-        def begun(recorder: RequestRecorder, phase: Phase) -> None:
+        def begun(recorder: RequestRecorder, name: object, phase: Phase) -> None:
             self._phase = phase
-            begin(recorder, phase)
+            begin(recorder, name, phase)
 
         def ran(experts: StreamedExperts, layer: int, hidden: Any, routing: Routing, out: Any) -> None:
             self.weights.append(routing.weights.tolist())
@@ -59,7 +59,7 @@ class Seen:
             expect(predictor, layer, ids, weights)
 
         patch.setattr(RequestRecorder, "observe", observed)
-        patch.setattr(RequestRecorder, "begin", begun)
+        patch.setattr(RequestRecorder, "begin_of", begun)
         patch.setattr(StreamedExperts, "run", ran)
         patch.setattr(LookAheadPredictor, "expect", expected)
 

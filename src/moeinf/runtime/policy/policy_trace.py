@@ -12,6 +12,7 @@ from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.types import IntArray, MoeShape, Phase
 
 Rows = Sequence[tuple[object, int]]  # of a pass: requests, by whatever tells them apart, and how many each has
+_NOBODY: Final[Rows] = ((None, 0),)
 ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
 
 
@@ -74,7 +75,7 @@ class RequestRecorder(Listener):
         self._shape, self._on_finished = shape, on_finished
         self._rows_at_once = rows_at_once
         self._requests: dict[object, _Request] = {}
-        self._rows: Rows = ((None, 0),)
+        self._rows: Rows = _NOBODY
         self._alone: Rows = self._rows  # whose rows those are that no pass has announced
         self._noted: list[tuple[Rows, int, IntArray]] = []  # whole, so that an error cannot come between their parts
         self._pass_at = 0  # where the notes of the present pass begin
@@ -109,6 +110,8 @@ class RequestRecorder(Listener):
         """Ends a request; a second call does nothing."""
         self._add_up()
         running = self._requests.pop(name, None)
+        if self._alone[0][0] is name:  # which may hold the network, and is not kept alive from here
+            self._alone = self._rows = _NOBODY
         if running is not None and running.matrix.counts.any():
             self._on_finished(running.matrix)
 
