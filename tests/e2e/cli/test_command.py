@@ -407,6 +407,9 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
         "HIDETHINKING",
         "TEMPLATE_VAR",
         "QUANT",
+        "BATCH",
+        "OUT",
+        "ROWS",
     }
 
 

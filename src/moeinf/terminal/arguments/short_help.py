@@ -12,8 +12,8 @@ from typer.core import TyperCommand
 # By verb: the names of the parameters that --help shows.
 SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (
-        *("file", "system", "think", "format", "json", "batch", "out", "plan", "verbose", "temperature", "num_predict"),
-        *("context", "ram", "device", "quant"),
+        *("file", "system", "think", "format", "json", "batch", "plan", "verbose", "temperature", "num_predict"),
+        *("context", "ram", "device"),
     ),
     "bench": (
         *("num_prompt", "num_decode", "repeats", "prompt_file", "output", "policies", "profile", "plot"),

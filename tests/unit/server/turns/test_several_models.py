@@ -20,7 +20,7 @@ from moeinf.server.turns.job import Job, Who
 from moeinf.server.turns.opened import Loaded, OpenModels
 from moeinf.server.turns.running_answers import RunningAnswers
 from tests.support.spoken_model import NamedModel, NamedModels, SpokenModel
-from tests.unit.server.turns.test_worker import Opened, events_of, told, until, worker_of
+from tests.support.spoken_worker import Opened, events_of, told, until, worker_of
 
 
 def names_of(opened: Opened) -> list[str]:
