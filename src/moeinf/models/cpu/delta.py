@@ -51,7 +51,7 @@ class NativeDeltaNet:
     def add_rows(self, x: Float32Array, spans: Sequence[Span[object]]) -> None:
         pieces: list[Piece[Float32Array]] = pieces_of(spans, self._layer)
         rows = [piece.rows.stop - piece.rows.start for piece in pieces]
-        self._native.run(x, [piece[1:] for piece in pieces], rows)
+        self._native.run(x, [piece.states for piece in pieces], rows)
 
 
 def _lengths(key_dim: int, length: float) -> Float32Array:

@@ -45,7 +45,7 @@ class NativeMamba2:
     def add_rows(self, x: Float32Array, spans: Sequence[Span[object]]) -> None:
         pieces: list[Piece[Float32Array]] = pieces_of(spans, self._layer)
         rows = [piece.rows.stop - piece.rows.start for piece in pieces]
-        self._native.run(x, [piece[1:] for piece in pieces], rows)
+        self._native.run(x, [piece.states for piece in pieces], rows)
 
 
 class NativeScan:

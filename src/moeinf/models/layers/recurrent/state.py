@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Generic, NamedTuple
+from typing import Generic
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from moeinf.models.layers.kv_cache import Span
 from moeinf.types import ByteArray
 
 
-class Piece(NamedTuple, Generic[A]):
+@dataclass(frozen=True, slots=True)
+class Piece(Generic[A]):
     """Tokens that go through a recurrence at once, and what they find and leave."""
 
     rows: slice  # of the pass
@@ -21,6 +23,10 @@ class Piece(NamedTuple, Generic[A]):
     heads: A
     new_conv: A
     new_heads: A
+
+    @property
+    def states(self) -> tuple[A, A, A, A]:
+        return self.conv, self.heads, self.new_conv, self.new_heads
 
 
 class RecurrentState(Generic[A]):
@@ -121,7 +127,7 @@ def passes(x: A, spans: Sequence[Span[object]], layer: int, most: int) -> Iterat
         state: RecurrentState[A] = span.cache.states[layer]
         for piece in state.pieces(span.num_rows, most):
             rows = x[span.rows][piece.rows]
-            yield rows, [piece._replace(rows=slice(0, len(rows)))]
+            yield rows, [replace(piece, rows=slice(0, len(rows)))]
 
 
 def pieces_of(spans: Sequence[Span[object]], layer: int) -> list[Piece[A]]:
@@ -131,5 +137,5 @@ def pieces_of(spans: Sequence[Span[object]], layer: int) -> list[Piece[A]]:
         state: RecurrentState[A] = span.cache.states[layer]
         for piece in state.pieces(span.num_rows, span.num_rows):
             rows = slice(span.rows.start + piece.rows.start, span.rows.start + piece.rows.stop)
-            found.append(piece._replace(rows=rows))
+            found.append(replace(piece, rows=rows))
     return found
