@@ -15,11 +15,12 @@ READY := $(VENV)/.ready
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
-# mypy has one thread: the native tests are built beside it. Tests often wait for a process that they have started, so
-# two more run at once than there are cores; in the order of the folders, which has the longest files first. Compiled
-# modules are kept, whatever the environment says: each of hundreds of commands that tests start would compile its own.
+# Packages are installed and mypy runs in one thread: the native tests are built beside both. Tests often wait for a
+# process that they have started, so two more run at once than there are cores; in the order of the folders, which has
+# the longest files first. Compiled modules are kept, whatever the environment says: each of hundreds of commands that
+# tests start would compile its own.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(READY)
+test: $(RUNS)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
@@ -70,7 +71,9 @@ lint: $(READY)
 
 native-test: native-address native-thread
 
-native-address native-thread: native-%: $(READY)
+native-address: $(READY)
+native-thread: $(RUNS)  # it is built while the packages of the tests are installed
+native-address native-thread: native-%:
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh $*
 
 # The whole product under both: answers of models in many formats and configurations, a server with clients, and the
