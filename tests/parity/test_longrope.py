@@ -9,7 +9,8 @@ import torch
 
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import NewTokens
-from moeinf.sampling.loop import CachedTokens, Monitor, Timing
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.loop import Monitor, Timing
 from moeinf.types import Float32Array
 from tests.support.configs.mixtral import MIXTRAL
 from tests.support.configs.phimoe import LONG, PHI

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from moeinf.sampling.loop import CachedTokens, Chooser, Monitor, generate
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.loop import Chooser, Monitor, generate
 from moeinf.sampling.step_queue import StepModel, Steps
 
 

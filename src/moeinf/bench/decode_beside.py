@@ -12,7 +12,8 @@ from moeinf.engine.model import Model
 from moeinf.engine.speed.weight_bytes import token_bytes
 from moeinf.engine.stored.outline import outline_of
 from moeinf.hardware import peak_rss_bytes
-from moeinf.sampling.loop import CachedTokens, Forced, Timing, generate
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.loop import Forced, Timing, generate
 from moeinf.sampling.step_queue import Steps
 from moeinf.store.library import StoredModel
 from moeinf.types import Phase

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.sampling.cached_tokens import Source
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.logprobs import ChosenToken
-from moeinf.sampling.loop import Source
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.speculation.drafts import DraftCounts
 from moeinf.sampling.step_queue import SOMEBODY, Asker

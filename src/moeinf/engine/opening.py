@@ -49,7 +49,7 @@ from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.turns import Turns
-from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.room import Room
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import check_files
@@ -343,7 +343,7 @@ def _drafting(context: BuildContext, runner: ModelRunner, draft: ModelParts | No
     if draft is not None:
         small, alike = draft.generator.runner, common_tokens(draft.stored, context.weights.stored)
         assert isinstance(small.network, Decoder)
-        sources.append(drafts_by(small.network, small.plan, alike))
+        sources.append(drafts_by(small.network, small.plan.context, alike))
     return Drafting(config.speculation, sources, most=most)
 
 

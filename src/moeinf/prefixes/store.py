@@ -62,7 +62,7 @@ LIMITS: Final = Limits()
 
 
 class PrefixStore:
-    """moeinf.sampling.loop.Prefixes over the tiers. Used from the thread that runs the model, but for `spare`."""
+    """moeinf.sampling.cached_tokens.Prefixes over the tiers. Used from the thread of the model, but for `spare`."""
 
     def __init__(
         self,

@@ -3,95 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Protocol
 
 from moeinf.errors import OutOfMemoryError
-from moeinf.models.layers.decoder import FEW_ROWS, rounded_alike
-from moeinf.models.layers.kv_cache import SharedRows
-from moeinf.models.layers.soft_tokens import SoftTokens
-from moeinf.sampling.room import RESERVE_TOKENS, Claim, Paused, Room
+from moeinf.models.layers.decoder import FEW_ROWS
+from moeinf.sampling.cached_tokens import CachedTokens, Source
+from moeinf.sampling.room import RESERVE_TOKENS, Paused
 from moeinf.sampling.speculation.depth import Speculation
-from moeinf.sampling.speculation.drafts import NOTHING
+from moeinf.sampling.speculation.drafts import NOTHING, Guess
 from moeinf.sampling.step_queue import GaveWay, Interrupted, Seat
 from moeinf.types import Float32Array, Phase
-
-
-class KvCache(Protocol):
-    """What a network keeps of the tokens it has seen."""
-
-    length: int
-    capacity: int
-    reach: int  # tokens of the sequence, with those of its prompt that are still to come
-    pictures: Sequence[SoftTokens]  # of the sequence, in order
-    shared: SharedRows  # the memory of its rows
-
-    def outgrown(self, length: int) -> bool:
-        """Whether what it holds is of no use to a sequence of so many tokens."""
-        ...
-
-    def commit(self, num_tokens: int) -> None:
-        """Counts the first tokens of a pass that was tried."""
-        ...
-
-    def truncate(self, length: int) -> int:
-        """Forgets all but the first `length` tokens; returns how many are left: fewer where a state cannot go back."""
-        ...
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether it can go back to any of its tokens."""
-        ...
-
-    @property
-    def positions(self) -> int:
-        """Which kind of positions its tokens have."""
-        ...
-
-    def begin_as(self, other: Any, length: int) -> None:
-        """Holds the first `length` tokens of another sequence afterwards, and no longer its own."""
-        ...
-
-
-WORTH_TOKENS: Final = 64  # for whose sake a sequence takes the beginning of another, or waits for it
-
-Source = Literal["", "live", "memory", "disk"]  # where the reused beginning of a prompt was; "": there is none
-
-
-class Prefixes(Protocol):
-    """What is kept of the sequences that a cache held before."""
-
-    def borders(self, prompt: Sequence[int]) -> Sequence[int]:
-        """After how many tokens of a prompt `keep` is to be called, as its cache cannot go back there; ascending."""
-        ...
-
-    def keep(self, tokens: Sequence[int]) -> None:
-        """Copies what the cache holds, which are these tokens."""
-        ...
-
-    def leave(self, tokens: Sequence[int], length: int) -> None:
-        """Called when the cache, which holds these tokens, is to lose all but the first `length`."""
-        ...
-
-    def restore(self, prompt: Sequence[int], live: int) -> tuple[int, Source]:
-        """Brings the cache to the longest known beginning of `prompt`; returns its length, and where it came from.
-
-        live: how many tokens the cache and the prompt both begin with.
-        """
-        ...
-
-    def settle(self, tokens: Sequence[int]) -> None:
-        """Called behind an answer, with all tokens of the cache."""
-        ...
-
-    def forget(self) -> None:
-        """Drops what was copied."""
-        ...
-
-    def close(self, tokens: Sequence[int]) -> None:
-        """Called when the cache, which holds these tokens, is given up for good."""
-        ...
 
 
 class Chooser(Protocol):
@@ -139,150 +62,6 @@ class Monitor(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class CachedTokens:
-    """The tokens whose keys and values a cache holds, so that the next prompt reuses its common beginning.
-
-    prefixes: where sequences are kept that had to leave the cache; None: nowhere.
-    exact: whether no more is reused than what has the bits that the prompt itself would give: of prompts, as many as
-    are rounded alike (docs/contributing/numerics.md), and not of answers.
-    """
-
-    cache: KvCache
-    prefixes: Prefixes | None = None
-    tokens: list[int] = field(default_factory=list)
-    whole_pictures: bool = False  # whether no chunk may end within a picture, whose tokens have ids below 0
-    exact: bool = False
-    prompt_length: int = 0  # of the last prompt
-    reading: Sequence[int] = ()  # the prompt whose tokens it is being given
-    all: Callable[[], Sequence[CachedTokens]] = tuple  # the sequences of the model
-    room: Room | None = None  # the memory of all; None: each has its own
-    claim: Claim = field(default_factory=Claim)
-
-    def begins_with(self, prompt: Sequence[int]) -> int:
-        """How many tokens it and a prompt have in common, at their beginnings."""
-        return self._common(self.tokens, prompt)
-
-    def _common(self, tokens: Sequence[int], prompt: Sequence[int]) -> int:
-        """The same of its tokens, or of those that it is being given."""
-        limit = min(len(tokens), len(prompt))
-        if self.exact:
-            limit = min(limit, self.prompt_length) if rounded_alike(self.prompt_length, len(prompt)) else 0
-        return next((i for i in range(limit) if tokens[i] != prompt[i]), limit)
-
-    def awaited(self, prompt: Sequence[int]) -> tuple[CachedTokens, int] | None:
-        """A sequence that is being given what the prompt begins with, more than any has of it so far, and the tokens
-        that it is to have before this one goes on."""
-        others = [each for each in self.all() if each is not self]
-        held = max([each.begins_with(prompt) for each in (self, *others)])
-        for each in others:
-            coming = min(each._common(each.reading, prompt), len(prompt) - 1)
-            if not self.cache.rewinds:  # it goes on where a state was kept
-                coming = max((border for border in each.borders(each.reading) if border <= coming), default=0)
-            if coming >= held + WORTH_TOKENS:
-                return each, coming
-        return None
-
-    def given(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt take no memory of their own."""
-        found = [self.begins_with(prompt)]
-        if self.cache.rewinds and self.cache.shared.shares:
-            found += [each.begins_with(prompt) for each in self.all()]
-            found += [tokens for _, tokens in filter(None, [self.awaited(prompt)])]
-        return max(found)
-
-    def give_up(self) -> None:
-        """Gives back the memory of its tokens, of which is kept what may be."""
-        tokens, self.tokens = self.tokens, []
-        if self.prefixes is not None:
-            self.prefixes.leave(tokens, 0)
-        self.clear()
-        self.claim = Claim(background=self.claim.background, after=self.claim.after)
-
-    def forget(self) -> None:
-        """Empties the cache, and what was kept as well."""
-        self.clear()
-        if self.prefixes is not None:
-            self.prefixes.forget()
-
-    def clear(self) -> None:
-        """Empties the cache."""
-        self.tokens = []
-        self.cache.shared.write_from(self.cache.truncate(0))
-        self.cache.shared.trim(0)
-
-    def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
-        """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
-        common = min(self.begins_with(prompt), len(prompt) - 1)
-        tokens, self.tokens = self.tokens, []  # of a cache that is changed until the end of this
-        self.prompt_length = len(prompt)
-        if self.cache.outgrown(len(prompt)):
-            if self.prefixes is not None:
-                self.prefixes.leave(tokens, 0)
-            self.cache.truncate(0)
-            tokens, common = [], 0
-        self.cache.reach = len(prompt)
-        if self.prefixes is not None and common < len(tokens):
-            self.prefixes.leave(tokens, common)
-        common = self._begun(prompt[:-1], common)
-        if self.prefixes is None:
-            reused = self.cache.truncate(common)
-            source: Source = "live" if reused else ""
-        else:
-            reused, source = self.prefixes.restore(prompt[:-1], common)
-        self.tokens = list(prompt[:reused])
-        return reused, source
-
-    def borders(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Where chunks of a prompt have to end because what the cache then holds is to be kept; ascending."""
-        return () if self.prefixes is None else self.prefixes.borders(prompt)
-
-    def _begun(self, prompt: Sequence[int], common: int) -> int:
-        """Keeps the first `common` tokens, or takes those of the sequence that begins most like a prompt, where that is
-        worth it; how many it then has."""
-        others = [each for each in self.all() if each is not self and each.cache.positions == self.cache.positions]
-        alike = [(each.begins_with(prompt), each) for each in others]
-        most, best = max(alike, key=lambda pair: pair[0], default=(0, None))
-        if best is None or not self.cache.rewinds or most < common + WORTH_TOKENS:
-            self.cache.shared.write_from(common)
-            return common
-        self.cache.begin_as(best.cache, most)
-        return most
-
-    def end_of_chunk(self, prompt: Sequence[int], start: int, most: int, borders: Sequence[int]) -> int:
-        """Where the chunk of a prompt ends that begins at `start` and may have so many tokens."""
-        end = min(start + most, len(prompt))
-        end = next((border for border in borders if start < border < end), end)
-        return _beside_pictures(prompt, start, end) if self.whole_pictures else end
-
-    def keep(self) -> None:
-        """Keeps what the cache holds."""
-        if self.prefixes is not None:
-            self.prefixes.keep(self.tokens)
-
-    def settle(self) -> None:
-        """Called behind an answer."""
-        if self.prefixes is not None:
-            self.prefixes.settle(self.tokens)
-
-    def close(self) -> None:
-        """Called when no further answer follows."""
-        if self.prefixes is not None:
-            self.prefixes.close(self.tokens)
-
-
-def _beside_pictures(prompt: Sequence[int], start: int, end: int) -> int:
-    """Where a chunk ends that would end within a picture: in front of it, or behind where it begins with it."""
-    first = end
-    while start < first < len(prompt) and prompt[first] < 0 and prompt[first - 1] < 0:
-        first -= 1
-    if first > start:
-        return first
-    while end < len(prompt) and prompt[end] < 0:
-        end += 1
-    return end
-
-
 def generate(
     seat: Seat,
     sequence: CachedTokens,
@@ -301,55 +80,9 @@ def generate(
     generated before it stays valid. speculation: guesses at tokens, which a step takes along; each is a token of the
     answer if the chooser draws it, from the logits that it would have been given anyway.
     """
+    answer = _Answer(seat, sequence, monitor, chooser, chunk, speculation)
     try:
-        started = time.perf_counter()
-        monitor.begin("prefill")
-        logits, base = (yield from _read(seat, sequence, prompt, monitor, chunk, max_tokens)), len(prompt)
-        if max_tokens < 1:
-            monitor.timing.prefill_s = time.perf_counter() - started
-            return
-        history = [token for token in prompt if token >= 0]  # without pictures
-        token = chooser.sample(logits[-1], history)
-        monitor.timing.prefill_s = time.perf_counter() - started
-        yield token
-        monitor.begin("decode")
-        left = min(max_tokens - 1, sequence.cache.capacity - len(prompt))
-        while left > 0:
-            monitor.check()
-            started = time.perf_counter()
-            try:
-                yield from _with_room(seat, sequence, monitor)
-            except Paused:
-                yield from _resumed(seat, sequence, base, monitor, chunk)
-            history.append(token)
-            guess = NOTHING if speculation is None else speculation.draft(history, _room(seat, sequence, left))
-            if sequence.cache.outgrown(len(sequence.tokens) + 1):
-                logits = yield from _computed(seat, sequence, [*sequence.tokens, token], monitor, chunk)
-                base = len(sequence.tokens)
-            else:
-                logits = yield from seat.through(
-                    [token, *guess.ids], sequence.cache, monitor.check, tried=bool(guess.ids)
-                )
-                if not guess.ids:
-                    sequence.tokens.append(token)
-                    if speculation is not None:
-                        speculation.single(seat.last_step)
-            fed, right, step = token, 0, seat.last_step
-            try:
-                for row, expected in zip(logits, (*guess.ids, None), strict=True):
-                    token = chooser.sample(row, history)
-                    right, left = right + 1, left - 1
-                    monitor.timing.token_s.append(time.perf_counter() - started)
-                    yield token
-                    if token != expected:
-                        break
-                    started = time.perf_counter()
-                    history.append(token)
-            finally:
-                if guess.ids and right and speculation is not None:
-                    sequence.cache.commit(right)
-                    sequence.tokens += [fed, *guess.ids[: right - 1]]
-                    speculation.tried(guess, right - 1, step)
+        yield from answer.tokens(prompt, max_tokens)
     except Interrupted:
         return
     finally:
@@ -357,131 +90,196 @@ def generate(
             speculation.close()
 
 
-def _read(
-    seat: Seat, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, chunk: int, max_tokens: int
-) -> Generator[None, None, Float32Array]:
-    """Reads a prompt once there is room for it; returns the logits of its last token."""
-    while True:
-        yield from _admitted(seat, sequence, prompt, monitor, max_tokens)
-        yield from _awaiting(seat, sequence, prompt, monitor)
-        try:
-            return (yield from _computed(seat, sequence, prompt, monitor, chunk, monitor.timing))
-        except Paused:
-            sequence.give_up()
+@dataclass(slots=True)
+class _Answer:
+    """An answer that is being made."""
 
+    seat: Seat
+    sequence: CachedTokens
+    monitor: Monitor
+    chooser: Chooser
+    chunk: int
+    speculation: Speculation | None
+    read: int = 0  # tokens, from the first on, that were computed in chunks; those behind are computed singly
+    history: list[int] = field(default_factory=list)  # the prompt without its pictures, and the answer
 
-def _resumed(
-    seat: Seat, sequence: CachedTokens, base: int, monitor: Monitor, chunk: int
-) -> Generator[None, None, None]:
-    """Pauses an answer, and computes its tokens as they were computed: the first `base` as a prompt, others singly."""
-    tokens = list(sequence.tokens)
-    while True:
-        sequence.give_up()
-        yield from _admitted(seat, sequence, tokens, monitor, RESERVE_TOKENS)
-        try:
-            yield from _computed(seat, sequence, tokens[:base], monitor, chunk, pauses=True)
-            for token in tokens[base:]:
-                _heed(sequence)
-                yield from seat.through([token], sequence.cache, monitor.check)
-                sequence.tokens.append(token)
+    def tokens(self, prompt: Sequence[int], max_tokens: int) -> Generator[int | None, None, None]:
+        monitor, sequence, started = self.monitor, self.sequence, time.perf_counter()
+        monitor.begin("prefill")
+        logits = yield from self._prefill(prompt, max_tokens)
+        if max_tokens < 1:
+            monitor.timing.prefill_s = time.perf_counter() - started
             return
+        self.history += [token for token in prompt if token >= 0]
+        token = self.chooser.sample(logits[-1], self.history)
+        monitor.timing.prefill_s = time.perf_counter() - started
+        yield token
+        monitor.begin("decode")
+        left = min(max_tokens - 1, sequence.cache.capacity - len(prompt))
+        while left > 0:
+            monitor.check()
+            started = time.perf_counter()
+            yield from self._with_room()
+            self.history.append(token)
+            guess = NOTHING
+            if self.speculation is not None:
+                guess = self.speculation.draft(self.history, self._most_guesses(left))
+            logits = yield from self._step(token, guess)
+            token, drawn = yield from self._draw(logits, guess, started)
+            left -= drawn
+
+    def _step(self, token: int, guess: Guess) -> Generator[None, None, Float32Array]:
+        """Returns the logits [1 + guesses, vocab] behind a token and each guess; those are not noted yet."""
+        sequence = self.sequence
+        if sequence.cache.outgrown(len(sequence.tokens) + 1):
+            self.read = len(sequence.tokens) + 1
+            return (yield from self._computed([*sequence.tokens, token]))
+        logits = yield from self.seat.through(
+            [token, *guess.ids], sequence.cache, self.monitor.check, tried=bool(guess.ids)
+        )
+        if not guess.ids:
+            sequence.tokens.append(token)
+            if self.speculation is not None:
+                self.speculation.single(self.seat.last_step)
+        return logits
+
+    def _draw(self, logits: Float32Array, guess: Guess, started: float) -> Generator[int, None, tuple[int, int]]:
+        """Yields the tokens that are drawn at the rows of a step, up to the first that was not guessed; returns that
+        one, and how many there are. Guesses that were right are noted, whenever it ends."""
+        fed, step, token, drawn = self.history[-1], self.seat.last_step, 0, 0
+        try:
+            for row, expected in zip(logits, (*guess.ids, None), strict=True):
+                token = self.chooser.sample(row, self.history)
+                drawn += 1
+                self.monitor.timing.token_s.append(time.perf_counter() - started)
+                yield token
+                if token != expected:
+                    break
+                started = time.perf_counter()
+                self.history.append(token)
+        finally:
+            if guess.ids and drawn and self.speculation is not None:
+                self.sequence.cache.commit(drawn)
+                self.sequence.tokens += [fed, *guess.ids[: drawn - 1]]
+                self.speculation.tried(guess, drawn - 1, step)
+        return token, drawn
+
+    def _most_guesses(self, left: int) -> int:
+        """How many guesses a step takes: of the tokens that may still come, and of those that keep the positions."""
+        most, sequence = min(left, self.seat.most_rows) - 1, self.sequence
+        while most > 0 and sequence.cache.outgrown(len(sequence.tokens) + 1 + most):
+            most -= 1
+        return most
+
+    # Of memory, which all sequences share (room.py).
+
+    def _prefill(self, prompt: Sequence[int], max_tokens: int) -> Generator[None, None, Float32Array]:
+        """Reads a prompt once there is room for it; returns the logits of its last token."""
+        self.read = len(prompt)
+        while True:
+            yield from self._admitted(prompt, max_tokens)
+            yield from self._awaiting(prompt)
+            try:
+                return (yield from self._computed(prompt, self.monitor.timing, pauses=True))
+            except Paused:
+                self.sequence.give_up()
+
+    def _with_room(self) -> Generator[None, None, None]:
+        """Waits until there is room for the tokens of a step; an answer that is paused then goes on. Raises
+        OutOfMemoryError."""
+        sequence, room = self.sequence, self.sequence.room
+        try:
+            while room is not None and not room.grows(
+                sequence, len(sequence.tokens) + FEW_ROWS, sequence.cache.capacity
+            ):
+                yield from self._one_step()
         except Paused:
-            continue
+            yield from self._resumed()
+
+    def _resumed(self) -> Generator[None, None, None]:
+        """Pauses an answer, and computes its tokens as they were computed: some in chunks, others singly."""
+        sequence, tokens = self.sequence, list(self.sequence.tokens)
+        while True:
+            sequence.give_up()
+            yield from self._admitted(tokens, RESERVE_TOKENS)
+            try:
+                yield from self._computed(tokens[: self.read], pauses=True)
+                for token in tokens[self.read :]:
+                    _heed(sequence)
+                    yield from self.seat.through([token], sequence.cache, self.monitor.check)
+                    sequence.tokens.append(token)
+                return
+            except Paused:
+                continue
+
+    def _admitted(self, prompt: Sequence[int], max_tokens: int) -> Generator[None, None, None]:
+        """Waits until there is room for a prompt and the beginning of its answer. Raises OutOfMemoryError."""
+        sequence, room = self.sequence, self.sequence.room
+        sequence.claim.background = self.seat.asker.background
+        if room is None:
+            return
+        tokens = min(len(prompt) + min(max_tokens, RESERVE_TOKENS), sequence.cache.capacity)
+        while not room.begins(sequence, tokens, lambda: sequence.given(prompt)):
+            yield from self._one_step()
+
+    def _one_step(self) -> Generator[None, None, None]:
+        self.monitor.check()
+        if self.seat.makes_steps:  # nobody takes the others on
+            raise OutOfMemoryError(
+                "the memory of keys and values is held by other answers that are open; read those to their ends, or "
+                "close them"
+            )
+        yield None
+
+    # Of prompts, and of answers that are computed anew.
+
+    def _computed(
+        self, prompt: Sequence[int], timing: Timing | None = None, *, pauses: bool = False
+    ) -> Generator[None, None, Float32Array]:
+        """Runs what the cache lacks of a prompt, or of an answer behind it; returns the logits of the last token.
+
+        timing: where to say what was reused. pauses: whether Paused may be raised.
+        """
+        seat, sequence, monitor = self.seat, self.sequence, self.monitor
+        start, source = sequence.rewind_to(prompt)
+        if timing is not None:
+            timing.cached_tokens, timing.cached_from = start, source
+        logits, borders, sequence.reading = None, sequence.borders(prompt), prompt
+        try:
+            while start < len(prompt):
+                monitor.check()
+                if pauses:
+                    _heed(sequence)
+                end = sequence.end_of_chunk(prompt, start, seat.piece(self.chunk), borders)
+                tokens = prompt[start:end]
+                try:
+                    logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
+                except GaveWay:
+                    continue
+                sequence.tokens += tokens
+                if end in borders:
+                    sequence.keep()
+                monitor.prefilled(end, len(prompt))
+                start = end
+        finally:
+            sequence.reading = ()
+        assert logits is not None, "rewind_to leaves at least one token to run"
+        return logits
+
+    def _awaiting(self, prompt: Sequence[int]) -> Generator[None, None, None]:
+        """Waits while another sequence is given what the prompt begins with, so that it is computed once."""
+        sequence = self.sequence
+        awaited = None if self.seat.makes_steps else sequence.awaited(prompt)
+        if awaited is None:
+            return
+        other, tokens = awaited
+        reading = other.reading
+        while other.reading is reading and len(other.tokens) < tokens and not sequence.claim.paused:
+            self.monitor.check()
+            yield None
 
 
 def _heed(sequence: CachedTokens) -> None:
+    """Raises Paused where a sequence is to give its memory up."""
     if sequence.claim.paused:
         raise Paused
-
-
-def _admitted(
-    seat: Seat, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, max_tokens: int
-) -> Generator[None, None, None]:
-    """Waits until there is room for a prompt and the beginning of its answer. Raises OutOfMemoryError."""
-    room = sequence.room
-    if room is None:
-        return
-    sequence.claim.background = seat.asker.background
-    tokens = min(len(prompt) + min(max_tokens, RESERVE_TOKENS), sequence.cache.capacity)
-    while not room.begins(sequence, tokens, lambda: sequence.given(prompt)):
-        yield from _one_step(seat, monitor)
-
-
-def _with_room(seat: Seat, sequence: CachedTokens, monitor: Monitor) -> Generator[None, None, None]:
-    """Waits until there is room for the tokens of a step. Raises Paused, OutOfMemoryError."""
-    room = sequence.room
-    most = sequence.cache.capacity
-    while room is not None and not room.grows(sequence, len(sequence.tokens) + FEW_ROWS, most):
-        yield from _one_step(seat, monitor)
-
-
-def _one_step(seat: Seat, monitor: Monitor) -> Generator[None, None, None]:
-    monitor.check()
-    if seat.makes_steps:  # nobody takes the others on
-        raise OutOfMemoryError(
-            "the memory of keys and values is held by other answers that are open; read those to their ends, or close "
-            "them"
-        )
-    yield None
-
-
-def _room(seat: Seat, sequence: CachedTokens, left: int) -> int:
-    """How many guesses a step has room for: of the tokens that may still come, and of those that keep the positions."""
-    most = min(left, seat.most_rows) - 1
-    while most > 0 and sequence.cache.outgrown(len(sequence.tokens) + 1 + most):
-        most -= 1
-    return most
-
-
-def _computed(
-    seat: Seat,
-    sequence: CachedTokens,
-    prompt: Sequence[int],
-    monitor: Monitor,
-    chunk: int,
-    timing: Timing | None = None,
-    *,
-    pauses: bool = False,
-) -> Generator[None, None, Float32Array]:
-    """Runs what the cache lacks of a prompt, or of an answer behind it; returns the logits of the last token.
-
-    timing: where to say what was reused, of a prompt that is read first. pauses: whether Paused may be raised, as then.
-    """
-    start, source = sequence.rewind_to(prompt)
-    if timing is not None:
-        timing.cached_tokens, timing.cached_from = start, source
-    logits, borders, sequence.reading = None, sequence.borders(prompt), prompt
-    try:
-        while start < len(prompt):
-            monitor.check()
-            if pauses or timing is not None:
-                _heed(sequence)
-            end = sequence.end_of_chunk(prompt, start, seat.piece(chunk), borders)
-            tokens = prompt[start:end]
-            try:
-                logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
-            except GaveWay:
-                continue
-            sequence.tokens += tokens
-            if end in borders:
-                sequence.keep()
-            monitor.prefilled(end, len(prompt))
-            start = end
-    finally:
-        sequence.reading = ()
-    assert logits is not None, "rewind_to leaves at least one token to run"
-    return logits
-
-
-def _awaiting(
-    seat: Seat, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor
-) -> Generator[None, None, None]:
-    """Waits while another sequence is given what the prompt begins with, so that it is computed once."""
-    awaited = None if seat.makes_steps else sequence.awaited(prompt)
-    if awaited is None:
-        return
-    other, tokens = awaited
-    reading = other.reading
-    while other.reading is reading and len(other.tokens) < tokens and not sequence.claim.paused:
-        monitor.check()
-        yield None

@@ -34,7 +34,7 @@ class Claim:
 
 
 class Holder(Protocol):
-    """A sequence (moeinf.sampling.loop.CachedTokens)."""
+    """A sequence (moeinf.sampling.cached_tokens.CachedTokens)."""
 
     tokens: list[int]
     claim: Claim

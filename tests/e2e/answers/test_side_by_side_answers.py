@@ -14,7 +14,7 @@ from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, UsageError
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
 from tests.support.answers_beside import advance, drive

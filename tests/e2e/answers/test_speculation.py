@@ -14,8 +14,8 @@ from moeinf.engine.answers.drafting import Drafting
 from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
+from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.logprobs import ChosenToken
-from moeinf.sampling.loop import CachedTokens
 from moeinf.sampling.speculation.drafts import Drafter, Guess
 from moeinf.store.library import StoredModel
 

@@ -18,7 +18,8 @@ from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
 from moeinf.prefixes.prefix_opening import turn_borders
 from moeinf.prefixes.store import Limits, PrefixStore
-from moeinf.sampling.loop import CachedTokens, Timing
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.loop import Timing
 from moeinf.types import Float32Array, Phase
 from tests.support.fake_cache import ROW_BYTES, FakeCache
 from tests.support.faults.python import places
@@ -301,7 +302,10 @@ def test_nothing_is_given_back_under_the_hands_of_a_request() -> None:
     assert freed == [0] and run.store.spare(1 << 30) > 0 and len(run.memory) == 0
 
 
-@pytest.mark.parametrize(("within", "stride"), [("prefixes/memory.py", 1), ("prefixes/", 5), ("sampling/loop.py", 5)])
+@pytest.mark.parametrize(
+    ("within", "stride"),
+    [("prefixes/memory.py", 1), ("prefixes/", 5), ("sampling/loop.py", 5), ("sampling/cached_tokens.py", 5)],
+)
 @pytest.mark.parametrize("rewinds", [True, False])
 def test_a_request_that_is_given_up_at_any_line_leaves_nothing_wrong(
     rewinds: bool, within: str, stride: int, tmp_path: Path

@@ -11,7 +11,8 @@ import pytest
 
 from moeinf.errors import DeviceError, NotFiniteError
 from moeinf.models.layers.kv_cache import NewTokens, OwnRows
-from moeinf.sampling.loop import CachedTokens, Forced, Timing, generate
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.loop import Forced, Timing, generate
 from moeinf.sampling.step_queue import LEAST_PIECE, Asker, GaveWay, Interrupted, Seat, Steps
 from moeinf.types import Float32Array, Phase
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from moeinf.config.run_options import SpeculationOptions
-from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.speculation.depth import MOST_DRAFTS, Measured, Speculation
 from moeinf.sampling.speculation.drafts import DraftCounts, Drafter
 from moeinf.sampling.speculation.prompt_lookup import PromptLookup

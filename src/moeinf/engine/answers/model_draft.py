@@ -8,41 +8,45 @@ from collections.abc import Sequence
 from typing import Final
 
 from moeinf.engine.answers.drafting import DraftSource
-from moeinf.engine.memory.plan import MemoryPlan
 from moeinf.errors import UsageError
 from moeinf.models.layers.decoder import Decoder
-from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.cached_tokens import CachedTokens, common_length
 from moeinf.sampling.speculation.drafts import NOTHING, Drafter, Guess
 from moeinf.store.library import StoredModel
 
 _UNUSED: Final = re.compile(r"\[PAD\d+\]")  # as llama.cpp's converter calls them
+READ_AT_ONCE: Final = 64  # tokens
 MOST_FURTHER: Final = 128  # tokens that one of two like vocabularies may have behind the other's, as llama.cpp has it
 
 
 class ModelDrafter:
-    """moeinf.sampling.speculation.drafts.Drafter. Guesses what the model itself would answer greedily."""
+    """moeinf.sampling.speculation.drafts.Drafter. Guesses what the model itself would answer greedily.
+
+    It reads a prompt piece by piece, one before each step, so that nobody waits for all of it.
+    """
 
     kind: str | None = "draft model"
 
-    def __init__(self, network: Decoder, context: int, chunk: int, num_tokens: int) -> None:
-        """context: tokens that it has room for. chunk: that it reads at once. num_tokens: that it may guess."""
-        self._network, self._context, self._chunk, self._num_tokens = network, context, chunk, num_tokens
+    def __init__(self, network: Decoder, context: int, num_tokens: int) -> None:
+        """context: tokens that it has room for. num_tokens: that it may guess."""
+        self._network, self._context, self._num_tokens = network, context, num_tokens
         self._cache = network.new_cache(context)
         self._read: list[int] = []  # tokens that the cache holds
 
     def draft(self, tokens: Sequence[int], most: int) -> Guess:
-        if len(tokens) + most > self._context or max(tokens) >= self._num_tokens:
+        if len(tokens) + most > self._context:
             return NOTHING
-        limit = min(len(self._read), len(tokens) - 1)
-        common = next((i for i in range(limit) if self._read[i] != tokens[i]), limit)
+        common = min(common_length(self._read, tokens), len(tokens) - 1)
         del self._read[self._cache.truncate(common) :]
+        new = list(tokens[len(self._read) : len(self._read) + READ_AT_ONCE])
+        if max(new) >= self._num_tokens:
+            return NOTHING
         found = list[int]()
-        new = list(tokens[len(self._read) :])
         while len(found) < most:
-            for begin in range(0, len(new), self._chunk):
-                piece = new[begin : begin + self._chunk]
-                logits = self._network.forward(piece, self._cache, of_tokens=len(new))
-                self._read += piece
+            logits = self._network.forward(new, self._cache)
+            self._read += new
+            if not found and len(self._read) < len(tokens):
+                return NOTHING  # it reads on before the next step
             new = [int(logits[-1][: self._num_tokens].argmax())]
             found += new
         return Guess(found, self.kind or "")
@@ -51,13 +55,13 @@ class ModelDrafter:
         pass  # the next answer of the sequence often begins alike
 
 
-def drafts_by(network: Decoder, plan: MemoryPlan, num_tokens: int) -> DraftSource:
-    """num_tokens: of the vocabulary that both models have."""
+def drafts_by(network: Decoder, context: int, num_tokens: int) -> DraftSource:
+    """context: tokens that the model has room for. num_tokens: of the vocabulary that both models have."""
     of_sequences: dict[int, ModelDrafter] = {}  # which live as long as the model
 
     def source(sequence: CachedTokens) -> Drafter:
         if id(sequence) not in of_sequences:
-            of_sequences[id(sequence)] = ModelDrafter(network, plan.context, plan.prefill_chunk, num_tokens)
+            of_sequences[id(sequence)] = ModelDrafter(network, context, num_tokens)
         return of_sequences[id(sequence)]
 
     return source

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from moeinf.engine.completion import Rendering
 from moeinf.engine.runner import ModelRunner
+from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.constraint import AnswerFormat
-from moeinf.sampling.loop import CachedTokens, Chooser, Monitor
+from moeinf.sampling.loop import Chooser, Monitor
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.speculation.depth import Speculation
 from moeinf.sampling.step_queue import Seat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.room import Room
 
 

@@ -141,6 +141,7 @@ class Speculation:
             if depth:
                 self._guess_s = self._clock() - began
                 return Guess(guess.ids[:depth], guess.kind)
+        self._won -= self._clock() - began
         return NOTHING
 
     def _must_rest(self) -> bool:

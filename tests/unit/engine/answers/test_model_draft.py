@@ -11,9 +11,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from moeinf.engine.answers.model_draft import ModelDrafter, common_tokens, drafts_by
+from moeinf.engine.answers.model_draft import READ_AT_ONCE, ModelDrafter, common_tokens, drafts_by
 from moeinf.errors import UsageError
-from moeinf.sampling.loop import CachedTokens
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.speculation.drafts import NOTHING
 from moeinf.types import Float32Array
 from tests.support.fake_cache import FakeCache as FakeKvCache
 
@@ -49,7 +50,7 @@ class Counting:
 
 def test_it_guesses_what_it_would_answer_and_goes_back_where_it_was_wrong() -> None:
     network = Counting()
-    drafter = ModelDrafter(cast(Any, network), context=12, chunk=2, num_tokens=9)
+    drafter = ModelDrafter(cast(Any, network), context=12, num_tokens=9)
     assert drafter.draft([1, 2, 3, 4, 5], 3).ids == [6, 7, 8]
     assert network.cache.tokens == [1, 2, 3, 4, 5, 6, 7]
     assert drafter.draft([1, 2, 3, 4, 5, 6, 2], 2).ids == [3, 4]
@@ -60,7 +61,7 @@ def test_it_guesses_what_it_would_answer_and_goes_back_where_it_was_wrong() -> N
 
 def test_the_next_answer_of_a_sequence_begins_where_the_last_one_ended() -> None:
     network = Counting()
-    begin = drafts_by(cast(Any, network), cast(Any, SimpleNamespace(context=12, prefill_chunk=4)), num_tokens=9)
+    begin = drafts_by(cast(Any, network), context=12, num_tokens=9)
     sequences = [CachedTokens(FakeKvCache()) for _ in range(2)]
     drafter = begin(sequences[0])
     assert drafter.draft([1, 2, 3], 1).ids == [4]
@@ -68,6 +69,15 @@ def test_the_next_answer_of_a_sequence_begins_where_the_last_one_ended() -> None
     network.read.clear()
     assert begin(sequences[0]).draft([1, 2, 3, 4, 5], 1).ids == [6] and network.read == [4, 5]
     assert begin(sequences[1]).draft([1, 2], 1).ids == [3] and network.num_caches == 2
+
+
+def test_a_long_prompt_is_read_piece_by_piece_before_it_guesses() -> None:
+    network = Counting()
+    drafter = ModelDrafter(cast(Any, network), context=400, num_tokens=9)
+    prompt = [1 + i % 8 for i in range(2 * READ_AT_ONCE + 2)]
+    for pieces in (1, 2):
+        assert drafter.draft(prompt, 2) == NOTHING and network.read == prompt[: pieces * READ_AT_ONCE]
+    assert drafter.draft(prompt, 2).ids == [3, 4]
 
 
 def stored(folder: Path, name: str, vocabulary: object, added: object = ()) -> Any:

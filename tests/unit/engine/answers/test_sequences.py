@@ -9,7 +9,7 @@ import pytest
 
 from moeinf.engine.answers.sequences import Sequences
 from moeinf.models.layers.kv_cache import NewTokens
-from moeinf.sampling.loop import WORTH_TOKENS, CachedTokens
+from moeinf.sampling.cached_tokens import WORTH_TOKENS, CachedTokens
 from tests.support.fake_cache import FakeCache
 
 
