@@ -240,13 +240,9 @@ class Decoder:
         self.config = config
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
-        self._head = logits_of(
-            layers.weights,
-            next((name for name in (HEAD, config.head) if name in layers.weights), config.embedding),
-            config.last_norm,
-            config.logits.scale,
-            "lm_head.bias" if config.logits.bias else None,
-        )
+        self._last_norm = layers.weights.norm(config.last_norm)
+        matrix, logits = head_name(config, layers.weights), config.logits
+        self._head = head_of(layers.weights, matrix, logits.scale, "lm_head.bias" if logits.bias else None)
         kinds: list[Rope | None] = [*config.ropes] or [None]
         self._rotaries = [layers.rotary(rope, config.context_length) for rope in kinds]
         self._rotary_of = [  # layers without positions take whichever
@@ -335,8 +331,9 @@ class Decoder:
                 decoder._run(layers, x, kinds, between_layers)
             if self._others:
                 x = self._layers.carried(x)
+            self._tell_hidden(x, spans)
             pick = self._rows_of_logits(parts, spans) if last_only else lambda rows: rows
-            logits = self._head(self._stem.end(x, pick))[:, : self.config.logits.count]
+            logits = self._head(self._last_norm(self._stem.end(x, pick)))[:, : self.config.logits.count]
             for part in parts:
                 if not part.tried:
                     part.cache.commit(len(part.ids))
@@ -392,6 +389,14 @@ class Decoder:
         ]
         return lambda x: joined([x[rows] for rows in picked], 0)
 
+    def _tell_hidden(self, x: Hidden, spans: Sequence[Span[Positions]]) -> None:
+        """Gives sequences that want it what the head is given of each of their tokens."""
+        if any(span.cache.on_hidden is not None for span in spans):
+            hidden = self._last_norm(self._stem.end(x, lambda rows: rows))
+            for span in spans:
+                if span.cache.on_hidden is not None:
+                    span.cache.on_hidden(span.cache.length, hidden[span.rows])
+
     def _run(
         self,
         layers: range,
@@ -423,12 +428,15 @@ class Decoder:
             self._profiler.lap("router")
 
 
-def logits_of(
-    weights: Weights, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
-) -> Callable[[Hidden], Array]:
-    """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
-    last_norm, product = weights.norm(norm), weights.linear(matrix, bias)
-    return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
+def head_name(config: DecoderConfig, weights: Weights | Container[str]) -> str:
+    """The stored matrix that makes logits."""
+    return next((name for name in (HEAD, config.head) if name in weights), config.embedding)
+
+
+def head_of(weights: Weights, matrix: str, scale: float = 1.0, bias: str | None = None) -> Callable[[Hidden], Array]:
+    """What makes logits, which are multiplied by `scale`, of normed hidden states."""
+    product = weights.linear(matrix, bias)
+    return product if scale == 1.0 else lambda x: product(x) * scale
 
 
 def outer_shapes(config: DecoderConfig) -> Shapes:

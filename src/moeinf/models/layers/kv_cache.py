@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -115,6 +115,9 @@ class Cache:
         self.length = 0  # tokens that every layer has stored
         self.pictures: Sequence[SoftTokens] = ()  # of the sequence, in order
         self.tried = 0  # tokens of the last pass, if they were tried
+        # Is told of every pass, on the CPU: how many tokens were there before it, and what the head is given of each of
+        # its tokens [tokens, hidden_size].
+        self.on_hidden: Callable[[int, Any], None] | None = None
         self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
         self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
 

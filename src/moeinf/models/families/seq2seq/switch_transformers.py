@@ -16,7 +16,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import EncoderDecoderFamily
 from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
-from moeinf.models.layers.decoder import logits_of
+from moeinf.models.layers.decoder import head_of
 from moeinf.models.layers.encoder_decoder import (
     AnswerDecoder,
     Attention,
@@ -228,12 +228,9 @@ class Family(EncoderDecoderFamily):
             embedding = layers.embedding(name)
             return lambda token_ids, positions: embedding(token_ids)
 
-        head = logits_of(
-            weights,
-            HEAD if HEAD in weights else EMBEDDING,
-            NormConfig("decoder.final_layer_norm.weight", c.norm_eps),
-            scale=c.hidden_size**-0.5 if c.tied else 1.0,  # as of every T5 whose head is the embedding
-        )
+        last_norm = weights.norm(NormConfig("decoder.final_layer_norm.weight", c.norm_eps))
+        scale = c.hidden_size**-0.5 if c.tied else 1.0  # as of every T5 whose head is the embedding
+        head = head_of(weights, HEAD if HEAD in weights else EMBEDDING, scale)
         stacks = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
         embed_source, embed = (embed_by(name if name in weights else EMBEDDING) for name in stacks)
         return EncoderDecoder(
@@ -241,7 +238,7 @@ class Family(EncoderDecoderFamily):
             experts,
             profiler,
             Encoder(embed_source, encoder, norm("encoder.final_"), RelativeBias(weights, c, "encoder")),
-            AnswerDecoder(embed, decoder, head, RelativeBias(weights, c, "decoder")),
+            AnswerDecoder(embed, decoder, lambda x: head(last_norm(x)), RelativeBias(weights, c, "decoder")),
         )
 
     def _attention_matrices(self) -> Shapes:
