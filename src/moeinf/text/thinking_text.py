@@ -55,7 +55,8 @@ class TemplateFacts:
 def template_variables(facts: TemplateFacts | None, think: str | None, given: JsonMapping) -> JsonObject:
     """Returns the variables for a template: those `given` by name, and those that mean `think`, one of THINK_WORDS.
 
-    facts: None where there is no template. Raises UsageError for what the template would ignore.
+    facts: None where there is no template. Not to think is what a model without thoughts does anyway. Raises UsageError
+    for what the template would ignore.
     """
     known = facts.variables if facts else frozenset[str]()
     for name in given:
@@ -85,6 +86,8 @@ def _think_variables(facts: TemplateFacts | None, think: str) -> JsonObject:
     if think not in THINK_WORDS:
         raise UsageError(f"think cannot be {think!r}; it is one of {', '.join(THINK_WORDS)}")
     if facts is None or not facts.thinks:
+        if think == "false":
+            return {}
         raise UsageError("this model does not think: its chat template has no switch for it")
     switches = {name: values[think == "false"] for name, values in facts.switches.items()}
     if think in ("true", "false"):

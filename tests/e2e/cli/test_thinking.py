@@ -65,7 +65,6 @@ def test_an_answer_that_is_cut_while_the_model_thinks_is_no_answer_and_says_so(
     ("model", "words", "said"),
     [
         ("demo", ("--think",), "this model does not think: its chat template has no switch for it"),
-        ("demo", ("--think=false",), "this model does not think"),
         ("thinker", ("--think=high",), "this model knows no levels of thinking, only true and false"),
         ("thinker", ("--think=loud",), "--think cannot be 'loud'; it is one of true, false, low, medium, high"),
         ("thinker", ("--think", "low"), "may mean two things: write --think=low for how to think, or"),
@@ -85,6 +84,10 @@ def test_what_the_template_would_ignore_is_refused_before_loading(
     monkeypatch.setattr("moeinf.engine.model.Model", None)
     done = command("run", model, "hi", *words)
     assert (done.code, done.out) == (2, "") and said in done.err and done.err.count("\n") == 1
+
+
+def test_a_model_that_does_not_think_need_not_be_told_not_to(command: Command) -> None:
+    assert command("run", "demo", "hi", "-n", "2", "--think=false").code == 0
 
 
 def test_show_tells_what_the_template_knows_of(command: Command, thinker: StoredModel, tmp_path: Path) -> None:

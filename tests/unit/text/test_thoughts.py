@@ -175,6 +175,8 @@ ALWAYS = TemplateFacts(frozenset(), thinks=True, tools=False)
         (SWITCH, "true", {}, {"enable_thinking": True}),
         (SWITCH, "false", {"x": 1}, {"enable_thinking": False, "x": 1}),
         (None, None, {}, {}),
+        (None, "false", {}, {}),
+        (TemplateFacts(frozenset(), thinks=False, tools=False), "false", {}, {}),
         (EFFORT, "true", {}, {}),
         (EFFORT, "high", {}, {"reasoning_effort": "high"}),
         (ALWAYS, "true", {}, {}),
@@ -193,7 +195,6 @@ def test_a_template_is_told_in_its_own_variables(
     ("facts", "think", "given", "said"),
     [
         (None, "true", {}, "this model does not think"),
-        (None, "false", {}, "no switch for it"),
         (TemplateFacts(frozenset(), thinks=False, tools=False), "high", {}, "this model does not think"),
         (SWITCH, "high", {}, "no levels of thinking, only true and false"),
         (ALWAYS, "low", {}, "levels of thinking, only"),
