@@ -23,13 +23,17 @@ _PIECE_BYTES = 1 << 20
 
 
 def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
-    """The prompt: standard input unless it is a terminal, then the file, then the words, joined by one space.
+    """The prompt: standard input unless it is a terminal, then the file, then the words.
 
-    "" means that the model is loaded and nothing else; None means a chat. Newlines at the end of standard input and of
-    the file are dropped, as a shell's $(...) does. Raises UsageError where there is neither a prompt nor a terminal.
+    Each goes on behind a space, or on a line of its own where what is before it ends with newlines, of which one is
+    kept. At the end of all, standard input and the file have none, as in a shell's $(...). "" means that the model is
+    loaded and nothing else; None means a chat. Raises UsageError where there is neither a prompt nor a terminal.
     """
-    parts = [_standard_input(), _file_text(file), " ".join(words)]
-    text = " ".join(part for part in parts if part)
+    said, text = " ".join(words), ""
+    for part in (_standard_input(), _file_text(file), said):
+        between = " " if part and text and not text.endswith("\n") else ""
+        text += between + part
+    text = text if said else _dropped(text)
     if text or words:
         return text
     if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and file is None:
@@ -59,7 +63,14 @@ def _text(stream: BinaryIO, what: str) -> str:
         data += piece
         if len(data) > _MOST_PROMPT_BYTES:
             raise UsageError(f"{what} is longer than {_MOST_PROMPT_BYTES >> 20} MiB, which no context holds; give less")
-    return decoded(bytes(data)).rstrip("\r\n")
+    text = decoded(bytes(data))
+    kept = _dropped(text)
+    return kept + "\n" if kept and kept != text else kept
+
+
+def _dropped(text: str) -> str:
+    """The text without the newlines at its end."""
+    return text.rstrip("\r\n")
 
 
 def answer_once(conversation: Conversation, text: str, *, raw: bool, as_json: bool) -> int:
