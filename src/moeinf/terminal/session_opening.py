@@ -99,6 +99,7 @@ def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:
     """Runs the chat until it ends, and closes the model that is open then."""
     from moeinf.terminal.chat.line_editor import open_reader
     from moeinf.terminal.chat.repl import Repl
+    from moeinf.terminal.chat.saved import recall
     from moeinf.terminal.chat.switch import ModelSwitch
 
     library, options = Library(store_home()), conversation.options
@@ -111,6 +112,7 @@ def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:
 
     switch = ModelSwitch(conversation, config, library, open_model)
     conversation.model.warm_up()  # while the user types
+    recall(conversation)
     try:
         Repl(conversation, reader, switch).run()
     finally:

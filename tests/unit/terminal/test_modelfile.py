@@ -151,7 +151,7 @@ def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> 
         ("FROM a\n\nTEMPLATE {{ .Prompt }}", "line 3: each checkpoint brings its own chat template"),
         ('FROM a\nTEMPLATE """{{ .System }}\n{{ .Prompt }}"""', "line 2: each checkpoint"),
         ("FROM a\nADAPTER ./lora", "line 2: adapters are not supported"),
-        ("FROM a\nMESSAGE user hi", "line 2: messages are not kept"),
+        ("FROM a\nMESSAGE user hi", "line 2: a Modelfile has no messages here"),
         ("FROM a\nPARAMETER stop", "line 2: PARAMETER stop is followed by nothing"),
         ("FROM a\nPARAMETER nothing 1", "line 2: unknown option 'nothing'"),
         ("FROM a\nPARAMETER temperature hot", "line 2: temperature must be a number"),

@@ -53,6 +53,8 @@ def own_modelfile(stored: StoredModel) -> str:
     if preset.system:
         text = preset.system
         lines.append(f"SYSTEM {_as_read(text, [_block(text), text, _short(text), _lines(text)])}")
+    if preset.messages:
+        lines.append(f"# {len(preset.messages)} messages of a saved chat go with the name, and are left out here.")
     return "\n".join(lines)
 
 

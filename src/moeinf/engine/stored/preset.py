@@ -1,4 +1,4 @@
-"""What a name of a model says beside its weights: a system message, and options of its own."""
+"""What a name of a model says beside its weights: a system message, options of its own, and a chat that was saved."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from moeinf.errors import StoreError, UsageError
 from moeinf.sampling.params import SamplingParams, as_ollama_means
 from moeinf.store.files import parse_json_object
 from moeinf.store.library import StoredModel
-from moeinf.types import JsonMapping
+from moeinf.types import Json, JsonMapping, Message
 
 Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """options: names and texts as `moeinf create` was given them. Raises UsageError for what is no option."""
+    """options: names and texts as `moeinf create` was given them. Raises UsageError for what is no option.
+
+    messages: of a chat, with which one under this name begins; the members of each are texts.
+    """
 
     system: str = ""
     options: Pairs = ()
+    messages: tuple[Message, ...] = ()
     params: JsonMapping = field(init=False)  # fields of SamplingParams
     config: JsonMapping = field(init=False)  # fields of RuntimeConfig
 
@@ -37,15 +41,16 @@ class Preset:
         RuntimeConfig.of(**self.config)
 
     def dumps(self) -> str:
-        if not self.system and not self.options:
+        if not self.system and not self.options and not self.messages:
             return ""
-        return json.dumps({"system": self.system, "options": self.options}, ensure_ascii=False)
+        said = {"messages": self.messages} if self.messages else {}
+        return json.dumps({"system": self.system, "options": self.options, **said}, ensure_ascii=False)
 
     def over(self, other: Preset) -> Preset:
         """This one, and what only the other says."""
         mine = {name for name, _ in self.options}
         kept = tuple(pair for pair in other.options if pair[0] not in mine)
-        return Preset(self.system or other.system, kept + self.options)
+        return Preset(self.system or other.system, kept + self.options, self.messages or other.messages)
 
     def configured(self, config: RuntimeConfig) -> RuntimeConfig:
         """The configuration with what the preset says of options that were left at their defaults."""
@@ -63,13 +68,20 @@ def preset_of(stored: StoredModel) -> Preset:
         return NO_PRESET
     where = f"the settings of {stored.name}"
     value = parse_json_object(stored.preset_text.encode(), where, StoreError)
-    system, pairs = value.get("system"), value.get("options")
+    system, pairs, messages = value.get("system"), value.get("options"), value.get("messages", [])
     try:
         if not isinstance(system, str) or not isinstance(pairs, list):
             raise UsageError("system or options are missing")
-        return Preset(system, tuple((str(name), str(text)) for name, text in pairs))
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise UsageError("a message is none")
+        return Preset(system, tuple((str(name), str(text)) for name, text in pairs), tuple(messages))
     except (UsageError, TypeError, ValueError) as error:
         raise StoreError(f"{where} are damaged ({error}); `moeinf create` makes it anew") from error
+
+
+def _is_message(value: Json) -> bool:
+    held = {"role", "content"} <= value.keys() if isinstance(value, dict) else False
+    return held and all(isinstance(text, str) for text in value.values())
 
 
 def _options() -> dict[str, Option]:

@@ -16,7 +16,7 @@ from moeinf.store.naming.names import file_of, meant, parse_name, plain_name, wo
 
 ID = re.compile(r"[0-9a-f]{12,64}")
 _REVISION = " @"  # between the id and the revision
-_MOST_BYTES = 1 << 17  # of the file of a name, with what goes with it
+_MOST_BYTES = 1 << 22  # of the file of a name, with what goes with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,14 @@ class NameFiles:
         return Held(identifier.strip(), preset_text, revision.strip() if told else None)
 
     def write(self, full: str, held: Held) -> None:
-        """Under the store's lock only."""
+        """Under the store's lock only. Raises UsageError for more than a name can hold."""
+        data = held.dumps()
+        if len(data) > _MOST_BYTES:
+            raise UsageError(f"{full} would have more than {_MOST_BYTES >> 20} MiB beside its model; give it less")
         self._rename_older(full)
         path = self._new_path(full)
         make_folders(path.parent)
-        publish(path, held.dumps())
+        publish(path, data)
 
     def remove(self, full: str) -> None:
         """Deletes a name, sound or damaged. Under the store's lock only."""

@@ -15,7 +15,7 @@ _MOST_BYTES: Final = 1 << 16
 _REFUSED: Final = {
     "TEMPLATE": "each checkpoint brings its own chat template; leave TEMPLATE out",
     "ADAPTER": "adapters are not supported; merge it into the weights first, and leave ADAPTER out",
-    "MESSAGE": "messages are not kept with a model; say it in SYSTEM, and leave MESSAGE out",
+    "MESSAGE": "a Modelfile has no messages here; say it in SYSTEM, or /save a chat, and leave MESSAGE out",
 }
 _PASSED_OVER: Final = {
     "LICENSE": "LICENSE is not kept; `moeinf show --license` prints that of the checkpoint",

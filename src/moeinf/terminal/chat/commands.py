@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moeinf.engine.stored.facts import StoredFacts, licence_text
+from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import ModelNotFoundError, MoeinfError
 from moeinf.store.library import StoredModel
 from moeinf.terminal.answer_stats import cache_lines
 from moeinf.terminal.chat.chat_settings import Settings
 from moeinf.terminal.chat.help import HELP_SHOW, help_text
+from moeinf.terminal.chat.saved import recall, save_chat
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.screen import harmless
@@ -36,6 +38,7 @@ class Commands:
             "/set": settings.set,
             "/show": self._show,
             "/load": self._load,
+            "/save": self._save,
             "/list": self._list,
             "/ls": self._list,
             "/stats": self._stats,
@@ -122,6 +125,17 @@ class Commands:
             return
         self._switch.change(found.name, self._switch.config)
         self._conversation.clear()
+        self._conversation.preset = preset_of(found)
+        self._conversation.messages.extend(self._conversation.preset.messages)
+        recall(self._conversation)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            say("Usage: /save <name>")
+            return
+        stored = save_chat(self._conversation, self._switch.config, self._switch.library, name)
+        word = stored.name.removesuffix(":latest")
+        say(f"Saved this chat: `moeinf run {word}` and /load {word} go on with it, and `moeinf rm {word}` deletes it")
 
 
 def _none(what: str) -> str:

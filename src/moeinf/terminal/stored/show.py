@@ -56,6 +56,8 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
         lines += section("Parameters", parameters)
     if preset.system:
         lines += ["  System", *(f"    {line}" for line in _cut(preset.system.splitlines())), ""]
+    if preset.messages:
+        lines += section("Saved chat", [("messages", str(len(preset.messages)))])
     lines += _licence_section(model)
     if verbose:
         lines += section("Metadata", [(name, json.dumps(value)) for name, value in config(model).items()])
