@@ -10,6 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,7 @@ def run(
     """
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.values import refuse_template_options
+    from moeinf.terminal.chat.keyboard import typing_unseen
     from moeinf.terminal.conversation_loop import Conversation
     from moeinf.terminal.oneshot import answer_once, prompt_text
     from moeinf.terminal.picture_files import check_pictures, picture_part, pictures_among
@@ -127,9 +129,11 @@ def run(
     check_pictures(stored, pictures, words)
     notices, parts = Notices(), [picture_part(path) for path in pictures]
     config = replace(config, pictures=bool(parts) or text is None)
-    with opened(stored, config, notices, quiet=options.quiet) as loaded:
+    hidden = typing_unseen() if text is None else nullcontext()
+    with hidden, opened(stored, config, notices, quiet=options.quiet) as loaded:
         preset = preset_of(stored)
-        conversation = Conversation(loaded, sampling, options, notices=notices, preset=preset, pictures=parts)
+        said = list(preset.messages)
+        conversation = Conversation(loaded, sampling, options, said, notices=notices, preset=preset, pictures=parts)
         notices.show()
         if text is None:
             hold_chat(conversation, config)
@@ -248,9 +252,11 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     server.run()
 
 
-def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only this one.")] = "") -> None:
+def show_help(
+    verb: Annotated[list[str] | None, typer.Argument(metavar="VERB", help="Only this one, such as trace show.")] = None,
+) -> None:
     """Show this, or the options of a verb."""
-    raise typer.Exit(run_command([word for word in (verb, "--help") if word]))
+    raise typer.Exit(run_command([*(verb or ()), "--help"]))
 
 
 # The order of the help text.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import os
+import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.data_structures import Size
+from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
+from moeinf.store.library import StoredModel
+from moeinf.terminal.chat.help import HELP, words_of
 from moeinf.terminal.chat.line_editor import EditedLines
+from moeinf.terminal.chat.tab_completion import CommandCompleter
 
 COLUMNS, ROWS = 40, 12
 Type = Callable[..., str]
@@ -78,16 +84,68 @@ def test_an_entry_of_several_lines_comes_back_as_one(type_keys: Type) -> None:
     assert type_keys("\x1b[A\x1b[A\r") == '"""a\nb"""'
 
 
-def test_lines_typed_before_the_prompt_are_entered_one_by_one(shown: io.StringIO, tmp_path: Path) -> None:
+@pytest.fixture
+def terminal(shown: io.StringIO, tmp_path: Path) -> Iterator[tuple[io.FileIO, EditedLines]]:
+    """The keyboard of a terminal, and what reads from it."""
     keyboard, terminal = os.openpty()
     output = Vt100_Output(shown, lambda: Size(rows=ROWS, columns=COLUMNS), term="xterm", enable_cpr=False)
     with (
-        os.fdopen(keyboard, "wb", buffering=0) as keys,
+        os.fdopen(keyboard, "r+b", buffering=0) as keys,
         os.fdopen(terminal) as stdin,
         create_app_session(input=Vt100Input(stdin), output=output),
     ):
-        reader = EditedLines(tmp_path / "history")
-        keys.write("/stats\rtwö\r\x04".encode())
-        assert [reader.read(">>> "), reader.read(">>> ")] == ["/stats", "twö"]
-        with pytest.raises(EOFError):
-            reader.read(">>> ")
+        yield keys, EditedLines(tmp_path / "history")
+
+
+def test_lines_typed_before_the_first_prompt_are_entered_one_by_one(terminal: tuple[io.FileIO, EditedLines]) -> None:
+    keys, reader = terminal
+    keys.write("/stats\rtwö\r\x04".encode())
+    assert [reader.read(">>> "), reader.read(">>> ")] == ["/stats", "twö"]
+    with pytest.raises(EOFError):
+        reader.read(">>> ")
+
+
+def test_keys_between_two_prompts_stay_what_they_are_and_are_not_echoed(
+    terminal: tuple[io.FileIO, EditedLines],
+) -> None:
+    keys, reader = terminal
+    keys.write(b"first\r")
+    assert reader.read(">>> ") == "first"
+    while select.select([keys], [], [], 0)[0]:
+        keys.read(4096)  # which was echoed, as there had been no prompt yet
+    keys.write(b"a\nb\rnext\r")  # Ctrl-J begins a new line, Enter ends the message
+    assert not select.select([keys], [], [], 0.1)[0], "the terminal has echoed it"
+    assert [reader.read(">>> "), reader.read(">>> ")] == ["a\nb", "next"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ("/sa\tx", "/save x"),
+        ("/set para\ttempe\t1", "/set parameter temperature 1"),
+        ("/set verb\t", "/set verbose "),
+        ("/show te\t", "/show template "),
+        ("/? sho\trt\t", "/? shortcuts "),
+        ("/nothing\t", "/nothing"),
+        ("say /sa\t", "say /sa"),
+    ],
+)
+def test_tab_completes_commands_and_nothing_else(type_keys: Type, keys: str, line: str) -> None:
+    assert type_keys(f"{keys}\r") == line
+
+
+def test_tab_completes_the_names_of_models_and_pictures(
+    type_keys: Type, demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(demo.path.parents[1]))
+    (tmp_path / "picture.png").touch()
+    assert type_keys("/load de\t\r") == "/load demo "
+    assert type_keys(f"/read {tmp_path}/pic\t\r") == f"/read {tmp_path}/picture.png"
+
+
+def test_every_command_that_help_lists_is_completed_and_known() -> None:
+    words = [words for words in words_of(HELP) if " " not in words]
+    assert {"/set", "/load", "/save", "/read", "/bye", "/?"} <= set(words)
+    for word in words:
+        [*found] = CommandCompleter().get_completions(Document(word[:-1]), CompleteEvent())
+        assert word in [each.text.rstrip() for each in found]

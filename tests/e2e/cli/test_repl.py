@@ -81,7 +81,22 @@ def test_a_block_in_triple_quotes_is_one_message(chat: Ask) -> None:
     assert talk.lines.remembered == ['"""first\n\nsecond"""', '"""one line"""', "plain"]
 
 
-@pytest.mark.parametrize("word", ["/bye", "/exit"])
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('"""Doc."""\n\ndef f(): ...\n\nWhat is this?', '"""Doc."""\n\ndef f(): ...\n\nWhat is this?'),
+        ('"""Open\nand more', '"""Open\nand more'),
+        ('"""one\ntwo"""', "one\ntwo"),
+        ('"""Doc.""" of one line', '"""Doc.""" of one line'),
+    ],
+)
+def test_a_paste_that_begins_with_quotes_is_whole(chat: Ask, entry: str, message: str) -> None:
+    talk = chat(entry)
+    assert [prompt[-1]["content"] for prompt in talk.model.prompts] == [message]
+    assert talk.lines.prompts == [">>> ", ">>> "] and talk.lines.remembered == [entry]
+
+
+@pytest.mark.parametrize("word", ["/bye", "/exit", "/bye now"])
 def test_bye_ends_the_chat(chat: Ask, word: str) -> None:
     assert chat(word, "never asked").model.prompts == []
 
@@ -127,6 +142,10 @@ def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Ask, capsys: pytest.Captu
         ("/regen", "There is no message"),
         ("/stats", "scripted:latest · described"),
         ("/load", "Usage: /load"),
+        ("/save", "Usage: /save"),
+        ("/save chat", "error: nothing was said yet"),
+        ("/save demo", "error: demo is the name of a model; give the chat another one"),
+        ("/save a b", "error: 'a b' is not a model name"),
     ],
 )
 def test_commands_answer_on_stderr(chat: Ask, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:

@@ -7,10 +7,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pexpect  # type: ignore[import-untyped]
 import pytest
 
+from moeinf.store.library import Library
 from tests.support.cli.commands import COMMAND
 
 Spawn = Callable[..., pexpect.spawn]
@@ -36,6 +38,17 @@ def spawn(environment: dict[str, str], tmp_path: Path) -> Iterator[Spawn]:
     yield start
     for child in children:
         child.close(force=True)
+
+
+def screen_of(text: str, rows: int = 24) -> Any:
+    pyte = pytest.importorskip("pyte")
+    screen = pyte.Screen(80, rows)
+    pyte.Stream(screen).feed(text)
+    return screen
+
+
+def lines_of(screen: Any) -> list[str]:
+    return [line.rstrip() for line in screen.display if line.strip()]
 
 
 def test_a_chat_from_the_first_prompt_to_ctrl_d(spawn: Spawn, home: Path) -> None:
@@ -71,6 +84,29 @@ def test_a_chat_from_the_first_prompt_to_ctrl_d(spawn: Spawn, home: Path) -> Non
     assert child.exitstatus == 0
     history = (home / "history").read_text()
     assert '"pasted\\nlines"' in history and (home / "history").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_typed_during_an_answer_is_not_echoed_and_a_chat_can_be_saved(spawn: Spawn, home: Path) -> None:
+    child = spawn("run", "demo", "-n", "400", "--temperature", "0", "-t", "1", "-q")
+    child.logfile_read = shown = io.StringIO()
+    child.expect(">>> ")
+    child.send("Once upon a time\r")
+    child.expect("the")
+    child.send("/save kept\r")
+    child.expect_exact("Saved this chat")
+    child.send("\x04")
+    child.expect(pexpect.EOF)
+    child.wait()
+    screen = screen_of(shown.getvalue(), rows=99)
+    assert [line for line in lines_of(screen) if "/save kept" in line] == [">>> /save kept"]
+    again = spawn("run", "kept", "-q")
+    again.expect_exact(">>> Once upon a time")  # what was said
+    again.expect_exact(">>> ")
+    again.send("/bye\r")
+    again.expect(pexpect.EOF)
+    again.wait()
+    Library(home).remove("kept")
+    assert (child.exitstatus, again.exitstatus) == (0, 0)
 
 
 def test_a_dumb_terminal_gets_plain_lines(spawn: Spawn) -> None:
@@ -120,12 +156,9 @@ def test_sigint_in_the_middle_of_an_answer_ends_it_with_130(environment: dict[st
 
 
 def test_a_pull_on_a_terminal_ends_with_success_and_leaves_no_bar(spawn: Spawn, tmp_path: Path) -> None:
-    pyte = pytest.importorskip("pyte")
     child = spawn("pull", "demo", MOEINF_HOME=str(tmp_path))
     child.expect(pexpect.EOF)
     child.wait()
-    screen = pyte.Screen(80, 24)
-    pyte.Stream(screen).feed(child.before)
-    shown = [line.rstrip() for line in screen.display if line.strip()]
-    assert child.exitstatus == 0 and shown == ["pulling manifest", "success"]
+    screen = screen_of(child.before)
+    assert child.exitstatus == 0 and lines_of(screen) == ["pulling manifest", "success"]
     assert not screen.cursor.hidden

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from moeinf.config.option import options
 from moeinf.terminal.arguments.chat_options import ChatOptions
 
@@ -9,7 +11,8 @@ HELP = """\
 Available Commands:
   /set            Set session variables
   /show           Show model information
-  /load <model>   Load another model
+  /load <model>   Load another model, or a chat that was saved
+  /save <name>    Keep this chat under a name
   /list           List stored models
   /stats          Show the expert cache and the context
   /read <picture> Ask about a PNG or JPEG file with the next message
@@ -19,7 +22,7 @@ Available Commands:
   /?, /help       Help for a command
   /? shortcuts    Help for keyboard shortcuts
 
-Use \"\"\" to begin a multi-line message."""
+Use \"\"\" to begin a multi-line message, and Tab to complete a command."""
 HELP_SET = "\n".join(
     [
         "Available Commands:",
@@ -53,6 +56,12 @@ HELPS = {
     "/show": HELP_SHOW,
     "shortcuts": HELP_SHORTCUTS,
 }
+
+
+def words_of(text: str) -> list[str]:
+    """The commands of one of these texts, each in as many words as have no placeholder: `/set parameter`."""
+    lines = [line for line in text.splitlines() if line.startswith("  /")]
+    return [re.split(r" {2,}| [<\[]| \.\.\.|,", line.strip())[0] for line in lines]
 
 
 def help_text(topic: str) -> str:

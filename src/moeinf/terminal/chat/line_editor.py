@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,14 +16,20 @@ from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.shortcuts import CompleteStyle
 
 from moeinf.config.user_text import decoded
 from moeinf.store.processes.locks import locked
+from moeinf.terminal.chat.keyboard import hush, lines_typed_ahead
+from moeinf.terminal.chat.tab_completion import CommandCompleter
 from moeinf.terminal.interrupt import Ended, endings_told
 from moeinf.terminal.screen import moves_cursor
 
 _MAX_ENTRIES = 1000
-_PLACEHOLDER = HTML('<style color="ansibrightblack">Send a message (/? for help)</style>')
+_HINTS = {  # what stands behind a prompt until something is typed
+    ">>> ": HTML('<style color="ansibrightblack">Send a message (/? for help)</style>'),
+    "... ": HTML('<style color="ansibrightblack">Use """ to end the message</style>'),
+}
 
 
 class LineReader(Protocol):
@@ -57,12 +62,19 @@ class PlainLines:
 
 
 class EditedLines:
-    """Reads with Emacs keys and bracketed paste. Ctrl-J begins a new line, Ctrl-C clears one that is not empty."""
+    """Reads with Emacs keys and bracketed paste. Ctrl-J begins a new line, Ctrl-C clears one that is not empty.
+
+    A terminal is left hushed (see keyboard.py), so that what is typed meanwhile is read at the next prompt.
+    """
 
     def __init__(self, history_path: Path | None) -> None:
         self._history = FileHistory(history_path)
+        self._begun = False
         self._session: PromptSession[str] = PromptSession(
             history=self._history,
+            completer=CommandCompleter(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=_key_bindings(),
             enable_suspend=True,
             prompt_continuation=lambda width, line, is_soft_wrap: "" if is_soft_wrap else "... ",
@@ -77,9 +89,16 @@ class EditedLines:
         self._history.keep = keep
 
     def read(self, prompt: str) -> str:
-        self._take_typed_ahead()
+        source = self._session.app.input
+        if os.isatty(source.fileno()):
+            hush(source.fileno())
+            if not self._begun:
+                keys: list[KeyPress] = []
+                Vt100Parser(keys.append).feed_and_flush(lines_typed_ahead(source.fileno()))
+                store_typeahead(source, keys)
+        self._begun = True
         with endings_told(self._leave):
-            return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else "")
+            return self._session.prompt(prompt, placeholder=_HINTS.get(prompt, ""))
 
     def remember(self, entry: str) -> None:
         self._history.add(entry)
@@ -89,25 +108,6 @@ class EditedLines:
         app = self._session.app
         if app.loop is not None and app.is_running:
             app.loop.call_soon_threadsafe(lambda: app.exit(exception=ended) if not app.is_done else None)
-
-    def _take_typed_ahead(self) -> None:
-        """Has the lines that were typed while there was no prompt read as if they were typed at it."""
-        source = self._session.app.input
-        if os.isatty(source.fileno()):
-            keys: list[KeyPress] = []
-            Vt100Parser(keys.append).feed_and_flush(_lines_typed_ahead(source.fileno()))
-            store_typeahead(source, keys)
-
-
-def _lines_typed_ahead(fd: int) -> str:
-    """Whole lines that wait in a terminal. It made a newline of Enter, which at the prompt is another key (Ctrl-J)."""
-    data = b""
-    while select.select([fd], [], [], 0)[0]:
-        line = os.read(fd, 4096)
-        data += line or b"\x04"  # Ctrl-D
-        if not line:
-            break
-    return data.decode("utf-8", "replace").replace("\n", "\r")
 
 
 def _key_bindings() -> KeyBindings:

@@ -46,7 +46,7 @@ class Repl:
             except EOFError:
                 print()
                 return
-            if not quoted and message.strip() in ("/bye", "/exit"):
+            if not quoted and message.split()[:1] in (["/bye"], ["/exit"]):
                 return
             try:
                 if quoted:
@@ -59,16 +59,18 @@ class Repl:
     def _read_message(self) -> tuple[str, bool]:
         """One line, or the lines of a block in triple quotes; either is one entry of the history.
 
+        What has several lines when Enter is pressed, as a paste may, is whole, also where it begins with a docstring.
         Also whether all of it stood in quotes: then it is a message, whatever it begins with.
         """
         text = self._reader.read(">>> ")
         at = text.find(_QUOTES)
-        if at == 0 or (at > 0 and text[:at].split() == ["/set", "system"]):
+        quoted = at == 0 or (at > 0 and text[:at].split() == ["/set", "system"])
+        if quoted and "\n" not in text and _QUOTES not in text[at + 3 :]:
             while not text[at + 3 :].rstrip().endswith(_QUOTES):
                 text += "\n" + self._reader.read("... ")
-            self._reader.remember(text)
-            return text[:at] + text[at + 3 :].rstrip()[:-3].strip("\n"), at == 0
         self._reader.remember(text)
+        if quoted and text[at + 3 :].rstrip().endswith(_QUOTES):
+            return text[:at] + text[at + 3 :].rstrip()[:-3].strip("\n"), at == 0
         return text, False
 
     def _handle(self, message: str) -> None:
