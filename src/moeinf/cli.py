@@ -95,8 +95,7 @@ def run(
 ) -> None:
     """Answer a prompt, or chat, or all requests of a file. A model that is not stored yet is pulled first.
 
-    Where `moeinf serve` has the model loaded on this machine, it answers, unless options of the model ask for what
-    it cannot do.
+    Where `moeinf serve` runs on this machine, it answers, unless options of the model ask for what it cannot do.
     """
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.values import refuse_template_options
@@ -130,7 +129,7 @@ def run(
     notices, parts = Notices(), [picture_part(path) for path in pictures]
     config = replace(config, pictures=bool(parts) or text is None)
     hidden = typing_unseen() if text is None else nullcontext()
-    with hidden, opened(stored, config, notices, quiet=options.quiet) as loaded:
+    with hidden, opened(stored, config, notices, quiet=options.quiet, keep_alive=options.keepalive) as loaded:
         preset = preset_of(stored)
         said = list(preset.messages)
         conversation = Conversation(loaded, sampling, options, said, notices=notices, preset=preset, pictures=parts)

@@ -132,6 +132,8 @@ def _answer_lines(
 
 
 def _refuse_unused(options: BatchOptions, chat: ChatOptions, config: RuntimeConfig) -> None:
+    if chat.keepalive is not None:
+        raise UsageError("--keepalive is for a prompt or a chat; leave it out of --batch")
     shown = (("--hidethinking", chat.hidethinking), ("--verbose", chat.verbose), ("--nowordwrap", chat.nowordwrap))
     for flag, given in shown:
         if given:

@@ -52,6 +52,7 @@ class ServerOptions:
     allowed_origin: tuple[str, ...] = option(
         (), "A web page's origin that may call this server, such as https://chat.example; repeatable.", metavar="URL"
     )
+    until_idle: bool = option(False, "End once no model is loaded any more.")
     no_auth: bool = option(False, "Listen beyond this machine without a key.", flags=("--no-auth-i-know",))
 
     def __post_init__(self) -> None:

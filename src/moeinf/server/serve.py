@@ -38,6 +38,7 @@ from moeinf.traces.folder import prepare_folder
 # hangs, the process has ended after EXIT_S, and EXIT_NOW_S after a second signal.
 ANSWER_S, CANCEL_S, FLUSH_S, CLOSE_S = 5.0, 1.0, 0.5, 1.5
 EXIT_S, EXIT_NOW_S = 9, 4
+FIRST_USE_S, IDLE_S = 60.0, 0.5  # without a model and a request, --until-idle ends it: at first, and later
 _LOOK_S = 0.05  # between two looks whether it is time to go on
 KEEP_ALIVE_S = 75  # a connection may stay open so long between two requests
 QUEUED = 2048  # connections that the kernel keeps for the server, which
@@ -106,6 +107,7 @@ class HttpServer:
                 backlog=ACCEPTED_AT_ONCE,
             ),
             self.worker,
+            until_idle=options.until_idle,
         )
 
     def run(self) -> None:
@@ -134,9 +136,11 @@ class HttpServer:
 class _Server(uvicorn.Server):
     """uvicorn's, which at a signal refuses what waits, and ends the rest in time."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, *, until_idle: bool) -> None:
+        """until_idle: whether it ends by itself once no model is loaded any more."""
         super().__init__(config)
-        self._worker = worker
+        self._worker, self._until_idle = worker, until_idle
+        self._idle_at = time.monotonic() + FIRST_USE_S
         self.signalled = False
         self.on_signal: Callable[[int], None] = lambda seconds: None  # told within how many the process must end
 
@@ -145,6 +149,14 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(QUEUED)
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls it ten times a second."""
+        if self._until_idle:
+            if self._worker.opened.loaded or self._worker.view.requests():
+                self._idle_at = time.monotonic() + IDLE_S
+            self.should_exit = self.should_exit or time.monotonic() >= self._idle_at
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal, and so does next to nothing: the second one ends the wait for answers."""

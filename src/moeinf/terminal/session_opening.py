@@ -9,9 +9,11 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from moeinf.config import RuntimeConfig
-from moeinf.config.environment import store_home
+from moeinf.config.environment import api_key, server_address, store_home
+from moeinf.config.server_options import seconds_of
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import preset_of
+from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.pull.origins import stored_model
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
@@ -20,7 +22,8 @@ from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
-from moeinf.terminal.remote.look import loaded_on_server
+from moeinf.terminal.remote.client import ServerClient
+from moeinf.terminal.remote.look import load_there, model_on_server, server_here
 from moeinf.terminal.screen import can_draw, wrapped
 from moeinf.terminal.user_notes import Notices, say, say_below
 from moeinf.text.thinking_text import template_variables
@@ -45,21 +48,76 @@ def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> Stored
 
 @contextmanager
 def opened(
-    stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool
+    stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool, keep_alive: str | None = None
 ) -> Iterator[Model | RemoteModel]:
     """The open model; what it has to say when it is closed comes to stderr.
 
-    Where a server of this machine has it loaded, it answers.
+    Where a server of this machine can, it answers. keep_alive: how long the model is to stay loaded in it afterwards,
+    for which a server is started where none runs; None leaves that to the one that runs.
     """
-    remote = loaded_on_server(stored, preset_of(stored).configured(config))
-    if remote is not None and not quiet:
-        say(f"using the server at {remote.url}")
-    model = remote or load(stored, config, notices, quiet=quiet)
+    model = _on_server(stored, config, keep_alive, quiet=quiet) or load(stored, config, notices, quiet=quiet)
     try:
         yield model
     finally:
         model.close()
         notices.show()
+
+
+def _on_server(
+    stored: StoredModel, config: RuntimeConfig, keep_alive: str | None, *, quiet: bool
+) -> RemoteModel | None:
+    """The model on a server of this machine. Raises UsageError where it is to stay loaded and no server can have it."""
+    client = server_here()
+    if client is None:
+        return None if keep_alive is None else _kept(stored, config, keep_alive, quiet=quiet)
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    try:
+        remote = model_on_server(client, stored, config, keep_alive, LoadBar(line, f"loading {stored.name}"))
+    except ModelNotFoundError:  # it has gone there meanwhile
+        remote = None
+    except MoeinfError as error:
+        line.clear()
+        if keep_alive is not None:
+            raise
+        say(f"note: the server at {client.url} is not used: {error}")
+        return None
+    finally:
+        line.clear()
+    if remote is None and keep_alive is not None:
+        raise UsageError(
+            f"--keepalive: the server at {client.url} does not run {stored.name} like that; leave out --keepalive, or "
+            "the options of the model"
+        )
+    if remote is not None and not quiet:
+        say(f"using the server at {remote.url}")
+    return remote
+
+
+def _kept(stored: StoredModel, config: RuntimeConfig, keep_alive: str, *, quiet: bool) -> RemoteModel | None:
+    """The model on a server that is started for it, and ends when it has no model any more."""
+    from moeinf.terminal.remote.remote_model import RemoteModel
+    from moeinf.terminal.remote.start_server import start_server
+
+    if seconds_of("--keepalive", keep_alive) == 0:
+        return None
+    client = ServerClient(server_address(), api_key())
+    if not client.loopback:
+        raise UsageError(f"--keepalive keeps a model on this machine, and MOEINF_HOST is {client.url}; leave one out")
+    if config.recording.trace:
+        raise UsageError("--trace records what this command answers itself; leave out --keepalive")
+    server = start_server(["--until-idle", "--keep-alive", keep_alive], config, store_home() / "serve.log")
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    try:
+        told = load_there(client, stored, keep_alive, LoadBar(line, f"loading {stored.name}"))
+    except BaseException:
+        server.end()
+        raise
+    finally:
+        line.clear()
+    if not quiet:
+        end = f"`moeinf stop {stored.name.removesuffix(':latest')}` ends it"
+        say(f"started a server at {server.url}, which keeps the model for {keep_alive} after each answer; {end}")
+    return RemoteModel(client, stored, told, keep_alive)
 
 
 def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Model:

@@ -15,6 +15,8 @@ from moeinf.store.library import StoredModel
 from tests.support.cli.commands import Done
 from tests.support.cli.hanging_disk import Hang, build_library
 
+NOBODY = "127.0.0.1:1"  # where no server listens, whatever runs on this machine
+
 
 @pytest.fixture
 def home(demo: StoredModel) -> Path:
@@ -24,7 +26,8 @@ def home(demo: StoredModel) -> Path:
 
 @pytest.fixture
 def environment(home: Path) -> dict[str, str]:
-    return os.environ | {"MOEINF_HOME": str(home), "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    told = {"MOEINF_HOME": str(home), "MOEINF_HOST": NOBODY, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    return os.environ | told
 
 
 @pytest.fixture
@@ -33,6 +36,7 @@ def command(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def call(*words: str, stdin: str = "") -> Done:
         monkeypatch.setenv("MOEINF_HOME", os.environ.get("MOEINF_HOME", str(home)))
+        monkeypatch.setenv("MOEINF_HOST", os.environ.get("MOEINF_HOST", NOBODY))
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         code = cli.run_command(list(words))
         captured = capfd.readouterr()

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import io
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
 
 import ollama
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.completion import Hooks
 from moeinf.pull.pull import pull
 from moeinf.server.serve import HttpServer
-from moeinf.store.library import StoredModel
+from moeinf.store.library import Library, StoredModel
 from moeinf.terminal.conversation_loop import Conversation
+from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.remote.client import NoServerError
-from moeinf.terminal.remote.look import loaded_on_server
+from moeinf.terminal.remote.look import model_on_server, server_here
 from moeinf.terminal.remote.remote_model import RemoteModel
 from tests.support.cli.commands import Done
 from tests.support.live_server import live_server
 from tests.support.thinker import write_thinker
 
 ASKED = ("run", "demo", "The king said", "-n", "12", "--seed", "3")
+
+
+def found_on_server(stored: StoredModel, config: RuntimeConfig, shown: io.StringIO | None = None) -> RemoteModel | None:
+    client = server_here()
+    bar = LoadBar(StatusLine(shown or io.StringIO(), enabled=True), "loading it")
+    return None if client is None else model_on_server(client, stored, config, None, bar)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +48,7 @@ def server(demo: StoredModel) -> Iterator[HttpServer]:
 @pytest.fixture
 def remote(server: HttpServer, demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> RemoteModel:
     monkeypatch.setenv("MOEINF_HOST", server.url)
-    found = loaded_on_server(demo, RuntimeConfig())
+    found = found_on_server(demo, RuntimeConfig())
     assert found is not None
     return found
 
@@ -108,10 +122,84 @@ def test_options_that_the_server_was_started_with_are_no_difference(
     config = RuntimeConfig.of(device="cpu", expert_cache="50%")
     with live_server(demo, config=config) as running:
         monkeypatch.setenv("MOEINF_HOST", running.url)
-        assert loaded_on_server(demo, config) is None, "it is not loaded yet"
+        assert found_on_server(demo, config) is None, "it is not loaded yet"
         ollama.Client(running.url).generate("demo", "")
-        assert loaded_on_server(demo, config) is not None
-        assert loaded_on_server(demo, RuntimeConfig.of(device="cpu", expert_cache="40%")) is None
+        assert found_on_server(demo, config) is not None
+        assert found_on_server(demo, RuntimeConfig.of(device="cpu", expert_cache="40%")) is None
+
+
+def test_a_server_that_has_not_loaded_the_model_loads_it(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    with live_server(demo) as running:
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        assert found_on_server(demo, RuntimeConfig.of(context=64)) is None, "it has another context there"
+        remote = found_on_server(demo, RuntimeConfig(), shown)
+        assert remote is not None and remote.plan.context == 2048
+        assert "".join(remote.stream("The king said", remote.params(num_predict=3)))
+        assert ollama.Client(running.url).ps().models[0].name == "demo:latest"
+    assert "loading it: 100%" in shown.getvalue()
+
+
+def test_a_server_with_another_store_is_left_alone(
+    demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_server(Library(tmp_path)) as running:
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        assert found_on_server(demo, RuntimeConfig()) is None
+        pull(str(write_thinker(tmp_path / "thinker")), PullOptions(name="demo"), home=tmp_path)
+        assert found_on_server(demo, RuntimeConfig()) is None, "another model has that name there"
+
+
+def test_keepalive_leaves_a_server_behind_that_ends_after_its_model(
+    command: Callable[..., Done], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("MOEINF_HOME", str(home))
+    monkeypatch.setenv("MOEINF_HOST", address)
+    own = command(*ASKED, "--num-ctx", "64", "--keepalive", "0")
+    assert own.code == 0 and "started" not in own.err
+    first = command(*ASKED, "--num-ctx", "64", "--keepalive", "1m")
+    assert first.out == own.out and f"started a server at http://{address}, which keeps the model for 1m" in first.err
+    try:
+        told = json.loads(command("ps", "--json").out)[0]
+        assert told["context_length"] == 64 and datetime.fromisoformat(told["expires_at"]).year < 9999
+        assert command(*ASKED).err.startswith(f"using the server at http://{address}\n")
+        other = command(*ASKED, "--num-ctx", "128", "--keepalive", "1m")
+        assert other.code == 2 and "does not run demo:latest like that; leave out --keepalive" in other.err
+    finally:
+        assert command("stop", "demo").code == 0
+    deadline = time.monotonic() + 30
+    while command("ps").code == 0:
+        assert time.monotonic() < deadline, "the server has not ended"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--keepalive", "soon"), "--keepalive must be a time such as 30s"),
+        (("--keepalive", "1m", "--trace", "x"), "--trace records what this command answers itself"),
+        (("--keep-alive", "1m"), "--keepalive TIME keeps the model loaded"),
+    ],
+)
+def test_a_wrong_keepalive_is_one_line(command: Callable[..., Done], words: tuple[str, ...], said: str) -> None:
+    done = command(*ASKED, *words)
+    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+
+
+def test_keepalive_is_for_this_machine_and_says_why_no_server_starts(
+    command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOST", "192.0.2.1:11435")
+    done = command(*ASKED, "--keepalive", "1m")
+    assert (
+        done.code == 2 and "--keepalive keeps a model on this machine, and MOEINF_HOST is http://192.0.2.1" in done.err
+    )
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:  # by what does not answer
+        monkeypatch.setenv("MOEINF_HOST", f"127.0.0.1:{taken.getsockname()[1]}")
+        done = command(*ASKED, "--keepalive", "1m")
+    assert done.code == 1 and "no server could be started: cannot listen on 127.0.0.1:" in done.err
 
 
 def test_verbose_prints_the_figures_of_the_server(
@@ -145,7 +233,7 @@ def test_a_server_that_has_ended_is_one_clear_line(demo: StoredModel, monkeypatc
     with live_server(demo) as running:
         ollama.Client(running.url).generate("demo", "")
         monkeypatch.setenv("MOEINF_HOST", running.url)
-        remote = loaded_on_server(demo, RuntimeConfig())
+        remote = found_on_server(demo, RuntimeConfig())
     assert remote is not None
     with pytest.raises(NoServerError, match="no server answers at"):
         remote.stream("The king said")
@@ -163,7 +251,7 @@ def test_a_chat_shows_thoughts_and_drops_what_the_context_does_not_hold(
     with live_server(thinker, config=RuntimeConfig.of(device="cpu", context=36)) as running:
         ollama.Client(running.url).generate("thinker", "")
         monkeypatch.setenv("MOEINF_HOST", running.url)
-        remote = loaded_on_server(thinker, RuntimeConfig())
+        remote = found_on_server(thinker, RuntimeConfig())
         assert remote is not None
         conversation = Conversation(remote, {"temperature": 0})
         for _ in range(4):
@@ -179,4 +267,4 @@ def test_a_chat_shows_thoughts_and_drops_what_the_context_does_not_hold(
 
 def test_nothing_leaves_this_machine(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEINF_HOST", "192.0.2.1:11435")  # an address of nobody, which would not answer for long
-    assert loaded_on_server(demo, RuntimeConfig()) is None
+    assert found_on_server(demo, RuntimeConfig()) is None

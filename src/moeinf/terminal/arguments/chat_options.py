@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeinf.config.option import Option, option, options
+from moeinf.config.server_options import seconds_of
 from moeinf.errors import UsageError
 from moeinf.text.thinking_text import THINK_WORDS
 
@@ -64,6 +65,12 @@ class ChatOptions:
         chat={"nowordwrap": "Do not wrap lines at words", "wordwrap": "Wrap lines at words"},
     )
     quiet: bool = option(False, "Print no progress and no line about memory.", flags=("--quiet", "-q"))
+    keepalive: str | None = option(
+        None,
+        "Keep the model loaded for so long after each answer: 5m, or -1 for ever. Where no server runs, one is started "
+        "that does, and ends afterwards.",
+        metavar="TIME",
+    )
     history: bool = option(
         True,
         "Keep what is typed in the history file.",
@@ -74,6 +81,8 @@ class ChatOptions:
     def __post_init__(self) -> None:
         if self.think is not None and self.think not in THINK_WORDS:
             raise UsageError(f"--think cannot be {self.think!r}; it is one of {', '.join(THINK_WORDS)}")
+        if self.keepalive is not None:
+            seconds_of("--keepalive", self.keepalive)
         self.answer_format()
 
     def answer_format(self) -> AnswerFormat | None:

@@ -12,7 +12,19 @@ from typer.core import TyperCommand
 # By verb: the names of the parameters that --help shows.
 SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (
-        *("file", "system", "think", "format", "json", "batch", "plan", "verbose", "temperature", "num_predict"),
+        *(
+            "file",
+            "system",
+            "think",
+            "format",
+            "json",
+            "batch",
+            "plan",
+            "verbose",
+            "temperature",
+            "num_predict",
+            "keepalive",
+        ),
         *("context", "ram", "device"),
     ),
     "bench": (

@@ -28,7 +28,7 @@ _ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "--quantize": ("", _FORMATS),
     "--quantise": ("", _FORMATS),
     "--quantization": ("", _FORMATS),
-    "--keepalive": ("", "`moeinf serve --keep-alive TIME` keeps models loaded; without it, each command loads its own"),
+    "--keep-alive": ("--keepalive", "--keepalive TIME keeps the model loaded after the answer"),
     "--insecure": ("", "`export HF_ENDPOINT=http://HOST` has models pulled from there, with its own scheme"),
     "--dimensions": ("", _NO_EMBEDDINGS),
     "--truncate": ("", _NO_EMBEDDINGS),

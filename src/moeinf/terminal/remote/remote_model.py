@@ -48,14 +48,17 @@ class RemoteModel:
 
     encoder_decoder = False
 
-    def __init__(self, client: ServerClient, stored: StoredModel, told: JsonMapping) -> None:
-        """told: the model's entry in /api/ps."""
+    def __init__(
+        self, client: ServerClient, stored: StoredModel, told: JsonMapping, keep_alive: str | None = None
+    ) -> None:
+        """told: the model's entry in /api/ps. keep_alive: as of model_on_server."""
         self.name, self.manifest, self.url = stored.name, stored.manifest, client.url
         self.last: Completion | None = None
         self._facts = StoredFacts(stored)
         self.tokenizer = _Text(bool(self._facts.template))
         self.plan, self.tier = _Plan(told["context_length"]), _Tier(told["moeinf"]["slots"])
         self._client, self._stored, self._name = client, stored, told["name"]
+        self._kept = {} if keep_alive is None else {"keep_alive": keep_alive}
 
     def warm_up(self) -> None:
         """See Model.warm_up. Does nothing: where the server has the model open, its cache is as it should be."""
@@ -91,6 +94,7 @@ class RemoteModel:
             "options": {name: getattr(given, option.name) for name, option in names.items()},
             "think": None if think is None else _THINK.get(str(think).lower(), think),
             "format": format,
+            **self._kept,
         }
         if isinstance(prompt, str):
             path, body = "/api/generate", body | {"prompt": prompt, "raw": raw}
