@@ -71,6 +71,7 @@ def _on_server(
     if client is None:
         return None if keep_alive is None else _kept(stored, config, keep_alive, quiet=quiet)
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    line.show(f"loading {stored.name}")
     try:
         remote = model_on_server(client, stored, config, keep_alive, LoadBar(line, f"loading {stored.name}"))
     except ModelNotFoundError:  # it has gone there meanwhile
@@ -107,6 +108,7 @@ def _kept(stored: StoredModel, config: RuntimeConfig, keep_alive: str, *, quiet:
         raise UsageError("--trace records what this command answers itself; leave out --keepalive")
     server = start_server(["--until-idle", "--keep-alive", keep_alive], config, store_home() / "serve.log")
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    line.show(f"loading {stored.name}")
     try:
         told = load_there(client, stored, keep_alive, LoadBar(line, f"loading {stored.name}"))
     except BaseException:

@@ -32,9 +32,8 @@ from tests.support.thinker import write_thinker
 ASKED = ("run", "demo", "The king said", "-n", "12", "--seed", "3")
 
 
-def found_on_server(stored: StoredModel, config: RuntimeConfig, shown: io.StringIO | None = None) -> RemoteModel | None:
-    client = server_here()
-    bar = LoadBar(StatusLine(shown or io.StringIO(), enabled=True), "loading it")
+def found_on_server(stored: StoredModel, config: RuntimeConfig) -> RemoteModel | None:
+    client, bar = server_here(), LoadBar(StatusLine(io.StringIO(), enabled=False), "")
     return None if client is None else model_on_server(client, stored, config, None, bar)
 
 
@@ -129,15 +128,13 @@ def test_options_that_the_server_was_started_with_are_no_difference(
 
 
 def test_a_server_that_has_not_loaded_the_model_loads_it(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
     with live_server(demo) as running:
         monkeypatch.setenv("MOEINF_HOST", running.url)
         assert found_on_server(demo, RuntimeConfig.of(context=64)) is None, "it has another context there"
-        remote = found_on_server(demo, RuntimeConfig(), shown)
+        remote = found_on_server(demo, RuntimeConfig())
         assert remote is not None and remote.plan.context == 2048
         assert "".join(remote.stream("The king said", remote.params(num_predict=3)))
         assert ollama.Client(running.url).ps().models[0].name == "demo:latest"
-    assert "loading it: 100%" in shown.getvalue()
 
 
 def test_a_server_with_another_store_is_left_alone(
