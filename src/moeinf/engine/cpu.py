@@ -177,7 +177,7 @@ class CpuRunner(OfOneSequence):
         plan = self.plan
         rest = " · rest on disk" if plan.num_slots < total_experts else ""
         return (
-            f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
+            f"CPU, RAM {size_text(plan.total_bytes - plan.prefix_bytes)}: dense {size_text(plan.dense_bytes)}, "
             f"KV {sequence_text(plan, self._parallel)}, experts {plan.num_slots}/{total_experts} "
             f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
             + ("" if self._joining is None else f" · {self._joining.star.describe()}")

@@ -17,7 +17,7 @@ def sequence_text(plan: MemoryPlan, sequences: int = 1) -> str:
 
 def prefixes_text(plan: MemoryPlan) -> str:
     """To be put behind where a plan's memory goes."""
-    return f" · RAM for prefixes {size_text(plan.prefix_bytes)}" if plan.prefix_bytes else ""
+    return f" · up to {size_text(plan.prefix_bytes)} more for earlier prompts" if plan.prefix_bytes else ""
 
 
 def shortenings(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig) -> list[str]:
