@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
@@ -26,6 +26,8 @@ from moeinf.store.naming.names import (
 )
 from moeinf.store.processes.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
+
+_LEAST_BEGINNING = 3  # letters by which a name may be known
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +129,40 @@ def _known(reference: str, library: Library) -> Origin | None:
 _MEANINGS: tuple[Callable[[str, Library], Origin | None], ...] = (_outside, _stored, _begun, _known)
 
 
+# Names that ollama gives to models without experts, and the repositories by which these run here.
+DENSE_NAMES: Mapping[str, str] = {
+    "llama3.2": "meta-llama/Llama-3.2-3B-Instruct",
+    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama3": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "qwen3": "Qwen/Qwen3-8B",
+    "qwen2.5": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen2.5-coder": "Qwen/Qwen2.5-Coder-7B-Instruct",
+    "gemma3": "google/gemma-3-4b-it",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "phi4": "microsoft/phi-4",
+    "phi3": "microsoft/Phi-3-mini-4k-instruct",
+    "smollm2": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+}
+
+
 def _unknown(reference: str, library: Library) -> ModelNotFoundError:
+    """Names the models whose names begin so, else those that are nearly called so, and where a dense one is."""
     stored = [model.name.removesuffix(f":{DEFAULT_TAG}") for model in library.list()]
-    close = difflib.get_close_matches(reference.lower(), {*stored, *known_sources(library.home)}, n=3, cutoff=0.6)
+    names = {*stored, *known_sources(library.home)}
+    wanted = reference.lower().partition(":")[0]
+    long_enough = len(wanted) >= _LEAST_BEGINNING
+    alike = [name for name in names if long_enough and name.startswith(wanted)]
+    close = sorted(alike, key=lambda name: (name.partition(":")[0] != wanted, name))[:3]
+    close = close or difflib.get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
+    dense = next((DENSE_NAMES[name] for name in DENSE_NAMES if long_enough and name.startswith(wanted)), None)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
-    known = "(`moeinf list --available` shows the names)"
-    return ModelNotFoundError(f"model '{printable(reference)}' not found; {hint} {known}")
+    if dense is not None:
+        hint = f"models of that name have no experts, and run by the name of their repository, such as {dense}"
+        hint += f"; with experts there is {' or '.join(close)}" if close else "; small ones with experts: olmoe"
+    return ModelNotFoundError(
+        f"model '{printable(reference)}' not found; {hint} (`moeinf list --available` shows the names)"
+    )
 
 
 def stored_model(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:
