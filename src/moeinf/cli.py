@@ -29,20 +29,21 @@ from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.errors import MoeinfError, OutputError, UsageError, of_the_machine
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.arguments.first_steps import first_steps
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, PromptWords, Quant, Quiet, StoredName
 from moeinf.terminal.arguments.shell_completion import model_names
-from moeinf.terminal.arguments.short_help import add_verb
+from moeinf.terminal.arguments.short_help import add_verb, help_width
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.launched import with_launched
 from moeinf.terminal.rank_worker import worker
 from moeinf.terminal.remote.client_verbs import ps, stop
-from moeinf.terminal.screen import harmless, print_harmless
+from moeinf.terminal.screen import print_fitted, print_harmless
 from moeinf.terminal.stored.store_verbs import cp, create, list_models, prune, rm, verify
 from moeinf.terminal.streams import drop_output, open_streams
 from moeinf.terminal.traces.trace_verbs import app as trace_app
-from moeinf.terminal.user_notes import NoteHandler
+from moeinf.terminal.user_notes import NoteHandler, say
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -51,7 +52,7 @@ app = typer.Typer(
     name="moeinf",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "terminal_width": help_width()},
     help="Run Mixture-of-Experts language models that do not fit in memory.",
 )
 
@@ -71,9 +72,11 @@ def top(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
 ) -> None:
     for line in unknown_variables(RuntimeConfig, SamplingParams, ServerOptions):
-        print(f"note: {line}", file=sys.stderr)
+        say(f"note: {line}")
     if ctx.invoked_subcommand is None:
+        steps = first_steps()
         print(ctx.get_help())
+        print_fitted(f"\n{steps[0].upper()}{steps[1:]}.")
 
 
 @with_flags()
@@ -107,7 +110,7 @@ def run(
     from moeinf.terminal.user_notes import Notices
 
     if plan:
-        return print(planned_text(model, config, quant))
+        return print_fitted(planned_text(model, config, quant))
     config = with_launched(config, model, quiet=options.quiet)
     if many.batch is not None:
         from moeinf.batch.batch_verb import BatchDefaults, answer_batch
@@ -223,7 +226,8 @@ def show(
     if len(chosen) > 1:
         raise UsageError(f"only one of {', '.join(texts)} at a time, not {' and '.join(chosen)}")
     text = next(iter(chosen.values()), shares if worker_key_file else sections)
-    print_harmless(text(find_stored(model)))
+    for_people = text in (sections, shares, stored_forecast)
+    (print_fitted if for_people else print_harmless)(text(find_stored(model)))
 
 
 def _shares(stored: StoredModel, devices: str, workers: str, worker_key_file: str) -> str:
@@ -243,7 +247,6 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     from moeinf.server.gate.log import log_to_stderr
     from moeinf.server.serve import HttpServer
     from moeinf.store.library import Library
-    from moeinf.terminal.user_notes import say
 
     server = HttpServer(Library(store_home()), config, options, keys_of(options, api_key()))
     log_to_stderr()
@@ -321,5 +324,5 @@ def _fail(error: Exception) -> int:
         message, code = usage_text(error), 2
     else:
         message, code = f"unexpected {type(error).__name__}: {error}; run again with --debug and report it", 1
-    print(f"Error: {harmless(' '.join(message.split()))}", file=sys.stderr)
+    say(f"Error: {' '.join(message.split())}")
     return code

@@ -11,9 +11,9 @@ from moeinf.terminal.screen import WordWrap, grey, harmless, moves_cursor
 class AnswerWriter:
     """Writes the pieces of an answer as they come.
 
-    On a terminal the text is made harmless and wrapped, and an empty line follows it. Elsewhere it stays as the model
-    made it, but for the newlines at its end, which become exactly one. As a context manager the writer ends what it
-    has written; where an error comes before the first piece, it writes nothing.
+    On a terminal the text is made harmless and wrapped, without a space at its beginning, and an empty line follows it.
+    Elsewhere it stays as the model made it, but for the newlines at its end, which become exactly one. As a context
+    manager the writer ends what it has written; where an error comes before the first piece, it writes nothing.
 
     `think` writes the pieces of thoughts in grey, between two lines that say so. It is None where thoughts are not
     shown. Off a terminal they never are, so that whatever reads the answer gets nothing else.
@@ -50,12 +50,13 @@ class AnswerWriter:
         if self._thinking:
             self._thinking = False
             self._stream.write(grey(self._wrapped("\n...done thinking.\n\n")))
-        self._begun = True
         if self._tty:
-            piece = self._wrapped(piece)
+            spaced = not self._begun and piece[:1] == " " and piece[1:2].strip()  # of the token; an indent is kept
+            piece = self._wrapped(piece[1:] if spaced else piece)
         else:
             piece = self._newlines + piece
             text = piece.rstrip("\n")
             piece, self._newlines = text, piece[len(text) :]
+        self._begun = True
         self._stream.write(piece)
         self._stream.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import textwrap
 import unicodedata
@@ -13,6 +14,8 @@ from typing import TextIO
 # C0 (but newline and tab), DEL, C1 and the bidirectional overrides: model text must not drive the terminal.
 _CONTROLS = dict.fromkeys([*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
+
+_SECOND_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 
 
 def table(rows: Iterable[Sequence[str]], gap: int = 4) -> list[str]:
@@ -38,6 +41,27 @@ def wrapped(text: str, columns: int) -> str:
     return "\n  ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
+def fitted(text: str, columns: int) -> str:
+    """The text with lines that are wider than a terminal broken between words.
+
+    What comes behind a break is indented: to where the second column begins, in a line that has two.
+    """
+    return "\n".join(line if text_width(line) <= columns else _fitted_line(line, columns) for line in text.split("\n"))
+
+
+def _fitted_line(line: str, columns: int) -> str:
+    begin = len(line) - len(line.lstrip())
+    second = _SECOND_COLUMN.match(line)
+    indent = second.end() if second is not None and second.end() <= columns * 2 // 3 else min(begin + 2, columns // 2)
+    how = {"break_long_words": False, "break_on_hyphens": False, "expand_tabs": False, "replace_whitespace": False}
+    return "\n".join(textwrap.wrap(line, columns, subsequent_indent=" " * indent, **how))  # type: ignore[arg-type]
+
+
+def for_terminal(text: str, stream: TextIO) -> str:
+    """What to write to a stream: for a terminal, made harmless, and fitted to it."""
+    return fitted(harmless(text), shutil.get_terminal_size().columns) if stream.isatty() else text
+
+
 def moves_cursor() -> bool:
     """Whether the terminal is one that can take back what it shows."""
     return os.environ.get("TERM", "dumb") not in ("", "dumb")
@@ -60,8 +84,13 @@ def harmless(text: str) -> str:
 
 
 def print_harmless(text: str) -> None:
-    """Prints a text that came with a checkpoint, on a terminal without the characters that it would act on."""
+    """Prints a text that may come with a checkpoint, on a terminal without the characters that it would act on."""
     print(harmless(text) if sys.stdout.isatty() else text)
+
+
+def print_fitted(text: str) -> None:
+    """Prints lines for people, as `for_terminal` has them."""
+    print(for_terminal(text, sys.stdout))
 
 
 def grey(text: str) -> str:

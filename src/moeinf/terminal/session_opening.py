@@ -19,6 +19,7 @@ from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import chosen
 from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.arguments.first_steps import TOY
 from moeinf.terminal.conversation_loop import Conversation
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
@@ -137,6 +138,8 @@ def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet:
         line.clear()
     if talkative:
         say(wrapped(model.describe(), get_terminal_size().columns))
+        if stored.manifest.source.kind == "embedded":
+            say(f"note: this is {TOY}")
     return model
 
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections import deque
 
-from moeinf.terminal.screen import harmless
+from moeinf.terminal.screen import for_terminal, harmless
 
 
 class Notices:
@@ -32,8 +32,8 @@ class NoteHandler(logging.Handler):
 
 
 def say(line: str) -> None:
-    """One line to stderr, harmless to a terminal."""
-    sys.stderr.write(harmless(line) + "\n")
+    """One line, or several, to stderr: harmless to a terminal, and fitted to it."""
+    sys.stderr.write(for_terminal(harmless(line), sys.stderr) + "\n")
     sys.stderr.flush()
 
 

@@ -142,7 +142,8 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
         (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
         (("run", "demo", "", "--json"), "--json needs a prompt"),
-        (("run",), "Missing argument 'MODEL' (see moeinf run --help)"),
+        (("run",), "run needs the name of a model; stored here: demo; `moeinf run demo` opens a chat"),
+        (("show",), "Missing argument 'MODEL' (see moeinf show --help)"),
         (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
         (("bench", "demo", "-p", "5000"), "the context is 2048"),
         (("bench", "nowhere", "-n", "1"), "--num-decode must be at least 2, not 1"),
@@ -160,7 +161,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("serve", "--port", "x"), "--port"),
         (("create", "x", "--quantize", "q4_K_M"), "no such option: --quantize; `moeinf pull SOURCE --quant q8_0"),
         (("create", "x", "-q", "q4_K_M"), "q4_K_M is one word too many; -q is --quiet here: `moeinf pull SOURCE"),
-        (("run", "demo", "x", "--keepalive", "5m"), "no such option: --keepalive; `moeinf serve --keep-alive TIME`"),
+        (("run", "demo", "x", "--keep-alive", "5m"), "no such option: --keep-alive; --keepalive TIME keeps the model"),
         (("pull", "demo", "--insecure"), "no such option: --insecure; `export HF_ENDPOINT=http://HOST`"),
         (("run", "demo", "x", "--dimensions", "5"), "no such option: --dimensions; models here make no embeddings"),
         (("run", "demo", "x", "--experimental"), "no such option: --experimental; the model runs no programs"),
@@ -203,6 +204,29 @@ def test_what_is_known_and_not_stored_is_told_how_to_be_fetched(command: Command
     assert command("show", "mixtral").err == "Error: model 'mixtral' is not stored; `moeinf pull mixtral` fetches it\n"
     assert "did you mean" not in command("run", "nope", "x").err
     assert command("run", "deme", "x").err.count("demo") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama3.2", "have no experts, and run by the name of their repository, such as meta-llama/Llama-3.2-3B-Instr"),
+        ("qwen3:8b", "such as Qwen/Qwen3-8B; with experts there is qwen3:235b-a22b or qwen3:30b-a3b or qwen3-next"),
+        ("glm", "not found; did you mean glm-4.5-air or glm-4.6? (`moeinf list --available` shows the names)"),
+        ("no", "not found; give org/repo, the path of a folder, or a known name"),
+    ],
+)
+def test_the_name_of_a_family_or_of_a_dense_model_leads_somewhere(command: Command, name: str, said: str) -> None:
+    done = command("run", name, "x")
+    assert done.code == 1 and said in done.err and done.err.count("\n") == 1
+
+
+def test_who_names_no_model_is_led_to_one(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: StoredModel
+) -> None:
+    assert command().out.endswith("\n\nStored here: demo; `moeinf run demo` opens a chat.\n")
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path))
+    assert "nothing is stored yet: `moeinf run demo:chat` answers at once, a toy of" in command("run").err
+    assert command().out.startswith("Usage: moeinf ") and "\n\nNothing is stored yet: " in command().out
 
 
 def test_ollamas_word_for_no_gpu_is_the_cpu(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,6 +434,7 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
         "BATCH",
         "OUT",
         "ROWS",
+        "KEEPALIVE",
     }
 
 

@@ -321,6 +321,18 @@ def test_thoughts_go_back_to_the_template_beside_the_answer_which_is_never_empty
     assert model.prompts[2][3]["content"] == "..."
 
 
+@pytest.mark.parametrize(
+    ("pieces", "shown"), [([" One", " day"], "One day"), (["    x", " = 1"], "    x = 1"), (["One"], "One")]
+)
+def test_on_a_terminal_an_answer_begins_without_the_space_of_its_token(pieces: list[str], shown: str) -> None:
+    for tty, text in ((True, f"{shown}\n\n"), (False, "".join(pieces) + "\n")):
+        stream = io.StringIO()
+        with AnswerWriter(stream, tty=tty, wrap=False) as writer:
+            for piece in pieces:
+                writer.write(piece)
+        assert stream.getvalue() == text
+
+
 def test_on_a_terminal_model_text_cannot_drive_it() -> None:
     stream = io.StringIO()
     with AnswerWriter(stream, tty=True, wrap=False) as writer:

@@ -43,6 +43,8 @@ def story(storyteller: HttpServer) -> str:
         answer = model.generate(CHAT, model.params(temperature=0, num_predict=400))
         assert answer.finish_reason == "stop", "the story ends where the next one would begin"
         prompt = model.tokenizer.render(CHAT, {})[0]
+        [one, two] = (model.tokenizer.render([{"role": "user", "content": said}], {})[0] for said in ("Hi", "Hi! "))
+    assert one.endswith(" Hi.") and two.endswith(" Hi!"), "the story goes on with a sentence"
     assert prompt.endswith("It was winter.\n\nTell me of a dog. One day, a dog ran away.\n\nWhat did he find?")
     return answer.text
 

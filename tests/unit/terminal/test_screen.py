@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -125,6 +126,33 @@ def test_a_long_line_breaks_between_words_and_no_figure_is_torn_apart() -> None:
     for columns in range(30, 110):
         shown = screen.wrapped(text, columns)
         assert "experts 192/192 (9.4 MB)" in shown and "RAM 600 MB:" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "shown"),
+    [
+        ("short\n\n  lines", 40, "short\n\n  lines"),
+        ("Error: model 'x' not found; see the list", 20, "Error: model 'x' not\n  found; see the\n  list"),
+        ("  /save <name>    Keep this chat", 24, "  /save <name>    Keep\n    this chat"),
+        ("  /set    Set the variables", 20, "  /set    Set the\n          variables"),
+        ("NAME       ID     SIZE", 14, "NAME       ID\n  SIZE"),
+        ("a-hyphen/and-a-path-that-is-long", 10, "a-hyphen/and-a-path-that-is-long"),
+    ],
+)
+def test_lines_that_are_too_wide_break_between_words(text: str, columns: int, shown: str) -> None:
+    assert screen.fitted(text, columns) == shown
+
+
+def test_only_a_terminal_has_its_lines_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "\x1b[2J" + "words " * 9
+    assert screen.for_terminal(text, io.StringIO()) == text
+    fitted = screen.for_terminal(text, Terminal())
+    assert "\x1b" not in fitted and max(map(len, fitted.splitlines())) <= 20
 
 
 def shown_by_terminal(written: str, columns: int) -> list[str]:

@@ -14,6 +14,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import MoeinfError
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.shell_completion import model_names
+from moeinf.terminal.screen import print_fitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,10 @@ def doctor(
     here = machine()
     rates = _rates(RuntimeConfig(), MAIN_KINDS, again=again)
     findings = [*check_machine(store_home(), here, rates.conditions.isa), *check_rates(rates)]
-    print(doctor_json(findings, rates) if json else "\n".join(doctor_lines(findings, rates)))
+    if json:
+        print(doctor_json(findings, rates))
+    else:
+        print_fitted("\n".join(doctor_lines(findings, rates)))
     if any(each.remedy for each in findings):
         raise typer.Exit(1)
 
@@ -75,7 +79,7 @@ def fit(
 
     with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
         subject = subject_of(model, quant, token, store_home(), display)
-    print(forecast_text(subject, config, as_json=json))
+    (print if json else print_fitted)(forecast_text(subject, config, as_json=json))
 
 
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from shutil import get_terminal_size
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,19 +13,7 @@ from typer.core import TyperCommand
 # By verb: the names of the parameters that --help shows.
 SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (
-        *(
-            "file",
-            "system",
-            "think",
-            "format",
-            "json",
-            "batch",
-            "plan",
-            "verbose",
-            "temperature",
-            "num_predict",
-            "keepalive",
-        ),
+        *("file", "system", "think", "format", "json", "batch", "plan", "verbose", "temperature", "num_predict"),
         *("context", "ram", "device"),
     ),
     "bench": (
@@ -37,6 +26,13 @@ SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 _ALL: Final = "help_all"
+_NARROW: Final = 52  # columns; click writes no narrower help unasked
+
+
+def help_width() -> int | None:
+    """The width of help on a narrow terminal; None leaves it to click."""
+    columns = get_terminal_size().columns
+    return max(columns - 1, 20) if columns < _NARROW else None
 
 
 def _show_all(ctx: typer.Context, wanted: bool) -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from moeinf.errors import UsageError
+from moeinf.terminal.arguments.first_steps import first_steps
 from moeinf.text.thinking_text import THINK_WORDS
 
 # Verbs of ollama that people type by habit, and what moeinf has instead.
@@ -65,6 +66,8 @@ def usage_text(error: Any) -> str:
     verb = re.match(r"No such command '(.*?)'", text)  # the parser's error has no field for it in every version
     if verb is None:
         context = getattr(error, "ctx", None)
+        if context is not None and context.command.name == "run" and text.startswith("Missing argument 'MODEL'"):
+            return f"run needs the name of a model; {first_steps()}"
         if (
             context is not None
             and context.command.name == "create"

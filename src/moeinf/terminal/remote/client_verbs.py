@@ -8,7 +8,7 @@ import typer
 
 from moeinf.config.environment import api_key, server_address
 from moeinf.terminal.arguments.named import AsJson, ServerHost
-from moeinf.terminal.screen import print_harmless
+from moeinf.terminal.screen import print_fitted, print_harmless
 
 
 def ps(host: ServerHost = None, json: AsJson = False) -> None:
@@ -19,7 +19,10 @@ def ps(host: ServerHost = None, json: AsJson = False) -> None:
     from moeinf.terminal.remote.running import running_lines, running_models
 
     models = running_models(ServerClient(host or server_address(), api_key()))
-    print_harmless(dumps(models, indent=2) if json else "\n".join(running_lines(models)))
+    if json:
+        print_harmless(dumps(models, indent=2))
+    else:
+        print_fitted("\n".join(running_lines(models)))
 
 
 def stop(

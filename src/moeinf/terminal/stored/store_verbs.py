@@ -12,7 +12,7 @@ from moeinf.config.environment import store_home
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.terminal.arguments.named import AsJson, Quiet, StoredName
 from moeinf.terminal.arguments.shell_completion import stored_names
-from moeinf.terminal.screen import can_draw, print_harmless
+from moeinf.terminal.screen import can_draw, print_fitted
 
 
 def list_models(
@@ -35,9 +35,10 @@ def list_models(
     partials = [
         each for each in (library.partials() if everything else ()) if each.name.lower().startswith(prefix.lower())
     ]
-    print(list_json(models, partials) if json else "\n".join(list_lines(models)))
-    for line in partial_lines(partials) if not json else ():
-        print_harmless(line)
+    if json:
+        print(list_json(models, partials))
+    else:
+        print_fitted("\n".join([*list_lines(models), *partial_lines(partials)]))
     for fault in library.faults():
         say(f"note: {fault}")
 
@@ -50,7 +51,10 @@ def _list_available(prefix: str, *, as_json: bool) -> None:
 
     sources = known_sources(store_home())
     known = {name: source for name, source in sources.items() if name.startswith(prefix)}
-    print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
+    if as_json:
+        print(dumps(known, indent=2))
+    else:
+        print_fitted("\n".join(table([("NAME", "SOURCE"), *known.items()])))
 
 
 def rm(
