@@ -28,6 +28,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.errors import MoeinfError, OutputError, UsageError, of_the_machine
 from moeinf.sampling.params import SamplingParams
+from moeinf.terminal.agents.launch_verb import launch
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.first_steps import first_steps
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
@@ -264,7 +265,7 @@ def show_help(
 # The order of the help text.
 _VERBS: tuple[Callable[..., None], ...] = (
     *(run, pull, list_models, show, rm, cp, create, prune, verify),
-    *(serve, ps, stop, worker),
+    *(serve, launch, ps, stop, worker),
     *(doctor, fit, bench, tune, simulate),
     show_help,
 )

@@ -178,7 +178,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("cp", "a"), "Missing argument"),
         (("create",), "Missing argument"),
         (("push", "demo"), "uploads nothing"),
-        (("launch",), "no other"),
+        (("launch",), "Missing argument 'AGENT'"),
         (("run", "demo", "x", "--temp", "1"), "no such option: --temp; did you mean --temperature or --template-var?"),
         (("run", "demo", "x", "--format", "yaml"), "--format"),
         (("run", "nowhere", "x", "-o", "num_gpu=99"), "--vram SIZE bounds what is used of a GPU"),

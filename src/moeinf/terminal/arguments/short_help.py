@@ -16,6 +16,7 @@ SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
         *("file", "system", "think", "format", "json", "batch", "plan", "verbose", "temperature", "num_predict"),
         *("context", "ram", "device"),
     ),
+    "launch": ("quiet", "context", "ram", "expert_cache", "device", "quant"),
     "bench": (
         *("num_prompt", "num_decode", "repeats", "prompt_file", "output", "policies", "profile", "plot"),
         *("context", "ram", "expert_cache", "device"),
@@ -25,7 +26,7 @@ SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
         *("context", "ram", "expert_cache", "device", "threads"),
     ),
 }
-_ALL: Final = "help_all"
+_ALL, _BEHIND = "help_all", "behind_dashes"
 _NARROW: Final = 52  # columns; click writes no narrower help unasked
 
 
@@ -62,10 +63,23 @@ def with_help_all(verb: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
+    """What followed `--` on the command line of a verb that keeps it apart."""
+    return tuple(ctx.meta.get(_BEHIND, ()))
+
+
 class ShortHelpCommand(TyperCommand):
-    """A verb of SHOWN, by `with_help_all`."""
+    """A verb of SHOWN, by `with_help_all`. keeps_behind: whether what follows `--` is for another program."""
 
     shown: tuple[str, ...] = ()
+    keeps_behind = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.keeps_behind and "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_BEHIND] = args[:at], args[at + 1 :]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         if ctx.meta.get(_ALL):
@@ -87,5 +101,5 @@ def add_verb(app: typer.Typer, name: str, verb: Callable[..., None], *, hidden: 
     if (shown := SHOWN.get(verb.__name__)) is None:
         app.command(name, hidden=hidden)(verb)
         return
-    kind = type("ShortHelpCommand", (ShortHelpCommand,), {"shown": shown})
+    kind = type("ShortHelpCommand", (ShortHelpCommand,), {"shown": shown, "keeps_behind": name == "launch"})
     app.command(name, hidden=hidden, cls=kind)(with_help_all(verb))

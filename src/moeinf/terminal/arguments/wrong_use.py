@@ -15,7 +15,6 @@ from moeinf.text.thinking_text import THINK_WORDS
 # Verbs of ollama that people type by habit, and what moeinf has instead.
 _ABSENT: Mapping[str, str] = {
     "push": "this version uploads nothing: name the source of a model (`moeinf show --json`) to those who want it",
-    "launch": "this version starts no other program: `moeinf run MODEL` opens a chat",
     "signin": "no account is needed: --token or HF_TOKEN opens what the Hugging Face Hub guards",
     "signout": "no account is needed: --token or HF_TOKEN opens what the Hugging Face Hub guards",
 }

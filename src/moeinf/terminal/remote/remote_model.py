@@ -53,6 +53,7 @@ class RemoteModel:
     ) -> None:
         """told: the model's entry in /api/ps. keep_alive: as of model_on_server."""
         self.name, self.manifest, self.url = stored.name, stored.manifest, client.url
+        self.told = told
         self.last: Completion | None = None
         self._facts = StoredFacts(stored)
         self.tokenizer = _Text(bool(self._facts.template))

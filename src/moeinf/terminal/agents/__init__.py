@@ -1,0 +1,1 @@
+"""Coding agents that a command starts on a model here."""
