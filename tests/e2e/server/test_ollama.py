@@ -258,6 +258,9 @@ def test_copy_and_delete_change_names(own: HttpServer) -> None:
     client.generate("demo", "")
     client.copy("demo", "other:tag")
     assert {model.model for model in client.list().models} == {"demo:latest", "other:tag"}
+    client.copy("demo", "third")
+    client.delete("third")
+    assert client.ps().models[0].model == "demo:latest", "only a name of it went"
     client.delete("demo")
     assert [model.model for model in client.list().models] == ["other:tag"]
     assert client.ps().models == [], "the model that is deleted is closed first"

@@ -10,11 +10,13 @@ from moeinf.server.service import Service
 
 
 async def delete(service: Service, request: Request) -> Response:
-    """The model is closed first where it is loaded: what is being answered ends before."""
+    """The model is closed first where it is loaded by this name: what is being answered ends before."""
     service.refuse_strangers("deleting a model")
     asked = await service.body(request, NamedRequest)
     stored = await service.pools.store.run(lambda: service.find(asked.named))
-    await service.worker.unload(stored.id)
+    loaded = service.worker.opened.of(stored.id)
+    if loaded is not None and loaded.stored.name == stored.name:
+        await service.worker.unload(stored.id)
     await service.pools.store.run(lambda: service.library.remove(stored.name))
     return Response()
 
