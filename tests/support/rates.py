@@ -25,6 +25,7 @@ PLAIN: Final = Rates(
 
 
 def rates_of_this_machine(threads: int | None = None) -> Rates:
-    """threads: all, if None."""
+    """threads: all, if None. Measured while nothing else ran."""
     here = machine()
-    return replace(PLAIN, conditions=Conditions.now(open_kernels(threads or here.cores, ""), here))
+    conditions = Conditions.now(open_kernels(threads or here.cores, ""), here)
+    return replace(PLAIN, conditions=replace(conditions, load=0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_in_a_pipe_one_line_says_that_the_machine_is_measured(
     monkeypatch.setattr(known, "measure", measured)
     done = command("doctor", "--again", "--json")
     assert len(done.err.splitlines()) == 1 and "half a minute" in done.err and json.loads(done.out)
+
+
+def test_rates_of_a_busy_machine_are_said_to_be_low(command: Command, home: Path) -> None:
+    said = "note: other programs computed when this machine was measured"
+    assert said not in command("fit", "demo").err
+    rates = rates_of_this_machine()
+    busy = replace(rates, conditions=replace(rates.conditions, load=rates.conditions.threads + 0.5))
+    save(busy, home)
+    assert said in command("fit", "demo").err and "`moeinf doctor --again` measures it" in command("doctor").err
 
 
 def test_doctor_tells_the_machine_and_its_rates(command: Command) -> None:

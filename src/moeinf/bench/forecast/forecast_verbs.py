@@ -129,9 +129,15 @@ def _rates(config: RuntimeConfig, kinds: Sequence[Kind], *, again: bool = False)
             say(note)
 
     try:
-        return known_rates(store_home(), config, report, again=again, kinds=kinds)
+        rates = known_rates(store_home(), config, report, again=again, kinds=kinds)
     finally:
         line.clear()
+    if (then := rates.conditions).was_busy:
+        say(
+            f"note: other programs computed when this machine was measured (load {then.load:g}, {then.threads} threads "
+            "here), so that the rates may be too low; `moeinf doctor --again` measures it once they have ended"
+        )
+    return rates
 
 
 def _say_gpu() -> None:

@@ -55,6 +55,7 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
     """
     here = machine()
     kernels = open_kernels(config.compute.threads or here.cores, config.compute.isa)
+    conditions = Conditions.now(kernels, here)
     span = min(SPAN_BYTES, here.available_bytes // 4)
     if span < _LEAST_FILE_BYTES:
         raise OutOfMemoryError(
@@ -68,7 +69,6 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
     experts, linear = _products(kernels, span, report)
     reading = measure_reading(kernels, here, MAIN_KINDS, report)
     report("measuring a model")
-    conditions = Conditions.now(kernels, here)
     rates = Rates(conditions, disk, config.reading.direct_io, memory, experts, linear, {}, *_layers(config))
     return rates.with_reading(reading)
 

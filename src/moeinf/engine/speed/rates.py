@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -73,11 +74,19 @@ class Conditions:
     threads: int
     memory_bytes: int  # of the machine
     measured: str  # UTC, ISO 8601
+    load: float = 0.0  # of other programs: how many threads of theirs wanted to compute in the minute before
 
     @classmethod
     def now(cls, kernels: Kernels, machine: Machine) -> Conditions:
+        """load: to be called before anything computes."""
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        return cls(cpu_name(), kernels.isa, kernels.threads, machine.total_bytes, time)
+        load = round(os.getloadavg()[0], 1)
+        return cls(cpu_name(), kernels.isa, kernels.threads, machine.total_bytes, time, load)
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether other programs may have made the rates lower than they are."""
+        return self.load > self.threads / 2
 
     def fit(self, kernels: Kernels, machine: Machine) -> bool:
         """Whether they are those of this machine, used in this way."""

@@ -51,6 +51,7 @@ def _parse(value: JsonObject) -> Rates:
             int(_number(value["threads"])),
             int(_number(value["memory_bytes"])),
             str(value["measured"]),
+            _number(value.get("load", 0.0)),
         ),
         {int(size): _positive(rate) for size, rate in value["disk"].items()},
         value["direct"] is True,
@@ -61,7 +62,7 @@ def _parse(value: JsonObject) -> Rates:
         _number(value["layer_s"]),
         _number(value["streamed_layer_s"]),
     )
-    if value.keys() != {"version", *rates_json(found)} or not (found.disk and found.experts and found.linear):
+    if {"load", *value} != {"version", *rates_json(found)} or not (found.disk and found.experts and found.linear):
         raise ValueError("rates")
     return found
 
