@@ -20,15 +20,14 @@ ROUNDS = 100  # k-means has come to its end long before
 class Clusters:
     kept: IntArray  # [k] the request nearest to each centroid
     members: IntArray  # [requests] the cluster that each belongs to
-    distances: FloatArray  # [requests] 1 - cosine to the centroid of its cluster
+    distances: FloatArray  # [requests] 1 - cosine to the centroid of its cluster, at least 0
 
 
 def cluster_requests(trace: Trace, num_clusters: int, seed: int = 0) -> tuple[Clusters, ActivationCollection]:
     """Clusters of the requests, and the collection of the matrices that are kept. Raises UsageError for too few."""
     if trace.num_requests < num_clusters:
-        raise UsageError(
-            f"{trace.name} has {trace.num_requests} requests, too few for {num_clusters} clusters; lower -k"
-        )
+        requests = f"{trace.num_requests} request{'' if trace.num_requests == 1 else 's'}"
+        raise UsageError(f"{trace.name} has {requests}, too few for {num_clusters} clusters; lower -k")
     matrices = request_matrices(trace)
     points = unit_rows(normalise_rows(matrices).reshape(len(matrices), -1))
     clusters = k_means(points, num_clusters, np.random.default_rng(seed))
@@ -63,7 +62,7 @@ def k_means(points: FloatArray, num_clusters: int, rng: np.random.Generator) -> 
         sums = np.zeros_like(centroids)
         np.add.at(sums, members, points)
         centroids = unit_rows(sums)
-    distances = 1 - (points * centroids[members]).sum(axis=1)
+    distances = np.maximum(0, 1 - (points * centroids[members]).sum(axis=1))
     kept = [np.flatnonzero(members == c)[distances[members == c].argmin()] for c in range(num_clusters)]
     return Clusters(np.array(kept), members, distances)
 

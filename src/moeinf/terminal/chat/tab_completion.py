@@ -45,7 +45,8 @@ class CommandCompleter(Completer):
             return
         before, _, word = line.rpartition(" ")
         if before == "/read":
-            yield from PathCompleter(expanduser=True).get_completions(Document(word), complete_event)
+            paths = PathCompleter(expanduser=True)  # type: ignore[no-untyped-call]
+            yield from paths.get_completions(Document(word), complete_event)
             return
         known = _WORDS.get(before, lambda _: ())
         for found in dict.fromkeys(known(word)):

@@ -45,12 +45,15 @@ def _list_row(model: StoredModel, now: datetime) -> tuple[str, ...]:
 
 
 def _format_word(model: StoredModel) -> str:
-    """`bf16`, or what the model was quantised to; `?` for one whose manifest is damaged."""
+    """`bf16`, or what the model was quantised to; `?` for one whose manifest is damaged.
+
+    Where experts could not be stored as was asked for, what they are in.
+    """
     try:
         manifest = model.manifest
     except StoreError:
         return "?"
-    if manifest.formats.asked == KEEP:
+    if manifest.formats.asked == KEEP or manifest.formats.fallbacks:
         return expert_formats(manifest)
     return manifest.formats.asked.tag
 

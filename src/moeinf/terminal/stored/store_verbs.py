@@ -126,7 +126,10 @@ def prune() -> None:
     done = Library(store_home()).prune()
     pulls = f"{done.num_pulls} interrupted {'pull' if done.num_pulls == 1 else 'pulls'}"
     left = f", {size_text(done.left_bytes)} that killed processes had left" if done.left_bytes else ""
-    print(f"{size_text(done.freed_bytes)} freed, {pulls}{left} among it")
+    if done.freed_bytes or done.num_pulls:
+        print(f"{size_text(done.freed_bytes)} freed, {pulls}{left} among it")
+    else:
+        print("nothing to delete")
     for fault in done.faults:
         say(f"note: {fault}")
 
