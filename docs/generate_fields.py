@@ -20,6 +20,7 @@ from moeinf.server.body_fields import Refused
 from moeinf.server.ollama import fields as ollama_fields
 from moeinf.server.ollama import requests as ollama
 from moeinf.server.openai import requests as openai
+from moeinf.server.responses import response_request as responses
 
 OPTIONS = tuple(http_options("ollama", SamplingParams, RuntimeConfig))
 PAGE = Path(__file__).parent / "reference" / "fields.md"
@@ -43,6 +44,9 @@ ROUTES: list[tuple[str, Any]] = [
     ("its reasoning", openai.Reasoning),
     ("its thinking", openai.Thinking),
     ("POST /v1/completions", openai.CompletionRequest),
+    ("POST /v1/responses", responses.ResponseRequest),
+    ("its reasoning", responses.Reasoning),
+    ("its text", responses.TextOptions),
     ("POST /v1/messages", anthropic.MessageRequest),
     ("its thinking", anthropic.Thinking),
     ("its output_config", anthropic.OutputConfig),

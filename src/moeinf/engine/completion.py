@@ -107,6 +107,7 @@ class Completion:
     finish_reason: FinishReason
     stats: GenerationStats
     thinking: str = ""  # what the model wrote before the answer, where it thinks
+    thought_tokens: int = 0  # the first tokens, up to the end of that
     stop: str | None = None  # the stop string at which it ended, which is no part of the text
     cut_by: CutBy | None = None  # of an answer that did not end by itself
     call_parts: list[CallPart] = field(default_factory=list)  # of tools that the model called, as they came
@@ -117,6 +118,7 @@ class Completion:
             self.call_parts.append(piece.call)
         elif piece.thought:
             self.thinking += piece.text
+            self.thought_tokens = len(self.token_ids)
         else:
             self.text += piece.text
 

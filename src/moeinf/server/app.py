@@ -24,6 +24,7 @@ from moeinf.server.openai.errors import error_body as openai_error
 from moeinf.server.openai.routes import routes as openai_routes
 from moeinf.server.page.live import live_route, observed
 from moeinf.server.page.page_routes import page_routes
+from moeinf.server.responses.response_routes import routes as response_routes
 from moeinf.server.service import Service
 
 _DOUBLED = re.compile(r"^/+((?:api|v1)/(?=/))?/*")  # the slashes before the route of an API
@@ -40,7 +41,7 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
 
 def routes_of(service: Service) -> list[Route]:
     """All but the page's files."""
-    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service)]
+    apis = [*openai_routes(service), *response_routes(service), *anthropic_routes(service), *ollama_routes(service)]
     return [*_own_routes(service), *apis, live_route(lambda: observed(service.worker))]
 
 

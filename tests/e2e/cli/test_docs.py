@@ -32,6 +32,7 @@ WORDS = {
     "page.md": 650,
     "performance.md": 950,
     "prefixes.md": 750,
+    "responses.md": 900,
     "sampling.md": 1_050,
     "scale-out.md": 1_100,
     "server.md": 1_900,

@@ -19,6 +19,7 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 from openai.types import completion_create_params as of_texts
 from openai.types.chat import ChatCompletionAssistantMessageParam, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as of_chats
+from openai.types.responses import response_create_params as of_responses
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.option import http_options
@@ -31,6 +32,7 @@ from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama import requests as ollama
 from moeinf.server.ollama.fields import OPTIONS
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+from moeinf.server.responses.response_request import ResponseRequest
 
 # What vLLM, SGLang, llama.cpp's server and others take at these routes beside OpenAI's own fields.
 EXTENSIONS = json.loads((Path(__file__).parent / "extensions.json").read_text())
@@ -53,6 +55,7 @@ PUBLISHED: list[tuple[type[Any], set[str]]] = [
     (CompletionRequest, names_of(of_texts.CompletionCreateParamsNonStreaming)),
     (CompletionRequest, extensions("chat and text") | {"prompt_embeds"}),
     (ChatMessage, names_of(ChatCompletionAssistantMessageParam)),
+    (ResponseRequest, names_of(of_responses.ResponseCreateParamsNonStreaming)),
     (StreamOptions, names_of(ChatCompletionStreamOptionsParam) | {"continuous_usage_stats"}),
     (MessageRequest, names_of(MessageCreateParamsNonStreaming)),
     (MessageRequest, names_of(beta_message.MessageCreateParamsNonStreaming)),
@@ -84,6 +87,9 @@ def nested(kind: Any, name: str) -> set[str]:
 NESTED: list[tuple[type[Any], str, set[str]]] = [
     (MessageRequest, name, nested(beta_message.MessageCreateParamsNonStreaming, name))
     for name in ("thinking", "output_config", "tool_choice", "metadata")
+]
+NESTED += [
+    (ResponseRequest, name, nested(of_responses.ResponseCreateParamsNonStreaming, name)) for name in ("reasoning",)
 ]
 
 

@@ -24,7 +24,7 @@ def format_of(asked: Sampling) -> AnswerFormat | None:
     return next(iter(given.values()), None)
 
 
-def _response_format(given: JsonMapping, where: str) -> AnswerFormat | None:
+def openai_format(given: JsonMapping, where: str) -> AnswerFormat | None:
     """OpenAI's three types, with the schema where others put it, and the regex and grammar of other servers."""
     kind = given.get("type")
     if kind in (None, "text"):
@@ -97,7 +97,7 @@ _KINDS: Mapping[str, Callable[[Json, str], AnswerFormat | None]] = {
     "json_object": lambda given, where: "json",
 }
 _READERS: Mapping[str, Callable[[Json, str], AnswerFormat | None]] = {
-    "response_format": _response_format,
+    "response_format": openai_format,
     "structured_outputs": _structured,
     "guided_json": _schema,
     "guided_regex": _regex,

@@ -33,13 +33,8 @@ class ChunkWriter(ABC):
         """See question.Writer."""
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
-        if event is None:
-            yield b": waiting\n\n"
-        elif isinstance(event, Queued):
-            yield f": queued position={event.position}{_eta(event)}\n\n".encode()
-        elif isinstance(event, Loading | Reading):
-            phase = "loading" if isinstance(event, Loading) else "prefill"
-            yield f": {phase} {event.done}/{event.total}{_eta(event)}\n\n".encode()
+        if event is None or isinstance(event, Queued | Loading | Reading):
+            yield waiting_comment(event)
         elif isinstance(event, Text | Call | Chosen):
             if (choice := self.choice(event)) is not None:
                 yield self._chunk(choice, None)
@@ -57,5 +52,12 @@ class ChunkWriter(ABC):
         return self.head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)
 
 
-def _eta(event: Queued | Loading | Reading) -> str:
-    return "" if event.eta_s is None else f" eta={event.eta_s:.1f}s"
+def waiting_comment(event: Queued | Loading | Reading | None) -> bytes:
+    """How far a request is that has no token yet; None stands for silence."""
+    if event is None:
+        return b": waiting\n\n"
+    eta = "" if event.eta_s is None else f" eta={event.eta_s:.1f}s"
+    if isinstance(event, Queued):
+        return f": queued position={event.position}{eta}\n\n".encode()
+    phase = "loading" if isinstance(event, Loading) else "prefill"
+    return f": {phase} {event.done}/{event.total}{eta}\n\n".encode()

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: what a request's items say, and answers told as items."""
