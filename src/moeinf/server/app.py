@@ -18,6 +18,7 @@ from moeinf.server.gate.guard import Guard, Rules
 from moeinf.server.gate.request_log import RequestLog
 from moeinf.server.http import ErrorForm, error_response, json_response
 from moeinf.server.http_errors import Refusal
+from moeinf.server.llama.llama_routes import routes as llama_routes
 from moeinf.server.ollama.errors import error_body as ollama_error
 from moeinf.server.ollama.routes import routes as ollama_routes
 from moeinf.server.openai.errors import error_body as openai_error
@@ -41,7 +42,13 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
 
 def routes_of(service: Service) -> list[Route]:
     """All but the page's files."""
-    apis = [*openai_routes(service), *response_routes(service), *anthropic_routes(service), *ollama_routes(service)]
+    apis = [
+        *openai_routes(service),
+        *response_routes(service),
+        *anthropic_routes(service),
+        *ollama_routes(service),
+        *llama_routes(service),
+    ]
     return [*_own_routes(service), *apis, live_route(lambda: observed(service.worker))]
 
 

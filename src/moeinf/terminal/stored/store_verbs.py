@@ -94,9 +94,7 @@ def create(
     quotes may have many lines. The options are those of `run -o`, and those that say how a model is run, such as
     expert_cache. No weights are copied.
     """
-    from moeinf.config import RuntimeConfig
-    from moeinf.engine.memory.plan import wanted_context
-    from moeinf.engine.stored.preset import preset_of
+    from moeinf.engine.stored.own_names import give_name
     from moeinf.store.library import Library
     from moeinf.store.naming.names import full_name
     from moeinf.terminal.arguments.modelfile_options import read_modelfile
@@ -108,9 +106,7 @@ def create(
     for note in asked.notes:
         say(f"note: {note}")
     stored = ensure_stored(asked.source, quiet=quiet)
-    made = asked.preset.over(preset_of(stored))
-    wanted_context(stored.manifest.info, made.configured(RuntimeConfig()))  # refuses one that is too long
-    Library(store_home()).copy(stored.name, name, made.dumps())
+    give_name(Library(store_home()), stored, name, asked.preset)
     print(f"created '{name}'")
 
 
