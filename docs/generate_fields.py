@@ -17,8 +17,10 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.server.anthropic import fields as anthropic_fields
 from moeinf.server.anthropic import requests as anthropic
 from moeinf.server.body_fields import Refused
+from moeinf.server.ollama import embeddings_asked
 from moeinf.server.ollama import fields as ollama_fields
 from moeinf.server.ollama import requests as ollama
+from moeinf.server.openai import embeddings
 from moeinf.server.openai import requests as openai
 from moeinf.server.responses import response_request as responses
 
@@ -47,6 +49,7 @@ ROUTES: list[tuple[str, Any]] = [
     ("POST /v1/responses", responses.ResponseRequest),
     ("its reasoning", responses.Reasoning),
     ("its text", responses.TextOptions),
+    ("POST /v1/embeddings", embeddings.EmbeddingRequest),
     ("POST /v1/messages", anthropic.MessageRequest),
     ("its thinking", anthropic.Thinking),
     ("its output_config", anthropic.OutputConfig),
@@ -56,10 +59,13 @@ ROUTES: list[tuple[str, Any]] = [
     ("its messages", ollama.ChatMessage),
     ("its options, those of POST /api/generate too", ollama_fields.OPTIONS),
     ("POST /api/generate", ollama.GenerateRequest),
+    ("POST /api/embed", embeddings_asked.EmbedRequest),
+    ("POST /api/embeddings", embeddings_asked.EmbeddingsRequest),
     ("POST /api/show", ollama.ShowRequest),
     ("POST /api/pull", ollama.PullRequest),
     ("DELETE /api/delete", ollama.NamedRequest),
     ("POST /api/copy", ollama.CopyRequest),
+    ("POST /api/create", ollama.CreateRequest),
 ]
 
 

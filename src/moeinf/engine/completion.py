@@ -15,8 +15,9 @@ from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.speculation.drafts import DraftCounts
 from moeinf.sampling.step_queue import SOMEBODY, Asker
 from moeinf.text.text_stream import CallPart, Piece
-from moeinf.types import JsonMapping, Message, Tool
+from moeinf.types import Float32Array, JsonMapping, Message, Tool
 
+Pooling = Literal["mean", "last"]  # which states of a text's tokens become its vector
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
 CutBy = Literal["context", "num_predict", "max_length"]
@@ -91,6 +92,15 @@ class GenerationStats:
     def decode_s(self) -> float:
         return sum(self.token_s)
 
+    def add_prompt(self, other: GenerationStats) -> None:
+        """Counts a prompt that was read for the same request."""
+        self.load_s += other.load_s
+        self.prompt_tokens += other.prompt_tokens
+        self.prompt_s += other.prompt_s
+        self.total_s += other.total_s
+        self.prefill_cache = self.prefill_cache.plus(other.prefill_cache)
+        self.peak = other.peak
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -111,6 +121,7 @@ class Completion:
     stop: str | None = None  # the stop string at which it ended, which is no part of the text
     cut_by: CutBy | None = None  # of an answer that did not end by itself
     call_parts: list[CallPart] = field(default_factory=list)  # of tools that the model called, as they came
+    vectors: list[Float32Array] = field(default_factory=list)  # of the texts of a request for embeddings
 
     def add(self, piece: Piece) -> None:
         """Takes a piece of the answer as it comes."""

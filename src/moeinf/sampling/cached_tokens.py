@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -20,6 +21,7 @@ class KvCache(Protocol):
     reach: int  # tokens of the sequence, with those of its prompt that are still to come
     pictures: Sequence[SoftTokens]  # of the sequence, in order
     shared: SharedRows  # the memory of its rows
+    on_hidden: Callable[[int, Any], None] | None  # see Cache
 
     def outgrown(self, length: int) -> bool:
         """Whether what it holds is of no use to a sequence of so many tokens."""
@@ -176,6 +178,22 @@ class CachedTokens:
         self.tokens = []
         self.cache.shared.write_from(self.cache.truncate(0))
         self.cache.shared.trim(0)
+
+    @contextmanager
+    def telling(self, told: Callable[[int, Any], None] | None) -> Iterator[None]:
+        """While entered, `told` is told of each token's state, as Cache.on_hidden: so all of a prompt is computed, and
+        nothing of it is kept. None: nobody, and it goes on as ever."""
+        if told is None:
+            yield
+            return
+        self.give_up()
+        before = self.prefixes, self.all, self.cache.on_hidden
+        self.prefixes, self.all, self.cache.on_hidden = None, tuple, told
+        try:
+            yield
+        finally:
+            self.clear()
+            self.prefixes, self.all, self.cache.on_hidden = before
 
     def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""

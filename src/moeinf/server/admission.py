@@ -8,7 +8,7 @@ from moeinf.engine.stored.facts import facts_of
 from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
-from moeinf.server.ask import Ask
+from moeinf.server.ask import Ask, Inputs
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.agent_noise import without_noise
 from moeinf.server.prompt.forced_calls import forced_calls
@@ -28,7 +28,9 @@ def admitted(ask: Ask, stored: StoredModel) -> Ask:
     if ask.tools.forced is not None:
         ask = replace(ask, format=forced_calls(facts, ask.tools.offered, ask.tools.forced or None))
     ask = with_preset(ask, preset_of(stored))
-    if ask.prompt is not None and not isinstance(ask.prompt, str):
+    if isinstance(ask.prompt, Inputs) and facts.family.encoder_input is not None:
+        raise Refusal(400, f"{ask.model} makes no embeddings, as an encoder-decoder model; ask another model")
+    if ask.prompt is not None and not isinstance(ask.prompt, str | Inputs):
         if without_pictures(ask.prompt)[1] and (why := facts.why_no_vision):
             raise Refusal(400, f"{why}; leave out images")
         ask = replace(ask, prompt=without_noise(ask.prompt))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from moeinf.config.server_options import seconds_of
-from moeinf.engine.completion import Completion
+from moeinf.engine.completion import Completion, Pooling
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.types import JsonMapping, Message, Tool
 
@@ -49,10 +49,23 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """Texts, or the ids of their tokens, of which a vector each is wanted.
+
+    cut: what is too long loses its end. pooling: how the states of tokens become one, which the model says.
+    """
+
+    texts: Sequence[str | Sequence[int]]
+    cut: bool = False
+    pooling: Pooling = "mean"
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """What a request wants, of whatever model has that name. `model` is the name by which the client knows it.
 
-    prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
+    prompt: a text, or the messages of a chat, or what is to be embedded; None only loads the model.
+    raw: the text is continued as it is.
     continues: the last message is the beginning of the answer. format: as for Model.pieces.
     params: fields of SamplingParams that the client gave. variables: of the chat template.
     config: fields of RuntimeConfig, with which the model is opened anew where they differ.
@@ -61,7 +74,7 @@ class Ask:
     """
 
     model: str
-    prompt: str | Sequence[Message] | None = None
+    prompt: str | Sequence[Message] | Inputs | None = None
     raw: bool = False
     continues: bool = False
     params: JsonMapping = field(default_factory=dict)

@@ -25,6 +25,15 @@ class Writer(Protocol):
         ...
 
 
+class WholeWriter:
+    """Of answers that are never streamed."""
+
+    media_type = "application/json"
+
+    def encode(self, event: Event | None) -> Iterable[bytes]:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """user: whom the request names, so that users of one machine take turns. background: whether it may wait for

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.decoder_only import DecoderOnly
@@ -18,12 +19,16 @@ from moeinf.models.layers.soft_tokens import SOFT_IDS
 from moeinf.sampling.constraint import GrammarConstraint
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import check_token_ids
-from moeinf.server.ask import Ask
+from moeinf.server.ask import Ask, Inputs
+from moeinf.server.prompt.embedded_ids import embedded_ids
 from moeinf.server.prompt.thinking_field import think_for
 from moeinf.store.library import StoredModel
+from moeinf.text.templates.traced import MARK
 from moeinf.text.thinking_text import template_variables
 from moeinf.text.tokenizer import Tokenizer
+from moeinf.types import JsonObject
 
+T = TypeVar("T")
 _MOST_OPEN = 2  # each is a process of its own
 
 
@@ -53,6 +58,10 @@ class Texts:
         """
         longest = stored.manifest.info.context_length
         with self._tokenizer(stored, should_stop) as tokenizer:
+            if isinstance(ask.prompt, Inputs):
+                for _ in embedded_ids(ask.prompt, tokenizer, stored.manifest.info, context):
+                    pass
+                return
             ids = _token_ids(tokenizer, stored, ask, config, lambda least: check_least(least, context, longest))
             check_length(len(ids), context, longest)
             check_token_ids(SamplingParams(**ask.params), min(tokenizer.num_ids, stored.manifest.info.vocab_size))
@@ -62,6 +71,27 @@ class Texts:
                     GrammarConstraint(stream, ask.format, tokenizer.num_ids)
                 finally:
                     stream.flush()
+
+    def asked(self, stored: StoredModel, should_stop: Callable[[], bool], call: Callable[[Tokenizer], T]) -> T:
+        """What `call` finds with the tokenizer of a model. Blocks. Raises TextError, Stopped, and what `call` does."""
+        with self._tokenizer(stored, should_stop) as tokenizer:
+            return call(tokenizer)
+
+    def rendered(self, stored: StoredModel, ask: Ask, should_stop: Callable[[], bool]) -> str:
+        """The text of a chat as the template writes it, control tokens by their names. Blocks.
+
+        Raises UsageError for a model without a template, TextError, Stopped.
+        """
+
+        def render(tokenizer: Tokenizer) -> str:
+            if not tokenizer.has_template:
+                raise UsageError(f"{stored.name} has no chat template; ask /v1/completions")
+            assert ask.prompt is not None and not isinstance(ask.prompt, str | Inputs)
+            messages, _ = without_pictures(ask.prompt)
+            text, _ = tokenizer.render(messages, _variables(tokenizer, stored, ask), continues=ask.continues)
+            return text.replace(MARK, "")
+
+        return self.asked(stored, should_stop, render)
 
     @contextmanager
     def _tokenizer(self, stored: StoredModel, should_stop: Callable[[], bool]) -> Iterator[Tokenizer]:
@@ -86,14 +116,8 @@ def _token_ids(
     tokenizer: Tokenizer, stored: StoredModel, ask: Ask, config: RuntimeConfig, check: Callable[[int], None]
 ) -> list[int]:
     """check: as check_length of ModelKind.encode. Raises TextError, UsageError, Stopped."""
-    assert ask.prompt is not None
-    facts = None if ask.raw else tokenizer.template
-    think = think_for(facts, ask.thoughts)
-    variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
-    if ask.tools.offered:
-        if not (facts and facts.tools):
-            raise UsageError(f"{stored.name} does not support tools; leave them out")
-        variables["tools"] = list(ask.tools.offered)
+    assert ask.prompt is not None and not isinstance(ask.prompt, Inputs)
+    variables = _variables(tokenizer, stored, ask)
     kind = DecoderOnly(tokenizer, lambda line: None)
     if isinstance(ask.prompt, str):
         return kind.encode(ask.prompt, Rendering(ask.raw, variables), check)
@@ -101,3 +125,15 @@ def _token_ids(
     prompt = text_alone(messages) if ask.raw and given else messages
     ids = kind.encode(prompt, Rendering(ask.raw, variables, ask.continues), check)
     return [*ids, *[SOFT_IDS] * added_tokens(stored, given, config)]
+
+
+def _variables(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> JsonObject:
+    """Of the chat template. Raises UsageError."""
+    facts = None if ask.raw else tokenizer.template
+    think = think_for(facts, ask.thoughts)
+    variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
+    if ask.tools.offered:
+        if not (facts and facts.tools):
+            raise UsageError(f"{stored.name} does not support tools; leave them out")
+        variables["tools"] = list(ask.tools.offered)
+    return variables

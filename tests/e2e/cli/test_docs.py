@@ -35,7 +35,7 @@ WORDS = {
     "responses.md": 900,
     "sampling.md": 1_050,
     "scale-out.md": 1_100,
-    "server.md": 1_900,
+    "server.md": 2_000,
     "speculation.md": 550,
     "tools.md": 1_100,
     "traces.md": 1_800,

@@ -41,7 +41,17 @@ ASKED: dict[tuple[str, str], list[tuple[str, Any]]] = {
         ("/v1/chat/completions", TEXT | {"messages": [HI], "tools": [LOOK_UP], "tool_choice": "required"}),
     ],
     ("POST", "/v1/completions"): [("/v1/completions", TEXT | {"prompt": "Tell"})],
-    ("POST", "/v1/embeddings"): [("/v1/embeddings", {"model": "demo:chat"})],
+    ("POST", "/v1/embeddings"): [("/v1/embeddings", {"model": "demo:chat", "input": "Tell"})],
+    ("POST", "/v1/rerank"): [("/v1/rerank", {"model": "demo:chat"})],
+    ("POST", "/v1/responses"): [
+        ("/v1/responses", {"model": "demo:chat", "input": "Tell", "max_output_tokens": 1}),
+        ("/v1/responses", {"model": "demo:chat", "input": "Tell", "max_output_tokens": 1, "stream": True}),
+    ],
+    ("POST", "/v1/responses/input_tokens"): [("/v1/responses/input_tokens", {"model": "demo:chat", "input": "Tell"})],
+    ("GET", "/v1/responses/{id}"): [("/v1/responses/resp_1", None)],
+    ("DELETE", "/v1/responses/{id}"): [("/v1/responses/resp_1", None)],
+    ("GET", "/v1/responses/{id}/input_items"): [("/v1/responses/resp_1/input_items", None)],
+    ("POST", "/v1/responses/{id}/cancel"): [("/v1/responses/resp_1/cancel", {})],
     ("GET", "/v1/models"): [("/v1/models", None)],
     ("GET", "/v1/models/{name:path}"): [("/v1/models/demo:chat", None), ("/v1/models/nobody", None)],
     ("POST", "/v1/messages"): [
@@ -64,10 +74,10 @@ ASKED: dict[tuple[str, str], list[tuple[str, Any]]] = {
     ("POST", "/api/copy"): [("/api/copy", {"source": "demo:chat", "destination": "another"})],
     ("DELETE", "/api/delete"): [("/api/delete", {"model": "another"})],
     ("POST", "/api/pull"): [("/api/pull", {"model": "demo:chat"}), ("/api/pull", {"model": "no/such//name"})],
-    ("POST", "/api/create"): [("/api/create", {"model": "x"})],
+    ("POST", "/api/create"): [("/api/create", {"model": "x", "from": "demo:chat", "system": "Be kind."})],
     ("POST", "/api/push"): [("/api/push", {"model": "x"})],
-    ("POST", "/api/embed"): [("/api/embed", {"model": "demo:chat"})],
-    ("POST", "/api/embeddings"): [("/api/embeddings", {"model": "demo:chat"})],
+    ("POST", "/api/embed"): [("/api/embed", {"model": "demo:chat", "input": "Tell"})],
+    ("POST", "/api/embeddings"): [("/api/embeddings", {"model": "demo:chat", "prompt": "Tell"})],
 }
 CASES = [(method, *each) for (method, _), cases in ASKED.items() for each in cases]
 MUCH = {"zz text": "a" * 3_000_000, "zz lists": [[]] * 60_000}

@@ -141,14 +141,16 @@ def test_what_the_model_cannot_do_is_refused_in_ollamas_form(client: ollama.Clie
         "does not support tools": lambda: client.chat(
             "demo", QUESTION, tools=[{"type": "function", "function": {"name": "f"}}]
         ),
-        "does not support embeddings": lambda: client.embed("demo", "word"),
         "does not support insert": lambda: client.generate("demo", "def f", suffix="end"),
         "template is not supported": lambda: client.generate("demo", "a", template="{{ .Prompt }}"),
         "context is not supported": lambda: client.generate("demo", "a", context=[1, 2]),
         "raw mode does not support system": lambda: client.generate("demo", "a", raw=True, system="b"),
         'option "top_k" must be of type integer': lambda: client.generate("demo", "a", options={"top_k": "many"}),
         "temperature must be between": lambda: client.generate("demo", "a", options={"temperature": -1}),
-        "create is not supported": lambda: client.create("other", from_="demo"),
+        "template is not supported: each": lambda: client.create("other", from_="demo", template="{{ .Prompt }}"),
+        "files is not supported": lambda: client.create("other", files={"a.gguf": "sha256:00"}),
+        "from is required": lambda: client.create("other"),
+        "unknown parameter 'heat'": lambda: client.create("other", from_="demo", parameters={"heat": 1}),
         "push is not supported": lambda: client.push("demo"),
     }
     for words, ask in refused.items():

@@ -125,11 +125,6 @@ def test_bodies_that_are_no_request(server: HttpServer, body: bytes) -> None:
     assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
-def test_embeddings_are_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="embeddings"):
-        client.embeddings.create(model="demo", input="x")
-
-
 def test_keys(demo: StoredModel) -> None:
     with live_server(demo, keys=("secret",)) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200

@@ -17,6 +17,7 @@ from anthropic.types.beta import message_create_params as beta_message
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from openai.types import completion_create_params as of_texts
+from openai.types import embedding_create_params as of_vectors
 from openai.types.chat import ChatCompletionAssistantMessageParam, ChatCompletionStreamOptionsParam
 from openai.types.chat import completion_create_params as of_chats
 from openai.types.responses import response_create_params as of_responses
@@ -30,7 +31,9 @@ from moeinf.server.body import checked
 from moeinf.server.body_fields import Fields, tell_once
 from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama import requests as ollama
+from moeinf.server.ollama.embeddings_asked import EmbeddingsRequest, EmbedRequest
 from moeinf.server.ollama.fields import OPTIONS
+from moeinf.server.openai.embeddings import EmbeddingRequest
 from moeinf.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 from moeinf.server.responses.response_request import ResponseRequest
 
@@ -56,6 +59,9 @@ PUBLISHED: list[tuple[type[Any], set[str]]] = [
     (CompletionRequest, extensions("chat and text") | {"prompt_embeds"}),
     (ChatMessage, names_of(ChatCompletionAssistantMessageParam)),
     (ResponseRequest, names_of(of_responses.ResponseCreateParamsNonStreaming)),
+    (EmbeddingRequest, names_of(of_vectors.EmbeddingCreateParams) | {"normalize", "priority", "request_id"}),
+    (EmbedRequest, names_of(ollama_types.EmbedRequest)),
+    (EmbeddingsRequest, names_of(ollama_types.EmbeddingsRequest)),
     (StreamOptions, names_of(ChatCompletionStreamOptionsParam) | {"continuous_usage_stats"}),
     (MessageRequest, names_of(MessageCreateParamsNonStreaming)),
     (MessageRequest, names_of(beta_message.MessageCreateParamsNonStreaming)),
@@ -67,6 +73,7 @@ PUBLISHED: list[tuple[type[Any], set[str]]] = [
     (ollama.ShowRequest, names_of(ollama_types.ShowRequest) | {"name", "system", "template", "verbose", "options"}),
     (ollama.PullRequest, names_of(ollama_types.PullRequest) | {"name", "username", "password"}),
     (ollama.NamedRequest, names_of(ollama_types.DeleteRequest) | {"name"}),
+    (ollama.CreateRequest, names_of(ollama_types.CreateRequest) - {"from_"} | {"from", "modelfile", "name"}),
     (ollama.CopyRequest, names_of(ollama_types.CopyRequest)),
 ]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from moeinf.engine.answers.begun import Begun, begin
 from moeinf.engine.answers.drafting import Drafting
@@ -115,7 +115,7 @@ class Generator:
         answer.token_ids, answer.stats.seed = text.token_ids, begun.sampler.seed
         chooser = begun.reporting(request.params.top_logprobs, hooks, self.prompts.tokenizer.eos_ids)
         stats, asker = answer.stats, request.asker
-        made = self._measured(prompt, chooser, limit, stats, hooks, makes_steps=makes_steps, asker=asker)
+        made = self.measured(prompt, chooser, limit, stats, hooks, makes_steps=makes_steps, asker=asker)
         try:
             with closing(text), closing(made) as tokens:
                 for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
@@ -150,10 +150,10 @@ class Generator:
 
         Raises as Turns.answer.
         """
-        measured = self._measured(Prompt(prompt), chooser, limit, stats, self._heeding_close(hooks), makes_steps=True)
+        measured = self.measured(Prompt(prompt), chooser, limit, stats, self._heeding_close(hooks), makes_steps=True)
         return _whole(self.turns.answer(measured))
 
-    def _measured(
+    def measured(
         self,
         prompt: Prompt,
         chooser: Chooser,
@@ -161,22 +161,26 @@ class Generator:
         stats: GenerationStats,
         hooks: Hooks,
         *,
-        makes_steps: bool,
+        makes_steps: bool = False,
         asker: Asker = SOMEBODY,
+        on_hidden: Callable[[int, Any], None] | None = None,
     ) -> abc.Generator[int | None, None, None]:
-        """As `tokens`, within a turn, and None where it waits for a step."""
+        """As `tokens`, within a turn, and None where it waits for a step. on_hidden: as of CachedTokens.telling."""
         forced = isinstance(chooser, Forced)  # a text whose steps are to be measured one by one
         profiler, ids = self.listeners.profiler, prompt.ids
         self._end_warm_start()
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(ids)
         seated = self.steps.seat(makes_steps=makes_steps, asker=asker)
-        with seated as seat, self.sequences.taken(ids) as sequence:
+        taken = self.sequences.taken(ids if on_hidden is None else ())
+        with seated as seat, taken as sequence, sequence.telling(on_hidden):
             sequence.cache.pictures = prompt.pictures
             monitor = RequestMonitor(self.runner, self.listeners, hooks, seat)
             prompt.checks.append(monitor.check)
             try:
-                drafting = self.drafting if self.drafting is None or self.drafting.always or not forced else None
+                drafting = self.drafting
+                if drafting is not None and (on_hidden is not None or (forced and not drafting.always)):
+                    drafting = None
                 guessed = None if drafting is None else drafting.begin(sequence, stats.drafts)
                 asked = Generation(seat, sequence, ids, chooser, monitor, limit, guessed)
                 with closing(self.kind.generate(self.runner, asked)) as made:
@@ -211,7 +215,7 @@ class Generator:
         stats, hooks = GenerationStats(), self._heeding_close(NO_HOOKS)
         chooser, limit = Forced(continuation), len(continuation) + 1
         with self.turns.alone(), self.sequences.afresh():
-            for _ in self._measured(Prompt(prompt), chooser, limit, stats, hooks, makes_steps=True):
+            for _ in self.measured(Prompt(prompt), chooser, limit, stats, hooks, makes_steps=True):
                 pass
         return stats
 

@@ -103,21 +103,21 @@ class Lines(ABC):
         ending: JsonObject = {"done": True}
         if completion is None:
             ending["done_reason"] = "unload" if self._ask.only_closes else "load"
-            return ending | {"total_duration": self._passed(), "load_duration": _nanoseconds(load_s)}
+            return ending | {"total_duration": self._passed(), "load_duration": nanoseconds(load_s)}
         stats = completion.stats
         return ending | {
             "done_reason": "length" if completion.finish_reason == "length" else "stop",
             "total_duration": self._passed(),
-            "load_duration": _nanoseconds(load_s),
+            "load_duration": nanoseconds(load_s),
             "prompt_eval_count": stats.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(stats.prompt_s),
+            "prompt_eval_duration": nanoseconds(stats.prompt_s),
             "eval_count": stats.generated_tokens,
-            "eval_duration": _nanoseconds(stats.decode_s),
+            "eval_duration": nanoseconds(stats.decode_s),
             "moeinf": _extension(completion),
         }
 
     def _passed(self) -> int:
-        return _nanoseconds(self._clock() - self._began)
+        return nanoseconds(self._clock() - self._began)
 
 
 class ChatLines(Lines):
@@ -159,5 +159,5 @@ def _encoded(value: JsonObject) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)

@@ -40,6 +40,27 @@ GENERATE: Final = ASKING | Fields(
 _SENT_ALONG = "ollama ignores it, too"
 NAMED: Final = Fields({}, {}, log_unknown)
 PULL: Final = NAMED | Fields({}, {name: _SENT_ALONG for name in ("insecure", "username", "password")}, log_unknown)
+CREATE: Final = NAMED | Fields(
+    {
+        "modelfile": Refused("give from, system and parameters"),
+        "template": Refused("each checkpoint brings its own chat template"),
+        "messages": Refused("say it in system"),
+        "adapters": Refused("merge the adapter into the weights"),
+        "files": Refused("`moeinf pull` takes files, on the machine that holds them"),
+        "quantize": Refused("`moeinf pull SOURCE --quant q8_0` stores a model so"),
+        "quantization": Refused("`moeinf pull SOURCE --quant q8_0` stores a model so"),
+    },
+    {
+        "license": "that of the checkpoint is told",
+        "renderer": "each checkpoint brings its own chat template",
+        "parser": "answers are read as the checkpoint's template has them",
+        "requires": "it asks for a version of ollama",
+        "info": "it is for models of another maker",
+        "path": "ollama no longer reads it, either",
+        "remote_host": "nothing is asked elsewhere",
+    },
+    log_unknown,
+)
 SHOW: Final = NAMED | Fields(
     {
         "system": Refused("what is shown is what is stored"),

@@ -10,10 +10,11 @@ import msgspec
 
 from moeinf.config import RuntimeConfig, ollama_meaning
 from moeinf.config.option import Option, http_options, options
+from moeinf.engine.stored.preset import Preset
 from moeinf.sampling.params import RANGES, SamplingParams, as_ollama_means
 from moeinf.server.body_fields import Fields
 from moeinf.server.http_errors import Refusal
-from moeinf.server.ollama.fields import ASKING, GENERATE, NAMED, PULL, SHOW
+from moeinf.server.ollama.fields import ASKING, CREATE, GENERATE, NAMED, PULL, SHOW
 from moeinf.server.prompt.called import CallOfTurn
 from moeinf.types import Json, JsonMapping, JsonObject
 
@@ -99,6 +100,27 @@ class CopyRequest(msgspec.Struct, kw_only=True):
     published: ClassVar[Fields] = NAMED
     source: str
     destination: str
+
+
+class CreateRequest(NamedRequest, kw_only=True):
+    """source: the stored model that is named anew. parameters: as in a Modelfile, a list for several values."""
+
+    published: ClassVar[Fields] = CREATE
+    source: str | None = msgspec.field(default=None, name="from")
+    system: str | None = None
+    parameters: JsonObject | None = None
+    stream: bool | None = None
+
+    @property
+    def preset(self) -> Preset:
+        """Raises UsageError for what is no option, Refusal for what is no value of one."""
+        pairs = list[tuple[str, str]]()
+        for name, value in (self.parameters or {}).items():
+            for each in value if isinstance(value, list) else [value]:
+                if not isinstance(each, str | int | float):
+                    raise Refusal(400, f"parameters.{name:.60} must be a text, a number, true or false")
+                pairs.append((name, str(each).lower() if isinstance(each, bool) else str(each)))
+        return Preset(self.system or "", tuple(pairs))
 
 
 def given_options(given: JsonMapping | None) -> tuple[JsonObject, JsonObject]:

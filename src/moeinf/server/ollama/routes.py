@@ -11,11 +11,12 @@ from starlette.routing import Route
 from moeinf.server.http import answering
 from moeinf.server.http_errors import Refusal
 from moeinf.server.ollama.chat import chat_question, generate_question
+from moeinf.server.ollama.embeddings_asked import EmbeddingsRequest, EmbedRequest, embed_question, embeddings_question
 from moeinf.server.ollama.errors import error_body
-from moeinf.server.ollama.manage import copy, delete
+from moeinf.server.ollama.manage import copy, create, delete
 from moeinf.server.ollama.models import ps, show, tags, version
 from moeinf.server.ollama.pull_route import Pulls
-from moeinf.server.ollama.requests import ChatRequest, GenerateRequest, NamedRequest
+from moeinf.server.ollama.requests import ChatRequest, GenerateRequest
 from moeinf.server.service import Handler, Service, asking
 
 
@@ -35,10 +36,10 @@ def routes(service: Service) -> list[Route]:
         route("/api/pull", "POST", Pulls().pull),
         route("/api/delete", "DELETE", delete),
         route("/api/copy", "POST", copy),
-        route("/api/create", "POST", _refused("create is not supported: `moeinf pull` makes models of checkpoints")),
+        route("/api/create", "POST", create),
         route("/api/push", "POST", _refused("push is not supported: models stay on this machine")),
-        route("/api/embed", "POST", _no_embeddings),
-        route("/api/embeddings", "POST", _no_embeddings),
+        route("/api/embed", "POST", asking(EmbedRequest, embed_question)),
+        route("/api/embeddings", "POST", asking(EmbeddingsRequest, embeddings_question)),
     ]
 
 
@@ -47,8 +48,3 @@ def _refused(why: str) -> Handler:
         raise Refusal(400, why)
 
     return handle
-
-
-async def _no_embeddings(service: Service, request: Request) -> Response:
-    asked = await service.body(request, NamedRequest)
-    raise Refusal(400, f'"{asked.named}" does not support embeddings')

@@ -189,6 +189,17 @@ TEXT: Final = BOTH | Fields(
         "prompt_embeds": Refused("give texts"),
     }
 )
+EMBEDDINGS: Final = Fields(
+    {
+        "add_special_tokens": Refused("the tokens that the tokenizer adds are added", _ON),
+        "truncate_prompt_tokens": Refused("a text is read whole, or refused", _NONE),
+        "normalize": Refused("vectors have length 1", _ON),
+        "embed_dtype": Refused("numbers are float32", ("float32",)),
+        "messages": Refused("give input"),
+        "prompt": Refused("give input"),
+    },
+    {"request_id": "answers have ids of their own"},
+)
 STREAM: Final = Fields(
     {"continuous_usage_stats": Refused("the usage of a stream comes at its end", _FLAG)},
     {"include_obfuscation": "streams here are not padded"},

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from moeinf.server.http import answering, json_response
 from moeinf.server.http_errors import Refusal
-from moeinf.server.openai import chat, completions
+from moeinf.server.openai import chat, completions, embeddings
 from moeinf.server.openai.errors import error_body
 from moeinf.server.openai.requests import ChatRequest, CompletionRequest
 from moeinf.server.service import Handler, Service, asking
@@ -25,7 +25,8 @@ def routes(service: Service) -> list[Route]:
     return [
         route("/v1/chat/completions", "POST", asking(ChatRequest, chat.question_of)),
         route("/v1/completions", "POST", asking(CompletionRequest, completions.question_of)),
-        route("/v1/embeddings", "POST", _no_embeddings),
+        route("/v1/embeddings", "POST", asking(embeddings.EmbeddingRequest, embeddings.question_of)),
+        route("/v1/rerank", "POST", _no_ranking),
         route("/v1/models", "GET", _models),
         route("/v1/models/{name:path}", "GET", _model),
     ]
@@ -56,5 +57,6 @@ def _described(stored: StoredModel) -> JsonObject:
     }
 
 
-async def _no_embeddings(service: Service, request: Request) -> Response:
-    raise Refusal(400, "models here do not support embeddings: they answer with text")
+async def _no_ranking(service: Service, request: Request) -> Response:
+    why = "models here have no head that was trained to rank; compare the vectors of /v1/embeddings"
+    raise Refusal(400, f"rerank is not supported: {why}")

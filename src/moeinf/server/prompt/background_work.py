@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from moeinf.server.ask import Ask
+from moeinf.server.ask import Ask, Inputs
 from moeinf.types import Message
 
 # The urgency of HTTP's Priority header (RFC 9218), of which 7 is for background work.
@@ -37,7 +37,7 @@ def in_background(ask: Ask, headers: Mapping[str, str]) -> bool:
 
 
 def _is_side_work(ask: Ask) -> bool:
-    if ask.tools.offered or ask.raw or ask.prompt is None:
+    if ask.tools.offered or ask.raw or ask.prompt is None or isinstance(ask.prompt, Inputs):
         return False
     if isinstance(ask.prompt, str):
         return ask.prompt.startswith(_AT_BEGINNING)

@@ -6,13 +6,16 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Protocol
 
-from moeinf.engine.completion import Completion, Hooks, Request
+from moeinf.engine.answers.embedding import embedding
+from moeinf.engine.completion import Completion, GenerationStats, Hooks, Request
 from moeinf.engine.model import Model
 from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.step_queue import Asker
-from moeinf.server.ask import Ask, Call, Chance, Chosen, Eta, Event, Reading, Text, Thoughts
+from moeinf.server.ask import Ask, Call, Chance, Chosen, Eta, Event, Inputs, Reading, Text, Thoughts
 from moeinf.server.http_errors import StoppingError
+from moeinf.server.prompt.embedded_ids import embedded_ids
 from moeinf.server.prompt.thinking_field import think_for
+from moeinf.text.process import Stopped
 from moeinf.text.text_stream import Piece
 from moeinf.text.tokenizer import Tokenizer
 
@@ -39,6 +42,8 @@ def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator
     ended so, and whatever Model.pieces raises.
     """
     ask = job.ask
+    if isinstance(ask.prompt, Inputs):
+        return (yield from _embedded(model, job, ask.prompt, stopping))
     assert ask.prompt is not None
     eta: Eta | None = None
 
@@ -76,6 +81,29 @@ def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator
     if ask.tools.one_call:
         completion.call_parts = [part for part in completion.call_parts if part.index == 0]
     return completion
+
+
+def _embedded(
+    model: Model, job: Asking, inputs: Inputs, stopping: Callable[[], bool]
+) -> Generator[None, None, Completion]:
+    """Returns the vectors of texts, and what all cost. One follows the other, so that answers go on beside them."""
+    done = Completion("", [], "stop", GenerationStats())
+    hooks = Hooks(should_stop=lambda: job.cancelled or stopping())
+    gone = "the server stopped before all was embedded; ask again later"
+    texts = embedded_ids(inputs, model.tokenizer, model.manifest.info, model.plan.context)
+    for at in range(len(inputs.texts)):
+        job.put(Reading(at, len(inputs.texts)))
+        try:
+            with model.tokenizer.until(hooks.should_stop):
+                ids = next(texts)
+        except Stopped:
+            raise StoppingError(gone) from None
+        vector, stats = yield from embedding(model.generator, ids, inputs.pooling, hooks, job.asker)
+        if vector is None:
+            raise StoppingError(gone)
+        done.vectors.append(vector)
+        done.stats.add_prompt(stats)
+    return done
 
 
 def _tell(piece: Piece, job: Asking) -> None:
