@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class FakeCache:
         self.copied_bytes = 0
         self.pictures: Sequence[SoftTokens] = ()
         self.shared: SharedRows = OwnRows()
+        self.on_hidden: Callable[[int, Any], None] | None = None
 
     @property
     def cache(self) -> FakeCache:

@@ -159,4 +159,7 @@ def _whole(asked: Asked, question_of: Callable[[Asked], Question]) -> Question:
     """Raises Refusal, UsageError."""
     if asked.stream:
         raise Refusal(400, "stream: answers of a batch are whole; leave it out")
-    return question_of(asked)
+    question = question_of(asked)
+    if question.others:
+        raise Refusal(400, "n and prompt: a line of a batch has one answer; give one line for each")
+    return question

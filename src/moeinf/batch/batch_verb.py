@@ -116,7 +116,7 @@ def _answer_lines(
     if not rows or stopping():
         return
     notices, quiet = Notices(), batch.defaults.chat.quiet
-    sees = any(not isinstance(row.ask.prompt, str) and without_pictures(row.ask.prompt or ())[1] for row in rows)
+    sees = any(without_pictures(row.ask.chat)[1] for row in rows)
     model = load(batch.stored, replace(config, pictures=sees), notices, quiet=quiet)
     try:
         notices.show()

@@ -30,9 +30,9 @@ def admitted(ask: Ask, stored: StoredModel) -> Ask:
     ask = with_preset(ask, preset_of(stored))
     if isinstance(ask.prompt, Inputs) and facts.family.encoder_input is not None:
         raise Refusal(400, f"{ask.model} makes no embeddings, as an encoder-decoder model; ask another model")
-    if ask.prompt is not None and not isinstance(ask.prompt, str | Inputs):
-        if without_pictures(ask.prompt)[1] and (why := facts.why_no_vision):
+    if ask.chat:
+        if without_pictures(ask.chat)[1] and (why := facts.why_no_vision):
             raise Refusal(400, f"{why}; leave out images")
-        ask = replace(ask, prompt=without_noise(ask.prompt))
+        ask = replace(ask, prompt=without_noise(ask.chat))
     SamplingParams(**ask.params)  # refuses what is out of range
     return ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.completion import Completion, Pooling
@@ -85,6 +85,11 @@ class Ask:
     config: JsonMapping = field(default_factory=dict)
     keep_alive: tuple[float | None, ...] = ()
     needs: Sequence[Need] = ()
+
+    @property
+    def chat(self) -> Sequence[Message]:
+        """The messages of a chat; none of another prompt."""
+        return () if self.prompt is None or isinstance(self.prompt, str | Inputs) else self.prompt
 
     @property
     def only_closes(self) -> bool:
@@ -184,6 +189,12 @@ class Eta:
 
 
 Event = Queued | Loading | Reading | Text | Call | Chosen | Ended | Failed
+
+
+def drawn_anew(ask: Ask, at: int) -> Ask:
+    """The same for one more answer, whose seed, where one is given, is so many behind that of the first."""
+    seed = ask.params.get("seed")
+    return ask if seed is None or seed < 0 else replace(ask, params={**ask.params, "seed": seed + at})
 
 
 def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:

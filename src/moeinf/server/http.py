@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -69,6 +69,7 @@ class Answer:
         self.chosen: list[Chosen] = []
         self.completion: Completion | None = None
         self.load_s = 0.0
+        self.others: Sequence[Answer] = ()  # of the same request, behind this one
 
     @property
     def made(self) -> Completion:
@@ -90,31 +91,45 @@ class Answer:
             raise event.error
 
 
-async def whole_answer(request: Request, job: Job) -> Answer:
-    """Waits for the end of the job, which a client that hangs up cancels. Raises what the job failed with."""
-    answer = Answer()
-    watch = asyncio.create_task(_when_gone(request.receive, job.cancel))
+async def whole_answer(request: Request, jobs: Sequence[Job]) -> Answer:
+    """Waits for the end of the jobs of a request, which a client that hangs up cancels. Raises what one failed with."""
+    answers, cancel = [Answer() for _ in jobs], cancelling(jobs)
+    watch = asyncio.create_task(_when_gone(request.receive, cancel))
     try:
-        async for event in job.events(SILENCE_S):
-            answer.take(event)
+        for job, answer in zip(jobs, answers, strict=True):
+            async for event in job.events(SILENCE_S):
+                answer.take(event)
     finally:
-        job.cancel()  # which an answer that has ended does not mind
+        cancel()  # which an answer that has ended does not mind
         watch.cancel()
-    return answer
+    answers[0].others = answers[1:]
+    return answers[0]
+
+
+def cancelling(jobs: Sequence[Job]) -> Callable[[], None]:
+    """What ends them all."""
+
+    def cancel() -> None:
+        for job in jobs:
+            job.cancel()
+
+    return cancel
 
 
 Encode = Callable[[Event | None], Iterable[bytes]]
 
 
 async def streamed(
-    request: Request, job: Job, encode: Encode, media_type: str, refuse: Callable[[], Awaitable[None]]
+    request: Request, jobs: Sequence[Job], encode: Encode, media_type: str, refuse: Callable[[], Awaitable[None]]
 ) -> EventStream:
-    """The stream of an answer, once the model begins to read: until then an error is raised, and has a status.
+    """The stream of the answers to a request, one behind the other, once the model begins to read for the first: until
+    then an error is raised, and has a status.
 
     refuse: raises what can be said against the request without the model. It is called where HOLD_S passes before the
     model begins, as a stream must not be silent for long. Raises what the job failed with.
     """
-    watch = asyncio.create_task(_when_gone(request.receive, job.cancel))
+    job, cancel = jobs[0], cancelling(jobs)
+    watch = asyncio.create_task(_when_gone(request.receive, cancel))
     loop = asyncio.get_running_loop()
     until, event = loop.time() + HOLD_S, None
     try:
@@ -131,11 +146,11 @@ async def streamed(
             await refuse()
             event = event or job.place()
     except BaseException:
-        job.cancel()
+        cancel()
         raise
     finally:
         watch.cancel()
-    return EventStream(job, encode, media_type, event)
+    return EventStream(jobs, encode, media_type, event)
 
 
 def _waits_longer(job: Job, seconds: float) -> bool:
@@ -145,13 +160,14 @@ def _waits_longer(job: Job, seconds: float) -> bool:
 
 
 class EventStream(Response):
-    """Streams what `encode` makes of a job's events; None stands for silence. A client that hangs up cancels the job.
+    """Streams what `encode` makes of the events of jobs, one behind the other; None stands for silence. A client that
+    hangs up cancels them.
 
     encode also gets Failed: the status is out by then, so that the error is a part of the stream.
     """
 
-    def __init__(self, job: Job, encode: Encode, media_type: str, first: Event | None) -> None:
-        """first: the event before those that the job will give."""
+    def __init__(self, jobs: Sequence[Job], encode: Encode, media_type: str, first: Event | None) -> None:
+        """first: the event before those that the first job will give."""
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         if isinstance(first, Queued):
             headers["X-Queue-Position"] = str(first.position)
@@ -159,17 +175,18 @@ class EventStream(Response):
                 headers["X-Queue-Eta"] = f"{first.eta_s:.1f}"
         super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
-        self._job, self._encode, self._first = job, encode, first
+        self._jobs, self._encode, self._first = jobs, encode, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.create_task(_when_gone(receive, self._job.cancel))
+        cancel = cancelling(self._jobs)
+        watch = asyncio.create_task(_when_gone(receive, cancel))
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self._pieces():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            self._job.cancel()
+            cancel()
             watch.cancel()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -182,9 +199,11 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[Event | None]:
         yield self._first
-        if not isinstance(self._first, Ended):
-            async for event in self._job.events(SILENCE_S, self._first):
+        for job in self._jobs[isinstance(self._first, Ended) :]:
+            async for event in job.events(SILENCE_S, self._first):
                 yield event
+                if isinstance(event, Failed):
+                    return
 
 
 async def on_a_thread(request: Request, pool: ThreadPool, call: Callable[[Callable[[], bool]], T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,10 +37,11 @@ class WholeWriter:
 @dataclass(frozen=True, slots=True)
 class Question:
     """user: whom the request names, so that users of one machine take turns. background: whether it may wait for
-    chats; None: the request does not say."""
+    chats; None: the request does not say. others: what it asks beside the first, answered behind it."""
 
     ask: Ask
     writer: Writer
     streamed: bool
     user: str = ""
     background: bool | None = None
+    others: Sequence[Ask] = ()

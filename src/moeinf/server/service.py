@@ -18,7 +18,7 @@ from moeinf.server.ask import Ask
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.body import body_of
 from moeinf.server.gate.guard import key_of
-from moeinf.server.http import json_response, streamed, whole_answer
+from moeinf.server.http import cancelling, json_response, streamed, whole_answer
 from moeinf.server.http_errors import Refusal, StoppingError
 from moeinf.server.metrics import Metrics
 from moeinf.server.prompt.background_work import in_background
@@ -70,26 +70,31 @@ class Service:
         StoppingError, ModelNotFoundError, UsageError, and what the job failed with.
         """
         question = await self.read(request, kind, question_of)
-        job, writer = await self._queued(request, question), question.writer
+        jobs, writer = await self._queued(request, question), question.writer
         if question.streamed:
-            refuse = partial(self.pools.texts.run, partial(self._refuse, job))
-            return await streamed(request, job, writer.encode, writer.media_type, refuse)
-        answer = await whole_answer(request, job)
+            refuse = partial(self.pools.texts.run, partial(self._refuse, jobs[0]))
+            return await streamed(request, jobs, writer.encode, writer.media_type, refuse)
+        answer = await whole_answer(request, jobs)
         return await self.pools.compute.run(lambda: json_response(writer.whole(answer)))
 
-    async def _queued(self, request: Request, question: Question) -> Job:
+    async def _queued(self, request: Request, question: Question) -> list[Job]:
 
-        def looked_up() -> tuple[StoredModel, Ask]:
+        def looked_up() -> tuple[StoredModel, list[Ask]]:
             stored = self.find(question.ask.model)
-            return stored, admitted(question.ask, stored)
+            return stored, [admitted(ask, stored) for ask in (question.ask, *question.others)]
 
-        stored, ask = await self.pools.store.run(looked_up)
+        stored, asks = await self.pools.store.run(looked_up)
         host = request.client.host if request.client else ""
         client = f"{host} {key_of(request.headers)}" if self.keyed else host  # a key that nobody checks makes no turn
-        background = in_background(ask, request.headers) if question.background is None else question.background
-        job = Job(ask, Who(client, question.user, background), stored)
-        self.worker.submit(job)
-        return job
+        background = in_background(asks[0], request.headers) if question.background is None else question.background
+        jobs = [Job(ask, Who(client, question.user, background), stored) for ask in asks]
+        try:
+            for job in jobs:
+                self.worker.submit(job)
+        except BaseException:
+            cancelling(jobs)()
+            raise
+        return jobs
 
     def count(self, ask: Ask, gone: Callable[[], bool]) -> int:
         """Tokens of a prompt as it would be answered. Blocks. gone: whether its client has hung up.

@@ -67,10 +67,10 @@ def alone(stored: StoredModel, lines: list[dict[str, Any]]) -> dict[str, list[in
     found = {}
     with Model(stored, RuntimeConfig.of(expert_cache="33%", context=512)) as model:
         for row in rows_of(stored, lines):
-            assert row.ask.prompt is not None
+            prompt = row.ask.prompt if isinstance(row.ask.prompt, str) else row.ask.chat
             model.generator.sequences.last.clear()
             params = model.params(**row.ask.params)
-            found[row.custom_id] = model.generate(row.ask.prompt, params, raw=row.ask.raw).token_ids
+            found[row.custom_id] = model.generate(prompt, params, raw=row.ask.raw).token_ids
     return found
 
 

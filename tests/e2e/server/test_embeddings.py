@@ -33,8 +33,8 @@ def expected(demo: StoredModel) -> list[FloatArray]:
         for text in TEXTS:
             rows: list[FloatArray] = []
             cache = model.runner.network.new_cache(256)
-            cache.on_hidden = lambda start, hidden, rows=rows: rows.append(hidden.copy())  # type: ignore[misc]
-            model.runner.network.forward(model.tokenizer.encode(text), cache)  # type: ignore[union-attr]
+            cache.on_hidden = lambda start, hidden, rows=rows: rows.append(hidden.copy())
+            model.runner.network.forward(model.tokenizer.encode(text), cache)
             mean = np.concatenate(rows).mean(0, dtype=np.float64)
             found.append(mean / np.linalg.norm(mean))
     return found

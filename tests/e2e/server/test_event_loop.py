@@ -52,6 +52,11 @@ ASKED: dict[tuple[str, str], list[tuple[str, Any]]] = {
     ("DELETE", "/v1/responses/{id}"): [("/v1/responses/resp_1", None)],
     ("GET", "/v1/responses/{id}/input_items"): [("/v1/responses/resp_1/input_items", None)],
     ("POST", "/v1/responses/{id}/cancel"): [("/v1/responses/resp_1/cancel", {})],
+    ("POST", "/tokenize"): [("/tokenize", {"model": "demo:chat", "content": "Tell"})],
+    ("POST", "/detokenize"): [("/detokenize", {"model": "demo:chat", "tokens": [1, 2]})],
+    ("POST", "/apply-template"): [("/apply-template", {"model": "demo:chat", "messages": [HI]})],
+    ("GET", "/props"): [("/props?model=demo:chat", None)],
+    ("GET", "/slots"): [("/slots", None)],
     ("GET", "/v1/models"): [("/v1/models", None)],
     ("GET", "/v1/models/{name:path}"): [("/v1/models/demo:chat", None), ("/v1/models/nobody", None)],
     ("POST", "/v1/messages"): [

@@ -150,7 +150,7 @@ def test_what_the_model_cannot_do_is_refused_in_ollamas_form(client: ollama.Clie
         "template is not supported: each": lambda: client.create("other", from_="demo", template="{{ .Prompt }}"),
         "files is not supported": lambda: client.create("other", files={"a.gguf": "sha256:00"}),
         "from is required": lambda: client.create("other"),
-        "unknown parameter 'heat'": lambda: client.create("other", from_="demo", parameters={"heat": 1}),
+        "unknown option 'heat'": lambda: client.create("other", from_="demo", parameters={"heat": 1}),
         "push is not supported": lambda: client.push("demo"),
     }
     for words, ask in refused.items():
@@ -213,7 +213,7 @@ def test_probes_find_what_they_look_for(server: HttpServer) -> None:
     assert httpx.get(f"{server.url}/api/chat").status_code == 405
 
 
-UNKNOWN = ["/v1/responses", "/v1/nothing", "/v1", "/nothing", "/api/nothing", "/api/", "/v1/messages/batches"]
+UNKNOWN = ["/v1/nothing", "/v1", "/nothing", "/api/nothing", "/api/", "/v1/messages/batches"]
 
 
 @pytest.mark.parametrize("path", UNKNOWN)

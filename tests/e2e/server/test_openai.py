@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -75,6 +76,42 @@ def test_a_chat(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+def test_several_answers_to_a_chat(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HI, "temperature": 1.0, "max_completion_tokens": 9}
+    ones = [client.chat.completions.create(**asked, seed=5 + at) for at in range(3)]
+    whole = client.chat.completions.create(**asked, seed=5, n=3)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    said = [choice.message.content for choice in whole.choices]
+    assert said == [each.choices[0].message.content for each in ones] and len(set(said)) == 3
+    assert whole.usage is not None and ones[0].usage is not None
+    assert whole.usage.completion_tokens == 27 and whole.usage.prompt_tokens == ones[0].usage.prompt_tokens
+    chunks = list(
+        client.chat.completions.create(**asked, seed=5, n=3, stream=True, stream_options={"include_usage": True})
+    )
+    told = ["", "", ""]
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        told[choice.index] += choice.delta.content or ""
+    assert told == said and chunks[-1].usage == whole.usage
+    roles = [choice.index for chunk in chunks for choice in chunk.choices if choice.delta.role]
+    assert roles == [0, 1, 2] == [c.index for chunk in chunks for c in chunk.choices if c.finish_reason]
+
+
+def test_several_prompts_and_their_echo(client: openai.OpenAI, expected: str) -> None:
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 24}
+    other = client.completions.create(**asked, prompt="The dog").choices[0].text
+    whole = client.completions.create(**asked, prompt=[PROMPT, "The dog"], n=2, echo=True)
+    said = [PROMPT + expected] * 2 + ["The dog" + other] * 2
+    assert [choice.text for choice in whole.choices] == said and whole.usage is not None
+    assert whole.usage.completion_tokens == 4 * 24 and whole.usage.prompt_tokens < 12
+    told = ["", "", "", ""]
+    for chunk in client.completions.create(**asked, prompt=[PROMPT, "The dog"], n=2, echo=True, stream=True):
+        for choice in chunk.choices:
+            told[choice.index] += choice.text
+    assert told == said
+    with pytest.raises(openai.BadRequestError, match="a list of texts"):
+        client.completions.create(**asked, prompt=[1, 2])
+
+
 def test_a_stop_string_ends_the_answer(client: openai.OpenAI, expected: str) -> None:
     word = expected.split()[3]
     answer = client.completions.create(model="demo", prompt=PROMPT, temperature=0, max_tokens=24, stop=[word])
@@ -91,7 +128,8 @@ def test_the_beginning_of_a_prompt_is_not_read_twice(client: openai.OpenAI) -> N
 
 
 WRONG = [
-    ({"n": 2}, "n is 2"),
+    ({"n": 0}, "n must be at least 1"),
+    ({"n": 129}, "at most 128"),
     ({"temperature": -1.0}, "temperature"),
     ({"max_tokens": -5}, "num_predict"),
     ({"top_p": 2.0}, "top_p"),

@@ -63,6 +63,31 @@ def test_anthropic_image_blocks(server: HttpServer, wanted: tuple[str, int]) -> 
     assert client.messages.count_tokens(model="source", messages=asked).input_tokens == wanted[1]
 
 
+def test_pictures_in_the_results_of_tools(server: HttpServer) -> None:
+    of_anthropic, of_openai = (
+        anthropic.Anthropic(base_url=server.url, api_key="none"),
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none"),
+    )
+    source = {"type": "base64", "media_type": "image/png", "data": CODED}
+    parts = [{"type": "text", "text": QUESTION}, {"type": "image", "source": source}]
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    chat: Any = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": parts}]},
+    ]
+    made: Any = of_anthropic.messages.create(model="source", messages=chat, max_tokens=6, extra_body={"temperature": 0})
+    shown = [{"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": URL}]
+    items: Any = [
+        {"role": "user", "content": QUESTION},
+        {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "t", "output": shown},
+    ]
+    other = of_openai.responses.create(model="source", input=items, max_output_tokens=6, temperature=0)
+    assert other.output_text == made.content[0].text != ""
+    assert other.usage is not None and other.usage.input_tokens > 30, "a picture is many tokens"
+
+
 def test_ollama_images(server: HttpServer, wanted: tuple[str, int]) -> None:
     client, options = ollama.Client(server.url), {"num_predict": 6, "temperature": 0}
     asked = [{"role": "user", "content": QUESTION, "images": [png(1)]}]

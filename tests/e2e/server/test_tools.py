@@ -122,8 +122,12 @@ def test_a_model_that_may_not_call_does_not(of_anthropic: anthropic.Anthropic, o
     )
     assert [str(block.to_dict()["text"]).strip() for block in message.content] == ["Hello there"]
     asked: dict[str, Any] = {"model": "caller", "tools": [LOOK_UP], "tool_choice": "none", "messages": ASKED}
-    completion = of_openai.chat.completions.create(**asked)
-    assert completion.choices[0].message.content.strip() == "Hello there"
+    for choice in ("none", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}):
+        completion = of_openai.chat.completions.create(**asked | {"tool_choice": choice})
+        assert completion.choices[0].message.content.strip() == "Hello there"
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look_up"}}]}
+    asked["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+    assert of_openai.chat.completions.create(**asked).choices[0].finish_reason == "tool_calls"
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

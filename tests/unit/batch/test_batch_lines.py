@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_line_is_told_of_that_line_alone(line: dict[str, An
     "body, words",
     [
         ({"prompt": "a", "max_tokns": 3}, "is max_tokens meant"),
-        ({"prompt": "a", "n": 2}, "one answer is made"),
+        ({"prompt": "a", "n": 2}, "a line of a batch has one answer"),
         ({"prompt": "a", "stream": True}, "leave it out"),
         ({"messages": []}, "prompt"),
     ],

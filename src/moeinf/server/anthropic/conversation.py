@@ -89,14 +89,14 @@ def _call(block: Block, where: str) -> JsonObject:
 
 
 def _result(block: Block, where: str) -> Message:
-    text = _text_of(block.get("content") or "", where)
-    if block.get("is_error") is True and not text.lower().startswith("error"):
-        text = f"Error: {text}"  # chat templates have no other place for it
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text}
-
-
-def _text_of(content: object, where: str) -> str:
-    return "\n".join(_text(block, where) for block in _blocks(content, where))
+    parts = [_part(each, where) for each in _blocks(block.get("content") or "", where)]
+    content = joined(parts, where)
+    if block.get("is_error") is True:  # chat templates have no other place for it
+        if not isinstance(content, str):
+            content = [{"type": "text", "text": "Error:"}, *content]
+        elif not content.lower().startswith("error"):
+            content = f"Error: {content}"
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": content}
 
 
 def _blocks(content: object, where: str) -> list[Block]:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from moeinf.server.ask import Ask, Tools, keep_alive_of
+from moeinf.server.ask import Ask, Tools, drawn_anew, keep_alive_of
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.chat_answer import ChatWriter
 from moeinf.server.openai.head import Head
-from moeinf.server.openai.requests import ChatMessage, ChatRequest, background_asked, logprobs_given, params_given
+from moeinf.server.openai.requests import (
+    ChatMessage,
+    ChatRequest,
+    answers_asked,
+    background_asked,
+    logprobs_given,
+    params_given,
+)
 from moeinf.server.openai.response_format import format_of
 from moeinf.server.openai.thinking import budget_given, thoughts_of
 from moeinf.server.prompt.content import plain_content, role_of, thoughts_apart
 from moeinf.server.prompt.continuing import begun_answer
+from moeinf.server.prompt.tool_choice import chosen_tools
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.question import Question
 from moeinf.types import JsonObject, Message
@@ -22,7 +30,8 @@ def question_of(asked: ChatRequest) -> Question:
     """Raises Refusal, UsageError."""
     ask = ask_of(asked)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
-    return Question(ask, ChatWriter(head, asked), asked.stream, asked.user or "", background_asked(asked))
+    others = [drawn_anew(ask, at) for at in range(1, answers_asked(asked))]
+    return Question(ask, ChatWriter(head, asked), asked.stream, asked.user or "", background_asked(asked), others)
 
 
 def ask_of(asked: ChatRequest) -> Ask:
@@ -61,18 +70,4 @@ def message_of(message: ChatMessage, where: str) -> Message:
 
 def _tools(asked: ChatRequest) -> Tools:
     """Raises Refusal."""
-    forced, tools = _forced(asked.tool_choice), checked_tools(asked.tools)
-    offered = () if asked.tool_choice == "none" else tools
-    return Tools(offered, forced, one_call=asked.parallel_tool_calls is False)
-
-
-def _forced(choice: str | JsonObject | None) -> str | None:
-    """The tool that must be called; "": any; None: the model decides. Raises Refusal."""
-    if choice in (None, "auto", "none"):
-        return None
-    if choice == "required":
-        return ""
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refusal(400, f"tool_choice cannot be {choice!r:.80}; it is auto, none, required or a function")
-    return str(function["name"])
+    return chosen_tools(checked_tools(asked.tools), asked.tool_choice, one_call=asked.parallel_tool_calls is False)

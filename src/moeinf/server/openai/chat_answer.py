@@ -40,14 +40,14 @@ class ChatWriter(ChunkWriter):
 
     def __init__(self, head: Head, asked: ChatRequest) -> None:
         super().__init__(head, asked)
-        self._begun, self._thoughts_shown, self._logprobs = False, thoughts_shown(asked), bool(asked.logprobs)
+        self._begun, self._thoughts_shown, self._logprobs = -1, thoughts_shown(asked), bool(asked.logprobs)
         self._tokens: list[Chosen] = []
 
-    def whole(self, answer: Answer) -> JsonObject:
+    def choice_of(self, answer: Answer, index: int) -> JsonObject:
         if not self._thoughts_shown:
             answer.thinking = ""
         told = _logprobs(answer.chosen) if self._logprobs else None
-        return self.head.whole({"message": message_of_answer(answer), "logprobs": told}, answer.made)
+        return {"message": message_of_answer(answer), "logprobs": told}
 
     def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         if isinstance(piece, Chosen):
@@ -55,8 +55,8 @@ class ChatWriter(ChunkWriter):
             return None
         if isinstance(piece, Text) and piece.thought and not self._thoughts_shown:
             return None
-        delta: JsonObject = {} if self._begun else {"role": "assistant"}
-        self._begun = True
+        delta: JsonObject = {} if self._begun == self.index else {"role": "assistant"}
+        self._begun = self.index
         if isinstance(piece, Call):
             delta["tool_calls"] = [_part(piece)]
         elif piece.text:

@@ -93,4 +93,5 @@ class VectorWriter(WholeWriter):
     def _told(self, vector: Float32Array) -> str | list[float]:
         if self._asked.encoding_format == "base64":
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        return vector.tolist()
+        numbers: list[float] = vector.tolist()
+        return numbers

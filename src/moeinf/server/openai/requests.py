@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -136,16 +136,16 @@ class ChatRequest(Sampling, kw_only=True):
 class CompletionRequest(Sampling, kw_only=True):
     published: ClassVar[Fields] = TEXT
     prompt: str | list[Json]
+    echo: bool = False
 
 
 _MOST_BIAS = 100
+MOST_ANSWERS: Final = 128  # as at OpenAI
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def params_given(request: Sampling) -> JsonObject:
     """The fields of SamplingParams that the request sets. Raises Refusal."""
-    if request.n not in (None, 1):
-        raise Refusal(400, f"n is {request.n}, but one answer is made a request; ask once for each")
     given: JsonObject = {
         option.name: value
         for name, option in http_options("openai", SamplingParams).items()
@@ -160,6 +160,16 @@ def params_given(request: Sampling) -> JsonObject:
     if given.keys() & WINDOWED:
         given["windowed_penalties"] = False  # whatever the rule of those is that go with the model
     return given
+
+
+def answers_asked(request: Sampling, prompts: int = 1) -> int:
+    """How many answers each prompt is to have. Raises Refusal."""
+    count = 1 if request.n is None else request.n
+    if count < 1:
+        raise Refusal(400, f"n must be at least 1, not {count}")
+    if count * prompts > MOST_ANSWERS:
+        raise Refusal(400, f"{count * prompts} answers are asked for; at most {MOST_ANSWERS} are made a request")
+    return count
 
 
 def logprobs_given(asked: ChatRequest) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+from moeinf.engine.completion import Completion
 from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Queued, Reading, Text
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer, sse
@@ -20,17 +21,29 @@ class ChunkWriter(ABC):
 
     media_type = "text/event-stream"
 
-    def __init__(self, head: Head, asked: Sampling) -> None:
-        self.head = head
+    def __init__(self, head: Head, asked: Sampling, prompts: int = 1) -> None:
+        """prompts: each of which has as many answers as `asked` says, which come one behind the other."""
+        self.head, self._prompts = head, prompts
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
+        self._count, self._ended = prompts * (asked.n or 1), list[Completion]()
+
+    @property
+    def index(self) -> int:
+        """Of the answer that comes."""
+        return len(self._ended)
 
     @abstractmethod
     def choice(self, piece: Text | Call | Chosen) -> JsonObject | None:
         """The choice for a piece of an answer; for an empty text, that of the last chunk. None: it is not shown."""
 
     @abstractmethod
+    def choice_of(self, answer: Answer, index: int) -> JsonObject:
+        """The choice of a whole answer."""
+
     def whole(self, answer: Answer) -> JsonObject:
-        """See question.Writer."""
+        answers = [answer, *answer.others]
+        choices = [self.choice_of(each, index) for index, each in enumerate(answers)]
+        return self.head.whole(choices, [each.made for each in answers], self._prompts)
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
         if event is None or isinstance(event, Queued | Loading | Reading):
@@ -44,12 +57,15 @@ class ChunkWriter(ABC):
             completion = event.completion
             last = self.choice(Text("")) or {}
             yield self._chunk(last, finish_reason(completion), moeinf=figures(completion.stats))
+            self._ended.append(completion)
+            if self.index < self._count:
+                return
             if self._usage:
-                yield self.head.chunk([], usage=usage_of(completion))
+                yield self.head.chunk([], usage=usage_of(self._ended, self._prompts))
             yield sse(b"[DONE]")
 
     def _chunk(self, choice: JsonObject, reason: str | None, **more: Json) -> bytes:
-        return self.head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)
+        return self.head.chunk([{"index": self.index, "logprobs": None, **choice, "finish_reason": reason}], **more)
 
 
 def waiting_comment(event: Queued | Loading | Reading | None) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from moeinf.server.body import check_size
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.content import plain_content, role_of
-from moeinf.server.responses.offered_tools import flat_name
+from moeinf.server.prompt.tool_choice import flat_name
 from moeinf.types import Json, JsonMapping, JsonObject, Message
 
 ADDED_TOOLS = "additional_tools"  # an item that offers more of them

@@ -14,13 +14,11 @@ from typing import Final
 from moeinf.server.ask import Tools
 from moeinf.server.body_fields import tell_once
 from moeinf.server.http_errors import Refusal
+from moeinf.server.prompt.tool_choice import LEFT_OUT, chosen_tools, flat_name
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.types import Json, JsonMapping, JsonObject, Tool
 
-# Tools of OpenAI's that agents offer unasked with every request: they are left out, as a model need not call any.
-_LEFT_OUT: Final = ("web_search", "web_search_preview", "image_generation", "tool_search")
 _INPUT: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_CHOICES: Final = "auto, none, required, a function, a custom tool or allowed_tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,6 @@ class OfferedTools:
     told: Sequence[JsonObject] = ()
 
 
-def flat_name(namespace: Json, name: str) -> str:
-    """What the model calls a tool."""
-    return f"{namespace}__{name}" if namespace else name
-
-
 def free_text(arguments: str) -> str:
     """The text that a custom tool was called with: the one text of the object, or what was written in its place."""
     try:
@@ -64,8 +57,8 @@ def offered_tools(given: Sequence[Json], choice: str | JsonMapping | None, *, on
         if not isinstance(tool, dict):
             raise Refusal(400, f"{where} must be an object")
         kind = str(tool.get("type"))
-        if kind.startswith(_LEFT_OUT):
-            tell_once(f"a tool of type {kind}, which does not run here")
+        if kind.startswith(LEFT_OUT):
+            tell_once(f"tools of the type {kind}, which do not run here")
             continue
         for origin, function in _functions(tool, where):
             name = flat_name(origin.namespace, origin.name)
@@ -74,7 +67,7 @@ def offered_tools(given: Sequence[Json], choice: str | JsonMapping | None, *, on
             origins[name] = origin
             functions.append({"type": "function", "function": {"name": name, **function}})
         told.append(tool)
-    tools = _chosen(checked_tools(functions), choice, one_call=one_call)
+    tools = chosen_tools(checked_tools(functions), choice, one_call=one_call)
     return OfferedTools(tools, origins, told)
 
 
@@ -100,41 +93,3 @@ def _functions(tool: JsonMapping, where: str, namespace: str | None = None) -> I
     if not isinstance(form, dict) or form.get("type", "text") != "text":
         raise Refusal(400, f"{where}: the text of a custom tool is held to no grammar here; give format text")
     yield Origin(name, namespace, is_custom=True), {**described, "parameters": _INPUT}
-
-
-def _chosen(tools: Sequence[Tool], choice: str | JsonMapping | None, *, one_call: bool) -> Tools:
-    """Those that tool_choice leaves, and the one that it demands. Raises Refusal."""
-    if choice == "none":
-        return Tools((), None, one_call)
-    if choice in (None, "auto"):
-        return Tools(tools, None, one_call)
-    if choice == "required":
-        return Tools(tools, "", one_call)
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if isinstance(choice, Mapping) and kind in ("function", "custom"):
-        return Tools(tools, _named(choice), one_call)
-    if isinstance(choice, Mapping) and kind == "allowed_tools":
-        return _allowed(tools, choice.get("tools"), choice.get("mode"), one_call=one_call)
-    raise Refusal(400, f"tool_choice cannot be {choice!r:.80}; it is {_CHOICES}")
-
-
-def _allowed(tools: Sequence[Tool], allowed: Json, mode: Json, *, one_call: bool) -> Tools:
-    """The tools of which one may be called, or must be. Raises Refusal."""
-    if mode not in (None, "auto", "required"):
-        raise Refusal(400, f"the mode of allowed_tools cannot be {mode!r:.60}; it is auto or required")
-    if not isinstance(allowed, list) or not all(isinstance(each, dict) for each in allowed):
-        raise Refusal(400, "allowed_tools must have tools, a list of objects with names")
-    names = {_named(each) for each in allowed if not str(each.get("type")).startswith(_LEFT_OUT)}
-    if missing := sorted(names - {tool["function"]["name"] for tool in tools}):
-        raise Refusal(400, f"allowed_tools names {missing[0]!r:.80}, which is none of the tools")
-    kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    return Tools(kept, "" if mode == "required" else None, one_call)
-
-
-def _named(choice: JsonMapping) -> str:
-    """The name that the model knows a chosen tool by. Raises Refusal."""
-    inner = choice.get("function")
-    name = choice.get("name") or (inner.get("name") if isinstance(inner, dict) else None)
-    if not isinstance(name, str) or not name:
-        raise Refusal(400, "tool_choice must have the name of the tool")
-    return flat_name(choice.get("namespace"), name)

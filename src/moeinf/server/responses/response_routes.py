@@ -12,7 +12,7 @@ from moeinf.errors import ContextLengthError
 from moeinf.server.http import answering, json_response, on_a_thread
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai.errors import error_body
-from moeinf.server.responses.kept_responses import KeptResponses
+from moeinf.server.responses.kept_responses import Kept, KeptResponses
 from moeinf.server.responses.response_question import Shortened, ask_of, question_of
 from moeinf.server.responses.response_request import ResponseRequest
 from moeinf.server.service import Handler, Service
@@ -25,6 +25,9 @@ def routes(service: Service) -> list[Route]:
 
     def route(path: str, method: str, handler: Handler) -> Route:
         return Route(path, answering(error_body)(functools.partial(handler, service)), methods=[method])
+
+    async def found(request: Request) -> Kept:
+        return await service.pools.compute.run(lambda: kept.get(request.path_params["id"]))
 
     async def create(service: Service, request: Request) -> Response:
         shortened = Shortened()
@@ -44,20 +47,20 @@ def routes(service: Service) -> list[Route]:
     async def get(service: Service, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
             raise Refusal(400, "a response is kept once it has ended: it is not streamed again")
-        return json_response(kept.get(request.path_params["id"]).response)
+        return json_response((await found(request)).response)
 
     async def delete(service: Service, request: Request) -> Response:
         kept.remove(request.path_params["id"])
         return json_response({"id": request.path_params["id"], "object": "response", "deleted": True})
 
     async def items(service: Service, request: Request) -> Response:
-        data = kept.get(request.path_params["id"]).items
+        data = (await found(request)).items
         data = data if request.query_params.get("order") == "asc" else data[::-1]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
         return json_response({"object": "list", "data": data, "has_more": False, **ends})
 
     async def cancel(service: Service, request: Request) -> Response:
-        kept.get(request.path_params["id"])
+        await found(request)
         raise Refusal(400, "a response in the background alone can be cancelled: hang up to end this one")
 
     return [

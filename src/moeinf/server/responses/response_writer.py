@@ -57,7 +57,8 @@ class ResponseWriter:
     def whole(self, answer: Answer) -> JsonObject:
         completion = answer.made
         calls = [Call(part.index, part.name, part.arguments) for part in completion.call_parts]
-        for piece in (Text(answer.thinking, thought=True), *answer.chosen, Text(answer.text), *calls):
+        said: list[Text | Call | Chosen] = [Text(answer.thinking, thought=True), *answer.chosen, Text(answer.text)]
+        for piece in (*said, *calls):
             for _ in self.output.take(piece):
                 pass
         for _ in self.output.end(whole=completion.finish_reason != "length"):

@@ -166,7 +166,7 @@ def pieces(name: str, body: Body, say: Say, told: bool) -> list[tuple[str, bool]
     made, control, facts = templates(name)
     asked, ask_of = body(say)
     ask = ask_of(asked)
-    prompt = [{"role": "user", "content": ask.prompt}] if isinstance(ask.prompt, str) else list(ask.prompt or ())
+    prompt = [{"role": "user", "content": ask.prompt}] if isinstance(ask.prompt, str) else list(ask.chat)
     variables = template_variables(facts, None, ask.variables)
     if told:
         variables |= template_variables(facts, None, {each: say(each) for each in sorted(facts.variables)})
