@@ -7,6 +7,7 @@ import warnings
 from collections import abc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,7 @@ from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.text.quantities import count_text
 from moeinf.text.text_stream import Piece
+from moeinf.text.thinking_text import ends_thoughts
 from moeinf.types import Json, JsonMapping, JsonObject, Message, Tool
 
 if TYPE_CHECKING:
@@ -135,7 +137,8 @@ class Model:
         prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. A content is
         text, or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes of a PNG or JPEG}. raw:
         text is continued as it is, without the chat template.
-        think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
+        think: True, False, "low", "medium" or "high"; None leaves it to the template. Where that has no switch, False
+        ends thoughts where they begin. variables: others that it reads.
         tools: those that the model may call. format: "json" for an object, the JSON schema of the answer, or "call" for
         calls of tools, which may also stand instead of JSON. Thoughts before it are free; num_predict or a full context
         may cut it. continues: the last message is the beginning of the answer, which goes on behind it; without a
@@ -145,7 +148,10 @@ class Model:
         schema that is not supported, ExpertReadError when a disk fails in the middle.
         """
         told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
-        request = Request(prompt, params or self.params(), raw, told, tools or (), format, continues, hooks)
+        given = params or self.params()
+        if not raw and ends_thoughts(self.generator.kind.template, think):
+            given = replace(given, thought_tokens=0)
+        request = Request(prompt, given, raw, told, tools or (), format, continues, hooks)
         return _holding(self, self.generator.answer(request))
 
     def template_variables(

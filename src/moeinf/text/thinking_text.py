@@ -55,8 +55,8 @@ class TemplateFacts:
 def template_variables(facts: TemplateFacts | None, think: str | None, given: JsonMapping) -> JsonObject:
     """Returns the variables for a template: those `given` by name, and those that mean `think`, one of THINK_WORDS.
 
-    facts: None where there is no template. Not to think is what a model without thoughts does anyway. Raises UsageError
-    for what the template would ignore.
+    facts: None where there is no template. Not to think is what a model without thoughts does anyway, and one that
+    always has some is made to (see ends_thoughts). Raises UsageError for what else the template would ignore.
     """
     known = facts.variables if facts else frozenset[str]()
     for name in given:
@@ -66,6 +66,11 @@ def template_variables(facts: TemplateFacts | None, think: str | None, given: Js
                 f"{', '.join(sorted(known)) or 'none that can be given'}"
             )
     return (_think_variables(facts, think) if think is not None else {}) | dict(given)
+
+
+def ends_thoughts(facts: TemplateFacts | None, think: bool | str | None) -> bool:
+    """Whether thoughts are to be ended where they begin: of a model that is told not to think, and has no switch."""
+    return str(think).lower() == "false" and facts is not None and facts.thinks and not facts.switchable
 
 
 def think_of_effort(facts: TemplateFacts | None, effort: str) -> bool | str | None:
@@ -91,10 +96,7 @@ def _think_variables(facts: TemplateFacts | None, think: str) -> JsonObject:
         raise UsageError("this model does not think: its chat template has no switch for it")
     switches = {name: values[think == "false"] for name, values in facts.switches.items()}
     if think in ("true", "false"):
-        if think == "false" and not switches:
-            least = "; low makes it think least" if _EFFORT in facts.variables else ""
-            raise UsageError(f"this model always thinks: its chat template has no switch for it{least}")
-        return switches
+        return switches  # where there is none, its thoughts are ended: see ends_thoughts
     if _EFFORT not in facts.variables:
         raise UsageError(f"this model knows no levels of thinking, only {'true and false' if switches else 'true'}")
     if facts.effort_off and think == "medium":

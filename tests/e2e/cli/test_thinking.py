@@ -14,7 +14,8 @@ from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
 from tests.support.cli.commands import Done
-from tests.support.thinker import write_thinker
+from tests.support.speaker import write_speaker
+from tests.support.thinker import SAYS, TEMPLATE, write_thinker
 
 Command = Callable[..., Done]
 
@@ -84,6 +85,24 @@ def test_what_the_template_would_ignore_is_refused_before_loading(
     monkeypatch.setattr("moeinf.engine.model.Model", None)
     done = command("run", model, "hi", *words)
     assert (done.code, done.out) == (2, "") and said in done.err and done.err.count("\n") == 1
+
+
+def test_a_model_that_always_thinks_is_made_to_stop_where_it_begins(
+    command: Command, tmp_path: Path, home: Path
+) -> None:
+    template = TEMPLATE.split("{% if enable_thinking")[0]  # it has no switch, and has the model write <think> itself
+    says = SAYS | {"assistant": "<think>"}
+    pull(
+        str(write_speaker(tmp_path / "ponderer", says, f"{template}{{# <think></think> #}}", ("<think>", "</think>"))),
+        home=home,
+    )
+    try:
+        words = ("run", "ponderer", "hi", "--json")
+        [free, told] = [json.loads(command(*words, *more).out) for more in ((), ("--think=false",))]
+    finally:
+        Library(home).remove("ponderer")
+    assert (free["response"], free["thinking"]) == ("Hello there", "Let me see")
+    assert (told["response"], told["thinking"]) == ("Hello there", "")
 
 
 def test_a_model_that_does_not_think_need_not_be_told_not_to(command: Command) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from moeinf.errors import UsageError
 from moeinf.text.templates.template_facts import read_facts
-from moeinf.text.thinking_text import TemplateFacts, template_variables, think_of_effort
+from moeinf.text.thinking_text import TemplateFacts, ends_thoughts, template_variables, think_of_effort
 from moeinf.text.thoughts import Tags, ThoughtStream, answer_tags_of, tags_of
 from tests.support.shown_text import apart, shown_in_chat
 from tests.support.text_models import byte_level_tokenizer
@@ -180,6 +180,8 @@ ALWAYS = TemplateFacts(frozenset(), thinks=True, tools=False)
         (EFFORT, "true", {}, {}),
         (EFFORT, "high", {}, {"reasoning_effort": "high"}),
         (ALWAYS, "true", {}, {}),
+        (ALWAYS, "false", {}, {}),
+        (EFFORT, "false", {}, {}),
         (BOTH, "low", {}, {"thinking": True, "reasoning_effort": "low"}),
         (BOTH, "false", {}, {"thinking": False}),
         (BOTH, "low", {"reasoning_effort": "max"}, {"thinking": True, "reasoning_effort": "max"}),
@@ -198,8 +200,6 @@ def test_a_template_is_told_in_its_own_variables(
         (TemplateFacts(frozenset(), thinks=False, tools=False), "high", {}, "this model does not think"),
         (SWITCH, "high", {}, "no levels of thinking, only true and false"),
         (ALWAYS, "low", {}, "levels of thinking, only"),
-        (ALWAYS, "false", {}, "always thinks: its chat template has no switch for it$"),
-        (EFFORT, "false", {}, "always thinks.*; low makes it think least$"),
         (SWITCH, "loud", {}, "think cannot be 'loud'; it is one of true, false, low, medium, high"),
         (SWITCH, None, {"y": 1}, "reads no variable 'y'; it reads: enable_thinking, x$"),
         (None, None, {"y": 1}, "it reads: none that can be given$"),
@@ -210,6 +210,12 @@ def test_what_a_template_would_ignore_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         template_variables(facts, think, given)
+
+
+def test_thoughts_that_have_no_switch_are_ended() -> None:
+    assert ends_thoughts(ALWAYS, "false") and ends_thoughts(EFFORT, False)
+    assert not ends_thoughts(SWITCH, "false") and not ends_thoughts(None, "false")
+    assert not any(ends_thoughts(ALWAYS, think) for think in (None, "true", "low", True))
 
 
 @pytest.mark.parametrize(

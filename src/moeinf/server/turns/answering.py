@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol
 
 from moeinf.engine.answers.embedding import embedding
@@ -17,6 +18,7 @@ from moeinf.server.prompt.embedded_ids import embedded_ids
 from moeinf.server.prompt.thinking_field import think_for
 from moeinf.text.process import Stopped
 from moeinf.text.text_stream import Piece
+from moeinf.text.thinking_text import ends_thoughts
 from moeinf.text.tokenizer import Tokenizer
 
 
@@ -67,6 +69,8 @@ def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator
     tools = ask.tools.offered
     told = model.template_variables(think, ask.variables, tools=tools or (), raw=ask.raw)
     params = model.params(**ask.params)
+    if not ask.raw and ends_thoughts(model.generator.kind.template, think):
+        params = replace(params, thought_tokens=0)
     request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks, job.asker)
     begun = model.generator.begin(request)
     with closing(begun.pieces):
