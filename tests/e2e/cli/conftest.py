@@ -15,7 +15,7 @@ from moeinf.store.library import StoredModel
 from tests.support.cli.commands import Done
 from tests.support.cli.hanging_disk import Hang, build_library
 
-NOBODY = "127.0.0.1:1"  # where no server listens, whatever runs on this machine
+NOBODY = "127.0.0.1:0"  # where no server listens, whatever runs on this machine
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_server_is_started_for_an_agent_and_ends_with_it(agents: Path, command
 def test_a_signal_ends_the_agent_and_the_server(agents: Path) -> None:
     child = subprocess.Popen(
         [*COMMAND, "launch", "qwen", "demo:chat"],
-        env=os.environ | {"WAIT": "1", "MOEINF_HOST": "127.0.0.1:1"},
+        env=os.environ | {"WAIT": "1", "MOEINF_HOST": "127.0.0.1:0"},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )

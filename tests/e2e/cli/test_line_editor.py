@@ -106,16 +106,19 @@ def test_lines_typed_before_the_first_prompt_are_entered_one_by_one(terminal: tu
 
 
 def test_keys_between_two_prompts_stay_what_they_are_and_are_not_echoed(
-    terminal: tuple[io.FileIO, EditedLines],
+    terminal: tuple[io.FileIO, EditedLines], shown: io.StringIO
 ) -> None:
     keys, reader = terminal
     keys.write(b"first\r")
     assert reader.read(">>> ") == "first"
     while select.select([keys], [], [], 0)[0]:
         keys.read(4096)  # which was echoed, as there had been no prompt yet
+    assert shown.getvalue().endswith("\x1b[?2004h"), "a paste meanwhile is told as one"
     keys.write(b"a\nb\rnext\r")  # Ctrl-J begins a new line, Enter ends the message
     assert not select.select([keys], [], [], 0.1)[0], "the terminal has echoed it"
     assert [reader.read(">>> "), reader.read(">>> ")] == ["a\nb", "next"]
+    keys.write(b"\x1b[200~one\rtwo\x1b[201~\r")
+    assert reader.read(">>> ") == "one\ntwo"
 
 
 @pytest.mark.parametrize(

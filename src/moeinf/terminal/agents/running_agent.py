@@ -25,7 +25,7 @@ from moeinf.terminal.remote.look import load_there, model_on_server, server_here
 from moeinf.terminal.remote.start_server import start_server
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import say
-from moeinf.types import JsonObject
+from moeinf.types import JsonMapping
 
 _NO_KEY: Final = "moeinf"  # agents want one, also where the server does not
 _ANSWER_TOKENS: Final = 2048  # that a first prompt should leave room for
@@ -71,7 +71,7 @@ def run_agent(agent: Agent, stored: StoredModel, config: RuntimeConfig, words: S
 @contextmanager
 def _serving(
     stored: StoredModel, config: RuntimeConfig, log: Path, title: str, *, quiet: bool
-) -> Iterator[tuple[ServerClient, JsonObject]]:
+) -> Iterator[tuple[ServerClient, JsonMapping]]:
     """A server with the model loaded, and what it tells of it; one that is started here ends with this."""
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
     bar = LoadBar(line, f"loading {stored.name}")
@@ -101,7 +101,7 @@ def _serving(
         server.end()
 
 
-def _context_of(loaded: JsonObject) -> int:
+def _context_of(loaded: JsonMapping) -> int:
     """The longest context that the server gives the model."""
     longest: int = loaded["moeinf"].get("longest_context") or loaded["context_length"]
     return longest

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 from moeinf.terminal.screen import moves_cursor
 
+_NO_BRACKETED_PASTE = "\x1b[?2004l"  # which the reader leaves on (see line_editor.py)
 _IFLAG, _LFLAG, _CC = 0, 3, 6  # places in what termios tells
 
 
@@ -26,8 +27,10 @@ def typing_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(termios.error):  # the terminal has gone
+        with suppress(termios.error, OSError):  # the terminal has gone
             termios.tcsetattr(fd, termios.TCSANOW, before)
+            sys.stdout.write(_NO_BRACKETED_PASTE)
+            sys.stdout.flush()
 
 
 def hush(fd: int) -> None:

@@ -98,7 +98,11 @@ class EditedLines:
                 store_typeahead(source, keys)
         self._begun = True
         with endings_told(self._leave):
-            return self._session.prompt(prompt, placeholder=_HINTS.get(prompt, ""))
+            line = self._session.prompt(prompt, placeholder=_HINTS.get(prompt, ""))
+        output = self._session.app.output
+        output.enable_bracketed_paste()  # of what is pasted until the next prompt
+        output.flush()
+        return line
 
     def remember(self, entry: str) -> None:
         self._history.add(entry)

@@ -45,10 +45,9 @@ class CommandCompleter(Completer):
             return
         before, _, word = line.rpartition(" ")
         if before == "/read":
-            paths = PathCompleter(expanduser=True)  # type: ignore[no-untyped-call]
-            yield from paths.get_completions(Document(word), complete_event)
+            yield from PathCompleter(expanduser=True).get_completions(Document(word), complete_event)
             return
-        known = _WORDS.get(before, lambda _: ())
-        for found in dict.fromkeys(known(word)):
+        known = _WORDS.get(before)
+        for found in dict.fromkeys(() if known is None else known(word)):
             if found.startswith(word):
                 yield Completion(f"{found} ", start_position=-len(word), display=found)
