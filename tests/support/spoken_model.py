@@ -45,10 +45,11 @@ class SpokenModel:
     gate: threading.Semaphore | None = None
     fault: Exception | None = None
     parallel = 1
+    planned_bytes = 110
 
     def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting, on: Machine | None) -> None:
         self.stored, self.config, self.on, self.closed, self.warm = stored, config, on, False, False
-        self.plan = SimpleNamespace(total_bytes=100, program_bytes=10)
+        self.plan = SimpleNamespace()
         self.last: Completion | None = None
         self.answering = self.most_at_once = 0
         kind, steps = SimpleNamespace(template=None), SimpleNamespace(rate=0.0)
@@ -88,6 +89,8 @@ class SpokenModel:
         for number, word in enumerate(self.words):
             if self.gate is not None:
                 self.gate.acquire()
+            while hooks.gives_way() and not hooks.should_stop():
+                yield None
             if hooks.should_stop():
                 return
             if number == 1 and self.fault is not None:

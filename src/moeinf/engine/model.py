@@ -57,6 +57,7 @@ class Model:
         self.tokenizer, self.kernels, self.activity = parts.tokenizer, parts.kernels, parts.activity
         self.policy, self.predictor = parts.deciders.policy, parts.deciders.predictor
         self.plan, self.tier = parts.generator.runner.plan, parts.generator.runner.tier
+        self.planned_bytes, self.draft_bytes = parts.planned_bytes, parts.draft_bytes  # the second is part of the first
         self.parallel = parts.generator.turns.places  # answers that are made side by side
         self.encoder_decoder = parts.generator.kind.encoder_decoder  # which answers each text on its own
         self._parts = parts

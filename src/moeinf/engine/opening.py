@@ -10,10 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from moeinf._native import Kernels
-from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig
-from moeinf.config.environment import store_home
-from moeinf.config.run_options import MemoryOptions, SpeculationOptions
-from moeinf.config.size import Bytes
+from moeinf.config import RuntimeConfig
 from moeinf.engine.activation_file import ActivationFile
 from moeinf.engine.answers.decoder_only import DecoderOnly, refuse_translation
 from moeinf.engine.answers.drafting import Drafting, DraftSource, lookup
@@ -32,6 +29,7 @@ from moeinf.engine.memory.plan_notes import shortenings
 from moeinf.engine.memory.side_by_side import RECURRENT_GUESSES, sessions, that_fit
 from moeinf.engine.reporting import Notify, Reporting
 from moeinf.engine.runner import ModelRunner
+from moeinf.engine.stored.draft_beside import draft_of, left_by
 from moeinf.engine.stored.hit_record import record_hits
 from moeinf.engine.stored.tuned_file import chosen_policy
 from moeinf.engine.stored_weights import Weights, read_weights
@@ -51,7 +49,7 @@ from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.turns import Turns
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.room import Room
-from moeinf.store.library import Library, StoredModel
+from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files
 from moeinf.text.quantities import binary_size_text
 from moeinf.text.tokenizer import Tokenizer
@@ -89,6 +87,17 @@ class ModelParts:
     defaults: JsonMapping
     learns: bool  # whether what a run learns of its routing is kept
     draft: ModelParts | None = None  # a small model that guesses
+
+    @property
+    def planned_bytes(self) -> int:
+        """Of host memory on a CPU, that it may take, with its draft model."""
+        plan = self.generator.runner.plan
+        return plan.total_bytes + plan.program_bytes + self.draft_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """What the draft model may take of them."""
+        return 0 if self.draft is None else self.draft.planned_bytes
 
     def close(self) -> None:
         """Ends what a small model that guesses has: nothing of it is kept."""
@@ -132,19 +141,18 @@ def open_model(
     weights = read_weights(stored, config, reporting.notify)
     asked_for, on_gpu = config.parallel, config.parallel != 1 and _goes_to_gpu(config, gpu)
     config = _with_sessions(weights, config, here, on_gpu)
-    draft = _open_draft(weights, config, here) if config.speculation.draft else None
-    if draft is not None:
-        here, config = _beside(draft, here, config)
-        look = _told(here)
-    host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
-    activity = Activity(stored.manifest.moe) if config.many_conversations else None
-    deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
-    activations = ActivationFile(stored, reporting.notify, learns=not replayed)
-    listeners = _listeners(weights, config, reporting, activations, replayed=replayed)
-    wait, watch = listeners.disk_wait, _observation(listeners, activations, activity)
     with ExitStack() as opened:
+        draft = _open_draft(weights, config, here) if config.speculation.draft else None
         if draft is not None:
             opened.callback(draft.close)
+            here, config = left_by(draft.planned_bytes, here, config)
+            look = _told(here)
+        host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
+        activity = Activity(stored.manifest.moe) if config.many_conversations else None
+        deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
+        activations = ActivationFile(stored, reporting.notify, learns=not replayed)
+        listeners = _listeners(weights, config, reporting, activations, replayed=replayed)
+        wait, watch = listeners.disk_wait, _observation(listeners, activations, activity)
         tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
         opened.callback(tokenizer.close)
         kind = _kind(weights, tokenizer, config, reporting.notify)
@@ -274,17 +282,8 @@ def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine) -> Model
     stored = weights.stored
     if weights.family.encoder_input is not None:
         raise UsageError(f"--draft: {stored.name} is an encoder-decoder model; leave it out")
-    draft = Library(store_home()).find(config.speculation.draft)
+    draft, own = draft_of(config)
     common_tokens(draft, stored)
-    context = min(config.memory.context or DEFAULT_CONTEXT, draft.manifest.info.context_length)
-    own = RuntimeConfig(
-        compute=replace(config.compute, device="cpu", workers="", worker_key_file="", cpu_experts=False),
-        memory=replace(MemoryOptions(), ram=config.memory.ram, context=context),
-        reading=config.reading,
-        speculation=SpeculationOptions(speculate="off"),
-        parallel=config.parallel,
-        pictures=False,
-    )
     parts = open_model(draft, own, on=here)
     plan = parts.generator.runner.plan
     if not isinstance(parts.generator.runner.network, Decoder) or plan.held_experts < draft.manifest.moe.total_experts:
@@ -294,17 +293,6 @@ def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine) -> Model
             "read from the disk guesses too slowly; take a smaller one, free memory, or leave --draft out"
         )
     return parts
-
-
-def _beside(draft: ModelParts, here: Machine, config: RuntimeConfig) -> tuple[Machine, RuntimeConfig]:
-    """What is left of the machine, and of --ram, beside a draft model."""
-    taken = draft.generator.runner.plan.total_bytes + draft.generator.runner.plan.program_bytes
-    left = replace(here, available_bytes=max(0, here.available_bytes - taken))
-    ram = config.memory.ram
-    if ram is not None:
-        asked = ram.of(here.total_bytes or here.available_bytes)
-        config = replace(config, memory=replace(config.memory, ram=Bytes(max(0, asked - taken), str(ram))))
-    return left, config
 
 
 def _told(here: Machine) -> Callable[[], Machine]:

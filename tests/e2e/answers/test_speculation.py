@@ -13,6 +13,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.drafting import Drafting
 from moeinf.engine.completion import Completion, Hooks, Request
 from moeinf.engine.model import Model
+from moeinf.engine.opening import ModelParts
 from moeinf.errors import UsageError
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.logprobs import ChosenToken
@@ -160,6 +161,7 @@ def test_a_small_model_guesses_and_changes_no_answer(demo: StoredModel, monkeypa
         wanted = [answered(model, settings) for settings in SETTINGS]
     for cache in ("auto", "30%"):
         with opened(demo, "always", draft=demo.name, expert_cache=cache) as model:
+            assert model.planned_bytes > model.plan.total_bytes + model.draft_bytes > 2 * model.plan.dense_bytes
             for settings, (answer, told) in zip(SETTINGS, wanted, strict=True):
                 found, chosen = answered(model, settings)
                 assert found.token_ids == answer.token_ids and chosen == told
@@ -168,3 +170,20 @@ def test_a_small_model_guesses_and_changes_no_answer(demo: StoredModel, monkeypa
         opened(demo, "off", draft=demo.name)
     with pytest.raises(UsageError, match=r"--draft .*--trace records"):
         opened(demo, "auto", draft=demo.name, trace=str(demo.path.parents[1] / "trace"))
+
+
+def test_a_draft_model_is_closed_where_the_other_one_cannot_be_opened(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(demo.path.parents[1]))
+    closed, close = list[ModelParts](), ModelParts.close
+
+    def counted(self: ModelParts) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(ModelParts, "close", counted)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file"):
+        opened(demo, "auto", draft=demo.name, trace=str(tmp_path / "file"))
+    assert [each.stored.name for each in closed] == [demo.name]

@@ -8,8 +8,9 @@ from typing import Final
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory
 from moeinf.engine.memory.side_by_side import sessions, that_fit, with_sessions
+from moeinf.engine.stored.draft_beside import draft_of, left_by
 from moeinf.engine.stored.outline import Outline, outline_of
-from moeinf.errors import MoeinfError
+from moeinf.errors import MoeinfError, OutOfMemoryError
 from moeinf.hardware import Machine
 from moeinf.store.library import StoredModel
 
@@ -18,7 +19,7 @@ LEAST_EXPERTS: Final = 0.5  # of those that it would have alone, that a model ke
 
 def fits_beside(stored: StoredModel, config: RuntimeConfig, left: Machine, alone: Machine) -> bool:
     """Whether what is left holds a model on the CPU as it should be: with the context that it has alone, and half of
-    the experts.
+    the experts; and beside it the whole model that drafts for it.
 
     left, alone: the machine with other models open, and without. Reads small files.
     """
@@ -32,5 +33,17 @@ def fits_beside(stored: StoredModel, config: RuntimeConfig, left: Machine, alone
 
 def _planned(stored: StoredModel, outline: Outline, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     count = sessions(config, outline.manifest.info, stored.size_bytes, machine, on_gpu=False)
+    if config.speculation.draft:
+        machine, config = _beside_draft(replace(config, parallel=count), machine)
     count = that_fit(outline.footprint, replace(config, parallel=count), machine)
     return plan_memory(with_sessions(outline.footprint, count), replace(config, parallel=count), machine)
+
+
+def _beside_draft(config: RuntimeConfig, machine: Machine) -> tuple[Machine, RuntimeConfig]:
+    """What the model that drafts leaves. Raises OutOfMemoryError where not all of it fits."""
+    draft, own = draft_of(config)
+    outline = outline_of(draft)
+    plan = plan_memory(with_sessions(outline.footprint, config.parallel), own, machine)
+    if plan.held_experts < outline.manifest.moe.total_experts:
+        raise OutOfMemoryError(f"not all of {draft.name} fits in memory")
+    return left_by(plan.total_bytes + plan.program_bytes, machine, config)

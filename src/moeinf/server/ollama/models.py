@@ -63,6 +63,7 @@ def _running(loaded: Loaded, requests: Sequence[Seen]) -> JsonObject:
     on_gpu = isinstance(plan, DevicePlan)
     # What is set aside for earlier prompts is empty at first, and of the server more than of the model.
     size = plan.total_bytes + (plan.host_bytes if isinstance(plan, DevicePlan) else -plan.prefix_bytes)
+    size += model.draft_bytes
     return {
         **loaded.told,
         "size": size,

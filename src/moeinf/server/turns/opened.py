@@ -123,10 +123,9 @@ class OpenModels:
 
         It counts what they may take, as they have not touched all of it.
         """
-        plans = [each.model.plan for each in beside]
-        if self._alone is None or any(isinstance(plan, DevicePlan) for plan in plans):
+        if self._alone is None or any(isinstance(each.model.plan, DevicePlan) for each in beside):
             return None
-        alone, taken = within_ram(self._alone, config), sum(plan.total_bytes + plan.program_bytes for plan in plans)
+        alone, taken = within_ram(self._alone, config), sum(each.model.planned_bytes for each in beside)
         left = min(machine().available_bytes, alone.available_bytes - taken)
         return replace(alone, available_bytes=max(0, left), limited_by=f"{alone.limited_by}, beside other models")
 

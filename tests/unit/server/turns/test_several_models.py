@@ -107,8 +107,9 @@ def test_the_ledger_counts_what_open_models_may_take(monkeypatch: pytest.MonkeyP
         return left.available_bytes >= 800
 
     models = open_models("a", "b", fits=fits)
+    cast(Any, models.loaded[0].model).planned_bytes = 150  # with a model that drafts for it
     room = models.room_for(cast(Any, NamedModel("c", "id of c")), Ask("c", "hi"), lambda loaded: False)
-    assert seen == [1000 - 2 * 110, 1000 - 110], "each has 100 bytes of a plan and 10 of the program"
+    assert seen == [1000 - 150 - 110, 1000 - 110]
     assert room is not None and [each.stored.name for each in room.closing] == ["a"]
     assert room.on is not None and room.on.available_bytes == 890
 
