@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -21,16 +21,28 @@ from moeinf.store.processes.locks import TakenError, take
 BEGINNING: Final = b'{"id":"batch_req_'  # of each line
 
 
-class _Id(msgspec.Struct):
+class _Response(msgspec.Struct):
+    status_code: int = 200
+
+
+class _Line(msgspec.Struct):
     id: str
+    response: _Response | None = None
+    error: dict[str, object] | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        return self.error is not None or (self.response is not None and self.response.status_code != 200)
 
 
 class AnswersFile:
-    """finished: the ids of the answers that it had when it was opened, by an earlier run of the same batch."""
+    """What it had when it was opened, by an earlier run of the same batch. finished: the ids of its lines.
+    faults: how many of them say what is wrong with a request."""
 
-    def __init__(self, path: Path, fd: int, finished: frozenset[str], end: int) -> None:
+    def __init__(self, path: Path, fd: int, found: Sequence[_Line], end: int) -> None:
         """See `answers_file`."""
-        self.finished = finished
+        self.finished = frozenset(line.id for line in found)
+        self.faults = sum(line.is_fault for line in found)
         self._path, self._fd, self._end = path, fd, end
 
     @property
@@ -72,7 +84,7 @@ def answers_file(path: Path, ids: Collection[str]) -> Iterator[AnswersFile]:
             raise UsageError(f"--out {path}: another run is writing it ({error}); wait for its end") from None
         try:
             there = path if path.exists() else part
-            finished, end = _checked(there, frozenset(ids)) if there.exists() else (frozenset[str](), 0)
+            found, end = _checked(there, frozenset(ids)) if there.exists() else (list[_Line](), 0)
             if there == path and there.exists():
                 os.rename(path, part)
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -80,7 +92,7 @@ def answers_file(path: Path, ids: Collection[str]) -> Iterator[AnswersFile]:
                 os.ftruncate(fd, end)
                 os.fsync(fd)
                 sync_folder(path.parent)
-                yield AnswersFile(path, fd, finished, end)
+                yield AnswersFile(path, fd, found, end)
             finally:
                 os.close(fd)
         finally:
@@ -91,24 +103,24 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _checked(path: Path, ids: Collection[str]) -> tuple[frozenset[str], int]:
-    """The ids of the whole lines, and where these end. Raises UsageError."""
-    found, end = set[str](), 0
+def _checked(path: Path, ids: Collection[str]) -> tuple[list[_Line], int]:
+    """The whole lines, and where these end. Raises UsageError."""
+    found, end = dict[str, _Line](), 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n") and line[: len(BEGINNING)] == BEGINNING[: len(line)]:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n") and text[: len(BEGINNING)] == BEGINNING[: len(text)]:
                 break  # torn
             try:
-                identity = msgspec.json.decode(line, type=_Id).id
+                line = msgspec.json.decode(text, type=_Line)
             except msgspec.DecodeError:
                 raise UsageError(f"{path}, line {number}, is no answer of a batch; choose another --out") from None
-            if identity not in ids:
+            if line.id not in ids:
                 raise UsageError(
                     f"{path} has answers to other requests, of another model or with other options; choose another "
                     "--out, or repeat the command that began it"
                 )
-            if identity in found:
+            if line.id in found:
                 raise UsageError(f"{path}, line {number}: this request was answered before; choose another --out")
-            found.add(identity)
-            end += len(line)
-    return frozenset(found), end
+            found[line.id] = line
+            end += len(text)
+    return list(found.values()), end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from moeinf.server.question import Question
 from moeinf.store.library import Library, StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.interrupt import Interrupt
+from moeinf.terminal.remote.look import loaded_there, server_here
 from moeinf.terminal.session_opening import check_template, ensure_stored, load
 from moeinf.terminal.user_notes import Notices, say
 from moeinf.types import JsonMapping, JsonObject
@@ -92,8 +93,9 @@ def answer_batch(
                 raise KeyboardInterrupt
         if file is not None:
             file.complete()
-    if batch.faults:
-        raise MoeinfError(f"{batch.faults} of {len(left)} requests have no answer; their lines say why")
+    if faults := batch.faults + (0 if file is None else file.faults):
+        have = "has no answer; its line says why" if faults == 1 else "have no answer; their lines say why"
+        raise MoeinfError(f"{faults} of {len(lines)} requests {have}")
     return 0
 
 
@@ -116,6 +118,8 @@ def _answer_lines(
     if not rows or stopping():
         return
     notices, quiet = Notices(), batch.defaults.chat.quiet
+    if not quiet:
+        _tell_of_server(batch.stored)
     sees = any(without_pictures(row.ask.chat)[1] for row in rows)
     model = load(batch.stored, replace(config, pictures=sees), notices, quiet=quiet)
     try:
@@ -129,6 +133,17 @@ def _answer_lines(
         batch.progress.clear()
         model.close()
         notices.show()
+
+
+def _tell_of_server(stored: StoredModel) -> None:
+    """Says where a server of this machine has the model in memory, too."""
+    client = server_here()
+    with suppress(MoeinfError):  # it says nothing
+        if client is not None and loaded_there(client, stored) is not None:
+            say(
+                f"note: the server at {client.url} keeps the memory that it has for {stored.name}; `moeinf stop "
+                f"{stored.name}` gives it to this batch"
+            )
 
 
 def _refuse_unused(options: BatchOptions, chat: ChatOptions, config: RuntimeConfig) -> None:

@@ -202,6 +202,14 @@ def test_what_is_wrong_with_a_request_is_its_answer(command: Command, tmp_path: 
     assert found["line-3"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
+def test_faults_are_told_again_where_all_was_answered_before(command: Command, tmp_path: Path) -> None:
+    batch = written(tmp_path / "in.jsonl", [{"prompt": "Once", "max_tokens": 3}, {"prompt": "Once", "model": "other"}])
+    words = ("run", "demo", "--batch", str(batch), "--out", str(tmp_path / "out.jsonl"), "-q")
+    for _ in range(2):
+        done = command(*words)
+        assert done.code == 1 and done.err == "Error: 1 of 2 requests has no answer; its line says why\n"
+
+
 def test_options_are_those_of_requests_that_have_none(command: Command, tmp_path: Path) -> None:
     batch = written(tmp_path / "in.jsonl", [{"prompt": "Once"}, {"prompt": "Once", "max_tokens": 2}])
     words = ("run", "demo", "--batch", "-", "-n", "5", "--temperature", "0", "-q")

@@ -68,6 +68,16 @@ def test_an_answer_of_the_server_is_that_of_a_process_of_its_own(
     assert command(*ASKED, "--raw").out == own.out
 
 
+def test_a_batch_says_who_keeps_memory(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = json.dumps({"prompt": "Once", "max_tokens": 2}) + "\n"
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    told = command("run", "demo", "--batch", "-", stdin=batch)
+    assert told.code == 0 and f"note: the server at {server.url} keeps the memory that it has for demo" in told.err
+    assert "note" not in command("run", "demo", "--batch", "-", "--quiet", stdin=batch).err
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -29,6 +29,16 @@ def test_the_file_comes_to_its_place_when_it_is_whole(tmp_path: Path) -> None:
     assert out.read_bytes() == line(0) + line(1) and sorted(tmp_path.iterdir()) == [out]
 
 
+def test_faults_of_an_earlier_run_are_counted(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    found = [{"response": {"status_code": 200, "body": {}}, "error": None}, {"response": {"status_code": 400}}]
+    found.append({"response": None, "error": {"code": "x"}})
+    text = [json.dumps({"id": each, "custom_id": "x"} | more) for each, more in zip(IDS, found, strict=True)]
+    out.write_text("\n".join(text) + "\n")
+    with answers_file(out, IDS) as file:
+        assert file.finished == set(IDS) and file.faults == 2
+
+
 @pytest.mark.parametrize("cut", range(1, len(line(1))))
 def test_a_line_that_was_torn_is_cut_off_wherever_it_was(tmp_path: Path, cut: int) -> None:
     out = tmp_path / "out.jsonl"

@@ -49,7 +49,7 @@ def model_on_server(
     if config.recording.trace or family_of(config_json(stored)).encoder_input is not None:
         return None
     wanted = preset_of(stored).configured(config)
-    loaded = _loaded(client, stored)
+    loaded = loaded_there(client, stored)
     if loaded is not None and wanted.given() not in ({}, loaded["moeinf"]["config"]):
         return None
     if loaded is None:
@@ -73,11 +73,11 @@ def load_there(client: ServerClient, stored: StoredModel, keep_alive: str | None
     models = client.ask("GET", "/api/ps")["models"]  # the last used first; the same weights may have another name there
     if not models:
         raise NoServerError(f"the server at {client.url} has closed {stored.name} at once; ask again")
-    loaded: JsonObject = _loaded(client, stored) or models[0]
+    loaded: JsonObject = loaded_there(client, stored) or models[0]
     return loaded | {"name": stored.name}
 
 
-def _loaded(client: ServerClient, stored: StoredModel) -> JsonObject | None:
+def loaded_there(client: ServerClient, stored: StoredModel) -> JsonObject | None:
     """What /api/ps tells of the model; whatever goes with the name is in the digest."""
     models: list[JsonObject] = client.ask("GET", "/api/ps", timeout_s=_LOOK_S)["models"]
     return next((told for told in models if told["digest"].startswith(stored.own_id)), None)
