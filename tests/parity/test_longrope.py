@@ -29,6 +29,9 @@ class Unwatched(Monitor):
 
     def check(self) -> None: ...
 
+    def gives_way(self) -> bool:
+        return False
+
     def begin(self, phase: object) -> None: ...
 
     def prefilled(self, done: int, total: int) -> None: ...

@@ -30,6 +30,9 @@ class _Unwatched:
 
     def check(self) -> None: ...
 
+    def gives_way(self) -> bool:
+        return False
+
     def begin(self, phase: Phase) -> None:
         self.tell(phase)
 

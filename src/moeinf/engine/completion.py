@@ -32,6 +32,8 @@ class Hooks:
     on_thought: Callable[[str], None] = lambda piece: None  # what a model thinks before it answers, piece by piece
     # Each token but the one that ends the answer, before its text comes: where top_logprobs asks for that.
     on_token: Callable[[ChosenToken], None] = lambda chosen: None
+    # Asked where an answer may be left alone; from True on its place is another's, until this says False again.
+    gives_way: Callable[[], bool] = lambda: False
 
 
 NO_HOOKS = Hooks()

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -32,7 +32,8 @@ class Turns:
 
     def __init__(self, name: str, places: int = 1) -> None:
         """name: of the model, for errors. places: for answers that are open at a time."""
-        self._name, self._process, self.places = name, os.getpid(), places
+        self._name, self._process, self._places = name, os.getpid(), places
+        self.aside: Callable[[], int] = lambda: 0  # answers that wait meanwhile without one
         self._mutex = threading.RLock()  # of what follows; not held while something computes
         self._running: object | None = None  # what computes now
         self._thread = 0  # which computed last
@@ -40,6 +41,11 @@ class Turns:
         self.ending = False  # whether the model is closed, or is to be once what computes has ended
         self._closed = self._exiting = False
         _all.add(self)
+
+    @property
+    def places(self) -> int:
+        """For answers that are open now."""
+        return self._places + self.aside()
 
     @property
     def forked(self) -> bool:

@@ -124,6 +124,8 @@ class CachedTokens:
     all: Callable[[], Sequence[CachedTokens]] = tuple  # the sequences of the model
     room: Room | None = None  # the memory of all; None: each has its own
     claim: Claim = field(default_factory=Claim)
+    # Leaves its cache to another answer; what it gives is told the tokens to go on with, and takes one again.
+    lend: Callable[[], Callable[[Sequence[int]], None]] = lambda: lambda prompt: None
 
     def begins_with(self, prompt: Sequence[int]) -> int:
         """How many tokens it and a prompt have in common, at their beginnings."""

@@ -53,6 +53,11 @@ class Monitor(Protocol):
         """Called between layers. Raises Interrupted where the request is to stop."""
         ...
 
+    def gives_way(self) -> bool:
+        """Asked where the request may be left alone: whether it is to give up its sequence, for another one that comes
+        before it, until this says False."""
+        ...
+
     def begin(self, phase: Phase) -> None:
         """Called when a phase of the request begins."""
         ...
@@ -171,7 +176,7 @@ class _Answer:
             most -= 1
         return most
 
-    # Of memory, which all sequences share (room.py).
+    # Of memory, which all sequences share (room.py), and of the place, which others may need more.
 
     def _prefill(self, prompt: Sequence[int], max_tokens: int) -> Generator[None, None, Float32Array]:
         """Reads a prompt once there is room for it; returns the logits of its last token."""
@@ -189,10 +194,12 @@ class _Answer:
         OutOfMemoryError."""
         sequence, room = self.sequence, self.sequence.room
         try:
+            self._heed()
             while room is not None and not room.grows(
                 sequence, len(sequence.tokens) + FEW_ROWS, sequence.cache.capacity
             ):
                 yield from self._one_step()
+                self._heed()
         except Paused:
             yield from self._resumed()
 
@@ -205,7 +212,7 @@ class _Answer:
             try:
                 yield from self._computed(tokens[: self.read], pauses=True)
                 for token in tokens[self.read :]:
-                    _heed(sequence)
+                    self._heed()
                     yield from self.seat.through([token], sequence.cache, self.monitor.check)
                     sequence.tokens.append(token)
                 return
@@ -213,14 +220,32 @@ class _Answer:
                 continue
 
     def _admitted(self, prompt: Sequence[int], max_tokens: int) -> Generator[None, None, None]:
-        """Waits until there is room for a prompt and the beginning of its answer. Raises OutOfMemoryError."""
+        """Waits until nobody else needs its place more, and there is room for a prompt and the beginning of its answer.
+        Raises OutOfMemoryError."""
         sequence, room = self.sequence, self.sequence.room
-        sequence.claim.background = self.seat.asker.background
-        if room is None:
-            return
-        tokens = min(len(prompt) + min(max_tokens, RESERVE_TOKENS), sequence.cache.capacity)
-        while not room.begins(sequence, tokens, lambda: sequence.given(prompt)):
+        while True:
+            if self.monitor.gives_way():
+                yield from self._aside(prompt)
+            sequence.claim.background = self.seat.asker.background
+            tokens = min(len(prompt) + min(max_tokens, RESERVE_TOKENS), sequence.cache.capacity)
+            if room is None or room.begins(sequence, tokens, lambda: sequence.given(prompt)):
+                return
             yield from self._one_step()
+
+    def _aside(self, prompt: Sequence[int]) -> Generator[None, None, None]:
+        """Leaves its sequence and its seat to another answer, and takes others once it may go on."""
+        self.seat.leave()
+        come_back = self.sequence.lend()
+        while self.monitor.gives_way():
+            self.monitor.check()
+            yield None
+        come_back(prompt)
+        self.seat.come_back()
+
+    def _heed(self) -> None:
+        """Raises Paused where the answer is to give up its memory, or its place."""
+        if self.sequence.claim.paused or self.monitor.gives_way():
+            raise Paused
 
     def _one_step(self) -> Generator[None, None, None]:
         self.monitor.check()
@@ -245,15 +270,18 @@ class _Answer:
         if timing is not None:
             timing.cached_tokens, timing.cached_from = start, source
         logits, borders, sequence.reading = None, sequence.borders(prompt), prompt
+        unless = monitor.gives_way if pauses else None
         try:
             while start < len(prompt):
                 monitor.check()
                 if pauses:
-                    _heed(sequence)
+                    self._heed()
                 end = sequence.end_of_chunk(prompt, start, seat.piece(self.chunk), borders)
                 tokens = prompt[start:end]
                 try:
-                    logits = yield from seat.through(tokens, sequence.cache, monitor.check, of_tokens=len(prompt))
+                    logits = yield from seat.through(
+                        tokens, sequence.cache, monitor.check, of_tokens=len(prompt), unless=unless
+                    )
                 except GaveWay:
                     continue
                 sequence.tokens += tokens
@@ -274,12 +302,8 @@ class _Answer:
             return
         other, tokens = awaited
         reading = other.reading
-        while other.reading is reading and len(other.tokens) < tokens and not sequence.claim.paused:
+        while other.reading is reading and len(other.tokens) < tokens:
+            if sequence.claim.paused or self.monitor.gives_way():
+                return
             self.monitor.check()
             yield None
-
-
-def _heed(sequence: CachedTokens) -> None:
-    """Raises Paused where a sequence is to give its memory up."""
-    if sequence.claim.paused:
-        raise Paused

@@ -1,6 +1,7 @@
 """Memory for keys and values, which all sequences share: who has room, who waits for it, and what is freed first.
 
-A request begins once there is room for its prompt and the beginning of its answer, and takes more as it grows. Where
+A request begins once there is room for its prompt and the beginning of its answer, for which a chat lets the answer to
+a background request pause, and takes more as it grows. Where
 there is too little, sequences that nobody uses are freed first, the one that was left alone for longest before others;
 then what is kept of earlier prompts. Where that is not enough, the answer that began last is paused: it gives up its
 memory, and goes on once another has ended and there is room again, with the numbers that it had (loop.py). So the one
@@ -68,12 +69,13 @@ class Room:
         holder.claim.waits, holder.claim.paused = True, False
         first = min((each for each in self._by_rank() if each.claim.waits), key=lambda each: each.claim.background)
         others = any(each.claim.tokens for each in self.taken() if each is not holder)
-        if first is not holder:
+        if first is not holder or (others and holder.claim.after > self._ended):
             return False
-        if others and (holder.claim.after > self._ended or not self._has_room(holder, tokens, given)):
+        if not self._has_room(holder, tokens, given) and others:  # else nothing is left that could make some
+            begun = [each for each in self._by_rank() if each.claim.tokens]
+            if begun[-1].claim.background > holder.claim.background and not any(each.claim.paused for each in begun):
+                self._pause(begun[-1])
             return False
-        if not others:
-            self._has_room(holder, tokens, given)  # there is, or nothing is left that could make some
         holder.claim = Claim(tokens, given(), background=holder.claim.background)
         return True
 
@@ -93,10 +95,14 @@ class Room:
         staying = [each for each in begun if not each.claim.paused]
         if staying == [holder]:  # the others are giving theirs up
             return False
-        staying[-1].claim.paused, staying[-1].claim.after = True, self._ended + 1
+        self._pause(staying[-1])
         if staying[-1] is holder:
             raise Paused
         return False
+
+    def _pause(self, holder: Holder) -> None:
+        """Until an answer has ended."""
+        holder.claim.paused, holder.claim.after = True, self._ended + 1
 
     def leaves(self, holder: Holder) -> None:
         """Called when an answer has ended."""

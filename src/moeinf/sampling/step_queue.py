@@ -133,11 +133,19 @@ class Seat:
     last_step: StepFacts = NO_STEP  # that took its tokens through
 
     def through(
-        self, ids: Sequence[int], cache: Any, check: Callable[[], None], *, of_tokens: int = 0, tried: bool = False
+        self,
+        ids: Sequence[int],
+        cache: Any,
+        check: Callable[[], None],
+        *,
+        of_tokens: int = 0,
+        tried: bool = False,
+        unless: Callable[[], bool] | None = None,
     ) -> Generator[None, None, Float32Array]:
         """Returns logits [1, vocab] behind the last of the tokens, which a step takes through; yields until it has.
 
-        tried: as of NewTokens; the logits are those behind each of the tokens.
+        tried: as of NewTokens; the logits are those behind each of the tokens. unless: asked while no step has; where
+        it says True, none is to do so, and GaveWay is raised.
         Raises what the step raised, Interrupted where `check` did so, GaveWay for a piece of a prompt that was given up
         for others; the cache is then as it was before.
         """
@@ -148,6 +156,8 @@ class Seat:
                     self.steps.run()
                 else:
                     yield None
+                    if not waiting.done and unless is not None and unless():
+                        raise GaveWay
         finally:
             self.waiting = None
         if waiting.error is not None:
@@ -170,11 +180,19 @@ class Seat:
         """How many tokens of a prompt to read next, of `most` that there is memory for."""
         return self.steps.piece(self, most)
 
+    def leave(self) -> None:
+        """Is not counted among those that wait, until it comes back."""
+        self.steps.seats.remove(self)
+
+    def come_back(self) -> None:
+        self.steps.seats.append(self)
+
     def __enter__(self) -> Seat:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.steps.seats.remove(self)
+        if self in self.steps.seats:
+            self.leave()
 
 
 @dataclass(slots=True)

@@ -174,6 +174,56 @@ def test_answers_that_there_is_no_room_for_wait_or_pause(
         assert any(given_up), "an answer was paused, or an idle sequence freed"
 
 
+@pytest.mark.parametrize("steps", [0, 3, 12])
+@pytest.mark.parametrize("options", [{}, {"expert_cache": "15%", "speculate": "always", "prefix_memory": "0"}])
+def test_an_answer_leaves_its_place_to_another_and_goes_on_as_it_would(
+    demo: StoredModel, options: dict[str, Any], steps: int
+) -> None:
+    """steps: after which it is asked to."""
+    giving_way, away = False, False
+
+    def gives_way() -> bool:
+        nonlocal away
+        away |= giving_way
+        return giving_way
+
+    with opened(demo, 1, **options) as model:
+        wanted = [alone(model, which) for which in range(4)]
+        background = begun(model, 1, Hooks(gives_way=gives_way))
+        waiting = advance([background])
+        for _ in range(steps):
+            model.generator.step()
+            waiting = advance(waiting)
+        giving_way = True
+        while not away:
+            model.generator.step()
+            waiting = advance(waiting)
+        for which in (0, 3):
+            chat = begun(model, which)
+            drive(model, [chat])
+            assert chat.completion.token_ids == wanted[which].token_ids and waiting
+        giving_way = False
+        drive(model, waiting)
+        assert background.completion.token_ids == wanted[1].token_ids
+        assert background.completion.finish_reason == wanted[1].finish_reason
+        assert len(model.generator.sequences._free) == 1 and model.generator.sequences.lent == 0
+        model.tier.check_integrity()
+
+
+def test_who_waits_without_a_place_may_be_stopped(demo: StoredModel) -> None:
+    stopping = False
+    with opened(demo, 1) as model:
+        wanted = alone(model, 0).token_ids
+        hooks = Hooks(gives_way=lambda: True, should_stop=lambda: stopping)
+        stopped, other = begun(model, 1, hooks), begun(model, 0)
+        assert advance([stopped])
+        stopping = True
+        drive(model, [other])
+        assert not advance([stopped]) and stopped.completion.finish_reason == "interrupted"
+        assert other.completion.token_ids == wanted and alone(model, 0).token_ids == wanted
+        assert len(model.generator.sequences._free) == 1
+
+
 def long(model: Model, which: int) -> SamplingParams:
     """Of an answer that goes on until some 290 tokens are used."""
     used = len(model.tokenizer.encode(PROMPTS[which]))

@@ -36,6 +36,9 @@ class Watch:
 
     def check(self) -> None: ...
 
+    def gives_way(self) -> bool:
+        return False
+
     def begin(self, phase: Phase) -> None: ...
 
     def prefilled(self, done: int, total: int) -> None: ...

@@ -15,7 +15,7 @@ class Sequence:
         self.claim = Claim()
 
     def give_up(self) -> None:
-        self.tokens, self.claim = [], Claim(after=self.claim.after)
+        self.tokens, self.claim = [], Claim(background=self.claim.background, after=self.claim.after)
 
 
 class Kept:
@@ -66,6 +66,30 @@ def test_a_chat_begins_before_what_nobody_waits_for() -> None:
     first, behind, chat = (model.comes() for _ in range(3))
     behind.claim.background = True
     assert model.begins(first, 600) and not model.begins(behind, 600) and model.begins(chat, 100)
+
+
+def test_for_a_chat_that_has_no_room_the_last_background_answer_pauses() -> None:
+    model = Model(1000)
+    first, last = model.comes(), model.comes()
+    for each in (first, last):
+        each.claim.background = True
+        assert model.begins(each, 400)
+    chat = model.comes()
+    assert not model.begins(chat, 500) and not model.begins(chat, 500)
+    assert last.claim.paused and not first.claim.paused, "one of them is enough, which has yet to give its memory up"
+    with pytest.raises(Paused):
+        model.room.grows(last, 401, MOST)
+    last.give_up()
+    assert model.begins(chat, 500) and not model.begins(last, 400)
+    model.ends(chat)
+    assert model.begins(last, 400) and not model.begins(model.comes(), 900)
+
+
+def test_no_background_answer_pauses_for_another() -> None:
+    model = Model(1000)
+    first, other = model.comes(), model.comes()
+    first.claim.background = other.claim.background = True
+    assert model.begins(first, 600) and not model.begins(other, 600) and not first.claim.paused
 
 
 def test_idle_sequences_go_first_and_then_what_is_kept_of_prompts() -> None:

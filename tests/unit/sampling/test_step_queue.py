@@ -143,6 +143,9 @@ class Unwatched:
     def check(self) -> None:
         pass
 
+    def gives_way(self) -> bool:
+        return False
+
     def begin(self, phase: Phase) -> None:
         pass
 

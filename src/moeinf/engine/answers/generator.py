@@ -66,7 +66,7 @@ class Generator:
         draws tokens. drafting: None where no tokens are guessed at."""
         self.runner, self.kind, self.prompts, self.listeners = runner, kind, prompts, listeners
         self.sequences, self.turns, self._load_s, self._isa = sequences, turns, load_s, isa
-        self.drafting = drafting
+        self.drafting, turns.aside = drafting, lambda: sequences.lent
         self.steps = Steps(runner, cuts=runner.cuts_prompts, watcher=listeners.recorder)
         self.last: Completion | None = None
         self.warm_start: WarmStart | None = None  # while no request has come

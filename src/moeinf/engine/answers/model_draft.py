@@ -57,12 +57,12 @@ class ModelDrafter:
 
 def drafts_by(network: Decoder, context: int, num_tokens: int) -> DraftSource:
     """context: tokens that the model has room for. num_tokens: of the vocabulary that both models have."""
-    of_sequences: dict[int, ModelDrafter] = {}  # which live as long as the model
+    of_caches: dict[int, ModelDrafter] = {}  # of the model's sequences, which live as long as it does
 
     def source(sequence: CachedTokens) -> Drafter:
-        if id(sequence) not in of_sequences:
-            of_sequences[id(sequence)] = ModelDrafter(network, context, num_tokens)
-        return of_sequences[id(sequence)]
+        if id(sequence.cache) not in of_caches:
+            of_caches[id(sequence.cache)] = ModelDrafter(network, context, num_tokens)
+        return of_caches[id(sequence.cache)]
 
     return source
 

@@ -50,6 +50,9 @@ class RequestMonitor:
         if self._hooks.should_stop():
             raise Interrupted
 
+    def gives_way(self) -> bool:
+        return self._hooks.gives_way()
+
     def begin(self, phase: Phase) -> None:
         self._listeners.recorder.begin_of(self._seat, phase)
         if phase == "decode" or self._seat.alone:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 
 from moeinf.sampling.cached_tokens import CachedTokens
-from moeinf.sampling.room import Room
+from moeinf.sampling.room import Claim, Room
 
 
 class Sequences:
@@ -20,12 +22,33 @@ class Sequences:
             room.taken = lambda: self._taken
         self._free: list[CachedTokens] = []  # the one that was used last is behind
         self._taken: list[CachedTokens] = []
-        self._free.append(self._made())
+        self._lent: list[CachedTokens] = []  # of answers that have left their caches to others
+        self._free.append(self._known(self._make()))
 
-    def _made(self) -> CachedTokens:
-        made = self._make()
-        made.all, made.room = (lambda: (*self._free, *self._taken)), self.room
+    def _known(self, made: CachedTokens) -> CachedTokens:
+        made.all, made.room, made.lend = (lambda: (*self._free, *self._taken)), self.room, partial(self._lend, made)
         return made
+
+    @property
+    def lent(self) -> int:
+        """How many answers have left their caches to others, and wait."""
+        return len(self._lent)
+
+    def _lend(self, sequence: CachedTokens) -> Callable[[Sequence[int]], None]:
+        """See CachedTokens.lend."""
+        pictures = sequence.cache.pictures
+        self._taken, self._lent = _without(self._taken, sequence), [*self._lent, sequence]
+        self._free.insert(0, self._known(replace(sequence, claim=Claim())))
+        sequence.tokens = []
+
+        def come_back(prompt: Sequence[int]) -> None:
+            free = self._chosen(prompt)
+            self._lent, self._taken = _without(self._lent, sequence), [*self._taken, sequence]
+            sequence.cache, sequence.prefixes = free.cache, free.prefixes
+            sequence.tokens, sequence.prompt_length = free.tokens, free.prompt_length
+            sequence.cache.pictures = pictures
+
+        return come_back
 
     @contextmanager
     def taken(self, prompt: Sequence[int]) -> Iterator[CachedTokens]:
@@ -38,11 +61,13 @@ class Sequences:
             yield sequence
             sequence.settle()
         except GeneratorExit:  # whoever read the answer has gone, but what was computed is good
-            sequence.settle()
+            if not _is_in(self._lent, sequence):
+                sequence.settle()
             raise
         finally:
-            self._taken.remove(sequence)
-            self._free.append(sequence)
+            if not _is_in(self._lent, sequence):
+                self._free.append(sequence)
+            self._taken, self._lent = _without(self._taken, sequence), _without(self._lent, sequence)
             if self.room is not None:
                 self.room.leaves(sequence)
 
@@ -51,7 +76,7 @@ class Sequences:
         most, best = max(alike, key=lambda pair: pair[0], default=(0, None))
         if best is None or most < min(len(prompt), len(best.tokens) / 2):
             if len(self._free) + len(self._taken) < self._most:
-                return self._made()
+                return self._known(self._make())
             best = self._free[0]
         self._free.remove(best)
         return best
@@ -85,3 +110,12 @@ class Sequences:
         with ExitStack() as closing:
             for sequence in sequences:
                 closing.callback(sequence.close)
+
+
+def _is_in(sequences: Sequence[CachedTokens], one: CachedTokens) -> bool:
+    """Whether it is one of them, and not as one of them."""
+    return any(each is one for each in sequences)
+
+
+def _without(sequences: Sequence[CachedTokens], one: CachedTokens) -> list[CachedTokens]:
+    return [each for each in sequences if each is not one]

@@ -61,7 +61,12 @@ class Worker:
         self._running: RunningAnswers[Job] = RunningAnswers(partial(self._end, answered=True), self._at_once.is_set)
         self._opening: ModelOpening | None = None
         self._places = Places(self._queue, self.opened, self._running, lambda: self._opening is not None)
-        self.view = Overview(lambda: _served(self._running, self._opening), self._places.waiting, self._places.waits_s)
+        self.view = Overview(
+            lambda: _served(self._running, self._opening),
+            self._places.waiting,
+            self._places.waits_s,
+            lambda: self._running.paused,
+        )
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -218,6 +223,7 @@ class Worker:
         """answered: whether the job had its turn, from which on the model stays open for some time."""
         try:
             self._places.changed()
+            self._running.withdraw(job)
             if answered and job.stored is not None:
                 self.opened.count_down(job.stored.id, job.ask)
         finally:

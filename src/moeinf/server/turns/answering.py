@@ -37,11 +37,13 @@ class Asking(Protocol):
     def put(self, event: Event) -> None: ...
 
 
-def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator[None, None, Completion]:
+def answer(
+    model: Model, job: Asking, stopping: Callable[[], bool], gives_way: Callable[[], bool]
+) -> Generator[None, None, Completion]:
     """Tells the job all but the end, which it returns; yields wherever the answer waits for a step of the model.
 
-    stopping: asked between layers; True ends the answer within a token. Raises StoppingError for an answer that was
-    ended so, and whatever Model.pieces raises.
+    stopping: asked between layers; True ends the answer within a token. gives_way: as of Hooks. Raises StoppingError
+    for an answer that was ended so, and whatever Model.pieces raises.
     """
     ask = job.ask
     if isinstance(ask.prompt, Inputs):
@@ -60,6 +62,7 @@ def answer(model: Model, job: Asking, stopping: Callable[[], bool]) -> Generator
 
     hooks = Hooks(
         should_stop=lambda: job.cancelled or stopping(),
+        gives_way=gives_way,
         on_prefill=tell_read,
         on_token=lambda chosen: job.put(_told(chosen, model.tokenizer)),
     )

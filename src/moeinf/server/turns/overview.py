@@ -10,7 +10,7 @@ from typing import Final, Literal
 from moeinf.server.ask import Loading, Queued, Reading
 from moeinf.server.turns.job import Job
 
-State = Literal["queued", "loading", "prefill", "decode"]
+State = Literal["queued", "loading", "prefill", "decode", "paused"]
 KEPT_S: Final = 0.5  # that the places of those that wait are not counted anew, however many ask
 
 
@@ -40,10 +40,13 @@ class Overview:
         running: Callable[[], Sequence[Job]],
         waiting: Callable[[], Sequence[Job]],
         waits_s: Callable[[Sequence[Job]], Sequence[float | None]],
+        paused: Callable[[], Sequence[Job]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """running: what has had its turn. waiting: the others, the next one first. waits_s: how long each of them."""
+        """running: what has had its turn; paused: those of it that have left their places to others. waiting: what has
+        not, the next one first. waits_s: how long each of these."""
         self._running, self._waiting, self._waits_s, self._clock = running, waiting, waits_s, clock
+        self._paused = paused
         self._places: tuple[float, dict[Job, Queued]] = (float("-inf"), {})
 
     @property
@@ -72,16 +75,21 @@ class Overview:
         return places.get(job)
 
     def requests(self) -> list[Seen]:
-        """All of them: those that have had their turn, the oldest first, and those that wait, the next one first."""
+        """All of them: those that have had their turn, the oldest first, paused ones behind, and those that wait, the
+        next one first."""
         waiting = [
             Seen(_name(job), "queued", place.position, place.eta_s, background=job.who.background)
             for job, place in self.places().items()
         ]
-        return [*map(_seen, self._running()), *waiting]
+        paused = self._paused()
+        running = [_seen(job, paused=job in paused) for job in self._running()]
+        return [*sorted(running, key=lambda seen: seen.state == "paused"), *waiting]
 
 
-def _seen(job: Job) -> Seen:
+def _seen(job: Job, *, paused: bool) -> Seen:
     model, event, background = _name(job), job.last_event, job.who.background
+    if paused:
+        return Seen(model, "paused", tokens=job.pieces, background=background)
     if isinstance(event, Loading):
         return Seen(model, "loading", eta_s=event.eta_s, progress=(event.done, event.total), background=background)
     if event is None:

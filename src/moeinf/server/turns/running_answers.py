@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Generic, TypeVar
 
@@ -15,12 +15,21 @@ from moeinf.server.turns.answering import Asking, answer
 J = TypeVar("J", bound=Asking)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Running(Generic[J]):
+    """wanted_by: who waits for its place. paused: whether it has left its place, and waits for one."""
+
     job: J
     model: Model
-    pieces: Generator[None, None, Completion]
     load_s: float
+    pieces: Generator[None, None, Completion] = field(init=False)
+    wanted_by: J | None = None
+    paused: bool = False
+
+    def gives_way(self) -> bool:
+        """See Hooks."""
+        self.paused |= self.wanted_by is not None
+        return self.paused
 
 
 class RunningAnswers(Generic[J]):
@@ -46,6 +55,11 @@ class RunningAnswers(Generic[J]):
         """The oldest first."""
         return [each.job for each in self._running]
 
+    @property
+    def paused(self) -> list[J]:
+        """Those of the jobs that have left their places to others."""
+        return [each.job for each in self._running if each.paused]
+
     def of(self, model: Model) -> list[J]:
         """The jobs that a model answers, the oldest first."""
         return [each.job for each in self._running if each.model is model]
@@ -54,21 +68,45 @@ class RunningAnswers(Generic[J]):
         """Whether another model makes answers."""
         return any(each.model is not model for each in self._running)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for the place of an answer."""
+        return any(each.wanted_by is not None for each in self._running)
+
     def has_place(self, model: Model, job: J) -> bool:
-        """Whether a model can answer a job beside its others. One place of several is kept from background jobs."""
-        jobs = self.of(model)
-        most = model.parallel - (model.parallel > 1)
-        if job.asker.background and sum(each.asker.background for each in jobs) >= most:
+        """Whether a model can answer a job beside its others. One place of several is kept from background jobs, and
+        those that are paused come before others."""
+        mine = [each for each in self._running if each.model is model]
+        if job.asker.background and any(each.paused for each in mine):
             return False
-        return len(jobs) < model.parallel
+        return _has_place(model, job, mine)
+
+    def make_place(self, model: Model, job: J) -> None:
+        """Lets the background job that began last leave its place to another one, where there is one."""
+        mine = [each for each in reversed(self._running) if each.model is model and each.job.asker.background]
+        if job.asker.background or any(each.wanted_by is job for each in mine):
+            return
+        free = (each for each in mine if each.wanted_by is None and not each.paused)
+        if (last := next(free, None)) is not None:
+            last.wanted_by = job
+
+    def withdraw(self, job: J) -> None:
+        """Nobody has to make place for a job any more."""
+        for each in self._running:
+            if each.wanted_by is job:
+                each.wanted_by = None
 
     def begin(self, job: J, model: Model, load_s: float) -> None:
         """load_s: seconds that the job waited for the model."""
-        self._running += (_Running(job, model, answer(model, job, self._stopping), load_s),)
+        self.withdraw(job)
+        running = _Running(job, model, load_s)
+        running.pieces = answer(model, job, self._stopping, running.gives_way)
+        self._running += (running,)
         self._spent_s.setdefault(model, min(self._spent_s.values(), default=0.0))
 
     def go_on(self) -> None:
         """Takes every answer as far as it comes, and then a step of the model that has had the least time."""
+        self._end_pauses()
         for each in self._running:
             event = _advanced(each)
             if event is not None:
@@ -83,11 +121,29 @@ class RunningAnswers(Generic[J]):
             finally:
                 self._spent_s[model] += self._clock() - began
 
+    def _end_pauses(self) -> None:
+        """Of those that have a place again, the one that began first before others."""
+        for each in self._running:
+            if each.wanted_by is not None and each.wanted_by.cancelled:
+                self.withdraw(each.wanted_by)
+            if each.paused and each.wanted_by is None:
+                mine = [other for other in self._running if other.model is each.model and other is not each]
+                each.paused = not _has_place(each.model, each.job, mine)
+
     def give_up(self, error: Exception) -> None:
         """Ends all answers with an error."""
         running, self._running = self._running, ()
         for each in running:
             self._on_end(each.job, Failed(error))
+
+
+def _has_place(model: Model, job: J, running: Sequence[_Running[J]]) -> bool:
+    """Whether a model has one beside those that it answers."""
+    jobs = [each.job for each in running if not each.paused]
+    most = model.parallel - (model.parallel > 1)
+    if job.asker.background and sum(each.asker.background for each in jobs) >= most:
+        return False
+    return len(jobs) < model.parallel
 
 
 def _advanced(running: _Running[J]) -> Ended | Failed | None:

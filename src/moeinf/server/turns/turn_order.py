@@ -54,19 +54,20 @@ class Places:
             return None
         self._changed, self._looked_s = False, time.monotonic()
         order = self._queue.get(0.0, self.may)
-        self._changed |= order is not None  # another one may follow it
+        self._changed |= order is not None or self._running.wanted  # another one may follow it
         return order
 
     def pressed(self, model: Model) -> bool:
-        """Whether others wait for the step of a model: another model, or a chat that can begin."""
-        if self._running.others_than(model):
+        """Whether others wait for the step of a model: another model, or a chat that can begin, or that waits for the
+        place of an answer."""
+        if self._running.others_than(model) or self._running.wanted:
             return True
         if not self._changed:
             return False
         self._changed = False
         first = self._queue.first(self.may)
         self._changed |= first is not None
-        return isinstance(first, Job) and not first.who.background
+        return self._running.wanted or (isinstance(first, Job) and not first.who.background)
 
     def may(self, order: Job | Unload) -> May:
         """A job waits for a place in its model while others go on. One that needs a model closed which is busy, or the
@@ -89,7 +90,10 @@ class Places:
         if ask.only_closes:
             return May.BLOCK if loaded is not None and self.busy(loaded) else May.GO
         if loaded is not None and loaded.config == opened.config_for(job.stored, ask):
-            return May.GO if ask.prompt is None or self._running.has_place(loaded.model, job) else May.WAIT
+            if ask.prompt is None or self._running.has_place(loaded.model, job):
+                return May.GO
+            self._running.make_place(loaded.model, job)
+            return May.WAIT
         if self._opening():
             return May.WAIT
         return May.GO if opened.room_for(job.stored, ask, self.busy) is not None else May.BLOCK

@@ -108,3 +108,29 @@ def test_a_cache_comes_back_however_its_answer_ends(error: type[BaseException]) 
     with pytest.raises(error), sequences.taken([1]):
         raise error
     assert answered(sequences, [1]) is sequences.last
+
+
+def test_an_answer_lends_its_cache_and_goes_on_with_another() -> None:
+    sequences = kept(1)
+    with sequences.taken([1, 2, 3]) as first:
+        cache, first.tokens = first.cache, []
+        come_back = first.lend()
+        assert sequences.lent == 1
+        with sequences.taken([7, 8]) as second:
+            assert second is not first and second.cache is cache and sequences.lent == 1
+            computed(second, [7, 8])
+        come_back([7, 8, 9])
+        assert sequences.lent == 0 and first.cache is cache and first.tokens == [7, 8]
+    assert answered(sequences, [7, 8]) is first, "there is but one sequence again"
+
+
+def test_an_answer_that_ends_without_its_cache_leaves_it_to_the_others() -> None:
+    sequences = kept(1)
+    with ExitStack() as ending:
+        first = ending.enter_context(sequences.taken([1, 2, 3]))
+        first.tokens = []
+        first.lend()
+        with sequences.taken([7, 8]) as second:
+            ending.close()
+            assert sequences.lent == 0
+    assert sequences.last is second and answered(sequences, [5]) is second

@@ -20,7 +20,7 @@ from moeinf.server.turns.job import Job, Who
 from moeinf.server.turns.opened import Loaded, OpenModels
 from moeinf.server.turns.running_answers import RunningAnswers
 from tests.support.spoken_model import NamedModel, NamedModels, SpokenModel
-from tests.support.spoken_worker import Opened, events_of, told, until, worker_of
+from tests.support.spoken_worker import Opened, events_of, text_of, told, until, worker_of
 
 
 def names_of(opened: Opened) -> list[str]:
@@ -174,6 +174,44 @@ def test_one_place_is_kept_from_background_requests() -> None:
             assert isinstance((await told(job))[-1], Ended)
 
     with worker_of(Opened(gate=gate, parallel=3, words=["one "] * 20)) as worker:
+        asyncio.run(asyncio.wait_for(ask(worker), 20.0))
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_background_answer_leaves_its_place_to_a_chat_and_goes_on_behind_it(parallel: int) -> None:
+    """parallel: with two, one of the places is a chat's already."""
+    gate = threading.Semaphore(0)
+
+    async def until_it_is(reached: Any) -> None:
+        while not reached():
+            gate.release()
+            await asyncio.sleep(0.01)
+
+    async def ask(worker: Worker) -> None:
+        before, side = Job(Ask("a", "hi"), Who("x")), Job(Ask("a", "hi"), Who("x", background=True))
+        for job in (*([before] if parallel > 1 else []), side):
+            worker.submit(job)
+        await until_it_is(lambda: side.pieces > 2)
+        chat, gone, later = (
+            Job(Ask("a", "hi"), Who("y")),
+            Job(Ask("a", "hi")),
+            Job(Ask("a", "hi"), Who("z", background=True)),
+        )
+        for job in (later, chat, gone):
+            worker.submit(job)
+        gone.cancel()
+        await until_it_is(lambda: chat.waited_s is not None)
+        assert "paused" in [each.state for each in worker.view.requests()]
+        pieces = side.pieces
+        await until_it_is(lambda: isinstance(chat.last_event, Ended))
+        assert parallel > 1 or side.pieces < pieces + 5, "while the chat was told 20 words"
+        before.cancel()
+        await until_it_is(lambda: isinstance(side.last_event, Ended))
+        gate.release(1000)
+        assert text_of(await told(chat)) == text_of(await told(side)) == "one " * 20
+        assert isinstance((await told(later))[-1], Ended)
+
+    with worker_of(Opened(gate=gate, parallel=parallel, words=["one "] * 20)) as worker:
         asyncio.run(asyncio.wait_for(ask(worker), 20.0))
 
 

@@ -110,6 +110,8 @@ export function requestText({ state, model, position, eta_s, progress, tokens })
       return `Reading the prompt${total ? `, ${countText(done)} of ${countText(total)} tokens` : ""}${eta}`;
     case "decode":
       return tokens ? `Answering, ${countText(tokens)} tokens` : "Answering";
+    case "paused":
+      return "Paused for a chat";
     default:
       return state === "offline" ? "Not connected" : "Idle";
   }
