@@ -313,7 +313,8 @@ class TensorPlan:
     tied_head: the one of them that would make logits.
     follows: regular expressions of tensors that config.json says by itself, each with what gives the numbers that one
              of this name has, or the choices of them. `pull` refuses other ones.
-    ahead:   the same of layers that predict further tokens (MTP), which are kept as they are and not run.
+    ahead:   the same of layers that predict further tokens (MTP), which are kept as they are; moeinf.models.mtp
+             runs the first.
     whole:   name -> how many values its numbers have, of dense tensors of whole numbers from 0 on, kept in f32.
     vision:  name -> shape of the tensors that pictures alone need, which are kept as they are in a file of their own.
     matrices: the dense tensors that may be quantised, as only linear layers read them; the head is not among them.

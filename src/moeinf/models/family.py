@@ -29,6 +29,12 @@ def family_of(config: JsonObject) -> AnyFamily:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
+    if model_type == "mtp":  # moeinf's own: a layer of another family
+        of = config.get("of")
+        layer: AnyFamily = import_module("moeinf.models.mtp").Family(
+            config, family_of(of if isinstance(of, dict) else {})
+        )
+        return layer
     if model_type in MODULES:
         family: AnyFamily = import_module(f"moeinf.models.families.{MODULES[model_type]}").Family(config)
         return family

@@ -61,12 +61,12 @@ def test_logits_that_are_no_numbers_are_not_sampled_and_not_built_upon(demo: Sto
     with Model(demo, RuntimeConfig.of(device="cpu", threads=1, expert_cache="20%")) as model:
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
         runner: Any = model.runner
-        head = runner.network._head
-        runner.network._head = lambda x: head(x) * np.float32(np.nan)
+        ends = runner.network.ends
+        runner.network.ends = ends._replace(head=lambda x: ends.head(x) * np.float32(np.nan))
         for temperature in (0.0, 1.0):
             with pytest.raises(NotFiniteError, match=r"non-finite logits.*moeinf verify"):
                 model.generate(PROMPT, model.params(temperature=temperature, num_predict=4))
-        runner.network._head = head
+        runner.network.ends = ends
         assert model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text == sound
         assert model.last is not None and model.last.stats.cached_tokens == 0
 

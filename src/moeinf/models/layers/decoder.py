@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -222,6 +222,13 @@ def sliding_layers(f: Fields, num_layers: int, otherwise: Callable[[int], bool])
     return [otherwise(i) if kinds is None else kinds[i] == "sliding_attention" for i in range(num_layers)]
 
 
+class Ends(NamedTuple):
+    """What is in front of a model's layers, and behind the norm of the last one."""
+
+    embedding: Callable[[Sequence[int]], Array]  # token ids to hidden states
+    head: Callable[[Hidden], Array]  # to logits
+
+
 class Decoder:
     """A whole model, of one sequence or of several at a time."""
 
@@ -239,10 +246,8 @@ class Decoder:
         in which more than an embedding is between tokens and layers."""
         self.config = config
         self._layers = layers
-        self._embedding = layers.embedding(config.embedding)
         self._last_norm = layers.weights.norm(config.last_norm)
-        matrix, logits = head_name(config, layers.weights), config.logits
-        self._head = head_of(layers.weights, matrix, logits.scale, "lm_head.bias" if logits.bias else None)
+        self.ends = self._ends()
         kinds: list[Rope | None] = [*config.ropes] or [None]
         self._rotaries = [layers.rotary(rope, config.context_length) for rope in kinds]
         self._rotary_of = [  # layers without positions take whichever
@@ -257,8 +262,14 @@ class Decoder:
         self._routed = [block if isinstance(block, RoutedBlock) else None for block in blocks]
         self._experts = experts
         self._profiler = profiler
-        self._stem = stem or PlainStem(self._embedding)
+        self._stem = stem or PlainStem(self.ends.embedding)
         self._own, self._others = range(len(blocks)), list[tuple[Decoder, range]]()
+
+    def _ends(self) -> Ends:
+        config, weights = self.config, self._layers.weights
+        matrix = next((name for name in (HEAD, config.head) if name in weights), config.embedding)
+        bias = "lm_head.bias" if config.logits.bias else None
+        return Ends(self._layers.embedding(config.embedding), head_of(weights, matrix, config.logits.scale, bias))
 
     def divide(self, others: Sequence[tuple[Decoder, range]]) -> None:
         """Leaves layers to decoders of the same model, each on a device of its own: the last ones, a range each.
@@ -333,7 +344,7 @@ class Decoder:
                 x = self._layers.carried(x)
             self._tell_hidden(x, spans)
             pick = self._rows_of_logits(parts, spans) if last_only else lambda rows: rows
-            logits = self._head(self._last_norm(self._stem.end(x, pick)))[:, : self.config.logits.count]
+            logits = self.ends.head(self._last_norm(self._stem.end(x, pick)))[:, : self.config.logits.count]
             for part in parts:
                 if not part.tried:
                     part.cache.commit(len(part.ids))
@@ -426,11 +437,6 @@ class Decoder:
         if (block := self._routed[layer + 1]) is not None:
             self._experts.expect(block.moe_layer, block.router(x)[1])
             self._profiler.lap("router")
-
-
-def head_name(config: DecoderConfig, weights: Weights | Container[str]) -> str:
-    """The stored matrix that makes logits."""
-    return next((name for name in (HEAD, config.head) if name in weights), config.embedding)
 
 
 def head_of(weights: Weights, matrix: str, scale: float = 1.0, bias: str | None = None) -> Callable[[Hidden], Array]:

@@ -93,7 +93,7 @@ class Moe:
     names: BlockNames = BlockNames()
     transposed: bool = False  # as GatedExperts has it
     expert_form: ExpertForm | None = None  # of routed experts; None: gated MLPs of the decoder's activation
-    num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
+    num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept; models/mtp.py computes one
 
     @property
     def num_shared_experts(self) -> int:

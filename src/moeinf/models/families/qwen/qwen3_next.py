@@ -14,7 +14,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.delta_net import delta_mixer
 
-MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: kept, and not used
+MTP = r"mtp\..*"  # a further layer that guesses tokens ahead, which models/mtp.py computes
 
 
 def parse_next(f: Fields, *, stacked: bool) -> Spec:
