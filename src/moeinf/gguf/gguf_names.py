@@ -27,6 +27,9 @@ _OUTER = {
     "hc_head.hc_head_scale": ("output_hc_scale.weight",),
     "lm_head.weight": ("output.weight",),
     "lm_head.bias": ("output.bias",),
+    "mtp.eh_proj.weight": ("nextn.eh_proj.weight",),  # as mtp_view.py has them
+    "mtp.enorm.weight": ("nextn.enorm.weight",),
+    "mtp.hnorm.weight": ("nextn.hnorm.weight",),
 }
 _ROUTERS = r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
 _SHARED = r"(?:mlp|mixer|feed_forward|block_sparse_moe)\.shared_(?:experts?|mlp)\."

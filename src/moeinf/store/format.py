@@ -28,7 +28,7 @@ from moeinf.types import (
 )
 
 DENSE_FILE = "dense.safetensors"
-AHEAD_FILE = "ahead.safetensors"  # layers that predict further tokens, as they were published; no run reads it
+AHEAD_FILE = "ahead.safetensors"  # layers that predict further tokens, as published; no run reads it
 VISION_FILE = "vision.safetensors"  # the tower that sees pictures, as it was published
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _MAX_RANK = 8

@@ -22,10 +22,12 @@ from moeinf.store.naming.lookup import not_found, stored_name
 from moeinf.store.naming.name_files import Held, NameFiles, remedy
 from moeinf.store.naming.names import (
     LEAST_COMMIT,
+    MTP,
     address_source,
     asked_revision,
     default_name,
     is_file,
+    mtp_name,
     parse_name,
     repository_source,
     written,
@@ -249,7 +251,15 @@ class Library:
             if name not in self._names.all({}):  # another process was quicker
                 raise not_found(reference, self._names.all({}))
             self._names.remove(name)
+            if self._is_layer(mtp_name(name)):
+                self._names.remove(mtp_name(name))  # it runs with its model alone
             return freed + self._folders.sweep(self._names)
+
+    def _is_layer(self, full: str) -> bool:
+        with suppress(StoreError):
+            model = self._held.of(full)
+            return model is not None and model.manifest.info.architecture == MTP
+        return False
 
     def prune(self) -> Pruned:
         """Deletes interrupted pulls, and what no name holds any more: models, and what was kept of their prompts.

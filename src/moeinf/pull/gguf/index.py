@@ -76,14 +76,20 @@ def _tower_of(gguf: Gguf, family: AnyFamily) -> dict[str, DenseSource]:
 
 
 def make_index(
-    gguf: Gguf, source: ModelSource, folder: str, note: Callable[[str], None], sha256: Sequence[str] = ()
+    gguf: Gguf,
+    source: ModelSource,
+    folder: str,
+    note: Callable[[str], None],
+    sha256: Sequence[str] = (),
+    config: JsonObject | None = None,
 ) -> Index:
     """folder: in which the files lie, "" where that will be the model's own. sha256: of each file, where it is known.
+    config: where the metadata do not say it.
 
     note: is given a line for each thing in the file that the user may take otherwise. Raises CheckpointError,
     UnsupportedModelError, OSError.
     """
-    config = config_of(gguf)
+    config = config_of(gguf) if config is None else config
     plan = family_of(config).tensors
     files = [
         PlacedFile(

@@ -16,6 +16,7 @@ from moeinf.errors import UsageError
 from moeinf.store.manifest import ModelSource
 
 DEFAULT_TAG = "latest"
+MTP = "mtp"  # the architecture of a layer that guesses tokens (multi-token prediction), and what --draft calls it
 MOST_CHARS = 4096  # of what may be a name or say where a model is from, as of a path
 MOST_FILE_BYTES = 240  # of the name of a folder or file that stands for a part of a name
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
@@ -166,6 +167,11 @@ def default_name(source: ModelSource) -> str:
     file = name_from(_GGUF_END.sub("", source.file.rpartition("/")[2])) if source.file else ""
     tag = "-".join(filter(None, (revision_tag(source.revision), file)))[:80]
     return f"{word}:{tag}" if tag else word
+
+
+def mtp_name(full: str) -> str:
+    """Under which the layer of a model that guesses tokens is stored: `qwen3-next:q4_k-mtp` of `qwen3-next:q4_k`."""
+    return f"{full}-{MTP}"
 
 
 def full_name(name: str) -> str:

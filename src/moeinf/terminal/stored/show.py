@@ -99,7 +99,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ),
         ("dense bytes", binary_size_text(model.dense_bytes)),
         *([("vision tower", f"{binary_size_text(vision)}, read for pictures alone")] if vision else []),
-        *([("MTP layers", f"{binary_size_text(ahead)}, kept for speculation and not read")] if ahead else []),
+        *([("MTP layers", f"{binary_size_text(ahead)}, read for --draft mtp alone")] if ahead else []),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
         *_tuned_rows(model),
