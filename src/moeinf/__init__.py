@@ -54,11 +54,14 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
     from moeinf.config.environment import store_home, with_environment
     from moeinf.engine.model import Model
     from moeinf.engine.stored.preset import preset_of
+    from moeinf.pull.mtp_layer import ensure_draft
     from moeinf.pull.pull import ensure
 
     stored = ensure(name, home=store_home())
     preset = preset_of(stored)
-    return Model(stored, preset.configured(with_environment(**options)), reporting, defaults=preset.params)
+    config = preset.configured(with_environment(**options))
+    ensure_draft(stored, config)
+    return Model(stored, config, reporting, defaults=preset.params)
 
 
 def __getattr__(name: str) -> Any:

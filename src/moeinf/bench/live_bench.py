@@ -33,6 +33,7 @@ from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DeviceError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
+from moeinf.pull.mtp_layer import ensure_draft
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.store.files import drop_cached, errors_named
@@ -181,6 +182,7 @@ def _requests(
     """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache; and
     those of several side by side, by their number."""
     config = replace(config, pictures=False, parallel=max(workload.parallel, default=1))
+    ensure_draft(stored, config)
     with Model(stored, config, gpu=gpu, preload=False, recorded=recorded) as model:
         passages, fill_s = passages_of(model, workload, text), 0.0
         _forget_pages(model, stored, report)

@@ -202,7 +202,8 @@ class SpeculationOptions:
     draft_max: int = option(7, "Most tokens that a step guesses at. [default: {default}]", metavar="N")
     draft: str = option(
         "",
-        "A small model of the same vocabulary that guesses, too. It stays in memory, beside the model.",
+        "What guesses, too: a small model of the same vocabulary, or mtp, the layer of the model's own that its makers "
+        "trained for it. It stays in memory, beside the model.",
         metavar="MODEL",
     )
 

@@ -17,6 +17,7 @@ from moeinf.engine.answers.drafting import Drafting, DraftSource, lookup
 from moeinf.engine.answers.generator import Generator
 from moeinf.engine.answers.model_draft import common_tokens, drafts_by
 from moeinf.engine.answers.model_kind import ModelKind
+from moeinf.engine.answers.mtp_draft import drafts_by_layer
 from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners
 from moeinf.engine.answers.sequences import Sequences
@@ -38,6 +39,7 @@ from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.gpu.cuda import find_cuda
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
+from moeinf.models.mtp import MODEL_TYPE, MtpDecoder
 from moeinf.prefixes.prefix_opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore, beside
 from moeinf.runtime.activity import Activity
@@ -50,6 +52,7 @@ from moeinf.runtime.turns import Turns
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.room import Room
 from moeinf.store.library import StoredModel
+from moeinf.store.naming.names import MTP
 from moeinf.store.verify import check_files
 from moeinf.text.quantities import binary_size_text
 from moeinf.text.tokenizer import Tokenizer
@@ -123,6 +126,7 @@ def open_model(
     preload: bool = True,
     recorded: RecordedRouting | None = None,
     defaults: JsonMapping | None = None,
+    kernels: Kernels | None = None,
 ) -> ModelParts:
     """Reads the dense weights; experts come when they are needed.
 
@@ -130,6 +134,7 @@ def open_model(
     on, gpu: instead of the machine at hand, and of the device that the configuration names.
     defaults: sampling options that count more than the checkpoint's, and less than those of a request.
     recorded: a trace's routing in place of the routers' choice, for benchmarks on the CPU; nothing is kept of it.
+    kernels: of the model that this one guesses for: the two never compute at once.
     Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
     asked for and cannot be used.
     """
@@ -141,13 +146,18 @@ def open_model(
     weights = read_weights(stored, config, reporting.notify)
     asked_for, on_gpu = config.parallel, config.parallel != 1 and _goes_to_gpu(config, gpu)
     config = _with_sessions(weights, config, here, on_gpu)
+    if kernels is None and weights.family.name == MODEL_TYPE:
+        raise UsageError(
+            f"{stored.name} is a layer that guesses tokens for another model, which uses it with --draft mtp"
+        )
+    kernels = kernels or open_kernels(config.compute.threads or here.cores, config.compute.isa)
     with ExitStack() as opened:
-        draft = _open_draft(weights, config, here) if config.speculation.draft else None
+        draft = _open_draft(weights, config, here, kernels) if config.speculation.draft else None
         if draft is not None:
             opened.callback(draft.close)
             here, config = left_by(draft.planned_bytes, here, config)
             look = _told(here)
-        host = Host(here, config, open_kernels(config.compute.threads or here.cores, config.compute.isa), preload)
+        host = Host(here, config, kernels, preload)
         activity = Activity(stored.manifest.moe) if config.many_conversations else None
         deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
         activations = ActivationFile(stored, reporting.notify, learns=not replayed)
@@ -277,14 +287,15 @@ def _generator(
     return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa, drafting)
 
 
-def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine) -> ModelParts:
-    """The model that --draft names, all of it in memory. Raises UsageError where it cannot guess for the other one."""
+def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine, kernels: Kernels) -> ModelParts:
+    """What --draft names, all of it in memory. Raises UsageError where it cannot guess for the other one."""
     stored = weights.stored
     if weights.family.encoder_input is not None:
         raise UsageError(f"--draft: {stored.name} is an encoder-decoder model; leave it out")
-    draft, own = draft_of(config)
-    common_tokens(draft, stored)
-    parts = open_model(draft, own, on=here)
+    draft, own = draft_of(stored, config)
+    if config.speculation.draft != MTP:
+        common_tokens(draft, stored)
+    parts = open_model(draft, own, on=here, kernels=kernels)
     plan = parts.generator.runner.plan
     if not isinstance(parts.generator.runner.network, Decoder) or plan.held_experts < draft.manifest.moe.total_experts:
         parts.close()
@@ -329,10 +340,19 @@ def _drafting(context: BuildContext, runner: ModelRunner, draft: ModelParts | No
     most = config.speculation.draft_max if runner.cache.rewinds else RECURRENT_GUESSES
     sources: list[DraftSource] = [lookup]
     if draft is not None:
-        small, alike = draft.generator.runner, common_tokens(draft.stored, context.weights.stored)
-        assert isinstance(small.network, Decoder)
-        sources.append(drafts_by(small.network, small.plan.context, alike))
+        assert isinstance(runner.network, Decoder)
+        sources.append(_source_of(draft, runner.network, context.weights.stored))
     return Drafting(config.speculation, sources, most=most)
+
+
+def _source_of(draft: ModelParts, network: Decoder, stored: StoredModel) -> DraftSource:
+    """network: of the stored model that is guessed for."""
+    small, room = draft.generator.runner.network, draft.generator.runner.plan.context
+    if isinstance(small, MtpDecoder):
+        small.lend(network)
+        return drafts_by_layer(small, room)
+    assert isinstance(small, Decoder)
+    return drafts_by(small, room, common_tokens(draft.stored, stored))
 
 
 def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, tokenizer: Tokenizer) -> PrefixStore | None:

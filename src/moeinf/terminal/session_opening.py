@@ -17,6 +17,7 @@ from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.pull.origins import stored_model
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.naming.names import MTP
 from moeinf.store.quantisation import chosen
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.first_steps import TOY
@@ -126,6 +127,11 @@ def _kept(stored: StoredModel, config: RuntimeConfig, keep_alive: str, *, quiet:
 def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Model:
     """The open model, after a bar on a terminal, and one line about the memory that it takes."""
     talkative, config = sys.stderr.isatty() and not quiet, preset_of(stored).configured(config)
+    if config.speculation.draft == MTP:
+        from moeinf.pull.mtp_layer import ensure_draft
+
+        with PullDisplay(sys.stderr, quiet=quiet) as display:
+            ensure_draft(stored, config, display)
     line = StatusLine(sys.stderr, enabled=talkative and can_draw(sys.stderr))
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")

@@ -36,7 +36,7 @@ WORDS = {
     "sampling.md": 1_050,
     "scale-out.md": 1_100,
     "server.md": 2_000,
-    "speculation.md": 550,
+    "speculation.md": 590,
     "tools.md": 1_100,
     "traces.md": 1_800,
     "using.md": 1_150,

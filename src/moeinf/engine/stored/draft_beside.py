@@ -1,4 +1,5 @@
-"""The small model that --draft names: how it is opened, and what it leaves to the one that it guesses for."""
+"""What --draft names, a small model or a layer of the model's own: how it is opened, and what it leaves to the one that
+it guesses for."""
 
 from __future__ import annotations
 
@@ -8,13 +9,19 @@ from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.config.run_options import MemoryOptions, SpeculationOptions
 from moeinf.config.size import Bytes
+from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.mtp_store import stored_mtp
+from moeinf.store.naming.names import MTP
 
 
-def draft_of(config: RuntimeConfig) -> tuple[StoredModel, RuntimeConfig]:
-    """The model, and with what it is opened. Raises ModelNotFoundError."""
-    draft = Library(store_home()).find(config.speculation.draft)
+def draft_of(stored: StoredModel, config: RuntimeConfig) -> tuple[StoredModel, RuntimeConfig]:
+    """What guesses for a stored model, and with what it is opened. Raises ModelNotFoundError; UsageError for a layer
+    that has not been made ready."""
+    draft = (
+        _layer_of(stored) if config.speculation.draft == MTP else Library(store_home()).find(config.speculation.draft)
+    )
     context = min(config.memory.context or DEFAULT_CONTEXT, draft.manifest.info.context_length)
     return draft, RuntimeConfig(
         compute=replace(config.compute, device="cpu", workers="", worker_key_file="", cpu_experts=False),
@@ -24,6 +31,16 @@ def draft_of(config: RuntimeConfig) -> tuple[StoredModel, RuntimeConfig]:
         parallel=config.parallel,
         pictures=False,
     )
+
+
+def _layer_of(stored: StoredModel) -> StoredModel:
+    found = stored_mtp(stored, Library(stored.home))
+    if found is None:
+        raise UsageError(
+            f"--draft mtp: no layer that guesses is ready for {stored.name}; `moeinf run {stored.name} --draft mtp` "
+            "makes it ready where there is one"
+        )
+    return found
 
 
 def left_by(taken: int, here: Machine, config: RuntimeConfig) -> tuple[Machine, RuntimeConfig]:

@@ -34,14 +34,14 @@ def fits_beside(stored: StoredModel, config: RuntimeConfig, left: Machine, alone
 def _planned(stored: StoredModel, outline: Outline, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     count = sessions(config, outline.manifest.info, stored.size_bytes, machine, on_gpu=False)
     if config.speculation.draft:
-        machine, config = _beside_draft(replace(config, parallel=count), machine)
+        machine, config = _beside_draft(stored, replace(config, parallel=count), machine)
     count = that_fit(outline.footprint, replace(config, parallel=count), machine)
     return plan_memory(with_sessions(outline.footprint, count), replace(config, parallel=count), machine)
 
 
-def _beside_draft(config: RuntimeConfig, machine: Machine) -> tuple[Machine, RuntimeConfig]:
+def _beside_draft(stored: StoredModel, config: RuntimeConfig, machine: Machine) -> tuple[Machine, RuntimeConfig]:
     """What the model that drafts leaves. Raises OutOfMemoryError where not all of it fits."""
-    draft, own = draft_of(config)
+    draft, own = draft_of(stored, config)
     outline = outline_of(draft)
     plan = plan_memory(with_sessions(outline.footprint, config.parallel), own, machine)
     if plan.held_experts < outline.manifest.moe.total_experts:

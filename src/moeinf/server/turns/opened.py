@@ -17,6 +17,7 @@ from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored.fits_beside import fits_beside
 from moeinf.errors import MoeinfError
 from moeinf.hardware import Machine, machine
+from moeinf.pull.mtp_layer import ensure_draft
 from moeinf.server.ask import Ask
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import DEFAULT_TAG
@@ -31,6 +32,7 @@ Fits = Callable[[StoredModel, RuntimeConfig, Machine, Machine], bool]
 
 def open_on(stored: StoredModel, config: RuntimeConfig, reporting: Reporting, on: Machine | None) -> Model:
     """on: the machine as other models leave it; None: as it is."""
+    ensure_draft(stored, config)
     return Model(stored, config, reporting, on=on)
 
 

@@ -1,0 +1,144 @@
+"""The layer of a model that guesses at tokens (moeinf.models.mtp), asked for guesses in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from moeinf.engine.answers.drafting import DraftSource
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.mtp import MtpDecoder
+from moeinf.sampling.cached_tokens import CachedTokens
+from moeinf.sampling.speculation.drafts import NOTHING, Drafter, Guess
+from moeinf.types import Float32Array
+
+READ_AT_ONCE: Final = 64  # tokens
+MOST_WAITING: Final = 1024  # tokens of which it is told, until it forgets the oldest
+
+
+class HiddenRows:
+    """What the head was given of the last tokens of a sequence: of those from `start` to `end`, without a gap."""
+
+    def __init__(self) -> None:
+        self.start = self.end = 0
+        self.lowest = 0  # the first token of which rows have come since that was asked for
+        self._rows = list[Float32Array]()
+
+    def take(self, length: int, rows: Float32Array) -> None:
+        """rows [tokens, hidden_size]: of the tokens behind `length`, in place of what was known of them before."""
+        self.lowest = min(self.lowest, length)
+        if not self.start < length <= self.end:
+            self.start, self._rows = length, []
+        else:
+            kept = self.range(self.start, length)
+            self._rows = [kept] if len(kept) else []
+        self._rows.append(rows)
+        self.end = length + len(rows)
+        self.forget(self.end - MOST_WAITING)
+
+    def range(self, start: int, end: int) -> Float32Array:
+        """Those of the tokens from `start` to `end`."""
+        if len(self._rows) > 1:
+            self._rows = [np.concatenate(self._rows)]
+        return self._rows[0][start - self.start : end - self.start] if self._rows else np.empty((0, 0), np.float32)
+
+    def cut(self, end: int) -> None:
+        """Forgets those from a token on."""
+        if end < self.end:
+            self._rows = [self.range(self.start, end)] if end > self.start else []
+            self.start, self.end = min(self.start, end), end
+
+    def forget(self, start: int) -> None:
+        """Forgets those in front of a token."""
+        if start > self.start:
+            self._rows = [self.range(min(start, self.end), self.end)]
+            self.start = min(start, self.end)
+
+
+class MtpDrafter:
+    """moeinf.sampling.speculation.drafts.Drafter. Each guess but the first is made behind a guess, by the same layer.
+
+    Row i of its cache is made of token `first` + i and the one behind it.
+    """
+
+    kind: str | None = "MTP"
+
+    def __init__(self, layer: MtpDecoder, context: int, sequence: CachedTokens) -> None:
+        """context: rows that it has room for."""
+        self._layer, self._context, self._sequence = layer, context, sequence
+        self._cache, self._hidden = layer.new_cache(context), HiddenRows()
+        self._first, self._read = 0, list[int]()  # the second tokens of the rows that the cache holds
+        self._known = False  # whether the running answer begins as these tokens
+        cache = sequence.cache
+        assert isinstance(cache, Cache)
+        cache.on_hidden = self._hidden.take
+
+    def draft(self, tokens: Sequence[int], most: int) -> Guess:
+        hidden, told = self._hidden, [*self._sequence.tokens, tokens[-1]]
+        hidden.cut(len(told) - 1)  # of guesses that were wrong
+        if hidden.end < len(told) - 1:
+            return NOTHING
+        self._keep(told)
+        if hidden.start > self._first + len(self._read) or hidden.end - self._first + most > self._context:
+            self._begin(max(hidden.start, hidden.end - self._context // 2))
+        at = self._first + len(self._read)
+        end = min(at + READ_AT_ONCE, hidden.end)
+        if any(token < 0 for token in told[at + 1 : end + 1]):  # of a picture
+            self._begin(end)
+            hidden.forget(end)
+            return NOTHING
+        new, rows = told[at + 1 : end + 1], hidden.range(at, end)
+        if not new:
+            return NOTHING
+        found = list[int]()
+        while len(found) < most and self._cache.length + len(new) <= self._context:
+            logits, rows = self._layer.guess(new, rows, self._cache)
+            if not found:
+                self._read += new
+                hidden.forget(end - READ_AT_ONCE)  # the last are needed where the tokens behind them turn out as others
+                if end < hidden.end:
+                    return NOTHING  # it reads on before the next step
+            new = [int(logits[-1].argmax())]
+            found += new
+        self._cache.truncate(len(self._read))  # what was guessed behind guesses is made anew of what is known
+        return Guess(found, self.kind or "")
+
+    def _keep(self, told: Sequence[int]) -> None:
+        """Forgets rows of tokens that are others now, or of which other rows have come."""
+        hidden, first = self._hidden, self._first
+        valid = min(len(self._read), max(0, hidden.lowest - first))
+        if not self._known and (
+            hidden.lowest > first + len(self._read) + 1
+            or self._read[: max(0, valid - 1)] != list(told[first + 1 : first + valid])
+        ):  # what it was told in an earlier answer was of other tokens, or may have been
+            hidden.forget(hidden.lowest)
+            self._begin(hidden.start)
+            valid = 0
+        if valid and self._read[valid - 1] != told[first + valid]:
+            valid -= 1
+        hidden.lowest, self._known = hidden.end, True
+        if valid < len(self._read):
+            del self._read[valid:]
+            self._cache.truncate(valid)
+
+    def _begin(self, first: int) -> None:
+        self._first = first
+        self._read.clear()
+        self._cache.truncate(0)
+
+    def close(self) -> None:
+        self._known = False  # the next answer of the sequence may begin otherwise
+
+
+def drafts_by_layer(layer: MtpDecoder, context: int) -> DraftSource:
+    """context: tokens that its caches have room for."""
+    of_sequences: dict[int, MtpDrafter] = {}  # which live as long as the model
+
+    def source(sequence: CachedTokens) -> Drafter:
+        if id(sequence) not in of_sequences:
+            of_sequences[id(sequence)] = MtpDrafter(layer, context, sequence)
+        return of_sequences[id(sequence)]
+
+    return source
