@@ -32,6 +32,7 @@ _OUTPUT_BIASED = {
     "ernie4_5-moe",
     "nemotron_h_moe",
 }
+_POOLINGS: Final = {0: "", 1: "mean", 3: "last"}  # as llama.cpp numbers them
 _DIFFUSION: Final = "generation of text by diffusion"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
 REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
@@ -99,7 +100,15 @@ def _common(m: Metadata) -> JsonObject:
     out_biased = m.has_in_a_layer("attn_output.bias")
     if out_biased != found["attention_bias"] and (m.architecture in _OUTPUT_BIASED or not out_biased):
         found["attention_out_bias"] = out_biased
-    return found | positions_of(m)
+    return found | positions_of(m) | _pooling(m)
+
+
+def _pooling(m: Metadata) -> JsonObject:
+    """How the states of a text's tokens become its vector, where the file says so."""
+    kind = m.count("pooling_type", 0)
+    if kind not in _POOLINGS:
+        raise UnsupportedModelError(f"{m.where}: {m.architecture}.pooling_type = {kind} is not supported")
+    return {"pooling": _POOLINGS[kind]} if kind else {}
 
 
 def _ids(m: Metadata) -> JsonObject:

@@ -28,8 +28,10 @@ def admitted(ask: Ask, stored: StoredModel) -> Ask:
     if ask.tools.forced is not None:
         ask = replace(ask, format=forced_calls(facts, ask.tools.offered, ask.tools.forced or None))
     ask = with_preset(ask, preset_of(stored))
-    if isinstance(ask.prompt, Inputs) and facts.family.encoder_input is not None:
-        raise Refusal(400, f"{ask.model} makes no embeddings, as an encoder-decoder model; ask another model")
+    if isinstance(ask.prompt, Inputs):
+        if facts.family.encoder_input is not None:
+            raise Refusal(400, f"{ask.model} makes no embeddings, as an encoder-decoder model; ask another model")
+        ask = replace(ask, prompt=replace(ask.prompt, pooling=facts.pooling))
     if ask.chat:
         if without_pictures(ask.chat)[1] and (why := facts.why_no_vision):
             raise Refusal(400, f"{why}; leave out images")

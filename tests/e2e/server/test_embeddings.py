@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
+from moeinf.pull.pull import pull
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import StoredModel
+from tests.support.caller import write_caller
 from tests.support.configs.switch_transformers import SWITCH
 from tests.support.live_server import live_server
 from tests.support.pairs.stored_translators import Stored
@@ -62,6 +65,19 @@ def test_vectors_are_the_mean_of_the_models_states(server: HttpServer, expected:
     assert np.abs(np.array(found) - np.array(expected)).max() < 1e-6
     assert np.allclose(np.linalg.norm(found, axis=1), 1)
     assert not np.allclose(found[0], found[1], atol=0.1), "texts differ"
+
+
+def test_a_model_may_say_that_its_last_state_is_meant(tmp_path: Path) -> None:
+    file, text = write_caller(tmp_path / "caller") / "config.json", "user found"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pooling": "last"}))
+    stored, rows = pull(str(file.parent), home=tmp_path / "home"), list[FloatArray]()
+    with live_server(stored) as other, Model(stored, RuntimeConfig.of(device="cpu")) as model:
+        cache = model.runner.network.new_cache(64)
+        cache.on_hidden = lambda start, hidden: rows.append(hidden[-1].copy())
+        model.runner.network.forward(model.tokenizer.encode(text), cache)
+        answer = httpx.post(f"{other.url}/v1/embeddings", json={"model": "caller", "input": text}, timeout=60)
+    found = np.array(answer.json()["data"][0]["embedding"])
+    assert np.abs(found - rows[0] / np.linalg.norm(rows[0])).max() < 1e-6
 
 
 def test_they_are_the_same_alone_together_and_behind_an_answer_to_the_text(server: HttpServer) -> None:

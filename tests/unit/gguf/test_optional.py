@@ -119,3 +119,9 @@ def test_without_an_output_matrix_the_embedding_is_taken(architecture: str) -> N
     tied = {name: tensor for name, tensor in gguf.tensors.items() if name not in ("output.weight", "output.bias")}
     places = placed(replace(gguf, tensors=tied))
     assert "token_embd.weight" in places.tensors() and not any("lm_head" in name for name in places.dense)
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [(0, None), (1, "mean"), (3, "last")])
+def test_how_states_become_a_vector_is_in_the_config(kind: int, pooling: str | None) -> None:
+    assert config_of(saying(example("qwen3moe"), {"pooling_type": kind})).get("pooling") == pooling
+    assert "qwen3moe.pooling_type = 4" in refusal(saying(example("qwen3moe"), {"pooling_type": 4}))

@@ -19,6 +19,7 @@ from moeinf.types import JsonObject
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from moeinf.engine.completion import Pooling
     from moeinf.store.manifest import Manifest, ModelSource
     from moeinf.text.thinking_text import TemplateFacts
 
@@ -79,6 +80,11 @@ class StoredFacts:
     def context_length(self) -> int:
         """Raises StoreError."""
         return self._manifest().info.context_length
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the states of a text's tokens become its vector: as the model says, else their mean."""
+        return "last" if config(self._stored).get("pooling") == "last" else "mean"
 
     @cached_property
     def template(self) -> str:
