@@ -163,7 +163,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("create", "x", "-q", "q4_K_M"), "q4_K_M is one word too many; -q is --quiet here: `moeinf pull SOURCE"),
         (("run", "demo", "x", "--keep-alive", "5m"), "no such option: --keep-alive; --keepalive TIME keeps the model"),
         (("pull", "demo", "--insecure"), "no such option: --insecure; `export HF_ENDPOINT=http://HOST`"),
-        (("run", "demo", "x", "--dimensions", "5"), "no such option: --dimensions; models here make no embeddings"),
+        (("run", "demo", "x", "--dimensions", "5"), "no such option: --dimensions; `moeinf serve` makes embeddings"),
         (("run", "demo", "x", "--experimental"), "no such option: --experimental; the model runs no programs"),
         (("serve", "--ctx-size", "5"), "no such option: --ctx-size; --num-ctx N"),
         (("run", "demo", "x", "--n-gpu-layers", "9"), "no such option: --n-gpu-layers; --vram SIZE"),

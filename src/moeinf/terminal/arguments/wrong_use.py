@@ -22,7 +22,7 @@ _ABSENT: Mapping[str, str] = {
 
 _FORMATS = "`moeinf pull SOURCE --quant q8_0 --name NAME` stores a model so, and FROM NAME is made of that"
 _NO_TOOLS = "the model runs no programs here: leave it out"
-_NO_EMBEDDINGS = "models here make no embeddings: they answer with text"
+_NO_EMBEDDINGS = "`moeinf serve` makes embeddings, at /v1/embeddings"
 # Options of ollama, llama.cpp and vLLM: which option the verb must have for the cure, and the cure.
 _ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "--quantize": ("", _FORMATS),
