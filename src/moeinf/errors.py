@@ -157,7 +157,14 @@ class WorkerError(MoeinfError):
 
 
 class ContextLengthError(MoeinfError):
-    pass
+    """num_tokens: that the prompt has, at least; 0: not known. context: tokens that there is room for.
+
+    remedy: the last part of the message, what can be done.
+    """
+
+    def __init__(self, message: str, num_tokens: int = 0, context: int = 0, remedy: str = "") -> None:
+        super().__init__(message)
+        self.num_tokens, self.context, self.remedy = num_tokens, context, remedy
 
 
 class OutputError(MoeinfError):

@@ -49,7 +49,7 @@ class SpokenModel:
 
     def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting, on: Machine | None) -> None:
         self.stored, self.config, self.on, self.closed, self.warm = stored, config, on, False, False
-        self.plan = SimpleNamespace()
+        self.plan = SimpleNamespace(context=config.memory.context or 512)
         self.last: Completion | None = None
         self.answering = self.most_at_once = 0
         kind, steps = SimpleNamespace(template=None), SimpleNamespace(rate=0.0)

@@ -31,11 +31,25 @@ class Opened:
 
 @contextmanager
 def worker_of(
-    opened: Opened, *, keep_alive_s: float | None = None, max_queue: int = 8, models: int = 1, fits: Any = None
+    opened: Opened,
+    *,
+    keep_alive_s: float | None = None,
+    max_queue: int = 8,
+    models: int = 1,
+    fits: Any = None,
+    longest: int = 512,
 ) -> Iterator[Worker]:
     library, limits = cast(Any, NamedModels("a", "b", "c")), Limits(max_queue, models)
     fits = fits or (lambda stored, config, left, alone: True)
-    worker = Worker(library, RuntimeConfig(), keep_alive_s=keep_alive_s, limits=limits, open_model=opened, fits=fits)
+    worker = Worker(
+        library,
+        RuntimeConfig(),
+        keep_alive_s=keep_alive_s,
+        limits=limits,
+        open_model=opened,
+        fits=fits,
+        longest=lambda *asked: longest,
+    )
     try:
         yield worker
     finally:

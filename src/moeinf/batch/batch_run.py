@@ -30,6 +30,7 @@ class BatchRow:
     pieces: int = 0  # of the answer so far: about as many as tokens
     cancelled: bool = False
     asker: Asker = SOMEBODY
+    answer_room: int = 1
 
     @property
     def beginning(self) -> bytes:

@@ -97,7 +97,8 @@ class MemoryOptions:
     )
     context: int | None = option(  # tokens
         None,
-        "Length of the context. [default: the model's, at most 4096, less where memory is short]",
+        "Length of the context. [default: the model's, at most 4096 (of a server 32768, and more where a prompt "
+        "needs it), less where memory is short]",
         metavar="TOKENS",
         flags=("--num-ctx", "-c"),
         ollama="num_ctx",

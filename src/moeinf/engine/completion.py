@@ -61,6 +61,7 @@ class Request:
     continues: bool = False
     hooks: Hooks = NO_HOOKS
     asker: Asker = SOMEBODY
+    room: int = 1  # tokens of the answer that the context must have room for
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from moeinf.errors import (
     REMEDIES,
@@ -44,6 +45,14 @@ class Refusal(MoeinfError):
         self.status = status
 
 
+class TooLong(NamedTuple):
+    """num_tokens: of a prompt, at least. context: tokens that there is room for. remedy: what can be done."""
+
+    num_tokens: int
+    context: int
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An error as HTTP has it: kind is one of the words of `status_of`, which each API has its own name for."""
@@ -52,6 +61,7 @@ class Fault:
     kind: str
     message: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    too_long: TooLong | None = None  # of a prompt that the context has no room for
 
 
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients would ask three times
@@ -81,7 +91,8 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, ModelNotFoundError):
         return Fault(404, "not_found", message)
     if isinstance(error, ContextLengthError):
-        return Fault(400, "context", message)
+        lengths = TooLong(error.num_tokens, error.context, error.remedy) if error.num_tokens else None
+        return Fault(400, "context", message, too_long=lengths)
     if isinstance(error, UsageError | TextError | CheckpointError):
         return Fault(400, "invalid", message)
     if isinstance(error, RecursionError):

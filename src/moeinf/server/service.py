@@ -25,6 +25,7 @@ from moeinf.server.prompt.background_work import in_background
 from moeinf.server.question import Question
 from moeinf.server.texts import Texts
 from moeinf.server.turns.answer_worker import Worker
+from moeinf.server.turns.contexts import context_for
 from moeinf.server.turns.job import Job, Who
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.process import Stopped
@@ -114,8 +115,7 @@ class Service:
         facts = facts_of(stored)
         if ask.prompt is None or facts.family.encoder_input is not None:
             return
-        loaded = None if ask.config else opened.of(stored.id)
-        context = facts.context_length if loaded is None else loaded.model.plan.context
+        context = context_for(opened, stored, ask)
         with _given_up():
             self.texts.check(stored, ask, context, opened.config_for(stored, ask), lambda: job.cancelled)
 

@@ -19,7 +19,7 @@ OPENAI, ANTHROPIC, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (OPENAI, {"messages": HI, "tools": [TOOL]}, 400, "does not support tools"),
-    (OPENAI, {"messages": LONG}, 400, "the context 2048"),
+    (OPENAI, {"messages": LONG}, 400, "maximum context length is 2048 tokens"),
     (OPENAI, {"messages": HI, "model": "nobody"}, 404, "not found"),
     (
         OPENAI,
@@ -28,9 +28,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         "change the schema",
     ),
     (OPENAI, {"messages": HI, "temperature": -1}, 400, "temperature"),
-    ("/v1/completions", {"prompt": "word " * 5000}, 400, "the context 2048"),
+    ("/v1/completions", {"prompt": "word " * 5000}, 400, "maximum context length is 2048 tokens"),
     (ANTHROPIC, {"messages": HI, "tools": [{"name": "look_up", "input_schema": {}}]}, 400, "does not support tools"),
-    (ANTHROPIC, {"messages": LONG}, 400, "prompt is too long"),
+    (ANTHROPIC, {"messages": LONG}, 400, " tokens > 2048 maximum"),
     (ANTHROPIC, {"messages": HI, "model": "nobody"}, 404, "not found"),
     (ANTHROPIC, {"messages": HI, "output_config": {"format": {"type": "json_schema", "schema": BAD}}}, 400, "schema"),
     (ANTHROPIC, {"messages": HI, "thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "does not think"),

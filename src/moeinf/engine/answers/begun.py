@@ -48,7 +48,7 @@ def begin(request: Request, kind: ModelKind, prompts: Prompts, isa: str) -> Begu
     check_token_ids(params, prompts.num_ids)
     if request.continues and format is not None:
         raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
-    prompt = prompts.encode(request.prompt, Rendering(request.raw, request.variables, request.continues))
+    prompt = prompts.encode(request.prompt, Rendering(request.raw, request.variables, request.continues), request.room)
     stream = kind.text_stream(prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools)
     text = AnswerText(stream, prompts.tokenizer.eos_ids, params.stop, params.min_tokens)
     try:

@@ -51,15 +51,18 @@ class Prompts:
         told = template_variables(facts, None if think is None else str(think).lower(), given)
         return told | ({"tools": list(tools)} if tools else {})
 
-    def encode(self, prompt: str | Sequence[Message], rendering: Rendering) -> Prompt:
-        """The ids of a prompt, and its pictures; arguments and errors as Model.encode."""
+    def encode(self, prompt: str | Sequence[Message], rendering: Rendering, room: int = 1) -> Prompt:
+        """The ids of a prompt, and its pictures; arguments and errors as Model.encode.
+
+        room: tokens of the answer that the context must have room for, too.
+        """
 
         def ids_of(shown: str | Sequence[Message]) -> list[int]:
             return self._kind.encode(shown, rendering, self._check_least)
 
         messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
         made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(prompt))
-        check_length(len(made.ids), self._context, self.info.context_length)
+        check_length(len(made.ids), self._context - room + 1, self._context, self.info.context_length)
         return made
 
     def _seen(
@@ -79,7 +82,9 @@ class Prompts:
         return encoder.placed(ids, pictures, int(ids[:1] == [self.tokenizer.bos_id]))
 
     def _check_least(self, num_tokens: int) -> None:
-        check_least(num_tokens, self._context, self.info.context_length)
+        """Refuses early what the model has no room for, however long its context is made."""
+        if num_tokens >= self.info.context_length:
+            check_least(num_tokens, self._context, self.info.context_length)
 
     def longer_context(self) -> str:
         """How to get a longer context, to be put behind another remedy."""
@@ -92,22 +97,24 @@ def check_least(num_tokens: int, context: int, longest: int) -> None:
     longest: the context that the model allows.
     """
     if num_tokens >= context:
-        raise ContextLengthError(_no_room(f"at least {num_tokens}", context, longest))
+        raise _no_room(f"at least {num_tokens}", num_tokens, context, longest)
 
 
-def check_length(num_tokens: int, context: int, longest: int) -> None:
-    """Raises UsageError for a prompt of no tokens, ContextLengthError for one that a context has no room for.
+def check_length(num_tokens: int, room: int, context: int, longest: int) -> None:
+    """Raises UsageError for a prompt of no tokens, ContextLengthError for one of `room` tokens or more.
 
     longest: the context that the model allows.
     """
     if not num_tokens:
         raise UsageError("the prompt is empty: give at least one word")
-    if num_tokens >= context:
-        raise ContextLengthError(_no_room(str(num_tokens), context, longest))
+    if num_tokens >= room:
+        raise _no_room(str(num_tokens), num_tokens, context, longest)
 
 
-def _no_room(tokens: str, context: int, longest: int) -> str:
-    return f"the prompt has {tokens} tokens, the context {context}: shorten it{longer_context(context, longest)}"
+def _no_room(tokens: str, num_tokens: int, context: int, longest: int) -> ContextLengthError:
+    remedy = f"shorten it{longer_context(context, longest)}"
+    message = f"the prompt has {tokens} tokens, the context {context}: {remedy}"
+    return ContextLengthError(message, num_tokens, context, remedy)
 
 
 def longer_context(context: int, longest: int) -> str:

@@ -10,12 +10,15 @@ from moeinf.engine.memory.footprint import Footprint, device_activation_bytes, s
 from moeinf.engine.memory.plan import (
     MIN_CHUNK,
     MIN_CONTEXT,
+    PREFILL_CHUNK,
     MemoryPlan,
     mib,
     prefix_bytes_of,
+    token_and_experts,
     wanted_context,
     within_ram,
 )
+from moeinf.engine.memory.served_context import served_context
 from moeinf.engine.memory.slots import least_host_slots, ring_bytes, wanted_sizes, wanted_slots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
@@ -97,6 +100,17 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, room: int) -> tu
     Where top_k slots do not fit, the chunk is shortened, then a context that was not asked for.
     """
     least, context = footprint.moe.top_k * footprint.layout.stride_bytes, wanted_context(footprint.info, config)
+    if len(config.compute.devices) == 1 and not footprint.workspace.source:
+
+        def room_with(tokens: int) -> int:
+            return room - footprint.dense_bytes - device_activation_bytes(footprint, PREFILL_CHUNK, tokens)
+
+        def tokens(context: int) -> int:
+            return (config.parallel or 1) * context
+
+        context = served_context(
+            context, footprint.info.context_length, config, room_with, tokens, token_and_experts(footprint)
+        )
     while True:
         kv_bytes = sequence_bytes(footprint.info, (config.parallel or 1) * context)
         left = room - footprint.dense_bytes - kv_bytes

@@ -8,6 +8,7 @@ from typing import Final
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.config.size import Bytes, Share
 from moeinf.engine.memory.footprint import Footprint, activation_bytes, kept_as_asked, sequence_bytes, shared_tokens
+from moeinf.engine.memory.served_context import served_context
 from moeinf.engine.memory.slots import wanted_sizes, wanted_slices, wanted_slots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
@@ -28,6 +29,7 @@ OVERHEAD_BYTES = 24 << 20  # allocator and libraries, still to be touched after 
 FREE_BYTES: Final = (256 << 20, 1 << 30)
 MIN_FREE_BYTES: Final = 32 << 20  # what a cache of a size that was asked for keeps available all the same
 
+SERVED_SEQUENCES: Final = 4  # with which a context that nobody asked for is to fit, as their number follows from it
 PREFIX_PERCENT: Final = 5  # of the available memory, for the beginnings of earlier prompts, where these are kept
 PREFIX_SHARE: Final = 4  # a share of memory for them takes at most a quarter of what could hold experts
 
@@ -72,6 +74,8 @@ class MemoryPlan:
 def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     """Reserves dense, KV at the context and activations first; the rest is expert slots, unless told otherwise.
 
+    A context that was not asked for is longer where many conversations come: see served_context.
+
     Some of that rest is left to other programs, unless --ram binds, which is taken as it is. Where top_k slots do not
     fit, the prefill chunk is shortened, then a context that was not asked for. A chunk that was not asked for is also
     shortened where the experts of a few tokens do not fit, as long as half of it makes room for those of another one:
@@ -100,8 +104,22 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
 
 def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> tuple[MemoryPlan, int]:
     """The plan but for slots and prefixes, shortened as plan_memory says, and the memory that it leaves to them."""
-    context, token_bytes = wanted_context(footprint.info, config), _token_bytes(footprint)
-    chunk, threads = min(config.memory.prefill_chunk or PREFILL_CHUNK, context), config.compute.threads or machine.cores
+    token_bytes, threads = _token_bytes(footprint), config.compute.threads or machine.cores
+    chunk = config.memory.prefill_chunk or PREFILL_CHUNK
+    context = wanted_context(footprint.info, config)
+    if not footprint.workspace.source:
+        others = footprint.dense_bytes + program_bytes(footprint)
+
+        def room_with(tokens: int) -> int:
+            return machine.available_bytes - others - activation_bytes(footprint, chunk, tokens, threads)
+
+        def tokens(context: int) -> int:
+            return shared_tokens(context, SERVED_SEQUENCES)
+
+        context = served_context(
+            context, footprint.info.context_length, config, room_with, tokens, token_and_experts(footprint)
+        )
+    chunk = min(chunk, context)
     while True:
         activations = activation_bytes(footprint, chunk, context, threads)
         kv_bytes = sequence_bytes(footprint.info, shared_tokens(context, config.parallel or 1))
@@ -123,11 +141,20 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
             return fixed, room
 
 
+def token_and_experts(footprint: Footprint) -> tuple[int, int]:
+    """Bytes of a token's keys and values, and of all experts."""
+    return footprint.info.kv_bytes_per_token, footprint.sizes.num_bytes(footprint.moe.total_experts)
+
+
 def _more_tokens_bytes(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig, room: int) -> int:
-    """What sequences get beside, of the room that all experts leave: up to its full context for each."""
+    """What sequences get beside, of the room that all experts leave: up to its full context for each.
+
+    Of a context that nobody asked for up to DEFAULT_CONTEXT, so that other models have room beside.
+    """
     if plan.num_slots < footprint.moe.total_experts:
         return 0
-    wanted = sequence_bytes(footprint.info, plan.context * (config.parallel or 1)) - plan.kv_bytes
+    each = plan.context if config.memory.context is not None else min(plan.context, DEFAULT_CONTEXT)
+    wanted = sequence_bytes(footprint.info, each * (config.parallel or 1)) - plan.kv_bytes
     return max(0, min(wanted, room - plan.prefix_bytes - plan.cache_bytes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from moeinf.config import RuntimeConfig
+from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory
 from moeinf.engine.memory.side_by_side import sessions, that_fit, with_sessions
 from moeinf.engine.stored.draft_beside import draft_of, left_by
@@ -18,20 +18,23 @@ LEAST_EXPERTS: Final = 0.5  # of those that it would have alone, that a model ke
 
 
 def fits_beside(stored: StoredModel, config: RuntimeConfig, left: Machine, alone: Machine) -> bool:
-    """Whether what is left holds a model on the CPU as it should be: with the context that it has alone, and half of
-    the experts; and beside it the whole model that drafts for it.
+    """Whether what is left holds a model on the CPU as it should be: with half of the experts that it has alone, and
+    a context as long; of one that nobody asked for, DEFAULT_CONTEXT is enough; and beside it the whole model that
+    drafts for it.
 
     left, alone: the machine with other models open, and without. Reads small files.
     """
     try:
         outline = outline_of(stored)
-        plan, best = (_planned(stored, outline, config, machine) for machine in (left, alone))
+        plan, best = (planned(stored, outline, config, machine) for machine in (left, alone))
     except MoeinfError:  # it does not fit, or whoever opens it is told why it cannot be
         return False
-    return plan.context == best.context and plan.held_experts >= LEAST_EXPERTS * best.held_experts
+    least = best.context if config.memory.context is not None else min(best.context, DEFAULT_CONTEXT)
+    return plan.context >= least and plan.held_experts >= LEAST_EXPERTS * best.held_experts
 
 
-def _planned(stored: StoredModel, outline: Outline, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
+def planned(stored: StoredModel, outline: Outline, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
+    """How memory is divided where a model runs on the CPU. Raises OutOfMemoryError, UsageError."""
     count = sessions(config, outline.manifest.info, stored.size_bytes, machine, on_gpu=False)
     if config.speculation.draft:
         machine, config = _beside_draft(stored, replace(config, parallel=count), machine)

@@ -16,15 +16,18 @@ _TYPES = {
     "busy": "overloaded_error",
     "server": "api_error",
 }
-# By these words coding agents know that they must shorten the conversation themselves.
-_TOO_LONG = "prompt is too long: "
 
 
 def error_body(fault: Fault, request_id: str = "") -> JsonObject:
-    """request_id: of the request, where it has got one already."""
+    """request_id: of the request, where it has got one already.
+
+    A prompt that is too long is refused in Anthropic's words: by them coding agents know that they must shorten the
+    conversation themselves, and by how much.
+    """
     kind = _TYPES.get(fault.kind, "invalid_request_error")
-    too_long = fault.kind == "context" and "is empty" not in fault.message
-    message = f"{_TOO_LONG if too_long else ''}{fault.message}"
+    message = fault.message
+    if (too_long := fault.too_long) is not None:
+        message = f"prompt is too long: {too_long.num_tokens} tokens > {too_long.context} maximum: {too_long.remedy}"
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id or new_request_id()}
 
 

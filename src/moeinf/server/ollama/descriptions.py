@@ -33,8 +33,10 @@ def identity(model: StoredModel) -> JsonObject:
     return {"name": model.name, "model": model.name, "digest": digest, "details": details}
 
 
-def shown(model: StoredModel, *, verbose: bool) -> JsonObject:
+def shown(model: StoredModel, context: int, *, verbose: bool) -> JsonObject:
     """A model as `show` tells of it; verbose: with config.json and the tensors of an expert.
+
+    context: tokens that prompt and answer may have here.
 
     Raises StoreError, TextError.
     """
@@ -48,7 +50,7 @@ def shown(model: StoredModel, *, verbose: bool) -> JsonObject:
         **({"system": preset.system} if preset.system else {}),
         "license": licence_text(model),
         "details": identity(model)["details"],
-        "model_info": _model_info(model),
+        "model_info": _model_info(model, context),
         "capabilities": facts.capabilities,
         "modified_at": model.modified.isoformat(),
         "moeinf": {"always_thinks": template is not None and template.thinks and not template.switchable},
@@ -84,11 +86,11 @@ def _recommended(model: StoredModel) -> dict[str, object]:
     return {each.ollama: found[each.name] for each in options(SamplingParams) if each.name in found}
 
 
-def _model_info(model: StoredModel) -> JsonObject:
+def _model_info(model: StoredModel, context: int) -> JsonObject:
     """The metadata that a GGUF file would have, which clients look up by these names."""
     info, moe, checkpoint = model.manifest.info, model.manifest.moe, config(model)
     own = {
-        "context_length": info.context_length,
+        "context_length": context,
         "embedding_length": info.hidden_size,
         "block_count": info.num_layers,
         "vocab_size": info.vocab_size,
@@ -102,6 +104,7 @@ def _model_info(model: StoredModel) -> JsonObject:
         "general.architecture": info.architecture,
         "general.parameter_count": info.num_params,
         **{f"{info.architecture}.{name}": value for name, value in own.items() if isinstance(value, int)},
+        "moeinf.most_context_length": info.context_length,  # that the model allows
         "moeinf.active_parameter_count": info.active_params,
         "moeinf.moe_layer_count": moe.num_layers,
         "moeinf.expert_bytes": model.manifest.layout.stride_bytes,

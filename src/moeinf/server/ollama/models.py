@@ -31,7 +31,8 @@ async def show(service: Service, request: Request) -> Response:
     asked = await service.body(request, ShowRequest)
 
     def described() -> JsonObject:
-        return shown(service.find(asked.named), verbose=bool(asked.verbose))
+        stored = service.find(asked.named)
+        return shown(stored, service.worker.opened.longest_context(stored), verbose=bool(asked.verbose))
 
     return json_response(await service.pools.store.run(described))
 
@@ -39,7 +40,8 @@ async def show(service: Service, request: Request) -> Response:
 async def ps(service: Service, request: Request) -> Response:
     """Which models are open, the last used first, and in `moeinf` what every request does."""
     requests = service.worker.view.requests()
-    running = [_running(loaded, requests) for loaded in reversed(service.worker.opened.loaded)]
+    opened = service.worker.opened
+    running = [_running(each, opened.longest_context(each.stored), requests) for each in reversed(opened.loaded)]
     return json_response({"models": running, "moeinf": {"requests": requests}})
 
 
@@ -56,8 +58,11 @@ def _entries(service: Service) -> list[JsonObject]:
     return entries
 
 
-def _running(loaded: Loaded, requests: Sequence[Seen]) -> JsonObject:
-    """An open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with."""
+def _running(loaded: Loaded, context: int, requests: Sequence[Seen]) -> JsonObject:
+    """An open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with.
+
+    context: tokens that it is given room for, if a prompt needs them.
+    """
     model, plan = loaded.model, loaded.model.plan
     own = [each for each in requests if each.model == loaded.stored.name]
     on_gpu = isinstance(plan, DevicePlan)
@@ -74,6 +79,7 @@ def _running(loaded: Loaded, requests: Sequence[Seen]) -> JsonObject:
             "slots": model.tier.num_experts,
             "experts": loaded.stored.manifest.moe.total_experts,
             "hit_rate": _hit_rate(loaded),
+            "longest_context": context,
             "answering": any(each.position is None for each in own),
             "waiting": sum(each.position is not None for each in own),
             "config": loaded.config.given(),

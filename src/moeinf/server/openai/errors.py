@@ -21,6 +21,13 @@ _CODES = {
 
 
 def error_body(fault: Fault) -> JsonObject:
+    """A prompt that is too long is refused in OpenAI's words, by which clients know it, with the remedy behind."""
     code = _CODES.get(fault.kind)
     kind = _TYPES.get(fault.kind, "invalid_request_error")
-    return {"error": {"message": fault.message, "type": kind, "param": None, "code": code}}
+    message = fault.message
+    if (too_long := fault.too_long) is not None:
+        message = (
+            f"This model's maximum context length is {too_long.context} tokens. However, your messages resulted in "
+            f"{too_long.num_tokens} tokens: {too_long.remedy}"
+        )
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -11,12 +11,14 @@ from functools import partial
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.stored.fits_beside import fits_beside
+from moeinf.engine.stored.longest_context import longest_context
 from moeinf.server.ask import Ended, Eta, Failed, Loading
 from moeinf.server.http_errors import RETRY_AFTER_S, BusyError, StoppingError
+from moeinf.server.turns.contexts import least_context, room_for_answer
 from moeinf.server.turns.fair_queue import FairQueue
 from moeinf.server.turns.job import Job
 from moeinf.server.turns.model_opening import ModelOpening
-from moeinf.server.turns.opened import MOST_MODELS, Fits, Loaded, Open, OpenModels, guarded, open_on
+from moeinf.server.turns.opened import MOST_MODELS, Fits, Loaded, Longest, Open, OpenModels, guarded, open_on
 from moeinf.server.turns.overview import Overview
 from moeinf.server.turns.pace import retry_after_s
 from moeinf.server.turns.running_answers import RunningAnswers
@@ -45,14 +47,15 @@ class Worker:
         limits: Limits,
         open_model: Open = open_on,
         fits: Fits = fits_beside,
+        longest: Longest = longest_context,
         on_end: Callable[[Job, Ended | Failed], None] = lambda job, event: None,
         describe: Callable[[StoredModel], JsonMapping] = lambda stored: {},
     ) -> None:
         """config: with which models are opened, unless a request asks otherwise. on_end: told of each job's end.
 
-        fits: as fits_beside. describe: what is kept, as Loaded.told, of a model that is opened.
+        fits, longest: as fits_beside, longest_context. describe: what is kept, as Loaded.told, of a model that opens.
         """
-        self.opened = OpenModels(library, config, keep_alive_s, open_model, describe, limits.models, fits)
+        self.opened = OpenModels(library, config, keep_alive_s, open_model, describe, limits.models, fits, longest)
         self._on_end = on_end
         self._queue: FairQueue[Job | Unload] = FairQueue(limits.queue)
         self._stopping = threading.Event()
@@ -202,13 +205,14 @@ class Worker:
             opened.close(stored.id)
             return Ended(None)
         loaded = opened.of(stored.id)
-        if loaded is not None and loaded.config == opened.config_for(stored, ask):
-            return _answered(self._running, job, loaded, 0.0)
-        room = opened.room_for(stored, ask, self._places.busy)
+        config = opened.config_for(stored, ask, job.least_context)
+        if loaded is not None and loaded.config == config:
+            return _answered(self._running, self.opened, job, loaded, 0.0)
+        room = opened.room_for(stored, ask, self._places.busy, job.least_context)
         if room is None:  # the name stands for another model since it was looked up
             raise BusyError(f"{ask.model} is another model now; ask again later")
         opened.make(room)
-        self._opening = ModelOpening(job, partial(opened.opened, stored, ask, room, tell))
+        self._opening = ModelOpening(job, partial(opened.opened, stored, config, room, tell))
         self._opening.start(beside=bool(self._running.jobs))
         return None
 
@@ -217,10 +221,17 @@ class Worker:
         loaded = opening.result()
         self.opened.take(loaded)
         loaded.model.generator.steps.pressed = partial(self._places.pressed, loaded.model)
-        return _answered(self._running, opening.job, loaded, opening.load_s)
+        return _answered(self._running, self.opened, opening.job, loaded, opening.load_s)
 
     def _end(self, job: Job, event: Ended | Failed, *, answered: bool = False) -> None:
         """answered: whether the job had its turn, from which on the model stays open for some time."""
+        if answered and isinstance(event, Failed) and not (job.cancelled or self._stopping.is_set()):
+            least, who = least_context(self.opened, job, event.error), job.who
+            if least:
+                job.waits_again(least)
+                if self._queue.put(who.client, job, who.user, background=who.background):
+                    self._places.changed()
+                    return
         try:
             self._places.changed()
             self._running.withdraw(job)
@@ -234,10 +245,12 @@ class Worker:
             job.put(event)
 
 
-def _answered(running: RunningAnswers[Job], job: Job, loaded: Loaded, load_s: float) -> Ended | None:
+def _answered(
+    running: RunningAnswers[Job], opened: OpenModels, job: Job, loaded: Loaded, load_s: float
+) -> Ended | None:
     """Begins an answer; where the model was only to be loaded, that has ended."""
     if job.ask.prompt is not None:
-        job.is_begun = True
+        job.is_begun, job.answer_room = True, room_for_answer(opened, loaded, job.ask)
         running.begin(job, loaded.model, load_s)
         return None
     if not running.of(loaded.model):

@@ -32,6 +32,11 @@ class Asking(Protocol):
     def asker(self) -> Asker: ...
 
     @property
+    def answer_room(self) -> int:
+        """Tokens of the answer that the context must have room for."""
+        ...
+
+    @property
     def cancelled(self) -> bool: ...
 
     def put(self, event: Event) -> None: ...
@@ -75,6 +80,7 @@ def answer(
     if not ask.raw and ends_thoughts(model.generator.kind.template, think):
         params = replace(params, thought_tokens=0)
     request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks, job.asker)
+    request = replace(request, room=job.answer_room)
     begun = model.generator.begin(request)
     with closing(begun.pieces):
         for piece in begun.pieces:

@@ -44,6 +44,8 @@ class Job:
         self._cancelled = threading.Event()
         self.last_event: Event | None = None  # for others to read, as what follows
         self.pieces = 0  # of text, that were told
+        self.least_context = 0  # tokens that the model must have room for
+        self.answer_room = 1  # of these, so many are of the answer, if it goes on so long
         self.came_s = time.monotonic()
         self.waited_s: float | None = None  # for its turn; None while it waits
         self.is_begun = False  # whether its model is at its answer
@@ -64,6 +66,10 @@ class Job:
     def begins(self) -> None:
         """Its turn has come."""
         self.waited_s = time.monotonic() - self.came_s
+
+    def waits_again(self, least_context: int) -> None:
+        """Its model had no room for it, and is to be opened with more."""
+        self.least_context, self.waited_s, self.is_begun = least_context, None, False
 
     def put(self, event: Event) -> None:
         """Tells the client; from any thread. Nobody is told once the loop has ended."""

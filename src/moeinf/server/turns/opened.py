@@ -15,6 +15,7 @@ from moeinf.engine.memory.plan import within_ram
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored.fits_beside import fits_beside
+from moeinf.engine.stored.longest_context import longest_context
 from moeinf.errors import MoeinfError
 from moeinf.hardware import Machine, machine
 from moeinf.pull.mtp_layer import ensure_draft
@@ -28,6 +29,7 @@ _PAUSE_S = 0.1  # after a fault between two requests, so that one that comes aga
 MOST_MODELS: Final = 3  # unasked, as with ollama
 Open = Callable[[StoredModel, RuntimeConfig, Reporting, Machine | None], Model]
 Fits = Callable[[StoredModel, RuntimeConfig, Machine, Machine], bool]
+Longest = Callable[[StoredModel, RuntimeConfig, Machine], int]
 
 
 def open_on(stored: StoredModel, config: RuntimeConfig, reporting: Reporting, on: Machine | None) -> Model:
@@ -70,12 +72,15 @@ class OpenModels:
         describe: Callable[[StoredModel], JsonMapping],
         most: int = MOST_MODELS,
         fits: Fits = fits_beside,
+        longest: Longest = longest_context,
     ) -> None:
-        """most: models that are open at a time. fits: as fits_beside. The others: see Worker."""
+        """most: models that are open at a time. fits, longest: as fits_beside, longest_context. The others: see
+        Worker."""
         self.library, self._config, self._keep_alive_s = library, config, keep_alive_s
         self._open, self._describe, self._most, self._fits = open_model, describe, most, fits
         self.loaded: tuple[Loaded, ...] = ()  # replaced whole, so that other threads may look; the last used behind
         self._alone: Machine | None = None  # as it was when no model was open
+        self._longest, self._longest_of = longest, dict[str, int]()
 
     def find(self, name: str) -> StoredModel:
         """The stored model of that name; an open one also where its files have gone. Raises ModelNotFoundError."""
@@ -88,22 +93,45 @@ class OpenModels:
             raise
         return next((each.stored for each in self.loaded if each.stored == found), found)
 
-    def config_for(self, stored: StoredModel, ask: Ask) -> RuntimeConfig:
-        """How a model is opened for an ask; where the ask says nothing of that, as it is open."""
+    def config_for(self, stored: StoredModel, ask: Ask, least_context: int = 0) -> RuntimeConfig:
+        """How a model is opened for an ask; where the ask says nothing of that, as it is open.
+
+        least_context: tokens that there must be room for, as far as the model is given such a context.
+        """
         loaded = self.of(stored.id)
         if loaded is not None and not ask.config:
-            return loaded.config
-        return _within_context(self._config.changed(**ask.config), stored)
+            config, context = loaded.config, loaded.model.plan.context if least_context else 0
+        else:
+            config, context = _within_context(self._config.changed(**ask.config), stored), 0
+        if least_context <= context:
+            return config
+        return config.changed(context=min(_rounded_up(least_context), self.longest_context(stored)))
+
+    def longest_context(self, stored: StoredModel) -> int:
+        """Tokens that a model is given room for at most, whatever it is open with. Blocks, the first time.
+
+        Raises StoreError.
+        """
+        loaded = self.of(stored.id)
+        if loaded is not None and isinstance(loaded.model.plan, DevicePlan):
+            return loaded.model.plan.context
+        if stored.id not in self._longest_of:
+            alone = self._alone if self.loaded and self._alone is not None else machine()
+            self._longest_of[stored.id] = self._longest(stored, self._config, alone)
+        found = self._longest_of[stored.id]
+        return found if loaded is None else max(found, loaded.model.plan.context)
 
     def of(self, identifier: str) -> Loaded | None:
         """The model with this id, where it is open."""
         return next((each for each in self.loaded if each.stored.id == identifier), None)
 
-    def room_for(self, stored: StoredModel, ask: Ask, busy: Callable[[Loaded], bool]) -> Room | None:
+    def room_for(
+        self, stored: StoredModel, ask: Ask, busy: Callable[[Loaded], bool], least_context: int = 0
+    ) -> Room | None:
         """Where a model can be opened for an ask: beside the others, or in the place of those that were used longest
         ago. None where that takes the end of answers: of the models that are busy.
         """
-        config = self.config_for(stored, ask)
+        config = self.config_for(stored, ask, least_context)
         closing = [each for each in self.loaded if each.stored.id == stored.id]  # it is open with other options
         if any(map(busy, closing)):
             return None
@@ -138,12 +166,14 @@ class OpenModels:
         if not self.loaded:
             self._alone = machine()
 
-    def opened(self, stored: StoredModel, ask: Ask, room: Room, progress: Callable[[int, int], None]) -> Loaded:
+    def opened(
+        self, stored: StoredModel, config: RuntimeConfig, room: Room, progress: Callable[[int, int], None]
+    ) -> Loaded:
         """Opens a model where `make` has made room, from any thread. `take` puts it among the others."""
         log.info("loading %s", stored.name)
-        config, told = self.config_for(stored, ask), self._describe(stored)
-        asked = self._config.changed(**ask.config).memory.context
-        if asked is not None and config.memory.context != asked:
+        told, asked = self._describe(stored), self._config.memory.context
+        self.longest_context(stored)  # so that nobody waits for the disk later, who asks for it
+        if asked is not None and config.memory.context == stored.manifest.info.context_length < asked:
             log.info("a context of %d is beyond the %s tokens of %s", asked, config.memory.context, stored.name)
         model = self._open(stored, config, Reporting(_notice, _notice, progress, progress), room.on)
         log.info("%s", model.describe())
@@ -196,6 +226,11 @@ def _within_context(config: RuntimeConfig, stored: StoredModel) -> RuntimeConfig
     if config.memory.context is None or config.memory.context <= (most := stored.manifest.info.context_length):
         return config
     return config.changed(context=most)
+
+
+def _rounded_up(tokens: int) -> int:
+    """To a power of two, so that a conversation that grows has its model opened anew a few times only."""
+    return 1 << (tokens - 1).bit_length()
 
 
 def _now() -> datetime:

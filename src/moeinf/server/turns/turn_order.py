@@ -89,14 +89,14 @@ class Places:
         loaded = opened.of(job.stored.id)
         if ask.only_closes:
             return May.BLOCK if loaded is not None and self.busy(loaded) else May.GO
-        if loaded is not None and loaded.config == opened.config_for(job.stored, ask):
+        if loaded is not None and loaded.config == opened.config_for(job.stored, ask, job.least_context):
             if ask.prompt is None or self._running.has_place(loaded.model, job):
                 return May.GO
             self._running.make_place(loaded.model, job)
             return May.WAIT
         if self._opening():
             return May.WAIT
-        return May.GO if opened.room_for(job.stored, ask, self.busy) is not None else May.BLOCK
+        return May.GO if opened.room_for(job.stored, ask, self.busy, job.least_context) is not None else May.BLOCK
 
     def busy(self, loaded: Loaded) -> bool:
         """Whether a model makes answers."""

@@ -154,7 +154,11 @@ def test_stop_reasons(members: dict[str, Any], reason: str, sequence: str | None
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (ContextLengthError("9 tokens"), "invalid_request_error", "prompt is too long: 9 tokens"),
+        (
+            ContextLengthError("9 tokens", 9, 8, "shorten it"),
+            "invalid_request_error",
+            "prompt is too long: 9 tokens > 8 maximum: shorten it",
+        ),
         (BusyError("busy"), "overloaded_error", "busy"),
         (ValueError("secret"), "api_error", "unexpected error; the server's log has more"),
     ],

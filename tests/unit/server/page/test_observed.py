@@ -59,7 +59,10 @@ def test_each_state_is_told_in_turn() -> None:
         assert seen is not None and (seen.name, seen.requests) == ("a", ()) and seen.model is not None
 
     library = cast(Any, NamedModels("a"))
-    worker = Worker(library, RuntimeConfig(), keep_alive_s=None, limits=Limits(8), open_model=open_model)
+    limits = Limits(8)
+    worker = Worker(
+        library, RuntimeConfig(), keep_alive_s=None, limits=limits, open_model=open_model, longest=lambda *asked: 512
+    )
     try:
         asyncio.run(answer(worker))
     finally:

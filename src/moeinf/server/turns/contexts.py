@@ -1,0 +1,48 @@
+"""How long a context an ask has: a model is opened anew with a longer one where a prompt needs that."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Final
+
+from moeinf.errors import ContextLengthError, MoeinfError
+from moeinf.server.ask import Ask
+from moeinf.server.turns.job import Job
+from moeinf.server.turns.opened import Loaded, OpenModels
+from moeinf.store.library import StoredModel
+
+log = logging.getLogger("moeinf.server")
+ANSWER_ROOM: Final = 1024  # tokens of an answer, for want of which a model is opened with a longer context
+
+
+def context_for(opened: OpenModels, stored: StoredModel, ask: Ask) -> int:
+    """Tokens that an ask has room for, if it needs them. Blocks, the first time. Raises StoreError."""
+    if "context" in ask.config and (asked := opened.config_for(stored, ask).memory.context) is not None:
+        return asked
+    return opened.longest_context(stored)
+
+
+def room_for_answer(opened: OpenModels, loaded: Loaded, ask: Ask) -> int:
+    """Tokens of the answer for want of which the model is to be opened with a longer context; 1: it is as long as it
+    may be."""
+    if "context" in ask.config or loaded.model.plan.context >= opened.longest_context(loaded.stored):
+        return 1
+    asked = ask.params.get("num_predict")
+    return min(asked, ANSWER_ROOM) if isinstance(asked, int) and asked > 0 else ANSWER_ROOM
+
+
+def least_context(opened: OpenModels, job: Job, error: Exception) -> int:
+    """The least context in which a job can be answered that was refused for want of room; 0: there is none."""
+    if not isinstance(error, ContextLengthError) or job.stored is None or "context" in job.ask.config:
+        return 0
+    loaded, least = opened.of(job.stored.id), 0
+    if loaded is None or not error.num_tokens:
+        return 0
+    with suppress(MoeinfError):  # the client is told the first error
+        longest = opened.longest_context(job.stored)
+        least = min(error.num_tokens + job.answer_room, longest) if error.num_tokens < longest else 0
+    if least <= max(loaded.model.plan.context, job.least_context):
+        return 0
+    log.info("a prompt needs a context of %d tokens: opening %s anew", least, job.stored.name)
+    return least
