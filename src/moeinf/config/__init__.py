@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from moeinf.config.option import Option, changed, options, value_of
 from moeinf.config.run_options import (
+    CallOptions,
     ComputeOptions,
     ExpertOptions,
     MemoryOptions,
@@ -30,6 +31,7 @@ class RuntimeConfig:
     experts: ExpertOptions = field(default_factory=ExpertOptions)
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    calls: CallOptions = field(default_factory=CallOptions)
     recording: RecordingOptions = field(default_factory=RecordingOptions)
     translation: TranslationOptions = field(default_factory=TranslationOptions)
     pictures: bool = True  # no option: whoever knows that none will come saves the memory for them

@@ -219,6 +219,21 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What counts as a call of a tool."""
+
+    json_calls: bool = option(
+        True,
+        "Where tools are given, take an answer that is as a whole one JSON object for a call of the tool that it "
+        "names, if its arguments fit. [default: {default}]",
+        flags=("--json-calls/--no-json-calls",),
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
 class RecordingOptions:
     """Where the routing of requests is recorded."""
 

@@ -254,7 +254,7 @@ def _kind(weights: Weights, tokenizer: Tokenizer, config: RuntimeConfig, notify:
         refuse_prefixes(config, name)
         return EncoderDecoder(form, tokenizer, config, weights.config_json, notify)
     refuse_translation(config, name)
-    return DecoderOnly(tokenizer, notify)
+    return DecoderOnly(tokenizer, notify, json_calls=config.calls.json_calls)
 
 
 def _generator(

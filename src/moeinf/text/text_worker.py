@@ -170,6 +170,7 @@ class TextWorker:
             answer_tags=answer_tags_of(source),
             syntax=self._syntax,
             tools=request["tools"],
+            json_calls=request["json_calls"],
         )
         return {}
 

@@ -149,14 +149,16 @@ class Tokenizer:
         skip_special: bool = True,
         chat: bool = False,
         tools: Sequence[JsonMapping] | None = None,
+        json_calls: bool = False,
     ) -> TextStream:
         """Opens a detokeniser for what follows prompt_ids.
 
         chat: they are a rendered chat, so that the model may think before it answers. tools: those that it was given,
-        so that it may call them.
+        so that it may call them; json_calls: also by an answer that is as a whole one JSON object.
         """
         context = list(prompt_ids)[-_CONTEXT_TOKENS:]
         kind = {"skip_special": skip_special, "chat": chat, "tools": whole_characters(tools or ())}
+        kind["json_calls"] = json_calls
         return TextStream(self._process, next(self._stream_ids), context, **kind)
 
     def least_tokens(self, text: str) -> int:

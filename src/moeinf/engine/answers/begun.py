@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from moeinf.engine.answers.model_kind import ModelKind
@@ -10,7 +10,7 @@ from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.completion import Hooks, Rendering, Request
 from moeinf.engine.vision.encoder import Prompt
 from moeinf.errors import UsageError
-from moeinf.sampling.constraint import GrammarConstraint
+from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint, Language
 from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
 from moeinf.sampling.loop import Chooser
 from moeinf.sampling.sampler import Sampler, check_token_ids
@@ -49,7 +49,9 @@ def begin(request: Request, kind: ModelKind, prompts: Prompts, isa: str) -> Begu
     if request.continues and format is not None:
         raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
     prompt = prompts.encode(request.prompt, Rendering(request.raw, request.variables, request.continues), request.room)
-    stream = kind.text_stream(prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools)
+    stream = kind.text_stream(
+        prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools, held=_held(format)
+    )
     text = AnswerText(stream, prompts.tokenizer.eos_ids, params.stop, params.min_tokens)
     try:
         constraint = None if format is None else GrammarConstraint(stream, format, prompts.num_ids)
@@ -57,6 +59,11 @@ def begin(request: Request, kind: ModelKind, prompts: Prompts, isa: str) -> Begu
     except BaseException:
         text.close()
         raise
+
+
+def _held(format: AnswerFormat | None) -> bool:
+    """Whether an answer is to be something else than a call."""
+    return isinstance(format, Mapping | Language) or (isinstance(format, str) and format != "call")
 
 
 def _sampler(

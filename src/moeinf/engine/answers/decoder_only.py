@@ -25,8 +25,9 @@ class DecoderOnly:
     num_beams = 1
     encoder_layers = 0
 
-    def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None]) -> None:
-        self._tokenizer, self._notify = tokenizer, notify
+    def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None], *, json_calls: bool = False) -> None:
+        """json_calls: whether an answer that is as a whole one JSON object may call the tool that it names."""
+        self._tokenizer, self._notify, self._json_calls = tokenizer, notify, json_calls
 
     def longest_answer(self, prompt: Sequence[int]) -> int:
         """max_length counts the prompt, too; a prompt that is no shorter by itself is answered all the same."""
@@ -82,8 +83,11 @@ class DecoderOnly:
             speculation=asked.speculation,
         )
 
-    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
-        return self._tokenizer.stream(prompt, chat=chat, tools=tools)
+    def text_stream(
+        self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = (), held: bool = False
+    ) -> TextStream:
+        json_calls = self._json_calls and not held
+        return self._tokenizer.stream(prompt, chat=chat, tools=tools, json_calls=json_calls)
 
 
 def refuse_translation(config: RuntimeConfig, name: str) -> None:

@@ -75,10 +75,13 @@ class ModelKind(Protocol):
         """Yields the answer's token ids as they are chosen, and None where it waits for a step (step_queue.py)."""
         ...
 
-    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
+    def text_stream(
+        self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = (), held: bool = False
+    ) -> TextStream:
         """Turns the answer's token ids into text, thoughts and calls.
 
-        chat: the prompt went through the chat template. tools: those that it was given.
+        chat: the prompt went through the chat template. tools: those that it was given. held: whether the answer is
+        held to a form of its own, so that JSON is no call.
         """
         ...
 

@@ -124,7 +124,9 @@ class EncoderDecoder:
             num_ids,
         )
 
-    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
+    def text_stream(
+        self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = (), held: bool = False
+    ) -> TextStream:
         return self._tokenizer.stream(skip_special=not self._has_gaps)
 
 

@@ -98,11 +98,10 @@ class OpenModels:
 
         least_context: tokens that there must be room for, as far as the model is given such a context.
         """
-        loaded = self.of(stored.id)
-        if loaded is not None and not ask.config:
+        loaded, config = self.of(stored.id), _within_context(self._config.changed(**ask.config), stored)
+        context = 0
+        if loaded is not None and (not ask.config or config == loaded.config.changed(context=None)):
             config, context = loaded.config, loaded.model.plan.context if least_context else 0
-        else:
-            config, context = _within_context(self._config.changed(**ask.config), stored), 0
         if least_context <= context:
             return config
         return config.changed(context=min(_rounded_up(least_context), self.longest_context(stored)))

@@ -11,6 +11,7 @@ from moeinf.text.thoughts import Tags, ThoughtStream
 from moeinf.text.tool_calls.call_stream import CallStream, TextStream
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.whole_json import WholeJson
 from moeinf.types import JsonMapping
 
 
@@ -23,11 +24,13 @@ def open_stream(
     answer_tags: Tags | None = None,
     syntax: Syntax | None,
     tools: Sequence[JsonMapping],
+    json_calls: bool = False,
 ) -> TextStream:
     """Opens a stream for what follows `context`, the end of a prompt.
 
     tags: of thoughts; None where there are none. answer_tags: of the answer behind a thought. tools: those that may
-    be called, in `syntax`; [] where text that looks like a call is text.
+    be called, in `syntax`; [] where text that looks like a call is text. json_calls: whether an answer that is as a
+    whole one JSON object calls the tool that it names.
     """
     schemas = ToolSchemas(tools) if tools else None
     if skip_special and is_harmony(tokenizer):
@@ -35,9 +38,21 @@ def open_stream(
     syntax = syntax if schemas is not None else None
     added = tokenizer.get_added_tokens_decoder()
     names = {*(syntax.marks if syntax else ()), *(tags or ())}
-    marked = {token: entry.content for token, entry in added.items() if entry.content in names}
+    marked = {
+        token: entry.content
+        for token, entry in added.items()
+        if entry.content in names and _is_made(tokenizer, token, entry.content)
+    }
     hidden = [
         entry.content for entry in added.values() if skip_special and entry.special and entry.content in (tags or ())
     ]
     stream = ThoughtStream(tokenizer, context, tags, skip_special=skip_special, marked=marked, answer_tags=answer_tags)
-    return CallStream(stream, syntax, schemas or ToolSchemas(()), frozenset(marked.values()), tags, hidden)
+    calls = CallStream(stream, syntax, schemas or ToolSchemas(()), frozenset(marked.values()), tags, hidden)
+    return calls if schemas is None or not json_calls else WholeJson(calls, schemas)
+
+
+def _is_made(tokenizer: Tokenizer, token: int, mark: str) -> bool:
+    """Whether the letters of a mark become its token, which then is all that counts: a model that was trained on the
+    letters writes these."""
+    tokenizer.encode_special_tokens = False
+    return bool(tokenizer.encode(mark, add_special_tokens=False).ids == [token])

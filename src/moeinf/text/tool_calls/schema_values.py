@@ -26,6 +26,10 @@ class ToolSchemas:
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
 
+    def fits(self, tool: str, arguments: Json) -> bool:
+        """Whether arguments are such as the tool's schema asks for."""
+        return self._schemas[tool].fits(arguments)
+
     def value(self, tool: str, parameter: str, text: str, untyped: frozenset[str] = STRUCTURED) -> Json:
         """The value of a parameter. Text that cannot be of its type stays text, for the caller to refuse.
 

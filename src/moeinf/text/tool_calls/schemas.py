@@ -49,6 +49,39 @@ class Schema:
         """The types that a parameter may have; None where the schema does not say, or contradicts itself."""
         return _Types(self._root).of(_Properties(self._root, parameter).of(self._root)) or None
 
+    def fits(self, arguments: Json) -> bool:
+        """Whether arguments have the types, the members and the values that are listed of each of their parts."""
+        return _fits(self._root, self._root, arguments, 0)
+
+
+def _parts(root: Json, schema: JsonMapping) -> list[Json]:
+    """The schemas that hold beside what a schema says itself."""
+    reference = schema.get("$ref")
+    referred = [_referred(root, reference)] if isinstance(reference, str) else []
+    return [*_list(schema.get("allOf")), *referred]
+
+
+def _fits(root: Json, schema: Json, value: Json, depth: int) -> bool:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return True
+    types = _Types(root).of(schema)
+    if types and not kinds_of(value) & types:
+        return False
+    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
+        return False
+    if not all(_fits(root, part, value, depth + 1) for part in _parts(root, schema)):
+        return False
+    if isinstance(value, list):
+        return all(_fits(root, schema.get("items"), item, depth + 1) for item in value)
+    if not isinstance(value, Mapping):
+        return True
+    if any(isinstance(name, str) and name not in value for name in _list(schema.get("required"))):
+        return False
+    declared = {name: _Properties(root, name).of(schema) for name in value}
+    if schema.get("additionalProperties") is False and None in declared.values():
+        return False
+    return all(_fits(root, declared[name], value[name], depth + 1) for name in value)
+
 
 class _Walk(ABC):
     """Goes through the schemas that hold for one value: what it says itself, and what it refers to."""
@@ -73,12 +106,6 @@ class _Walk(ABC):
     @abstractmethod
     def _look(self, schema: JsonMapping) -> Json: ...
 
-    def _parts(self, schema: JsonMapping) -> list[Json]:
-        """The schemas that hold beside what a schema says itself."""
-        reference = schema.get("$ref")
-        referred = [_referred(self._root, reference)] if isinstance(reference, str) else []
-        return [*_list(schema.get("allOf")), *referred]
-
 
 class _Properties(_Walk):
     """Finds the schema of an object's property, wherever it is declared; None where it is not."""
@@ -90,7 +117,7 @@ class _Properties(_Walk):
     def _look(self, schema: JsonMapping) -> Json:
         options = [[self.of(option) for option in _list(schema.get(key))] for key in ("anyOf", "oneOf")]
         either = [{"anyOf": _known(each)} for each in options if _known(each)]
-        found = _known([*self._declared(schema), *map(self.of, self._parts(schema)), *either])
+        found = _known([*self._declared(schema), *map(self.of, _parts(self._root, schema)), *either])
         return found[0] if len(found) == 1 else {"allOf": found} if found else None
 
     def _declared(self, schema: JsonMapping) -> list[Json]:
@@ -106,7 +133,7 @@ class _Types(_Walk):
     """Finds the types that a schema allows: those that all of its parts allow. The empty set for a contradiction."""
 
     def _look(self, schema: JsonMapping) -> frozenset[str] | None:
-        said = [_listed(schema), _of_values(schema), *map(self.of, self._parts(schema))]
+        said = [_listed(schema), _of_values(schema), *map(self.of, _parts(self._root, schema))]
         said += [self._any_of(schema[key]) for key in ("anyOf", "oneOf") if _list(schema.get(key))]
         return frozenset.intersection(*_known(said)) if _known(said) else _hinted(schema)
 

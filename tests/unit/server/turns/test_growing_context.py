@@ -85,3 +85,11 @@ def test_two_that_wait_for_room_get_it_at_once() -> None:
     with worker_of(opened := Shorts(), longest=8000) as worker:
         assert all(map(answered, asyncio.run(ask_both(worker))))
         assert opened.contexts in ([512, 4096], [512, 2048, 4096]), "and never a shorter one"
+
+
+def test_a_model_with_options_of_its_own_keeps_the_context_that_it_got() -> None:
+    with worker_of(opened := Shorts(), longest=8000) as worker:
+        own = {"threads": 1}
+        assert answered(asyncio.run(events_of(worker, Ask("a", "x" * 600, config=own))))
+        assert answered(asyncio.run(events_of(worker, Ask("a", "x", config=own))))
+        assert opened.contexts == [512, 2048]

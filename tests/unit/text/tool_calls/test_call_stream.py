@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from moeinf.text.text_stream import Piece
@@ -195,3 +195,37 @@ def test_marks_that_only_the_vocabulary_has_count_as_letters() -> None:
     )
     ids = [words["<tool_call>"], *tokenizer.encode(CALL.removeprefix("<tool_call>")).ids]
     assert names_in([*(piece for token in ids for piece in stream.step([token])), *stream.flush()]) == ["note"]
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_letters_of_a_mark_count_where_the_tokenizer_makes_no_token_of_them(added: bool) -> None:
+    """Though the vocabulary has one, as an ordinary token, or as one that its normalizer keeps from being found."""
+    tokenizer = Library(
+        models.BPE({**byte_level_tokenizer().get_vocab(), "<TOOL_CALL>": 5000, "<tool_call>": 5001}, [])
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    if added:
+        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.add_tokens([AddedToken("<TOOL_CALL>", special=False, normalized=False)])
+    answer = tokenizer.encode(CALL).ids
+    assert not {5000, 5001} & set(answer)
+    stream = open_stream(
+        tokenizer, [], skip_special=True, tags=None, syntax=find_syntax(BY_NAME["qwen3"].template), tools=TOOLS
+    )
+    assert names_in([*stream.step(answer), *stream.flush()]) == ["note"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_is_cut_leaves_no_marks(kind: str) -> None:
+    ids = tokenizer_of(kind).encode(f"So: {CALL}").ids
+    for end in range(len(tokenizer_of(kind).encode("So: ").ids), len(ids) - 2):
+        stream = open_stream(
+            tokenizer_of(kind),
+            [],
+            skip_special=True,
+            tags=THINK,
+            syntax=find_syntax(BY_NAME["qwen3"].template),
+            tools=TOOLS,
+        )
+        pieces = [*stream.step(ids[:end]), *stream.flush(cut=True)]
+        assert joined(pieces, thought=False).strip() == "So:"

@@ -1,0 +1,128 @@
+"""Answers that are as a whole one JSON object which names a tool of the request: many small models call tools so.
+
+The object may stand in a fence, and nothing else beside it. Its name is a tool's, and its arguments fit the schema of
+that. Text is held back only while the answer can still be such an object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from moeinf.text.text_stream import CallPart, Piece
+from moeinf.text.tool_calls.call_stream import TextStream
+from moeinf.text.tool_calls.json_text import text_as_json
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+
+_FENCE: Final = "```"
+_OPENED = re.compile(r"\s*(?:```[ \t]*(?:json)?[ \t]*\n\s*)?(?=\{)", re.IGNORECASE)
+_MOST_BEFORE: Final = 64  # characters up to the object, and up to the end of its first key
+_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"')
+_FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
+_ARGUMENTS: Final = ("arguments", "parameters")
+_OTHERS: Final = ("type", "id")  # which some models write as well
+
+
+class WholeJson:
+    """Turns token ids into text, thoughts and calls, as the stream that it is given, and such an answer into a call."""
+
+    def __init__(self, stream: TextStream, tools: ToolSchemas) -> None:
+        self._stream, self._tools = stream, tools
+        self._held: str | None = ""  # None once the answer is no such object
+        self._object = _Object()
+
+    def step(self, ids: Sequence[int]) -> list[Piece]:
+        return [each for piece in self._stream.step(ids) for each in self._taken(piece)]
+
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        pieces = [each for piece in self._stream.flush(cut=cut) for each in self._taken(piece)]
+        held, self._held = self._held, None
+        call = None if cut or not held else self._call(held)
+        if call is not None:
+            return [*pieces, *call]
+        return [*pieces, *([Piece(held)] if held else [])]
+
+    def _taken(self, piece: Piece) -> list[Piece]:
+        """What is certain once this piece comes."""
+        if self._held is None:
+            return [piece]
+        if piece.call is None and (piece.thought or not piece.text):
+            return [piece]
+        held = self._held + piece.text
+        if piece.call is None and self._object.may_be(held, piece.text, self._tools):
+            self._held = held
+            return []
+        before, self._held = self._held, None
+        return [Piece(before), piece] if before else [piece]
+
+    def _call(self, text: str) -> list[Piece] | None:
+        """The call that an answer is; None for any other."""
+        bare = text.strip()
+        if bare.startswith(_FENCE):
+            opened = _OPENED.match(bare)
+            bare = bare[opened.end() if opened else 0 :].removesuffix(_FENCE).rstrip()
+        found = text_as_json(bare)
+        if not isinstance(found, dict) or set(found) - {"name", *_ARGUMENTS, *_OTHERS}:
+            return None
+        name, given = found.get("name"), [found[key] for key in _ARGUMENTS if key in found]
+        if not isinstance(name, str) or len(given) != 1 or not isinstance(given[0], dict):
+            return None
+        if name not in self._tools or not self._tools.fits(name, given[0]):
+            return None
+        arguments = json.dumps(given[0], ensure_ascii=False)
+        return [Piece("", call=CallPart(0, name, "")), Piece("", call=CallPart(0, None, arguments))]
+
+
+class _Object:
+    """How far the object of an answer has come. Each letter is looked at once."""
+
+    def __init__(self) -> None:
+        self._begun = self._named = self._quoted = self._escaped = False
+        self._fenced = False
+        self._depth, self._at = 0, 0
+        self._behind = ""  # what stands behind the object
+
+    def may_be(self, text: str, added: str, tools: ToolSchemas) -> bool:
+        """Whether the answer may still be such an object. text: all of it, which ends with what was added."""
+        if not self._begun:
+            opened = _OPENED.match(text)
+            if opened is None:
+                return self._may_begin(text)
+            self._begun, self._fenced, self._at = True, _FENCE in opened[0], opened.end()
+        if not self._named and not self._may_be_named(text[self._at :], tools):
+            return False
+        for char in text[max(self._at, len(text) - len(added)) :]:
+            self._take(char)
+        said = self._behind.strip()
+        return said == "" or (self._fenced and _FENCE.startswith(said))
+
+    def _may_begin(self, text: str) -> bool:
+        said = text.strip()
+        begins = f"{_FENCE}json".startswith(said.replace(" ", "").lower())
+        return begins and len(text) <= _MOST_BEFORE
+
+    def _may_be_named(self, text: str, tools: ToolSchemas) -> bool:
+        """Whether the object may name a tool, as far as it has come."""
+        if (name := _NAME.match(text)) is not None:
+            self._named = True
+            return name[1] in tools
+        if (key := _FIRST_KEY.match(text)) is not None:
+            self._named = key[1] != "name"  # it comes later; the end of the answer tells
+            return key[1] in ("name", *_ARGUMENTS, *_OTHERS)
+        return len(text) <= _MOST_BEFORE
+
+    def _take(self, char: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif self._quoted:
+            self._escaped, self._quoted = char == "\\", char != '"'
+        elif char == '"' and self._depth:
+            self._quoted = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]" and self._depth:
+            self._depth -= 1
+        elif not self._depth:
+            self._behind += char

@@ -1,0 +1,126 @@
+"""An answer that is as a whole one JSON object which names a tool is a call of it, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.open_stream import open_stream
+from moeinf.text.tool_calls.schemas import Schema
+from tests.support.text_models import byte_level_tokenizer
+from tests.support.tool_families import BY_NAME, TOOLS
+
+TOKENIZER = byte_level_tokenizer()
+CALL = '{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}'
+
+
+def told(answer: str, size: int, *, cut: bool = False, json_calls: bool = True) -> tuple[list[str], list[Any]]:
+    """The pieces of text, and the calls. size: of the pieces that come, in tokens; 0: all at once."""
+    stream = open_stream(
+        TOKENIZER,
+        TOKENIZER.encode("<|im_start|>assistant\n").ids,
+        skip_special=True,
+        tags=("<think>", "</think>"),
+        syntax=find_syntax(BY_NAME["qwen3"].template),
+        tools=TOOLS,
+        json_calls=json_calls,
+    )
+    ids = TOKENIZER.encode(answer).ids
+    parts = [ids[at : at + size] for at in range(0, len(ids), size)] if size else [ids]
+    pieces = [*(piece for part in parts for piece in stream.step(part)), *stream.flush(cut=cut)]
+    names = [piece.call.name for piece in pieces if piece.call and piece.call.name is not None]
+    arguments = "".join(piece.call.arguments for piece in pieces if piece.call)
+    texts = [piece.text for piece in pieces if piece.text and not piece.thought]
+    return texts, [(name, json.loads(arguments)) for name in names]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CALL,
+        f"\n {CALL}\n",
+        f"```json\n{CALL}\n```",
+        f"```\n{CALL}\n```\n",
+        f"``` JSON\n{CALL}```",
+        CALL.replace("arguments", "parameters"),
+        '{"arguments": {"city": "Rome", "days": 3}, "name": "get_weather"}',
+        '{"type": "function", "name": "get_weather", "parameters": {"city": "Rome", "days": 3}}',
+        '{"name": "get_weather", "arguments": {"city": "Rome", "days": 3,}}',
+        f"<think>\nit rains</think>\n\n{CALL}",
+    ],
+)
+def test_such_an_answer_is_a_call(answer: str, size: int) -> None:
+    assert told(answer, size) == ([], [("get_weather", {"city": "Rome", "days": 3})])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"Sure: {CALL}",
+        f"{CALL} is the call",
+        f"```json\n{CALL}\n``` calls it",
+        f"{CALL}\n{CALL}",
+        f"[{CALL}]",
+        f"```python\n{CALL}\n```",
+        '{"name": "Ada", "age": 36}',
+        '{"name": "get_weather"}',
+        '{"name": "get_weather", "arguments": "Rome"}',
+        '{"name": "get_weather", "arguments": {"days": 3}}',
+        '{"name": "get_weather", "arguments": {"city": "Rome", "days": "three"}}',
+        '{"name": "get_weather", "arguments": {"city": "Rome"}, "reason": "asked"}',
+        '{"city": "Rome"}',
+        "{}",
+        "{" + " " * 100 + "}",
+        "```",
+        "{",
+        "",
+        "A sentence.",
+    ],
+)
+def test_any_other_answer_is_text(answer: str, size: int) -> None:
+    texts, calls = told(answer, size)
+    assert ("".join(texts), calls) == (answer.rstrip() if not answer.strip() else answer, [])
+
+
+def test_text_is_held_back_only_while_it_may_be_a_call() -> None:
+    assert told('{"name": "Ada", "age": 36}', 1)[0][0] == '{"name": "Ada', "no tool has that name"
+    assert len(told("Sure, here it is.", 1)[0]) > 5
+    assert told(f"{CALL} is the call", 1)[0][0].startswith(CALL)
+    assert len(told('{"city": "Rome"}', 1)[0]) > 3
+
+
+def test_what_is_cut_or_switched_off_is_text() -> None:
+    assert told(CALL, 1, cut=True) == ([CALL], [])
+    texts, calls = told(CALL, 1, json_calls=False)
+    assert "".join(texts) == CALL and not calls and len(texts) > 5
+
+
+def test_a_call_in_the_models_own_form_stays_one() -> None:
+    answer = f"<tool_call>{CALL}</tool_call>"
+    assert told(answer, 1) == ([], [("get_weather", {"city": "Rome", "days": 3})])
+
+
+def test_arguments_fit_a_schema_by_types_members_and_values() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "unit": {"enum": ["C", "F"]},
+            "place": {"$ref": "#/$defs/place"},
+            "days": {"type": "array", "items": {"type": "integer"}},
+        },
+        "required": ["place"],
+        "additionalProperties": False,
+        "$defs": {"place": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
+    }
+    fits = Schema(schema).fits
+    place = {"city": "Rome"}
+    assert fits({"place": place}) and fits({"place": place, "unit": "C", "days": [1, 2]})
+    assert not fits({}) and not fits({"place": {}}) and not fits({"place": {"city": 1}})
+    assert not fits({"place": place, "unit": "K"}) and not fits({"place": place, "days": ["1"]})
+    assert not fits({"place": place, "other": 1}) and not fits([])
+    assert Schema(None).fits({"any": 1}) and Schema({"type": "object"}).fits({"any": 1})
