@@ -65,7 +65,7 @@ def read_call(source: Source) -> Reading[None]:
     yield from source.expect("{")
     while True:
         key = yield from _read_key(source)
-        if key == "name" and not given:
+        if key in ("name", "tool_name") and not given:
             name = _stripped_name((yield from read_value(source)))
         elif key == "function" and name is None and not given:
             name, held = _in_function((yield from read_value(source)), held)

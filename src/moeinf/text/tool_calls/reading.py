@@ -57,8 +57,11 @@ class Source:
         self._tokens = tokens
 
     def written(self, mark: str) -> str:
-        """A mark as it stands in the text."""
-        return TOKEN_MARK + mark if mark in self._tokens else mark
+        """A mark as it stands in the text: a token, letters, or letters around a token."""
+        if mark in self._tokens:
+            return TOKEN_MARK + mark
+        token = next((each for each in self._tokens if each in mark), "")
+        return mark.replace(token, TOKEN_MARK + token) if token else mark
 
     def more(self) -> Reading[None]:
         if self.ended:

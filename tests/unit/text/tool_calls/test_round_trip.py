@@ -42,7 +42,8 @@ TEMPLATES = {
     **{name: (PUBLISHED / name / "chat_template.jinja").read_text(encoding="utf-8") for name in (
         "deepseek-v3", "glm-4.5", "glm-4.7-flash", "granite-3.1-1b-a400m-instruct", "granite-4.0-h-tiny", "kimi-k2",
         "kimi-k2.5", "laguna-xs.2", "ling-2.0", "ling-3.0-flash", "nemotron-3-nano", "qwen3-30b-a3b",
-        "qwen3-coder-480b", "qwen3.5-35b-a3b", "step-3.5-flash",
+        "qwen3-coder-480b", "qwen3.5-35b-a3b", "step-3.5-flash", "deepseek-v3.2", "deepseek-v4-flash",
+        "hy3-preview", "lfm2-8b-a1b", "minimax-m2.5", "north-mini-code-1.0", "solar-open-100b",
     )},
     **{name: BY_NAME[name].template for name in ("deepseek-r1", "mistral", "magistral")},
 }  # fmt: skip
@@ -82,7 +83,8 @@ HEADS = [
 ]
 # What nobody can tell from the end of a parameter or call and the beginning of the next one.
 AMBIGUOUS = re.compile(
-    r"</parameter>\s*<parameter=[^<>\n]*>|</arg_value>\s*<arg_key>[^<\n]*</arg_key>\s*<arg_value>"
+    r"</parameter>\s*<parameter=[^<>\n]*>|</parameter>\s*<parameter name="
+    r"|</arg_value>\s*<arg_key>[^<\n]*</arg_key>\s*<arg_value>"
     r"|</parameter>\s*</function>\s*</tool_call>.*<tool_call>\s*<function="
     r"|</arg_value>\s*</tool_call>.*<tool_call>\s*[\w./:-]+\s*(?:<arg_key>|</tool_call>)",
     re.DOTALL,
@@ -91,7 +93,7 @@ AMBIGUOUS = re.compile(
 
 @cache
 def chats_of(name: str) -> ChatTemplates:
-    source = TEMPLATES[name]
+    source = TEMPLATES.get(name) or (PUBLISHED / name / "chat_template.jinja").read_text(encoding="utf-8")
     return ChatTemplates(source, source, {"bos_token": "<s>", "eos_token": "</s>"}, ["<s>", "</s>", "<|im_end|>"])
 
 
@@ -108,7 +110,8 @@ def written(name: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
     answer = {"role": "assistant", "content": "", "tool_calls": called}
     text = chats.render([*asking, answer, *results], {"tools": TOOLS})[0].replace(MARK, "")
     asked = text.rindex("ASKED") + len("ASKED")
-    return text[text.index(chats.syntax.opens[0], asked) : text.index("OUTCOME", asked)]
+    opened = min(at for mark in chats.syntax.opens if (at := text.find(mark, asked)) >= 0)
+    return text[opened : text.index("OUTCOME", asked)]
 
 
 @cache
@@ -153,6 +156,42 @@ def test_what_the_template_writes_is_read_back_equal(
     syntax, text = chats_of(name).syntax, written(name, calls)
     assert syntax is not None
     answer = text[: text.rindex(end_of(name))]
+    for tokens in ((), sorted(syntax.marks, key=len, reverse=True)):
+        assert read(syntax, answer, tokens, size) == ("", calls)
+
+
+# What stands between marks of its own is no escaped text there, and values of these forms cannot hold the marks.
+KEYS = st.text("abz_09", min_size=1, max_size=5).filter(lambda key: key != "item")
+WORDS = st.text("ab {}[]<>/=:,'\"\\\n日", min_size=1, max_size=9).map(lambda text: f"a{text}b")
+LEAVES = WORDS | st.integers() | st.booleans()
+NESTED = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, min_size=1, max_size=3) | st.dictionaries(KEYS, inner, min_size=1, max_size=3)
+)
+PLAIN_ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "s": WORDS,
+        "t": WORDS,
+        "i": st.integers(),
+        "b": st.booleans(),
+        "a": st.lists(NESTED, min_size=1, max_size=3),
+        "o": st.dictionaries(KEYS, NESTED, min_size=1, max_size=3),
+    },
+)
+
+
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "minimax-m3"])
+@settings(max_examples=30, deadline=None)
+@given(
+    calls=st.lists(st.tuples(st.just("f"), PLAIN_ARGUMENTS) | st.just(("now", {})), min_size=1, max_size=3),
+    size=st.integers(0, 7),
+)
+def test_values_within_values_are_read_back_equal(
+    name: str, calls: list[tuple[str, dict[str, Any]]], size: int
+) -> None:
+    syntax, text = chats_of(name).syntax, written(name, calls)
+    assert syntax is not None
+    answer = text[: text.rindex(syntax.closes[-1]) + len(syntax.closes[-1])]
     for tokens in ((), sorted(syntax.marks, key=len, reverse=True)):
         assert read(syntax, answer, tokens, size) == ("", calls)
 

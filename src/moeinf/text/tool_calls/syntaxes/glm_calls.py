@@ -1,6 +1,9 @@
 """<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>: GLM-4.5 and later.
 
-Values are plain text where the tool's JSON schema asks for text, else JSON.
+Values are plain text where the tool's JSON schema asks for text, else JSON. Hunyuan 3 has the same with other names of
+its marks, one behind the name of the tool, and two around all calls:
+
+<tool_calls:opensource><tool_call:opensource>name<tool_sep:opensource><arg_key:opensource>key</arg_key:opensource> ...
 """
 
 from __future__ import annotations
@@ -16,59 +19,66 @@ from moeinf.text.tool_calls.schema_values import NO_TEXT, ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_KEY, _END_KEY, _VALUE, _END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _KEY_TEXT, _MAX_KEY_CHARS = re.compile(rf"[^<\n{TOKEN_MARK}]*"), 200
 
 
-def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
-    yield from pass_marks(source, _OPEN)
-    if (yield from source.follows("{", "[")):  # some answers write calls as most models do
-        yield from HERMES.read(source, opened, tools)
-        return
-    name = yield from _read_name(source)
-    if (yield from source.follows(_KEY, _CLOSE)):
-        yield Name(name)
-        yield from read_parameters(source, _FORM, partial(_member, tools, name))
-    elif name in tools and ((yield from source.follows(_OPEN)) or (yield from source.at_end())):
-        yield from whole_call(name, "{}")
-    else:
-        raise NotACallError
+def _syntax(known_by: str, behind: str = "", separator: str = "", sections: tuple[str, ...] = ()) -> Syntax:
+    """behind: the end of the name of each mark. separator: the mark behind the name of a tool. sections: the names of
+    what holds all calls."""
+    call, end_call = f"<tool_call{behind}>", f"</tool_call{behind}>"
+    key, end_key = f"<arg_key{behind}>", f"</arg_key{behind}>"
+    value, end_value = f"<arg_value{behind}>", f"</arg_value{behind}>"
+    opens, closes = [f"<{name}{behind}>" for name in sections], [f"</{name}{behind}>" for name in sections]
 
+    def read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
+        if opened in opens:
+            yield from source.space()
+            yield from source.expect(call)
+        yield from pass_marks(source, call)
+        if not behind and (yield from source.follows("{", "[")):  # some answers write calls as most models do
+            yield from HERMES.read(source, opened, tools)
+            return
+        name = yield from read_tool(source)
+        if (yield from source.follows(key, end_call)):
+            yield Name(name)
+            yield from read_parameters(source, form, partial(_member, tools, name))
+        elif name in tools and ((yield from source.follows(call, *closes)) or (yield from source.at_end())):
+            yield from whole_call(name, "{}")
+        else:
+            raise NotACallError
 
-def _read_name(source: Source) -> Reading[str]:
-    name = yield from read_name(source)
-    yield from source.space()
-    return name
-
-
-def _read_key(source: Source) -> Reading[str]:
-    yield from source.expect(_KEY)
-    key = yield from source.matching(_KEY_TEXT, _MAX_KEY_CHARS)
-    yield from source.expect(_END_KEY)
-    yield from source.space()
-    yield from source.expect(_VALUE)
-    return key.strip()
-
-
-def _begins(source: Source) -> Reading[bool]:
-    try:
+    def read_tool(source: Source) -> Reading[str]:
+        name = yield from read_name(source)
         yield from source.space()
-        yield from _read_name(source)
-    except NotACallError:
-        return False
-    return (yield from source.follows(_KEY, _CLOSE))
+        if separator:
+            yield from source.accept(separator)
+            yield from source.space()
+        return name
+
+    def read_key(source: Source) -> Reading[str]:
+        yield from source.expect(key)
+        text = yield from source.matching(_KEY_TEXT, _MAX_KEY_CHARS)
+        yield from source.expect(end_key)
+        yield from source.space()
+        yield from source.expect(value)
+        return text.strip()
+
+    def begins(source: Source) -> Reading[bool]:
+        try:
+            yield from source.space()
+            yield from read_tool(source)
+        except NotACallError:
+            return False
+        return (yield from source.follows(key, end_call))
+
+    form = Form(read_key=read_key, end=end_value, closes=(end_call,), opens=call, begins=begins)
+    marks = [call, end_call, key, end_key, value, end_value, *([separator] if separator else []), *opens, *closes]
+    return Syntax(known_by=(known_by,), opens=(*opens, call), marks=tuple(marks), closes=(end_call, *closes), read=read)
 
 
 def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
     return tools.member(name, key, value, NO_TEXT)
 
 
-_FORM = Form(read_key=_read_key, end=_END_VALUE, closes=(_CLOSE,), opens=_OPEN, begins=_begins)
-GLM = Syntax(
-    known_by=(_KEY,),
-    opens=(_OPEN,),
-    marks=(_OPEN, _CLOSE, _KEY, _END_KEY, _VALUE, _END_VALUE),
-    closes=(_CLOSE,),
-    read=_read,
-)
+GLM = _syntax("<arg_key>")
+HUNYUAN = _syntax("<arg_key{}>", ":opensource", "<tool_sep:opensource>", ("tool_calls",))
