@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -30,6 +30,29 @@ class FramedJson:
 
 
 @dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a call between two texts: JSON of a schema, one of some texts, or without either any text.
+
+    required: whether the call must have it.
+    """
+
+    opening: str
+    end: str
+    schema: JsonMapping | None = None
+    choices: Sequence[str] = ()
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FramedValues:
+    """Values, in this order, between two texts, as FramedJson: a call of a tool whose arguments are no JSON."""
+
+    values: Sequence[Value]
+    prefix: str = ""
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Language:
     """Text that is no JSON of a schema, in whole. Its letters never mean control tokens.
 
@@ -50,7 +73,7 @@ def one_of(choices: Sequence[str]) -> Language:
 
 # "json": any object. A mapping: a JSON schema. Several framed ones: one of them. An answer may also be calls of the
 # tools that the model is given, unless it is framed; with "call" it has to be.
-AnswerFormat = str | JsonMapping | Language | Sequence[FramedJson]
+AnswerFormat = str | JsonMapping | Language | Sequence[FramedJson | FramedValues]
 
 
 class Constraint(Protocol):
@@ -110,11 +133,19 @@ def _forms(format: AnswerFormat) -> list[dict[str, str]]:
         format = {"type": "object"}
     if isinstance(format, Mapping):
         format = [FramedJson(format)]
-    if isinstance(format, str) or not all(isinstance(form, FramedJson) for form in format) or not format:
+    if isinstance(format, str) or not all(isinstance(form, FramedJson | FramedValues) for form in format) or not format:
         raise UsageError(f'format must be "json" or a JSON schema (an object), not {str(format)[:40]!r}')
     if len(format) > _MOST_FORMS:
         raise UsageError(f"format: {len(format)} forms are too many; give at most {_MOST_FORMS}")
-    return [{"prefix": form.prefix, "schema": _schema_text(form.schema), "suffix": form.suffix} for form in format]
+    return [{"prefix": form.prefix, **_held(form), "suffix": form.suffix} for form in format]
+
+
+def _held(form: FramedJson | FramedValues) -> dict[str, str]:
+    if isinstance(form, FramedJson):
+        return {"schema": _schema_text(form.schema)}
+    for value in form.values:
+        _schema_text(value.schema or {})
+    return {"values": _short(json.dumps(whole_characters([asdict(each) for each in form.values])), "the schema")}
 
 
 def _schema_text(schema: JsonMapping) -> str:

@@ -22,8 +22,9 @@ def admitted(ask: Ask, stored: StoredModel) -> Ask:
     Raises Refusal, UsageError, StoreError, TextError.
     """
     facts = facts_of(stored)
+    capabilities = {*facts.capabilities, *(["tools"] if facts.template_with_tools else [])}  # in some way or other
     for need in ask.needs:
-        if (need.capability in facts.capabilities) != need.wanted:
+        if (need.capability in capabilities) != need.wanted:
             raise Refusal(400, need.refusal)
     if ask.tools.forced is not None:
         ask = replace(ask, format=forced_calls(facts, ask.tools.offered, ask.tools.forced or None))

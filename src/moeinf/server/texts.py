@@ -133,7 +133,7 @@ def _variables(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> JsonObjec
     think = think_for(facts, ask.thoughts)
     variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
     if ask.tools.offered:
-        if not (facts and facts.tools):
+        if facts is None:
             raise UsageError(f"{stored.name} does not support tools; leave them out")
         variables["tools"] = list(ask.tools.offered)
     return variables

@@ -24,7 +24,7 @@ from moeinf.text.forms.languages import GrammarError, expression
 from moeinf.text.harmony_channels import in_head
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from moeinf.types import JsonObject
+from moeinf.types import JsonMapping, JsonObject
 
 # Text that has to come is otherwise made tokens at once, and the letters of a control token that one.
 _BY_LETTERS = '%llguidance {"no_forcing": true}'
@@ -128,11 +128,30 @@ class Grammars:
         token = self._tokenizer.token_to_id(text)
         return text.encode() if token is None else self._bytes_of(token)
 
-    def _rules(self, i: int, form: Mapping[str, str]) -> tuple[str, str]:
+    def _rules(self, i: int, form: Mapping[str, str]) -> list[str]:
         """The rules form0, inner0 and so on."""
         prefix, suffix = (_literal(self._tokenizer, form[name]) for name in ("prefix", "suffix"))
-        framed = f"form{i}: {prefix} inner{i} {suffix}"
-        return framed, f"inner{i}: {expression(form)}"
+        if "values" not in form:
+            return [f"form{i}: {prefix} inner{i} {suffix}", f"inner{i}: {expression(form)}"]
+        names, rules = [prefix], list[str]()
+        for j, value in enumerate(json.loads(form["values"])):
+            names.append(f"value{i}_{j}" if value["required"] else f"value{i}_{j}?")
+            rules += self._value_rules(f"{i}_{j}", value)
+        return [f"form{i}: {' '.join([*names, suffix])}", *rules]
+
+    def _value_rules(self, number: str, value: JsonMapping) -> list[str]:
+        """The rules of a value and of what stands around it (see sampling.constraint.Value)."""
+        opening, end = (_literal(self._tokenizer, value[name]) for name in ("opening", "end"))
+        if value["schema"] is not None:
+            held, rule = end, expression({"schema": json.dumps(value["schema"])})
+        elif value["choices"]:
+            held, rule = end, expression({"choice": json.dumps(value["choices"])})
+        elif end.startswith("<["):  # a token, which no text holds
+            token = int(end[2:].partition("]")[0])
+            held, rule = end, f"{self._all_but(token)}*"
+        else:
+            return [f"value{number}: {opening} text{number}", f"text{number}[suffix={end}]: /(?s:.*)/"]
+        return [f"value{number}: {opening} text{number} {held}", f"text{number}: {rule}"]
 
     def _compile(self, rules: Sequence[str]) -> LLMatcher:
         matcher = LLMatcher(self._table, LLMatcher.grammar_from_lark("\n".join([_BY_LETTERS, *rules])))

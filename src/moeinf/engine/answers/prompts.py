@@ -46,7 +46,7 @@ class Prompts:
         if think is None and not given and not tools:
             return {}
         facts = None if raw else self._kind.template
-        if tools and not (facts and facts.tools):
+        if tools and facts is None:
             raise UsageError(f"{'a raw prompt' if raw else self._model} does not support tools; leave them out")
         told = template_variables(facts, None if think is None else str(think).lower(), given)
         return told | ({"tools": list(tools)} if tools else {})

@@ -1,19 +1,23 @@
 """Answers that must be a call of a tool: held to the JSON of its arguments, within what the model's syntax needs.
 
-Where arguments are no JSON only the beginning of a call can be held, and so not the tool that is called.
+Values that stand in plain text between marks are held one by one. Of forms that nest (Gemma 4, MiniMax-M3), and of
+DeepSeek-V3.2's and V4's, only the beginning of a call can be held, and so not the tool that is called.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moeinf.engine.stored.facts import StoredFacts
-from moeinf.sampling.constraint import AnswerFormat, FramedJson
+from moeinf.sampling.constraint import AnswerFormat, FramedJson, FramedValues, Value
 from moeinf.server.http_errors import Refusal
-from moeinf.text.tool_calls.choice import find_syntax
-from moeinf.types import Tool
+from moeinf.text.tool_calls.choice import syntax_for
+from moeinf.text.tool_calls.schemas import Schema
+from moeinf.text.tool_calls.syntax import Elements
+from moeinf.types import JsonMapping, Tool
 
+_KEY = re.compile(r"[\w.:/-]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # without what could be a control token
 
 
@@ -27,17 +31,37 @@ def forced_calls(facts: StoredFacts, tools: Sequence[Tool], name: str | None) ->
         missing = f"no tool is called {name!r:.80}" if name else "there are no tools"
         raise Refusal(400, f"tool_choice asks for a call, but {missing}")
     template = facts.template_with_tools
-    syntax = find_syntax(template)
+    syntax = syntax_for(template)
     if syntax is None:
         raise Refusal(400, f"tool_choice: {facts.name} cannot be made to call a tool; give auto or none")
-    if syntax.frame is None and name is not None:
-        raise Refusal(400, f"tool_choice: {facts.name} cannot be held to one tool; give it that tool alone")
-    if syntax.frame is None:
+    if syntax.frame is None and syntax.elements is None:
+        if name is not None:
+            raise Refusal(400, f"tool_choice: {facts.name} cannot be held to one tool; give it that tool alone")
         return "call"
-    forms = []
+    forms: list[FramedJson | FramedValues] = []
     for function in functions:
         if not _NAME.fullmatch(function["name"]):
             raise Refusal(400, f"tool_choice: {function['name']!r:.60} cannot be a tool's name: use letters and digits")
         schema = {**(function.get("parameters") or {}), "type": "object"}
-        forms.append(FramedJson(schema, *syntax.frame(function["name"], template)))
+        if syntax.frame is not None:
+            forms.append(FramedJson(schema, *syntax.frame(function["name"], template)))
+        elif syntax.elements is not None:
+            forms.append(_of_values(syntax.elements(function["name"]), schema))
     return forms
+
+
+def _of_values(elements: Elements, schema: JsonMapping) -> FramedValues:
+    """The parameters that the schema declares, in its order. Text is free where the schema allows text."""
+    declared = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    values = []
+    for key, own in declared.items() if isinstance(declared, Mapping) else ():
+        if not _KEY.fullmatch(key):
+            raise Refusal(400, f"tool_choice: {key!r:.60} cannot be a parameter's name here: use letters and digits")
+        types, choices = Schema(schema).types(key), own.get("enum") if isinstance(own, Mapping) else None
+        is_text, known = types is None or "string" in types, isinstance(choices, list)
+        texts = choices if is_text and known and all(isinstance(each, str) and each for each in choices) else ()
+        held = None if is_text else {**shared, **own}
+        values.append(Value(elements.opening(key), elements.end, held, texts, key in required))
+    return FramedValues(values, elements.before, elements.behind)

@@ -14,19 +14,20 @@ from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.templates.traced import BEGUN, Traced, origins_of
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tool_calls.call_messages import described, fitted, in_templates_form, told_of
-from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.choice import syntax_for
+from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC, NOTE
 from moeinf.types import JsonMapping, Message
 
 
 class ChatTemplates:
     """The template of chats, and that of chats with tools, which mostly is the same.
 
-    syntax: in which the model is asked to call tools; None where that is unknown.
+    syntax: in which the model is asked to call tools.
     """
 
     def __init__(self, source: str, with_tools: str, specials: Mapping[str, str], control: Sequence[str]) -> None:
         """specials: the variables bos_token and so on. control: the control tokens, which messages cannot write."""
-        self.syntax = find_syntax(with_tools)
+        self.syntax = syntax_for(with_tools)
         self._source, self._with_tools = source, with_tools
         self._specials, self._control = specials, control
         self._writer = with_own_marks(self.syntax, control) if self.syntax else None
@@ -50,20 +51,25 @@ class ChatTemplates:
         text ends in the middle of it. Raises TextError.
         """
         tools, source = variables.get("tools"), self.source(variables.get("tools"))
+        generic, writer = self.syntax is GENERIC, self._writer
+        if generic and not tools:
+            writer = None
         messages = in_templates_form(messages, self.syntax)
         if continues:
             messages = [*messages[:-1], _begun(messages[-1:])]
-        messages = fitted(messages, source, self._writer)
+        messages = fitted(messages, source, writer)
         if tools:
             tools = described(tools)
-            messages = told_of(tools, messages, source, self._writer)
+            messages = told_of(tools, messages, source, writer)
         try:
             if source not in self._compiled:
                 self._compiled[source] = ChatTemplate(source, self._specials, self._roles)
-            told = {**variables, "tools": tools or None}
+            told = {**variables, "tools": None if generic else tools or None}
             text, notes = self._compiled[source].render(messages, told, prompts=not continues)
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template refuses this chat: {error}") from error
+        if generic and tools:
+            notes = [NOTE, *notes]
         return marked(_cut(text) if continues else text, self._control), notes
 
 

@@ -62,7 +62,12 @@ def with_own_marks(syntax: Syntax, control: Sequence[str]) -> Syntax:
     def wrapped(write: Callable[..., str] | None) -> Callable[..., Traced] | None:
         return None if write is None else lambda value, *rest: known(write(marked(value), *rest))
 
-    return replace(syntax, write=wrapped(syntax.write), describe=wrapped(syntax.describe))
+    return replace(
+        syntax,
+        write=wrapped(syntax.write),
+        describe=wrapped(syntax.describe),
+        write_result=wrapped(syntax.write_result),
+    )
 
 
 def _cut(pattern: re.Pattern[str] | None, text: str) -> list[str]:

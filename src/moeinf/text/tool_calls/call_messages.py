@@ -60,6 +60,8 @@ def described(tools: Sequence[JsonMapping]) -> list[JsonObject]:
 
 def fitted(messages: Sequence[Message], template: str, syntax: Syntax | None) -> list[Message]:
     """Calls in the way that the text of a template shows it reads them."""
+    if syntax is not None and syntax.write_result is not None:
+        return _written_out(messages, syntax)
     if not any(message.get("tool_calls") for message in messages):
         return list(messages)
     if _ONE_CALL_A_TURN in template:
@@ -103,7 +105,14 @@ def _written_out(messages: Sequence[Message], syntax: Syntax | None) -> list[Mes
     if syntax is None or syntax.write is None:
         return with_calls_written(messages)
     written = with_calls_written(messages, syntax.write)
-    return [{**m, "role": syntax.result_role} if m.get("role") == "tool" else m for m in written]
+    return [_result(m, syntax) if m.get("role") == "tool" else m for m in written]
+
+
+def _result(message: Message, syntax: Syntax) -> Message:
+    content = message["content"]
+    if syntax.write_result is not None and isinstance(content, str):
+        content = syntax.write_result(content)
+    return {**message, "role": syntax.result_role, "content": content}
 
 
 def _readable(calls: Sequence[MessageCall]) -> str:
@@ -129,7 +138,9 @@ def told_of(
     tools: Sequence[JsonMapping], messages: Sequence[Message], template: str, syntax: Syntax | None
 ) -> list[Message]:
     """Messages whose system message tells of the tools, where the text of a template shows that it does not."""
-    if syntax is None or syntax.describe is None or re.search(r"\btools\b", template):
+    if syntax is None or syntax.describe is None:
+        return list(messages)
+    if syntax.write_result is None and re.search(r"\btools\b", template):
         return list(messages)
     told = syntax.describe(tools, template)
     first = messages[0] if messages else {}

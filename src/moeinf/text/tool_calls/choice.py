@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.gemma_calls import GEMMA
+from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC
 from moeinf.text.tool_calls.syntaxes.glm_calls import GLM, HUNYUAN
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
@@ -22,6 +25,17 @@ _SYNTAXES = (
     *(HARMONY, NESTED, DSML, MINIMAX, HUNYUAN, QWEN_XML, GLM, DEEPSEEK, KIMI, SOLAR, NORTH, LFM2, LLAMA4),
     *(MISTRAL, GEMMA, GRANITE, HERMES),
 )
+
+
+def syntax_for(template: str) -> Syntax | None:
+    """The syntax in which a model is told to call tools; None where there is no chat template.
+
+    GENERIC where the template knows no tools, or asks for calls in a form that is not known.
+    """
+    syntax = find_syntax(template)
+    if syntax is not None and (syntax.describe is not None or re.search(r"\btools\b", template)):
+        return syntax
+    return GENERIC if template else None
 
 
 def find_syntax(template: str) -> Syntax | None:

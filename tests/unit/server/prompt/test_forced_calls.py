@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 from moeinf.engine.stored.facts import StoredFacts
-from moeinf.sampling.constraint import FramedJson
+from moeinf.sampling.constraint import FramedJson, FramedValues, GrammarConstraint
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.store.library import StoredModel
+from moeinf.text.text_stream import Piece
+from moeinf.text.tokenizer import Tokenizer
 from tests.support.tool_families import BY_NAME, TOOLS
+from tests.support.true_configs import PUBLISHED
 
 
 def facts(folder: Path, family: str) -> StoredFacts:
@@ -29,8 +36,69 @@ def test_the_arguments_are_held_to_the_schema_of_each_tool(tmp_path: Path) -> No
     assert [form.schema for form in forced_calls(model, [bare], None)] == [{"type": "object"}]  # type: ignore[union-attr]
 
 
-def test_where_arguments_are_no_json_only_some_call_can_be_had(tmp_path: Path) -> None:
-    model = facts(tmp_path, "glm")
+MIXED = {
+    "type": "function",
+    "function": {
+        "name": "mixed",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "unit": {"type": "string", "enum": ["C", "F"]},
+                "count": {"$ref": "#/$defs/small"},
+                "text": {"type": "string"},
+            },
+            "required": ["unit", "count"],
+            "$defs": {"small": {"type": "integer", "minimum": 1, "maximum": 3}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
+@pytest.mark.parametrize("seed", range(4))
+def test_values_in_plain_text_are_held_one_by_one(tmp_path: Path, family: str, seed: int) -> None:
+    """Tokens are drawn at random of those that may come; free text is ended soon."""
+    model = facts(tmp_path, family)
+    (form,) = forced_calls(model, [MIXED, *TOOLS], "mixed")  # type: ignore[list-item]
+    assert isinstance(form, FramedValues) and [value.required for value in form.values] == [True, True, False]
+    draw, written = random.Random(seed), list[int]()
+    with Tokenizer(tmp_path) as tokenizer:
+        stream = tokenizer.stream([], chat=True, tools=[MIXED, *TOOLS])
+        constraint = GrammarConstraint(stream, [form], tokenizer.num_ids)
+        ending = itertools.cycle(BY_NAME[family].tokenizer().encode(f"</think>{form.values[2].end}").ids)
+        pieces: list[Piece] = []
+        while not constraint.complete and len(written) < 400:
+            allowed = constraint.allowed()
+            token = int(draw.choice(allowed))
+            if len(allowed) > tokenizer.num_ids // 2:  # within free text, or a thought
+                token = next(ending)
+            written.append(token)
+            constraint.accept(token)
+            pieces += stream.step(token)
+        pieces += stream.flush()
+    assert len(written) < 400
+    assert not any(piece.text.strip() for piece in pieces if not piece.thought)
+    parts = [piece.call for piece in pieces if piece.call]
+    assert [part.name for part in parts if part.name] == ["mixed"]
+    arguments = json.loads("".join(part.arguments for part in parts))
+    assert arguments.pop("unit") in ("C", "F") and arguments.pop("count") in (1, 2, 3)
+    assert set(arguments) <= {"text"}
+
+
+def test_of_forms_that_nest_only_some_call_can_be_had(tmp_path: Path) -> None:
+    BY_NAME["glm"].write(tmp_path)
+    shutil.copy(PUBLISHED / "minimax-m3" / "chat_template.jinja", tmp_path / "chat_template.jinja")
+    model = StoredFacts(StoredModel("m", "0" * 12, tmp_path))
     assert forced_calls(model, TOOLS, None) == "call"
     with pytest.raises(Refusal, match="cannot be held to one tool"):
         forced_calls(model, TOOLS, "note")
+
+
+def test_where_the_template_knows_no_tools_the_call_has_the_form_that_the_model_is_told(tmp_path: Path) -> None:
+    BY_NAME["glm"].write(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    model = StoredFacts(StoredModel("m", "0" * 12, tmp_path))
+    (form,) = forced_calls(model, TOOLS, "note")  # type: ignore[misc]
+    assert form == FramedJson(
+        TOOLS[1]["function"]["parameters"], '<tool_call>\n{"name": "note", "arguments": ', "}\n</tool_call>"
+    )

@@ -16,7 +16,7 @@ from moeinf.text.tool_calls.call_objects import pass_marks, read_name, whole_cal
 from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import NO_TEXT, ToolSchemas
-from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntax import Elements, Syntax
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 
 _KEY_TEXT, _MAX_KEY_CHARS = re.compile(rf"[^<\n{TOKEN_MARK}]*"), 200
@@ -73,7 +73,24 @@ def _syntax(known_by: str, behind: str = "", separator: str = "", sections: tupl
 
     form = Form(read_key=read_key, end=end_value, closes=(end_call,), opens=call, begins=begins)
     marks = [call, end_call, key, end_key, value, end_value, *([separator] if separator else []), *opens, *closes]
-    return Syntax(known_by=(known_by,), opens=(*opens, call), marks=tuple(marks), closes=(end_call, *closes), read=read)
+
+    def elements(name: str) -> Elements:
+        before, after = "".join(f"{mark}\n" for mark in opens), "".join(f"\n{mark}" for mark in closes)
+        return Elements(
+            f"{before}{call}{name}{separator}\n",
+            lambda text: f"{key}{text}{end_key}\n{value}",
+            f"{end_value}\n",
+            f"{end_call}{after}",
+        )
+
+    return Syntax(
+        known_by=(known_by,),
+        opens=(*opens, call),
+        marks=tuple(marks),
+        closes=(end_call, *closes),
+        read=read,
+        elements=elements,
+    )
 
 
 def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from moeinf.text.text_stream import TOKEN_MARK
@@ -19,7 +20,7 @@ from moeinf.text.tool_calls.json_text import text_as_json
 from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import NO_TEXT, ToolSchemas
-from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntax import Elements, Syntax
 
 _KEY, _MAX_KEY_CHARS = re.compile(rf'[^<>"\n{TOKEN_MARK}]*'), 200
 _IS_TEXT, _IS_JSON = ' string="true"', ' string="false"'  # DeepSeek's, which stay with a key: none has such letters
@@ -83,5 +84,17 @@ def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
     return tools.member(name, key, value, NO_TEXT)
 
 
-MINIMAX = _syntax(("minimax:tool_call",), "", "<minimax:tool_call>", ("<minimax:tool_call>", "</minimax:tool_call>"))
+def _elements(name: str) -> Elements:
+    return Elements(
+        f'<minimax:tool_call>\n<invoke name="{name}">\n',
+        lambda key: f'<parameter name="{key}">',
+        "</parameter>\n",
+        "</invoke>\n</minimax:tool_call>",
+    )
+
+
+MINIMAX = replace(
+    _syntax(("minimax:tool_call",), "", "<minimax:tool_call>", ("<minimax:tool_call>", "</minimax:tool_call>")),
+    elements=_elements,
+)
 DSML = _syntax((f"{_DSML}function_calls", f"{_DSML}tool_calls"), _DSML, _DSML, (_DSML,))

@@ -13,7 +13,7 @@ from moeinf.text.tool_calls.call_objects import pass_marks, read_name
 from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
-from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntax import Elements, Syntax
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -99,4 +99,22 @@ _FORM = Form(
     inner=(_FUNCTION, _END_FUNCTION),
 )
 _INNER_FORM = replace(_FORM, closes=(_END_FUNCTION,), opens=_FUNCTION, begins=_begins_inside)
-QWEN_XML = Syntax(known_by=(_FUNCTION,), opens=(_OPEN, _FUNCTION), marks=(_OPEN, _CLOSE), closes=(_CLOSE,), read=_read)
+
+
+def _elements(name: str) -> Elements:
+    return Elements(
+        f"{_OPEN}\n{_FUNCTION}{name}>\n",
+        lambda key: f"{_PARAMETER}{key}>\n",
+        f"\n{_END_PARAMETER}\n",
+        f"{_END_FUNCTION}\n{_CLOSE}",
+    )
+
+
+QWEN_XML = Syntax(
+    known_by=(_FUNCTION,),
+    opens=(_OPEN, _FUNCTION),
+    marks=(_OPEN, _CLOSE),
+    closes=(_CLOSE,),
+    read=_read,
+    elements=_elements,
+)
