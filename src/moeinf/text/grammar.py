@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ class Grammars:
                 raise GrammarError("the model has no tools to call, or calls them in a way that is not known")
             return self._compile([f"start: {around.lead} {around.call}", *around.rules])
         one_of_them = " | ".join(f"form{i}" for i in range(len(forms)))
-        rules = [f"answer: {one_of_them}", *(rule for i, form in enumerate(forms) for rule in self._rules(i, form))]
+        rules = [f"answer: {one_of_them}", *(rule for i, form in enumerate(forms) for rule in self._of_form(i, form))]
         alone = self._compile(["start: answer", *rules])
         if around == Around():
             return alone
@@ -128,30 +128,17 @@ class Grammars:
         token = self._tokenizer.token_to_id(text)
         return text.encode() if token is None else self._bytes_of(token)
 
-    def _rules(self, i: int, form: Mapping[str, str]) -> list[str]:
+    def _of_form(self, i: int, form: Mapping[str, str]) -> list[str]:
         """The rules form0, inner0 and so on."""
-        prefix, suffix = (_literal(self._tokenizer, form[name]) for name in ("prefix", "suffix"))
+        tokenizer = self._tokenizer
+        prefix, suffix = (_literal(tokenizer, form[name]) for name in ("prefix", "suffix"))
         if "values" not in form:
             return [f"form{i}: {prefix} inner{i} {suffix}", f"inner{i}: {expression(form)}"]
         names, rules = [prefix], list[str]()
         for j, value in enumerate(json.loads(form["values"])):
             names.append(f"value{i}_{j}" if value["required"] else f"value{i}_{j}?")
-            rules += self._value_rules(f"{i}_{j}", value)
+            rules += _of_value(tokenizer, f"{i}_{j}", value, self._all_but)
         return [f"form{i}: {' '.join([*names, suffix])}", *rules]
-
-    def _value_rules(self, number: str, value: JsonMapping) -> list[str]:
-        """The rules of a value and of what stands around it (see sampling.constraint.Value)."""
-        opening, end = (_literal(self._tokenizer, value[name]) for name in ("opening", "end"))
-        if value["schema"] is not None:
-            held, rule = end, expression({"schema": json.dumps(value["schema"])})
-        elif value["choices"]:
-            held, rule = end, expression({"choice": json.dumps(value["choices"])})
-        elif end.startswith("<["):  # a token, which no text holds
-            token = int(end[2:].partition("]")[0])
-            held, rule = end, f"{self._all_but(token)}*"
-        else:
-            return [f"value{number}: {opening} text{number}", f"text{number}[suffix={end}]: /(?s:.*)/"]
-        return [f"value{number}: {opening} text{number} {held}", f"text{number}: {rule}"]
 
     def _compile(self, rules: Sequence[str]) -> LLMatcher:
         matcher = LLMatcher(self._table, LLMatcher.grammar_from_lark("\n".join([_BY_LETTERS, *rules])))
@@ -198,6 +185,20 @@ class Grammars:
     def _all_but(self, *ids: int) -> str:
         """Any token but these, and but those that end an answer."""
         return f"<[^{','.join(map(str, sorted({*ids, *self._eos_ids})))}]>"
+
+
+def _of_value(tokenizer: Tokenizer, number: str, value: JsonMapping, all_but: Callable[[int], str]) -> list[str]:
+    """The rules of a value and of what stands around it (see sampling.constraint.Value)."""
+    opening, end = (_literal(tokenizer, value[name]) for name in ("opening", "end"))
+    if value["schema"] is not None:
+        rule = expression({"schema": json.dumps(value["schema"])})
+    elif value["choices"]:
+        rule = expression({"choice": json.dumps(value["choices"])})
+    elif end.startswith("<["):  # a token, which no text holds
+        rule = f"{all_but(int(end[2:].partition(']')[0]))}*"
+    else:
+        return [f"value{number}: {opening} text{number}", f"text{number}[suffix={end}]: /(?s:.*)/"]
+    return [f"value{number}: {opening} text{number} {end}", f"text{number}: {rule}"]
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:
