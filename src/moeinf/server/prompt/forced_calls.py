@@ -59,9 +59,10 @@ def _of_values(elements: Elements, schema: JsonMapping) -> FramedValues:
     for key, own in declared.items() if isinstance(declared, Mapping) else ():
         if not _KEY.fullmatch(key):
             raise Refusal(400, f"tool_choice: {key!r:.60} cannot be a parameter's name here: use letters and digits")
-        types, choices = Schema(schema).types(key), own.get("enum") if isinstance(own, Mapping) else None
-        is_text, known = types is None or "string" in types, isinstance(choices, list)
-        texts = choices if is_text and known and all(isinstance(each, str) and each for each in choices) else ()
+        own = own if isinstance(own, Mapping) else {}
+        types, listed = Schema(schema).types(key), own.get("enum")
+        is_text, choices = types is None or "string" in types, listed if isinstance(listed, list) else []
+        texts = choices if is_text and all(isinstance(each, str) and each for each in choices) else ()
         held = None if is_text else {**shared, **own}
         values.append(Value(elements.opening(key), elements.end, held, texts, key in required))
     return FramedValues(values, elements.before, elements.behind)

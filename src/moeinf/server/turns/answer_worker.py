@@ -14,7 +14,7 @@ from moeinf.engine.stored.fits_beside import fits_beside
 from moeinf.engine.stored.longest_context import longest_context
 from moeinf.server.ask import Ended, Eta, Failed, Loading
 from moeinf.server.http_errors import RETRY_AFTER_S, BusyError, StoppingError
-from moeinf.server.turns.contexts import least_context, room_for_answer
+from moeinf.server.turns.contexts import least_context, refusal, room_for_answer
 from moeinf.server.turns.fair_queue import FairQueue
 from moeinf.server.turns.job import Job
 from moeinf.server.turns.model_opening import ModelOpening
@@ -232,6 +232,7 @@ class Worker:
                 if self._queue.put(who.client, job, who.user, background=who.background):
                     self._places.changed()
                     return
+            event = Failed(refusal(self.opened, job, event.error))
         try:
             self._places.changed()
             self._running.withdraw(job)

@@ -6,6 +6,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
+from moeinf.engine.answers.prompts import check_length
 from moeinf.errors import ContextLengthError, MoeinfError
 from moeinf.server.ask import Ask
 from moeinf.server.turns.job import Job
@@ -30,6 +31,20 @@ def room_for_answer(opened: OpenModels, loaded: Loaded, ask: Ask) -> int:
         return 1
     asked = ask.params.get("num_predict")
     return min(asked, ANSWER_ROOM) if isinstance(asked, int) and asked > 0 else ANSWER_ROOM
+
+
+def refusal(opened: OpenModels, job: Job, error: Exception) -> Exception:
+    """What a client is told of a prompt that is too long: the longest context, and not that which is open."""
+    if not isinstance(error, ContextLengthError) or job.stored is None or "context" in job.ask.config:
+        return error
+    try:
+        longest = opened.longest_context(job.stored)
+        check_length(max(1, error.num_tokens), longest, longest, job.stored.manifest.info.context_length)
+    except ContextLengthError as told:
+        return told
+    except MoeinfError:
+        pass
+    return error
 
 
 def least_context(opened: OpenModels, job: Job, error: Exception) -> int:

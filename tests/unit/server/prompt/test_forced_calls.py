@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_the_arguments_are_held_to_the_schema_of_each_tool(tmp_path: Path) -> No
     assert [form.schema for form in forced_calls(model, [bare], None)] == [{"type": "object"}]  # type: ignore[union-attr]
 
 
-MIXED = {
+MIXED: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "mixed",
@@ -59,7 +60,8 @@ MIXED = {
 def test_values_in_plain_text_are_held_one_by_one(tmp_path: Path, family: str, seed: int) -> None:
     """Tokens are drawn at random of those that may come; free text is ended soon."""
     model = facts(tmp_path, family)
-    (form,) = forced_calls(model, [MIXED, *TOOLS], "mixed")  # type: ignore[list-item]
+    held: Any = forced_calls(model, [MIXED, *TOOLS], "mixed")
+    (form,) = held
     assert isinstance(form, FramedValues) and [value.required for value in form.values] == [True, True, False]
     draw, written = random.Random(seed), list[int]()
     with Tokenizer(tmp_path) as tokenizer:
@@ -98,7 +100,5 @@ def test_where_the_template_knows_no_tools_the_call_has_the_form_that_the_model_
     BY_NAME["glm"].write(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     model = StoredFacts(StoredModel("m", "0" * 12, tmp_path))
-    (form,) = forced_calls(model, TOOLS, "note")  # type: ignore[misc]
-    assert form == FramedJson(
-        TOOLS[1]["function"]["parameters"], '<tool_call>\n{"name": "note", "arguments": ', "}\n</tool_call>"
-    )
+    begins, ends = '<tool_call>\n{"name": "note", "arguments": ', "}\n</tool_call>"
+    assert forced_calls(model, TOOLS, "note") == [FramedJson(TOOLS[1]["function"]["parameters"], begins, ends)]

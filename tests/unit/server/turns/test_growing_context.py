@@ -61,6 +61,7 @@ def test_what_is_longer_than_the_longest_is_refused() -> None:
         refused = asyncio.run(events_of(worker, Ask("a", "x" * 8000)))[-1]
         assert isinstance(refused, Failed) and isinstance(refused.error, ContextLengthError)
         assert opened.contexts == [512]
+        assert (refused.error.num_tokens, refused.error.context) == (8000, 8000), "and not that which is open"
 
 
 def test_a_short_answer_needs_less() -> None:
