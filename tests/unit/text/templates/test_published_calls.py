@@ -153,6 +153,7 @@ def test_kimi_keeps_a_queue_of_calls() -> None:
     ],
 )
 def test_a_template_changes_what_it_made_and_not_what_it_is_given(changes: str, allowed: str | None) -> None:
+    changes = f"{changes}{{# tools are called by <tool_call> #}}"
     made = ChatTemplates(changes, changes, {}, [])
     if allowed is None:
         with pytest.raises(TextError, match=r"unsafe|not safely callable|for a template|in a template"):
