@@ -63,7 +63,7 @@ class Texts:
                     pass
                 return
             ids = _token_ids(tokenizer, stored, ask, config, lambda least: check_least(least, context, longest))
-            check_length(len(ids), context, context, longest)
+            check_length(len(ids), context, longest)
             check_token_ids(SamplingParams(**ask.params), min(tokenizer.num_ids, stored.manifest.info.vocab_size))
             if ask.format is not None:
                 stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools.offered)

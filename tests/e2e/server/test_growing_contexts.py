@@ -55,6 +55,8 @@ def test_a_prompt_gets_the_context_that_it_needs(server: HttpServer, path: str, 
     told = asked(server.url, path, 100, stream=stream)
     assert told.status_code == 200 and "error" not in told.text
     assert open_context(server.url) == (128, 2048)
+    (listed,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert listed["context_length"] == listed["max_model_len"] == 2048
     shown = httpx.post(f"{server.url}/api/show", json={"model": "demo"}).json()["model_info"]
     assert [value for name, value in shown.items() if name.endswith(".context_length")] == [2048]
 

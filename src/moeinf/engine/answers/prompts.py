@@ -62,7 +62,7 @@ class Prompts:
 
         messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
         made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(prompt))
-        check_length(len(made.ids), self._context - room + 1, self._context, self.info.context_length)
+        check_length(len(made.ids), self._context, self.info.context_length, room)
         return made
 
     def _seen(
@@ -100,14 +100,14 @@ def check_least(num_tokens: int, context: int, longest: int) -> None:
         raise _no_room(f"at least {num_tokens}", num_tokens, context, longest)
 
 
-def check_length(num_tokens: int, room: int, context: int, longest: int) -> None:
-    """Raises UsageError for a prompt of no tokens, ContextLengthError for one of `room` tokens or more.
+def check_length(num_tokens: int, context: int, longest: int, room: int = 1) -> None:
+    """Raises UsageError for a prompt of no tokens, ContextLengthError for one that a context has no room for.
 
-    longest: the context that the model allows.
+    longest: the context that the model allows. room: tokens of the answer that must have room, too.
     """
     if not num_tokens:
         raise UsageError("the prompt is empty: give at least one word")
-    if num_tokens >= room:
+    if num_tokens + room > context:
         raise _no_room(str(num_tokens), num_tokens, context, longest)
 
 

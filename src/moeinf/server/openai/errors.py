@@ -21,13 +21,16 @@ _CODES = {
 
 
 def error_body(fault: Fault) -> JsonObject:
-    """A prompt that is too long is refused in OpenAI's words, by which clients know it, with the remedy behind."""
     code = _CODES.get(fault.kind)
     kind = _TYPES.get(fault.kind, "invalid_request_error")
-    message = fault.message
-    if (too_long := fault.too_long) is not None:
-        message = (
-            f"This model's maximum context length is {too_long.context} tokens. However, your messages resulted in "
-            f"{too_long.num_tokens} tokens: {too_long.remedy}"
-        )
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": message_of(fault), "type": kind, "param": None, "code": code}}
+
+
+def message_of(fault: Fault) -> str:
+    """A prompt that is too long is refused in OpenAI's words, by which clients know it, with the remedy behind."""
+    if (too_long := fault.too_long) is None:
+        return fault.message
+    return (
+        f"This model's maximum context length is {too_long.context} tokens. However, your messages resulted in "
+        f"{too_long.num_tokens} tokens: {too_long.remedy}"
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moeinf.errors import MoeinfError
 from moeinf.server.http import answering, json_response
 from moeinf.server.http_errors import Refusal
 from moeinf.server.openai import chat, completions, embeddings
@@ -33,19 +35,22 @@ def routes(service: Service) -> list[Route]:
 
 
 async def _models(service: Service, request: Request) -> Response:
-    data = await service.pools.store.run(lambda: [_described(stored) for stored in service.library.list()])
+    data = await service.pools.store.run(lambda: [_described(service, stored) for stored in service.library.list()])
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return json_response({"object": "list", "data": data, "has_more": False, **ends})
 
 
 async def _model(service: Service, request: Request) -> Response:
     name = request.path_params["name"]
-    return json_response(await service.pools.store.run(lambda: _described(service.find(name))))
+    return json_response(await service.pools.store.run(lambda: _described(service, service.find(name))))
 
 
-def _described(stored: StoredModel) -> JsonObject:
-    """With the fields of Anthropic's API, which has models at the same paths."""
-    modified = stored.modified
+def _described(service: Service, stored: StoredModel) -> JsonObject:
+    """With the fields of Anthropic's API, which has models at the same paths, and the longest context by the names that
+    clients look for. Blocks."""
+    modified, lengths = stored.modified, dict[str, int]()
+    with suppress(MoeinfError):  # whoever asks such a model is told what is wrong with it
+        lengths = dict.fromkeys(("context_length", "max_model_len"), service.worker.opened.longest_context(stored))
     return {
         "id": stored.name,
         "object": "model",
@@ -54,6 +59,7 @@ def _described(stored: StoredModel) -> JsonObject:
         "type": "model",
         "display_name": stored.name,
         "created_at": modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        **lengths,
     }
 
 

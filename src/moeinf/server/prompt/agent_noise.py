@@ -1,7 +1,9 @@
-"""Lines that coding agents put into their system prompts anew with every request.
+"""What coding agents put into their system prompts anew with every request, or with every conversation.
 
-They tell a model nothing, and whatever follows them would have to be computed again each time: a prompt is reused only
-up to its first difference. So they are left out, of system messages alone.
+Whatever follows it would have to be computed again each time: a prompt is reused only up to its first difference. Lines
+that tell a model nothing are left out, of system messages alone. The state of a repository, which tells something, is
+moved from the end of the system message to the beginning of the first question: many templates put the tools between
+the two, which are most of the prompt.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ _BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE)
 _OPENS, _CLOSES = "<total_tokens>", "</total_tokens>"
 _TOKENS_LEFT = re.compile(r"<total_tokens>\s*[0-9][0-9,. ]{0,20}\s*tokens? left\s*</total_tokens>")
 _LONGEST = 80
+# What Claude Code quotes of git, at the end of its system prompt.
+_GIT_STATUS = re.compile(r"(?:\A|\n)[ \t]*(?=gitStatus: This is the git status at the start of the conversation\.)")
 
 
 def without_noise(messages: Sequence[Message]) -> list[Message]:
@@ -30,7 +34,21 @@ def without_noise(messages: Sequence[Message]) -> list[Message]:
         quiet = quiet_text(content)
         if quiet or not content:
             kept.append(message if quiet == content else {**message, "content": quiet})
-    return kept
+    return _with_status_behind(kept)
+
+
+def _with_status_behind(messages: Sequence[Message]) -> list[Message]:
+    """The chat with the state of a repository at the beginning of the first question, where one follows."""
+    if len(messages) < 2 or (messages[0].get("role"), messages[1].get("role")) != ("system", "user"):
+        return list(messages)
+    told, asked = messages[0].get("content"), messages[1].get("content")
+    status = _GIT_STATUS.search(told) if isinstance(told, str) else None
+    if status is None or not told[: status.start()].strip() or not isinstance(asked, str | list):
+        return list(messages)
+    moved = f"<system-reminder>\n{told[status.end() :].strip()}\n</system-reminder>\n\n"
+    question = moved + asked if isinstance(asked, str) else [{"type": "text", "text": moved}, *asked]
+    first, second = {**messages[0], "content": told[: status.start()].rstrip()}, {**messages[1], "content": question}
+    return [first, second, *messages[2:]]
 
 
 def quiet_text(text: str) -> str:

@@ -12,6 +12,7 @@ from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Queue
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer, sse
 from moeinf.server.http_errors import Fault, fault_of
+from moeinf.server.openai.errors import message_of
 from moeinf.server.openai.stream import waiting_comment
 from moeinf.server.responses.output_items import OutputItems
 from moeinf.types import JsonObject
@@ -91,7 +92,7 @@ class ResponseWriter:
 
 
 def _error(fault: Fault) -> JsonObject:
-    return {"code": _CODES.get(fault.kind, "invalid_prompt"), "message": fault.message}
+    return {"code": _CODES.get(fault.kind, "invalid_prompt"), "message": message_of(fault)}
 
 
 def _usage(completion: Completion) -> JsonObject:

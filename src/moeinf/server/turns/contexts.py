@@ -39,7 +39,9 @@ def refusal(opened: OpenModels, job: Job, error: Exception) -> Exception:
         return error
     try:
         longest = opened.longest_context(job.stored)
-        check_length(max(1, error.num_tokens), longest, longest, job.stored.manifest.info.context_length)
+        if error.context == longest:
+            return error
+        check_length(max(1, error.num_tokens), longest, job.stored.manifest.info.context_length)
     except ContextLengthError as told:
         return told
     except MoeinfError:

@@ -63,3 +63,36 @@ def test_a_megabyte_of_counters_or_of_space_takes_no_square_of_its_length() -> N
     spaces = " " * 2_000_000
     assert quiet_text(f"a{spaces}b") == f"a{spaces}b"
     assert len(quiet_text(f"{spaces}</total_tokens>")) == len(spaces) + len("</total_tokens>")
+
+
+STATUS = (
+    "gitStatus: This is the git status at the start of the conversation. Note that.\n\nRecent commits:\ne522c0b init"
+)
+
+
+@pytest.mark.parametrize("asked", ["Fix it.", [{"type": "text", "text": "Fix it."}]])
+def test_the_state_of_a_repository_comes_behind_what_stays(asked: object) -> None:
+    """So that the tools, which many templates put behind the system message, are those of the last conversation."""
+    answer = {"role": "assistant", "content": "Done."}
+    chat = [{"role": "system", "content": f"{SYSTEM}\n\n{STATUS}\n"}, {"role": "user", "content": asked}, answer]
+    first, second, third = without_noise(chat)
+    assert first == {"role": "system", "content": SYSTEM.rstrip()} and third == answer
+    moved = f"<system-reminder>\n{STATUS}\n</system-reminder>\n\n"
+    assert second["content"] in (
+        f"{moved}Fix it.",
+        [{"type": "text", "text": moved}, {"type": "text", "text": "Fix it."}],
+    )
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "system", "content": STATUS}, {"role": "user", "content": "hi"}],
+        [{"role": "system", "content": f"{SYSTEM}\n{STATUS}"}],
+        [{"role": "system", "content": f"{SYSTEM}\n{STATUS}"}, {"role": "assistant", "content": "hi"}],
+        [{"role": "system", "content": f"{SYSTEM} The line gitStatus: is told."}, {"role": "user", "content": "hi"}],
+        [{"role": "user", "content": f"{SYSTEM}\n{STATUS}"}, {"role": "user", "content": "hi"}],
+    ],
+)
+def test_where_nothing_can_stand_behind_it_it_stays(chat: list[dict[str, object]]) -> None:
+    assert without_noise(chat) == chat
