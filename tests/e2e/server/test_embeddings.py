@@ -141,7 +141,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": ["a"] * 2049}, "at most 2048"),
     ({"input": [[4096]]}, "4096 is no token id"),
     ({"input": [[-1]]}, "-1 is no token id"),
-    ({"input": "word " * 5000}, "the prompt has"),
+    ({"input": "word " * 5000}, "maximum context length is"),
     ({"input": "a", "dimensions": 0}, "dimensions is 0"),
     ({"input": "a", "dimensions": 10_000}, "dimensions is 10000"),
     ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
