@@ -91,9 +91,8 @@ def test_a_model_that_always_thinks_is_made_to_stop_where_it_begins(
     command: Command, tmp_path: Path, home: Path
 ) -> None:
     template = TEMPLATE.split("{% if enable_thinking")[0]  # it has no switch, and has the model write <think> itself
-    says = SAYS | {"assistant": "<think>"}
     pull(
-        str(write_speaker(tmp_path / "ponderer", says, f"{template}{{# <think></think> #}}", ("<think>", "</think>"))),
+        str(write_speaker(tmp_path / "ponderer", SAYS, f"{template}{{# <think></think> #}}", ("<think>", "</think>"))),
         home=home,
     )
     try:
