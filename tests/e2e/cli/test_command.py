@@ -256,6 +256,22 @@ def test_help_shows_what_is_asked_for_most_and_help_all_every_option(verb: str, 
     assert option_names(command(verb, "--help-all", "--help").out) == known, "the first that ends a command counts"
 
 
+def test_help_fits_a_narrow_terminal(environment: dict[str, str]) -> None:
+    every_help = (
+        "from moeinf import cli; from typer.main import get_command\n"
+        "for name in get_command(cli.app).commands: cli.run_command([name, '--help'])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", every_help],
+        env=environment | {"COLUMNS": "40"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = told.stdout.splitlines()
+    assert told.stdout.count("Usage: moeinf") > 15 and max(map(len, lines)) <= 40
+
+
 def test_the_short_help_names_options_that_there_are() -> None:
     from typer.main import get_command
 
@@ -566,7 +582,7 @@ def test_formats_are_in_the_name_the_list_and_what_show_tells(
     notes = [line.removeprefix("note: ") for line in done.err.splitlines() if line.startswith("note: ")]
     said = "expert gate, expert up: rows of 128 are no whole number of q4_k blocks (256); stored as iq4_nl, which loses"
     assert notes[0].startswith(said)
-    assert command("list").out.splitlines()[1].split()[:5:4] == ["demo:q4_k-q8_0", "q4_k-q8_0"]
+    assert command("list").out.splitlines()[1].split()[:5:4] == ["demo:q4_k-q8_0", "iq4_nl"]
     lines = [line.strip() for line in command("show", "demo:q4_k-q8_0").out.splitlines()]
     assert "quantization        iq4_nl experts, q8_0 dense, q8_0 head" in lines and set(notes) <= set(lines)
     assert "demo:q4_k-q8_0: up to date" in command("pull", "demo:q4_k-q8_0", "--dry-run").out

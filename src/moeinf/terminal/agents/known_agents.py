@@ -128,7 +128,7 @@ def _aider(served: Served) -> Telling:
 
 AGENTS: Final[Mapping[str, Agent]] = {
     "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 18_800, _claude),
-    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 8_000, _codex),
+    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex),
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 7_200, _opencode),
     "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 17_500, _qwen),
     "aider": Agent("aider", "aider", "python -m pip install aider-install && aider-install", 2_300, _aider),

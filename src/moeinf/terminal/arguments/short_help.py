@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from shutil import get_terminal_size
 from typing import Annotated, Any, Final
 
@@ -68,7 +69,15 @@ def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
     return tuple(ctx.meta.get(_BEHIND, ()))
 
 
-class ShortHelpCommand(TyperCommand):
+class VerbCommand(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """On a narrow terminal what is explained takes a third of a line, and what is longer a line of its own."""
+        if help_width() is not None:
+            formatter.write_dl = partial(formatter.write_dl, col_max=formatter.width // 3)
+        super().format_help(ctx, formatter)
+
+
+class ShortHelpCommand(VerbCommand):
     """A verb of SHOWN, by `with_help_all`. keeps_behind: whether what follows `--` is for another program."""
 
     shown: tuple[str, ...] = ()
@@ -93,13 +102,15 @@ class ShortHelpCommand(TyperCommand):
         finally:
             for option in rest:
                 option.hidden = False  # type: ignore[attr-defined]
-        formatter.write(f"\n  {len(rest)} more options: {ctx.command_path} --help-all\n")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"{len(rest)} more options: {ctx.command_path} --help-all")
 
 
 def add_verb(app: typer.Typer, name: str, verb: Callable[..., None], *, hidden: bool = False) -> None:
     """Makes the verb a command of this name; one of SHOWN has the short help."""
     if (shown := SHOWN.get(verb.__name__)) is None:
-        app.command(name, hidden=hidden)(verb)
+        app.command(name, hidden=hidden, cls=VerbCommand)(verb)
         return
     kind = type("ShortHelpCommand", (ShortHelpCommand,), {"shown": shown, "keeps_behind": name == "launch"})
     app.command(name, hidden=hidden, cls=kind)(with_help_all(verb))

@@ -15,7 +15,7 @@ from moeinf.terminal.chat.help import HELP_SHOW, help_text
 from moeinf.terminal.chat.saved import recall, save_chat
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation_loop import Conversation
-from moeinf.terminal.screen import print_fitted, print_harmless
+from moeinf.terminal.screen import harmless, print_fitted
 from moeinf.terminal.stored.listing import list_lines
 from moeinf.terminal.stored.show import parameters_text, show_lines
 from moeinf.terminal.user_notes import say
@@ -95,10 +95,10 @@ class Commands:
             "template": lambda stored: StoredFacts(stored).template or _none("prompt template"),
         }
         if what == "system":
-            print_fitted(self._conversation.system or _none("system message"))
+            print_fitted(harmless(self._conversation.system or _none("system message")))
         elif what in texts:
-            shown = print_harmless if what == "template" else print_fitted  # a template is code
-            shown(texts[what](self._switch.library.find(self._conversation.model.name)))
+            shown = print if what == "template" else print_fitted  # a template is code
+            shown(harmless(texts[what](self._switch.library.find(self._conversation.model.name))))
         else:
             say(HELP_SHOW)
 
