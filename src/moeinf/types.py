@@ -115,6 +115,18 @@ class MoeShape:
         return self.num_experts == 1
 
     @property
+    def kind(self) -> str:
+        """What its experts are, in a word for users."""
+        return "MLPs" if self.dense else "experts"
+
+    @property
+    def text(self) -> str:
+        """`27 layers x 64 experts, top-6`"""
+        layers = f"{self.num_layers} layer{'' if self.num_layers == 1 else 's'}"
+        each = "one MLP" if self.dense else f"{self.experts_text} experts, top-{self.top_k}"
+        return f"{layers} x {each}"
+
+    @property
     def num_keys(self) -> int:
         return self.num_layers * self.num_experts
 

@@ -43,8 +43,6 @@ def _check_shape(trace: Trace, shape: MoeShape, folder: Path) -> None:
     """A trace may have fewer experts a token than the model: some recorders leave the least likely ones out."""
     of_trace, of_model = ((each.num_layers, each.counts or each.num_experts) for each in (trace.shape, shape))
     if of_trace != of_model or trace.shape.top_k > shape.top_k:
-        texts = [f"{each.num_layers} layers x {each.experts_text} experts, top-{each.top_k}"
-                 for each in (trace.shape, shape)]  # fmt: skip
-        raise UsageError(f"--routing {folder} is of another model: {texts[0]}, and this one has {texts[1]}")
+        raise UsageError(f"--routing {folder} is of another model: {trace.shape.text}, and this one has {shape.text}")
     if (trace.experts == ABSENT).any():
         raise UsageError(f"--routing {folder} is of a model with an encoder; bench replays decoders alone")

@@ -44,7 +44,7 @@ from moeinf.runtime.io.reader_protocol import ReadFacts
 from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener
 from moeinf.text.quantities import size_text
 from moeinf.traces.replayed import ReplayedExperts
-from moeinf.types import ByteArray, Float32Array
+from moeinf.types import ByteArray, Float32Array, MoeShape
 
 if TYPE_CHECKING:  # loads torch
     from moeinf.distributed.kernels import JoiningKernel
@@ -173,12 +173,12 @@ class CpuRunner(OfOneSequence):
     def arithmetic(self) -> str:
         return f"cpu {self._isa}"
 
-    def describe(self, total_experts: int) -> str:
+    def describe(self, moe: MoeShape) -> str:
         plan = self.plan
-        rest = " · rest on disk" if plan.num_slots < total_experts else ""
+        rest = " · rest on disk" if plan.num_slots < moe.total_experts else ""
         return (
             f"CPU, RAM {size_text(plan.total_bytes - plan.prefix_bytes)}: dense {size_text(plan.dense_bytes)}, "
-            f"KV {sequence_text(plan, self._parallel)}, experts {plan.num_slots}/{total_experts} "
+            f"KV {sequence_text(plan, self._parallel)}, {moe.kind} {plan.num_slots}/{moe.total_experts} "
             f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
             + ("" if self._joining is None else f" · {self._joining.star.describe()}")
         )

@@ -34,7 +34,7 @@ from moeinf.runtime.gpu.divided_experts import Card, DividedExperts
 from moeinf.runtime.io.reader_protocol import ReadFacts
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.text.quantities import size_text
-from moeinf.types import ExpertLayout, Float32Array
+from moeinf.types import ExpertLayout, Float32Array, MoeShape
 
 T = TypeVar("T")
 
@@ -243,12 +243,12 @@ class GpuRunner(OfOneSequence):
     def arithmetic(self) -> str:
         return f"gpu {self._gpu.name}, {self.plan.prefill_chunk} tokens at once"
 
-    def describe(self, total_experts: int) -> str:
+    def describe(self, moe: MoeShape) -> str:
         plan, first = self.plan, self._cards[0]
-        others = "".join(f" · {card.describe(total_experts)}" for card in self._cards[1:])
+        others = "".join(f" · {card.describe(moe)}" for card in self._cards[1:])
         return (
             f"{self._gpu.name}, VRAM {size_text(first.used_bytes)} of {size_text(plan.limit_bytes)}: "
-            f"{first.layers_text()}{first.experts_text(total_experts)}{others}{prefixes_text(plan)}"
+            f"{first.layers_text()}{first.experts_text(moe)}{others}{prefixes_text(plan)}"
         )
 
     def peak_device_bytes(self) -> int:

@@ -189,10 +189,11 @@ class Model:
 
     def describe(self) -> str:
         """One line: what was loaded, and where its memory went."""
-        info = self.manifest.info
+        info, moe = self.manifest.info, self.manifest.moe
+        active = "" if moe.dense else f"({count_text(info.active_params)} active) "
         return (
-            f"{self.name} · {count_text(info.num_params)} ({count_text(info.active_params)} active) "
-            f"{formats_text(self.manifest)} · {self.runner.describe(self.manifest.moe.total_experts)} · "
+            f"{self.name} · {count_text(info.num_params)} {active}"
+            f"{formats_text(self.manifest)} · {self.runner.describe(moe)} · "
             f"context {self.plan.context}"
         )
 

@@ -16,7 +16,7 @@ from moeinf.runtime.io.reader_protocol import ReadFacts
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.sampling.beam_search import EncoderDecoderModel
 from moeinf.sampling.step_queue import StepModel
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, MoeShape
 
 
 class ModelRunner(EncoderDecoderModel, StepModel, Protocol):
@@ -48,7 +48,7 @@ class ModelRunner(EncoderDecoderModel, StepModel, Protocol):
         """What its rounding depends on: the device, and how its kernels compute."""
         ...
 
-    def describe(self, total_experts: int) -> str:
+    def describe(self, moe: MoeShape) -> str:
         """Says where its memory went."""
         ...
 

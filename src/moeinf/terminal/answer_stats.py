@@ -66,7 +66,8 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
 def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tuple[str, str]]:
     cache, decoded = stats.decode_cache, len(stats.token_s)
     moved = cache.demand_bytes + cache.prefetch_bytes
-    resident = f"{model.tier.num_experts}/{model.manifest.moe.total_experts} experts"
+    moe = model.manifest.moe
+    resident, what = f"{model.tier.num_experts}/{moe.total_experts} {moe.kind}", "MLP" if moe.dense else "expert"
     hits = f", {100 * cache.hit_rate:.1f}% hit ({cache.hits}/{cache.activations})" if cache.activations else ""
     given_back = stats.prefill_cache.given_back_bytes + cache.given_back_bytes
     transfer = ""
@@ -74,8 +75,8 @@ def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tupl
         per_token, per_second = binary_size_text(moved / decoded), binary_size_text(moved / stats.decode_s)
         transfer = f"{per_token}/token, {per_second}/s, {duration_text(cache.stall_s)} stalled"
     return [
-        ("expert cache", resident + hits),
-        ("expert transfer", transfer),
+        (f"{what} cache", resident + hits),
+        (f"{what} transfer", transfer),
         ("memory given back", binary_size_text(given_back) if given_back else ""),
         (  # of the whole process, where the line about the model has what was planned for it
             "process memory",

@@ -155,7 +155,7 @@ def shares_text(stored: StoredModel, config: RuntimeConfig) -> str:
     from moeinf.engine.reporting import Reporting
 
     with Model(stored, preset_of(stored).configured(config), Reporting(say), preload=False) as model:
-        return "\n".join(model.runner.describe(model.manifest.moe.total_experts).split(" · "))
+        return "\n".join(model.runner.describe(model.manifest.moe).split(" · "))
 
 
 def check_template(stored: StoredModel, chat: ChatOptions) -> None:

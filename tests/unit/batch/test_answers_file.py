@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,10 @@ def test_the_file_comes_to_its_place_when_it_is_whole(tmp_path: Path) -> None:
 
 def test_faults_of_an_earlier_run_are_counted(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    found = [{"response": {"status_code": 200, "body": {}}, "error": None}, {"response": {"status_code": 400}}]
+    found: list[dict[str, Any]] = [
+        {"response": {"status_code": 200, "body": {}}, "error": None},
+        {"response": {"status_code": 400}},
+    ]
     found.append({"response": None, "error": {"code": "x"}})
     text = [json.dumps({"id": each, "custom_id": "x"} | more) for each, more in zip(IDS, found, strict=True)]
     out.write_text("\n".join(text) + "\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 from moeinf.engine.completion import GenerationStats, PeakMemory
 from moeinf.terminal.answer_stats import cache_lines, stats_lines
+from moeinf.types import MoeShape
 
 
 def test_the_peak_is_told_to_be_that_of_the_process_beside_what_was_planned() -> None:
@@ -15,7 +16,7 @@ def test_the_peak_is_told_to_be_that_of_the_process_beside_what_was_planned() ->
         plan=SimpleNamespace(context=2048),
         last=SimpleNamespace(stats=stats),
         tier=SimpleNamespace(num_experts=3),
-        manifest=SimpleNamespace(moe=SimpleNamespace(total_experts=4)),
+        manifest=SimpleNamespace(moe=MoeShape(1, 4, 2)),
         describe=lambda: "demo in 12 MiB RAM",
     )
     for lines in (cache_lines(model)[1:], stats_lines(stats, model)):

@@ -63,12 +63,14 @@ def doctor_json(findings: Sequence[Finding], rates: Rates) -> str:
 def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str]:
     """Memory by part, what is resident, and how fast that will be. free_bytes: of the store's disk."""
     info, moe = forecast.outline.manifest.info, forecast.moe
+    active = "" if moe.dense else f" ({count_text(info.active_params)} active)"
+    experts = ("experts", f"{moe.num_layers} layers of {moe.experts_text}, {moe.top_k} a token")
     lines = section(
         subject.name,
         [
-            ("parameters", f"{count_text(info.num_params)} ({count_text(info.active_params)} active)"),
+            ("parameters", f"{count_text(info.num_params)}{active}"),
             ("on disk", _disk_text(subject, free_bytes)),
-            ("experts", f"{moe.num_layers} layers of {moe.experts_text}, {moe.top_k} a token"),
+            ("layers", f"{moe.num_layers}, each with one MLP: every token uses all of it") if moe.dense else experts,
         ],
     )
     lines += section("Memory", [*memory_rows(forecast), ("in all", size_text(process_bytes(forecast)))])
@@ -76,7 +78,7 @@ def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str
     lines += section(
         "Speed (forecast)",
         [
-            ("resident", f"{forecast.resident_share:.0%} of the experts"),
+            ("resident", f"{forecast.resident_share:.0%} of the {moe.kind}"),
             ("hit rate", f"{hits.hit_rate:.0%} ({hits.source})"),
             ("read", f"{size_text(forecast.decode.read_bytes)} a token"),
             ("decode", f"{rate_text(forecast.decode.tokens_per_s)} behind a prompt of {forecast.prefill.tokens}"),
@@ -106,7 +108,7 @@ def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
         ("KV cache", sequence_text(plan)),
         ("activations", f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once"),
         (
-            "experts",
+            forecast.moe.kind,
             f"{size_text(plan.cache_bytes)}: {plan.num_slots} of {forecast.moe.total_experts}, {_slots_text(forecast)}",
         ),
         ("program", size_text(plan.program_bytes + PROCESS_BYTES)),
@@ -136,10 +138,10 @@ def rate_text(tokens_per_s: float) -> str:
 
 def plan_line(forecast: Forecast) -> str:
     """The choice and its reasons in one line."""
+    resident = f"{forecast.resident_share:.0%} of the {forecast.moe.kind} resident"
     return (
-        f"{size_text(process_bytes(forecast))} of memory, {forecast.resident_share:.0%} of the experts resident, "
-        f"context {forecast.plan.context}: about {rate_text(forecast.decode.tokens_per_s)}, "
-        f"prompts at {rate_text(forecast.prefill.tokens_per_s)}"
+        f"{size_text(process_bytes(forecast))} of memory, {resident}, context {forecast.plan.context}: about "
+        f"{rate_text(forecast.decode.tokens_per_s)}, prompts at {rate_text(forecast.prefill.tokens_per_s)}"
     )
 
 

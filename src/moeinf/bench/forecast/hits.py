@@ -31,7 +31,7 @@ def expected_hits(
     """
     share = held_experts / moe.total_experts
     if share >= 1:
-        return ExpectedHits(1.0, 0.0, "all experts are resident")
+        return ExpectedHits(1.0, 0.0, f"all {moe.kind} are resident")
     known = {slots: each for slots, each in record.items() if each.activations >= LEAST_ACTIVATIONS}
     if known:
         return _by_history(moe, share, known, expert_bytes)
@@ -52,6 +52,8 @@ def _by_history(moe: MoeShape, share: float, known: Mapping[int, HitCount], expe
 
 def _by_traces(moe: MoeShape, architecture: str, share: float) -> tuple[float, str]:
     table = _table()
+    if moe.dense:
+        return share, "every token uses all layers"
     if moe.num_experts <= table["few_experts"]["most"]:
         return share, "no better than chance, as its layers have few experts"
     curves = table["curves"]

@@ -26,8 +26,7 @@ def tables(simulated: list[Simulated], plan: Plan) -> list[str]:
         shape = each.trace.shape
         untimed = _reads if plan.of_rows else _hit_rates
         lines += [
-            f"{each.trace.name}: {each.tokens} tokens, {shape.num_layers} layers x {shape.experts_text} "
-            f"experts{_sizes_text(each)}, top-{shape.top_k}",
+            f"{each.trace.name}: {each.tokens} tokens, {shape.text.replace('experts', f'experts{_sizes_text(each)}')}",
             "",
             *(_times(each, plan) if plan.timed else untimed(each, plan)),
             "",

@@ -246,21 +246,21 @@ class ExpertCard:
         """Of the card's memory, as planned but for slots that it does not have."""
         return replace(self.plan, num_slots=self.arena.num_slots).total_bytes
 
-    def experts_text(self, total_experts: int) -> str:
+    def experts_text(self, moe: MoeShape) -> str:
         """What the card holds of the model's experts, and what lies behind it."""
         slots, owned, plan = self.arena.num_slots, self.num_owned, self.plan
-        whose = f"{owned} of {total_experts}" if self._shares else str(total_experts)
+        whose = f"{owned} of {moe.total_experts}" if self._shares else str(moe.total_experts)
         rest = ""
         if slots < owned:
-            rest = f" · RAM: experts {min(plan.host_slots, owned)}/{owned} ({size_text(plan.host_bytes)})"
+            rest = f" · RAM: {moe.kind} {min(plan.host_slots, owned)}/{owned} ({size_text(plan.host_bytes)})"
             rest += " · rest on disk" if plan.host_slots < owned else ""
-        return f"experts {min(slots, owned)}/{whose} ({size_text(plan.sizes.num_bytes(slots))}){rest}"
+        return f"{moe.kind} {min(slots, owned)}/{whose} ({size_text(plan.sizes.num_bytes(slots))}){rest}"
 
-    def describe(self, total_experts: int) -> str:
+    def describe(self, moe: MoeShape) -> str:
         """A further card's part of the line about memory."""
         return (
             f"{self.gpu.name}, VRAM {size_text(self.used_bytes)} of {size_text(self.plan.limit_bytes)}: "
-            f"{self.layers_text()}{self.experts_text(total_experts)}"
+            f"{self.layers_text()}{self.experts_text(moe)}"
         )
 
     def layers_text(self) -> str:

@@ -49,7 +49,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
             *(("", line) for line in model.manifest.formats.fallbacks),
         ],
     )
-    lines += section("MoE", _moe_rows(model))
+    lines += section("Layers" if model.manifest.moe.dense else "MoE", _moe_rows(model))
     lines += section("Capabilities", [(capability, "") for capability in StoredFacts(model).capabilities])
     preset = preset_of(model)
     if parameters := parameter_rows(generation_parameters(model), preset):

@@ -148,4 +148,4 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
         print("\n".join(faults))
         raise MoeinfError(f"{len(faults)} fault(s) in {stored.name}; pull it again")
     num_files = len(stored.shard_paths) + len(manifest.files)
-    print(f"verified {num_files} files, {manifest.moe.total_experts} experts")
+    print(f"verified {num_files} files, {manifest.moe.total_experts} {manifest.moe.kind}")

@@ -73,7 +73,7 @@ def head_line(trace: Trace, stats: Statistics | None = None) -> str:
     known = f", with {' and '.join([', '.join(held[:-1]), held[-1]] if held[1:] else held)}" if held else ""
     return (
         f"{trace.name}: {model}{_counted(trace.num_requests, 'request')}, {trace.num_tokens} tokens{phases}, "
-        f"{_counted(shape.num_layers, 'layer')} x {shape.experts_text} experts, top-{shape.top_k}{known}"
+        f"{shape.text}{known}"
     )
 
 
