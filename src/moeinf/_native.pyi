@@ -640,6 +640,7 @@ class AttentionShape:
         softplus_gates: bool = False,
         sharp_power: bool = False,
         front_eps: float | None = None,
+        cap: float = 0.0,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
@@ -650,7 +651,7 @@ class AttentionShape:
         1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)), or with sharp_power by
         (1 + (p + sharp_offset) / sharp_length)^sharpness. replaces: what the layer would add to x takes its place.
         softplus_gates: softplus, not sigmoid, of gates with a matrix of their own. front_eps: of the norm in front,
-        None for norm_eps. ValueError for sizes that cannot be.
+        None for norm_eps. cap: scores s become cap tanh(s / cap), 0 for none. ValueError for sizes that cannot be.
         """
 
 class AttentionLayer:

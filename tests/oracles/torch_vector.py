@@ -49,6 +49,8 @@ class TorchVectorOps:
                 back = end - 1 - torch.arange(end, device=q.device)[seen]
                 near = back < bias.shape[1]
                 scores[..., near] += bias[heads % len(bias)][..., back[near]]
+            if form.cap:
+                scores = form.cap * torch.tanh(scores / form.cap)
             if sinks is not None:
                 of_token = sinks.view(-1, num_heads)[token % (sinks.numel() // num_heads)]
                 scores = torch.cat([scores, of_token.view(kv_heads, -1, 1)], dim=-1)

@@ -181,7 +181,7 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
     elif model_type == "step3p7" and name == "model.norm.weight":
         yield name, tensor + 1
     elif model_type.startswith("gemma") and name.endswith("norm.weight"):
-        behind = rest == "post_attention_layernorm.weight" and model_type == "gemma3_text"
+        behind = rest == "post_attention_layernorm.weight" and model_type in ("gemma2", "gemma3_text")
         yield f"blk.{block}.post_attention_norm.weight" if behind else name, tensor + 1
     elif model_type == "minimax_m3_vl" and name.endswith("norm.weight"):
         ffn = name.endswith(".post_attention_layernorm.weight")

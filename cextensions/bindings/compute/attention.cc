@@ -280,7 +280,7 @@ void bind_shape(nb::module_& m) {
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
              std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
              std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces, bool softplus_gates,
-             bool sharp_power, std::optional<double> front_eps) {
+             bool sharp_power, std::optional<double> front_eps, double cap) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
             require(sharp_length > 0 && sharp_offset == moeinf::times({sharp_offset}),
@@ -293,6 +293,8 @@ void bind_shape(nb::module_& m) {
             self->softplus_gates = softplus_gates;
             self->sharp_power = sharp_power;
             self->front_eps = static_cast<float>(front_eps.value_or(norm_eps));
+            require(cap >= 0 && std::isfinite(cap), "the cap of the scores is negative, or no number");
+            self->cap = static_cast<float>(cap);
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
@@ -300,7 +302,7 @@ void bind_shape(nb::module_& m) {
           nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
           nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false,
           nb::arg("softplus_gates") = false, nb::arg("sharp_power") = false,
-          nb::arg("front_eps") = nb::none());
+          nb::arg("front_eps") = nb::none(), nb::arg("cap") = 0.0);
 }
 
 }  // namespace

@@ -171,7 +171,9 @@ struct Layer {
     for (std::size_t j = first; j < keys.size(); ++j) {
       double score = 0;
       for (std::size_t i = 0; i < dim; ++i) score += query[h * dim + i] * keys[j][kv * dim + i];
-      weights.push_back(std::exp(score * double(shape.scale)));
+      score *= double(shape.scale);
+      if (shape.cap > 0) score = double(shape.cap) * std::tanh(score / double(shape.cap));
+      weights.push_back(std::exp(score));
       total += weights.back();
     }
     for (std::size_t j = first; j < keys.size(); ++j) {
@@ -300,6 +302,16 @@ TEST(sinks_take_their_share_of_few_tokens_and_of_many_within_a_window_and_withou
       AttentionShape shape = plain_shape(32, 11, 1, 8, 1e-5f, HeadNorm::kNone, 0.0f, window);
       shape.scale = 0.3f;
       compare(shape, kBiases | kSinks, Format::kF32, {1, 1, 5, 40, 1, 150, 8}, isa, 2e-4);
+    }
+  }
+}
+
+TEST(scores_are_capped_of_few_tokens_and_of_many_within_a_window_and_without) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    for (const std::int64_t window : {0, 7}) {
+      AttentionShape shape = plain_shape(32, 6, 2, 8, 1e-5f, HeadNorm::kNone, 0.0f, window);
+      shape.cap = 0.3f;
+      compare(shape, kNothing, Format::kF32, {1, 1, 5, 40, 1, 150, 8}, isa, 2e-4);
     }
   }
 }

@@ -20,7 +20,7 @@ from moeinf.types import JsonObject
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
 _HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
-_CENTRED = {"cohere2moe", "dbrx"}  # whose norms are layer norms, which they tell themselves
+_CENTRED = {"cohere2moe", "dbrx", "starcoder2"}  # whose norms are layer norms, which they tell themselves
 # Architectures whose attention may have a bias of its output without others, as in llama.cpp.
 _OUTPUT_BIASED = {
     "llama",

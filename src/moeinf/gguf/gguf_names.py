@@ -162,7 +162,8 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # What files call the norm that stands before a block of experts; elsewhere that is ffn_norm.
 _BEHIND_ATTENTION = {"arctic": "ffn_norm_exps"} | dict.fromkeys(
-    ("afmoe", "gemma3", "gemma4", "glm4moe", "gpt-oss", "olmo2", "qwen35moe", "qwen3next"), "post_attention_norm"
+    ("afmoe", "gemma2", "gemma3", "gemma4", "glm4moe", "gpt-oss", "olmo2", "qwen35moe", "qwen3next"),
+    "post_attention_norm",
 )
 _PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.|transformer\.)"
 _LAYER = re.compile(rf"{_PREFIX}?(?:layers|blocks)\.(\d+)\.(.*)")

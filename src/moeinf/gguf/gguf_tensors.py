@@ -77,6 +77,7 @@ _ROTATED = {
 }
 _PLUS_ONE = {
     "gemma",
+    "gemma2",
     "gemma3",
     "qwen3next",
     "qwen35moe",
@@ -126,20 +127,20 @@ def _experts(gguf: Gguf, plan: TensorPlan) -> tuple[Mapping[str, ExpertSource], 
             numbers[piece.layer] = found[0]
     return tuple(
         {
-            part: _expert(gguf, numbers[layer], part, shape, plan.moe.experts_of(layer))
+            part: _expert(gguf, numbers[layer], part, shape, plan.moe.experts_of(layer), gated="gate" in plan.parts)
             for part, shape in plan.parts.items()
         }
         for layer in range(plan.moe.num_layers)
     )
 
 
-def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: int) -> ExpertSource:
+def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: int, *, gated: bool) -> ExpertSource:
     which, biased = part.removesuffix("_bias"), part.endswith("_bias")
     end = "bias" if biased else "weight"
     alone = experts == 1 and f"blk.{layer}.ffn_down.weight" in gguf.tensors  # the MLP of a dense layer
     kind = "" if alone else "_exps"
     fused = "ffn_gate_up_exps"
-    if alone and f"blk.{layer}.ffn_gate.weight" not in gguf.tensors:
+    if alone and gated and f"blk.{layer}.ffn_gate.weight" not in gguf.tensors:
         fused = "ffn_up"
     tensor = gguf.tensors.get(f"blk.{layer}.{fused}.{end}") if which != "down" else None
     whole = shape if tensor is None else (2 * shape[0], *shape[1:])  # gate's rows, then up's
@@ -185,6 +186,8 @@ class _Dense:
         if rest == "self_attn.indexer.index_qk_proj.weight":
             halves = tuple(_find(self._gguf, [f"blk.{number}.indexer.{half}_proj.weight"]) for half in "qk")
             return self._checked(name, halves, shape, (Stack(),))
+        if (taken := self._of_fused(number, rest, shape)) is not None:
+            return self._checked(name, *taken)
         if name in self._plan.whole:
             tensor = _find(self._gguf, layer_names(number, rest, self._architecture))
             return self._checked(name, (tensor,), shape, (Numbers(self._plan.whole[name]),))
@@ -192,6 +195,17 @@ class _Dense:
             return self._checked(name, (_find(self._gguf, ["per_layer_token_embd.weight"]),), shape, ())
         tensor = _find(self._gguf, layer_names(number, rest, self._architecture))
         return self._checked(name, (tensor,), shape, self._undo(rest, tensor, shape))
+
+    def _of_fused(
+        self, layer: int, rest: str, shape: tuple[int, ...]
+    ) -> tuple[tuple[GgufTensor], tuple[int, ...], Undo] | None:
+        """Queries, keys or values that lie in one tensor, one behind the other."""
+        found = re.fullmatch(r"self_attn\.([qkv])_proj\.(weight|bias)", rest)
+        tensor = None if found is None else self._gguf.tensors.get(f"blk.{layer}.attn_qkv.{found[2]}")
+        if found is None or tensor is None:
+            return None
+        start = {"q": 0, "k": tensor.shape[0] - 2 * shape[0], "v": tensor.shape[0] - shape[0]}[found[1]]
+        return (tensor,), shape, (TakeRows(start, shape[0]),)
 
     def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:
         """Widened or as it lies, what comes out has to be what the plan wants."""

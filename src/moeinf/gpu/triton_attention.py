@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeinf.gpu.triton_matrix import softcap
+
 
 @triton.jit
 def _seen(position, token, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -31,13 +33,14 @@ def attend_split(
     q, keys, values, bias, position, mixed, maxima, sums, capacity, extent, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BIASES: tl.constexpr,
-    WIDEN: tl.constexpr,
+    CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
     Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
     bias [BIASES, extent] or None: by how far back a position lies; of head h of token t row (t * HEADS + h) % BIASES.
-    WIDEN: multiplies as f32, which gives the same: Triton's interpreter takes bf16 for integers in products.
+    CAP: scores s become CAP * tanh(s / CAP); 0: they stay. WIDEN: multiplies as f32, which gives the same: Triton's
+    interpreter takes bf16 for integers in products.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PIECES: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
@@ -70,6 +73,8 @@ def attend_split(
                     mask=in_group[:, None] & ((n < end) & (back < extent))[None, :],
                     other=0.0,
                 )
+            if CAP > 0:
+                score = softcap(score, CAP)
             score = tl.where((n < end)[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             power = tl.exp(score - higher[:, None])

@@ -36,7 +36,7 @@ def _with_bias(sums, address, row, FORMAT: tl.constexpr, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _softcap(x, MOST: tl.constexpr):
+def softcap(x, MOST: tl.constexpr):
     """MOST * tanh(x / MOST); near 0 by a polynomial, as in Cephes."""
     x = x / MOST
     z = x * x
@@ -57,7 +57,7 @@ def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATE_LIM
     elif ACTIVATION == "clamped_silu":
         return tl.minimum(_function(gate, "silu"), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     elif ACTIVATION == "softcapped":
-        return _softcap(gate, GATE_LIMIT) / (1.0 + tl.exp(-gate)) * _softcap(up, LIMIT)
+        return softcap(gate, GATE_LIMIT) / (1.0 + tl.exp(-gate)) * softcap(up, LIMIT)
     elif GATED:
         return _function(gate, ACTIVATION) * up
     else:

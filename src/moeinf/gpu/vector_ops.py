@@ -81,6 +81,7 @@ class AttentionForm:
     lies; nothing is from `extent` on. Of head h it is row h % n, n a divisor of the heads, or n is tokens * heads.
     ends int64 [tokens], on the host: token t sees the positions before ends[t], of which some may be behind its own, as
     those of a picture are. In place of what VectorOps.attend says; not for work that is captured.
+    cap, for at most MAX_ROWS tokens: scores s become cap * tanh(s / cap); 0: they stay.
     """
 
     scale: float
@@ -89,6 +90,7 @@ class AttentionForm:
     bias: Tensor | None = None
     chunked: bool = False
     ends: IntArray | None = None
+    cap: float = 0.0
 
 
 class VectorOps(Protocol):
@@ -208,7 +210,7 @@ class TritonVectorOps:
         keys, values, bias = cache.keys, cache.values, form.bias
         tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
         if tokens > MAX_ROWS or form.ends is not None:
-            assert bias is None, "biases are for a few tokens"
+            assert bias is None and not form.cap, "biases and caps are for a few tokens"
             attend_many(q, cache, start, form, out)
             return
         heads = q.shape[1] // head_dim
@@ -232,6 +234,7 @@ class TritonVectorOps:
             BLOCK_G=block_g,
             BLOCK_D=block_d,
             BIASES=1 if bias is None else len(bias),
+            CAP=form.cap,
             WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16,
             **shape,
             num_warps=8 if 2 * block_g * block_d >= ATTENTION_SUMS or keys.dtype == torch.float32 else 4,

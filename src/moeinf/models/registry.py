@@ -99,6 +99,7 @@ FAMILIES = (
     FamilyEntry("qwen2", "qwen"),
     FamilyEntry("qwen3", "qwen"),
     FamilyEntry("gemma", "gemma"),
+    FamilyEntry("gemma2", "gemma"),
     FamilyEntry("gemma3_text", "gemma", also=("gemma3",)),
     FamilyEntry("phi3", "llama"),
     FamilyEntry("granite", "mixtral"),
@@ -107,6 +108,7 @@ FAMILIES = (
     FamilyEntry("ernie4_5", "ernie"),
     FamilyEntry("smollm3", "llama"),
     FamilyEntry("olmo2", "llama"),
+    FamilyEntry("starcoder2", "llama"),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

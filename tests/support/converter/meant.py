@@ -13,6 +13,7 @@ UNSAID: dict[str, dict[str, Any]] = {
     "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
     "minimax_m3_vl": {"swiglu_limit": 7.0},
     "mimo_v2_flash": {"routed_scaling_factor": 1.0},
+    "glm": {"max_position_embeddings": 64, "rms_norm_eps": 1e-5},  # the converter's: the width, and an epsilon
 }
 
 

@@ -41,13 +41,16 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma": "gemma",
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
     "granite": "granite",
+    "glm": "chatglm",
     "glm4": "glm4",
     "ernie4_5": "ernie4_5",
     "smollm3": "smollm3",
     "olmo2": "olmo2",
+    "starcoder2": "starcoder2",
 }
 
 

@@ -52,7 +52,8 @@ def _shape(world: World) -> Arguments:
     gated = world.kept("gated", lambda: world.rng.random() < 0.2)
     given: Arguments = {"head_dim": DIM, "norm_eps": 1e-6, "head_norm": world.rng.choice(["head", "turned"])}
     return given | {"gated": gated, "window": world.rng.choice([0, 0, 5]), "chunked": world.rng.random() < 0.2,
-                    "sharpness": world.rng.choice([0.0, 0.1]), "sharp_length": 8}  # fmt: skip
+                    "sharpness": world.rng.choice([0.0, 0.1]), "sharp_length": 8,
+                    "cap": world.rng.choice([0.0, 2.0])}  # fmt: skip
 
 
 @call("AttentionLayer", "tensors that do not fit together")

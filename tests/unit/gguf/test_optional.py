@@ -18,6 +18,7 @@ _WITHOUT = {
     "bailingmoe",
     "bailingmoe2",
     "bailingmoe3",
+    "chatglm",
     "dbrx",
     "deepseek2",
     "deepseek32",
@@ -41,6 +42,7 @@ _WITHOUT = {
     "nemotron_h_moe",
     "phi3",
     "qwen2",
+    "starcoder2",
 }
 # Which may have a bias of the output alone, in llama.cpp too.
 _OUTPUT_ALONE = {

@@ -352,3 +352,28 @@ def test_damaged_steps_are_refused(undo: Any) -> None:
     with pytest.raises(StoreError) as caught:
         parse_undo(undo, "manifest.json: undo")
     assert str(caught.value).startswith("manifest.json: undo") and "\n" not in str(caught.value)
+
+
+def test_queries_keys_and_values_that_lie_in_one_tensor_are_taken_apart(tmp_path: Path) -> None:
+    """As in files made of the code that was published with GLM-4-9B."""
+    config, tensors = checkpoint("glm")
+    left = {
+        name: each for name, each in tensors.items() if "_proj." not in name or "self_attn.o" in name or "mlp" in name
+    }
+    fused = {
+        f"blk.{layer}.attn_qkv.{end}": torch.cat(
+            [tensors[f"model.layers.{layer}.self_attn.{part}_proj.{end}"].float() for part in "qkv"]
+        ).numpy()
+        for layer in range(config["num_hidden_layers"])
+        for end in ("weight", "bias")
+    }
+    found = read_gguf(write_gguf(tmp_path / "model.gguf", config, left, scales=fused)[0])
+    plan = family_of(config_of(found)).tensors
+    c = Converted(config, tensors, found, plan, places_of(found, plan))
+    taken = 0
+    for name, source in c.places.dense.items():
+        if source.tensors[0].name in fused:
+            result = undone([c.stored(tensor) for tensor in source.tensors], source.undo)
+            assert np.array_equal(result.data.view(np.float32).reshape(source.shape), tensors[name].float().numpy())
+            taken += 1
+    assert taken == 6 * config["num_hidden_layers"]

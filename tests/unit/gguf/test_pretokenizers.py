@@ -25,6 +25,7 @@ WRITTEN = {
     "bailingmoe": "bailingmoe llada-moe",
     "bailingmoe2": "bailingmoe2 sarvam-moe",
     "bailingmoe3": "bailingmoe2",
+    "chatglm": "chatglm-bpe glm4",
     "cohere2moe": "cohere2moe tiny_aya",
     "dbrx": "dbrx",
     "deepseek2": "deepseek-llm deepseek-coder deepseek-v3 kimi-k2 glm4 joyai-llm kanana2 gigachat youtu tekken",
@@ -35,6 +36,7 @@ WRITTEN = {
     "ernie4_5-moe": "",
     "exaone-moe": "exaone-moe",
     "gemma": "",
+    "gemma2": "",
     "gemma3": "",
     "gemma4": "",
     "glm-dsa": "glm4 glm5",
@@ -74,6 +76,7 @@ WRITTEN = {
     "qwen3vlmoe": "qwen2",
     "qwen4exp": "qwen35",
     "smollm3": "llama-bpe",
+    "starcoder2": "starcoder",
     "step35": "deepseek-v3",
 }
 # All names in the loader of llama.cpp, and those of them that no file of a family has, which are not built.

@@ -84,6 +84,7 @@ def launch_all(ops: TritonVectorOps) -> None:
     keys = torch.empty(8, 32, 64, dtype=torch.bfloat16)
     cache = KeyValues(keys, keys)
     ops.attend(q, cache, position, 0, AttentionForm(0.125, 128, sinks=torch.empty(64)), q)  # gpt-oss
+    ops.attend(q, cache, position, 0, AttentionForm(0.0625, 4096, cap=50.0), q)  # gemma2
     beams, past = torch.empty(1, 4 * 12 * 64), torch.empty(4 * 12, 32, 64)
     biased = AttentionForm(1.0, bias=torch.empty(12, 32))  # switch-base
     ops.attend(beams, KeyValues(past, past), position, 0, biased, beams)

@@ -93,6 +93,7 @@ class Heads:
         self.cos, self.sin = rope_tables(capacity, head_dim)
         self.sinks: Tensor | None = None
         self.bias: Tensor | None = None
+        self.cap = 0.0
         self.position = torch.tensor([position], dtype=torch.int32)
         self.keys = torch.full((kv_heads, capacity, head_dim), torch.nan, dtype=dtype)
         self.values = self.keys.clone()
@@ -122,7 +123,7 @@ class Heads:
         """Of some of the tokens, each at its own position."""
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
-        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias, chunked, ends)
+        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias, chunked, ends, self.cap)
         ops.attend(q, KeyValues(self.keys, self.values), position, int(position), form, out)
         return out
 
@@ -291,6 +292,18 @@ def test_sinks_take_their_share_of_the_weights(
     assert_near(expected[:, 0], without[:, 0], 1e-3)
     assert expected[:, 4].abs().max() < 1e-6
     assert ((expected[:, 3].norm(dim=-1) / without[:, 3].norm(dim=-1)) < 0.95).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize(("tokens", "position", "window"), [(1, 0, 0), (3, 70, 0), (2, 130, 50), (MAX_ROWS, 0, 5)])
+def test_scores_are_capped(kernels: VectorOps, dtype: torch.dtype, tokens: int, position: int, window: int) -> None:
+    case = Heads(tokens, 6, 2, 20, dtype, position + tokens + 9, position)
+    case.fill()
+    without = case.attend(TWIN, window)
+    case.cap = 0.3
+    expected = case.attend(TWIN, window)
+    assert_near(case.attend(kernels, window), expected, 2e-5)
+    assert position == 0 or (expected - without).abs().max() > 1e-2
 
 
 def test_the_twins_sinks_are_those_of_a_softmax_with_one_more_score() -> None:

@@ -49,6 +49,8 @@ CONFIGS = {
     "sinks": replace(
         PLAIN, scores=Scores(sinks="sinks", scale=0.1), projections=Projections(bias=True, output_bias=True)
     ),
+    "capped scores": replace(PLAIN, scores=Scores(cap=0.4)),
+    "capped scores, a window": replace(PLAIN, scores=Scores(0.3, cap=1.5), sight=Sight(5)),
     "sinks, a window": replace(PLAIN, scores=Scores(sinks="sinks"), sight=Sight(5)),
     "gates, norms of one less": replace(PLAIN, gate=Gate(), head_norms=HeadNorms(), norm="rms+1", rope=SHORT_ROPE),
     "gates, biases": replace(PLAIN, gate=Gate(), projections=Projections(bias=True)),
@@ -100,6 +102,8 @@ class Twin:
         v = self._rms(v, torch.ones(HEAD_DIM)) if c.head_norms is not None and c.head_norms.of_values else v
         k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) * c.scale
+        if c.scores.cap is not None:
+            scores = c.scores.cap * (scores / c.scores.cap).tanh()
         distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
         unseen = distance >= (c.window or len(x))
         if c.sight.chunked:

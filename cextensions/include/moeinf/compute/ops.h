@@ -69,6 +69,7 @@ struct AttendTask {
   const float* sinks;  // [num_queries], or null: a further score of each, not scaled, which weighs no value
   RelativeBias relative{};  // of these queries
   std::int64_t own = 0;     // their position, which distances count from
+  float cap = 0;            // scores s become cap tanh(s / cap); 0: they stay
 };
 
 // Of a softmax that goes over its scores block by block.
@@ -171,6 +172,8 @@ struct Ops {
   // date, and with it the sums [width] of what the scores before them weighed.
   void (*online_softmax)(float* scores, std::int64_t count, SoftmaxState& state, float* sums,
                          std::int64_t width);
+  // x = most tanh(x / most).
+  void (*cap)(float* x, std::int64_t count, float most);
   // states [num_queries] of the softmax over the task's positions (and sinks), and sums [num_queries,
   // head_dim] of the values, each weighed by e^(score - largest): an output is the sums divided by the total.
   void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);

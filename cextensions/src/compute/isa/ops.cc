@@ -76,10 +76,10 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 namespace isa {
 
 #define MOEINF_OPS(name, attend_shared)                                                              \
-  {name,          prepare,      dot_rows,       matmul_rows,   weighted_sum,  activate,  add_stored, \
-   add_scaled,    add_product,  sigmoid_mul,    rms_norm,      layer_norm,    rotate,    store_kv,   \
-   widen_kv,      softmax,      online_softmax, attend,        attend_shared, run_delta, run_scan,   \
-   largest_score, weigh_scores, sum_from,       scores_between}
+  {name,       prepare,       dot_rows,       matmul_rows, weighted_sum,  activate,      add_stored, \
+   add_scaled, add_product,   sigmoid_mul,    rms_norm,    layer_norm,    rotate,        store_kv,   \
+   widen_kv,   softmax,       online_softmax, cap,         attend,        attend_shared, run_delta,  \
+   run_scan,   largest_score, weigh_scores,   sum_from,    scores_between}
 const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr);
 #ifdef MOEINF_AMX
 const Ops amx = MOEINF_OPS("amx", attend_shared);

@@ -128,6 +128,7 @@ class FewTokens {
     task.relative = own_.relative;
     if (task.relative.states != nullptr) task.relative.states += part.first_query * task.relative.width;
     task.own = part.seen.last - 1;
+    task.cap = s_.cap;
     kernels_.ops().attend(task, states_of(part, run), sums_of(part, run));
   }
 

@@ -222,6 +222,7 @@ class ManyTokens {
       const std::int64_t to = std::clamp(end_of(own), start + from, end) - start;
       float* const row = held.scores + r * kBlock;
       std::fill(row, row + from, 0.0f);
+      if (s_.cap > 0) ops.cap(row + from, to - from, s_.cap);
       ops.online_softmax(row + from, to - from, held.states[r], held.sums + r * s_.head_dim, s_.head_dim);
       std::fill(row + to, row + width, 0.0f);
     }

@@ -52,6 +52,7 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
             softplus_gates=gate is not None and gate.function == "softplus",
             sharp_power=s.growth == "power",
             front_eps=site.front_eps,
+            cap=config.scores.cap or 0.0,
         )
         weights = weights.with_wide_heads(config, site.prefix)
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)

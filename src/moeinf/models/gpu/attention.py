@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
+from moeinf.gpu.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
+from moeinf.models.gpu.heads import attend_by_scores
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.attention.grouped import AttentionPart
@@ -28,6 +29,7 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
             "no family has layer norms of heads"
         )
         assert config.scores.sharpening is None or config.scores.sharpening.growth != "smooth"
+        assert config.scores.cap is None or (config.sight.sees == "past" and not config.sight.chunked)
         c = self._config = config
         p, gate, norms = c.projections, c.gate, c.head_norms
         gated = gate is not None and gate.name is None
@@ -145,7 +147,9 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
             q *= sharpened(c.scores.sharpening, positions, 0, len(q))
         together = c.sight.sees == "picture" and len(q) > 1  # a picture of one token sees itself
         ends = ends_seen(cache.pictures, positions.start, len(q)) if together else None
-        attention = AttentionForm(c.scale, c.window, self._sinks, chunked=c.sight.chunked, ends=ends)
+        attention = AttentionForm(
+            c.scale, c.window, self._sinks, chunked=c.sight.chunked, ends=ends, cap=c.scores.cap or 0.0
+        )
         self.attend(q, cache, positions, attention, mixture)
         if value_dim is not None:
             mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., :value_dim].reshape(len(x), -1)
@@ -165,6 +169,9 @@ class DeviceAttention(OneByOne[Tensor, DevicePositions]):
         """q, out [tokens, heads * head_dim], of the first tokens of a pass, whose keys and values are stored."""
         state: KVState[Tensor] = cache.states[self._layer]
         keys_values = KeyValues(state.keys, state.values)
+        if form.cap and len(q) > MAX_ROWS:
+            attend_by_scores(q, keys_values, positions.start, self._config, out)
+            return
         self._weights.ops.vectors.attend(q, keys_values, positions.position, positions.start, form, out)
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

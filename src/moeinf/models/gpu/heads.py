@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,10 @@ from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.weights import DeviceMemory
-from moeinf.models.layers.attention.own_heads import SCORES_AT_ONCE, HeadsPart
+from moeinf.models.layers.attention.grouped import SCORES_AT_ONCE
+from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.attention.token_rows import KVState
+from moeinf.models.layers.attention_config import AttentionConfig
 from moeinf.models.layers.kv_cache import Cache
 
 
@@ -61,34 +65,56 @@ class DeviceHeadsCore:
     def _attend_many(
         self, q: Tensor, kept: KeyValues, start: int, states: Tensor | None, sinks: Tensor | None, out: Tensor
     ) -> None:
-        """Of a prompt, in blocks of tokens with at most SCORES_AT_ONCE scores."""
-        heads, window, end = self._config.num_heads, self._config.window, start + len(q)
-        size = max(1, SCORES_AT_ONCE // (heads * (min(end, 2 * window) if window else end)))
-        size = min(size, window) if window else size
-        for first in range(0, len(q), size):
-            tokens = slice(first, first + size)
-            of_block = None if states is None else states[first * heads : (first + size) * heads]
-            sink = None if sinks is None else sinks[tokens]
-            out[tokens] = self._attended(q[tokens], kept, start + first, of_block, sink)
+        """Of a prompt."""
+        heads = self._config.num_heads
 
-    def _attended(self, q: Tensor, kept: KeyValues, start: int, states: Tensor | None, sinks: Tensor | None) -> Tensor:
-        c, tokens, end = self._config, len(q), start + len(q)
-        begin = max(0, start + 1 - c.window) if c.window else 0
-        keys, values = kept.keys[:, begin:end], kept.values[:, begin:end]
-        by_head = q.to(keys.dtype).view(tokens, c.num_kv_heads, -1, c.head_dim).permute(1, 2, 0, 3)
-        products = by_head.reshape(c.num_kv_heads, -1, c.head_dim) @ keys.transpose(1, 2)
-        scores = (products * self._scale).float().view(c.num_kv_heads, -1, tokens, end - begin)
-        rows, places = (torch.arange(a, b, device=q.device) for a, b in ((start, end), (begin, end)))
-        back = rows[:, None] - places
-        if states is not None and self._profiles is not None:
+        def beside(first: int, last: int, back: Tensor) -> Tensor | None:
+            if states is None or self._profiles is None:
+                return None
             extent = self._profiles.shape[1]
-            added = (states @ self._profiles).view(tokens, c.num_heads, extent).transpose(0, 1)
-            added = added.gather(2, back.clamp(0, extent - 1).expand(c.num_heads, -1, -1))
-            scores += torch.where(back < extent, added, 0.0).view(scores.shape)
-        unseen = back < 0 if not c.window else (back < 0) | (back >= c.window)
+            added = (states[first * heads : last * heads] @ self._profiles).view(-1, heads, extent).transpose(0, 1)
+            added = added.gather(2, back.clamp(0, extent - 1).expand(heads, -1, -1))
+            return torch.where(back < extent, added, 0.0)
+
+        attend_by_scores(q, kept, start, self._config, out, beside, sinks)
+
+
+def attend_by_scores(
+    q: Tensor,
+    kept: KeyValues,
+    start: int,
+    config: AttentionConfig,
+    out: Tensor,
+    beside: Callable[[int, int, Tensor], Tensor | None] = lambda first, last, back: None,
+    sinks: Tensor | None = None,
+) -> None:
+    """Attention of a prompt's tokens, in blocks with at most SCORES_AT_ONCE scores, that are made one by one.
+
+    q, out [tokens, heads * head_dim]; beside(first, last, back [tokens, positions]): what is added to the scores of
+    some of the tokens [heads, tokens, positions], by how far back the positions lie; sinks [tokens, heads].
+    """
+    heads, window, end = config.num_heads, config.window, start + len(q)
+    size = max(1, SCORES_AT_ONCE // (heads * (min(end, 2 * window) if window else end)))
+    size = min(size, window) if window else size
+    for first in range(0, len(q), size):
+        last = min(first + size, len(q))
+        tokens, stop = last - first, start + last
+        begin = max(0, start + first + 1 - window) if window else 0
+        keys, values = kept.keys[:, begin:stop], kept.values[:, begin:stop]
+        by_head = q[first:last].to(keys.dtype).view(tokens, config.num_kv_heads, -1, config.head_dim)
+        by_head = by_head.permute(1, 2, 0, 3)
+        products = by_head.reshape(config.num_kv_heads, -1, config.head_dim) @ keys.transpose(1, 2)
+        scores = (products * config.scale).float().view(config.num_kv_heads, -1, tokens, stop - begin)
+        rows, places = (torch.arange(a, b, device=q.device) for a, b in ((start + first, stop), (begin, stop)))
+        back = rows[:, None] - places
+        if (added := beside(first, last, back)) is not None:
+            scores += added.view(scores.shape)
+        if config.scores.cap is not None:
+            scores = config.scores.cap * torch.tanh(scores / config.scores.cap)
+        unseen = back < 0 if not window else (back < 0) | (back >= window)
         scores = scores.masked_fill(unseen, -torch.inf)
         if sinks is not None:
-            own = sinks.T.reshape(c.num_kv_heads, -1, tokens, 1)
+            own = sinks[first:last].T.reshape(config.num_kv_heads, -1, tokens, 1)
             scores = torch.cat([scores, own], dim=-1)
-        shares = torch.softmax(scores, -1)[..., : end - begin].reshape(products.shape).to(values.dtype)
-        return (shares @ values).view(*by_head.shape).permute(2, 0, 1, 3).reshape(q.shape)
+        shares = torch.softmax(scores, -1)[..., : stop - begin].reshape(products.shape).to(values.dtype)
+        out[first:last] = (shares @ values).view(*by_head.shape).permute(2, 0, 1, 3).reshape(tokens, -1)

@@ -87,6 +87,7 @@ class Scores:
 
     scale: float | None = None  # None: head_dim^-0.5
     sharpening: Sharpening | None = None  # of the queries
+    cap: float | None = None  # scores s become cap * tanh(s / cap)
     sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
 
 

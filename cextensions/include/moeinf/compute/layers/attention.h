@@ -37,6 +37,7 @@ struct AttentionShape {
   bool softplus_gates = false;   // softplus, not sigmoid, of gates that have a matrix of their own
   bool sharp_power = false;
   float front_eps = 0;  // of the norm in front; norm_eps is that of the others
+  float cap = 0;        // scores s become cap tanh(s / cap) in front of the softmax; 0: they stay
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {

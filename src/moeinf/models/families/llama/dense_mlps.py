@@ -35,6 +35,10 @@ class OnlyExpert:
 
 @dataclass(frozen=True, slots=True)
 class DenseMlps(Moe):
+    @property
+    def gated(self) -> bool:
+        return self.expert_form is None or self.expert_form.gated
+
     def shapes(self, decoder: DecoderConfig) -> Shapes:
         hidden, behind = (decoder.attention.hidden_size,), self.names.behind
         return {} if behind is None else {f"{decoder.layer(i)}{behind}.weight": hidden for i in self.moe_layers}
@@ -43,6 +47,8 @@ class DenseMlps(Moe):
         plan, hidden, inter = Moe.plan(self, decoder, dense), decoder.attention.hidden_size, self.moe_intermediate_size
         biases: Shapes = {"gate_bias": (inter,), "up_bias": (inter,), "down_bias": (hidden,)}
         parts: Shapes = {**plan.parts, **(biases if self.form.biased else {})}
+        if not self.gated:
+            parts = {part: shape for part, shape in parts.items() if not part.startswith("gate")}
         layout = Layout()
         for layer, i in enumerate(self.moe_layers):
             block = decoder.layer(i) + self.names.block
@@ -59,13 +65,15 @@ class DenseMlps(Moe):
         return replace(plan, parts=parts, experts=(layout,))
 
 
-def dense_mlps(f: Fields, decoder: DecoderConfig, names: BlockNames = PLAIN, *, biased: bool = False) -> DenseMlps:
-    """biased: each matrix has a bias."""
+def dense_mlps(
+    f: Fields, decoder: DecoderConfig, names: BlockNames = PLAIN, *, biased: bool = False, gated: bool = True
+) -> DenseMlps:
+    """biased: each matrix has a bias. gated: whether there is a matrix beside up and down."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         f.only(name, None, 0, 1)
     moe, layers = MoeShape(decoder.num_layers, 1, 1), tuple(range(decoder.num_layers))
     size = f.count("intermediate_size")
-    form = ExpertForm(decoder.activation, biased=biased)
+    form = ExpertForm(decoder.activation, gated=gated, biased=biased)
     return DenseMlps(
         moe, layers, 0, size, OnlyExpert, Scoring(corrected=False), form=MlpForm(biased), names=names, expert_form=form
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Shapes
 from moeinf.models.layers.protocol import AttentionOf, P, Part, R
 from moeinf.types import AttentionSizes, Workspace
+
+SCORES_AT_ONCE: Final = 1 << 22  # on a GPU, of a prompt in layers that change each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +64,5 @@ def attention_workspace(config: AttentionConfig) -> Workspace:
     )
     attention = 2 * config.hidden_size + queries * (2 if gate is None else 4) + 2 * keys
     attention += 0 if value_dim is None else queries + keys
-    return Workspace(attention=attention, layers=frozenset([sizes]))
+    fixed = 0 if config.scores.cap is None else SCORES_AT_ONCE
+    return Workspace(attention=attention, fixed=fixed, layers=frozenset([sizes]))

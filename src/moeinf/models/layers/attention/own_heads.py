@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moeinf.models.layers.array_math import A, Array
-from moeinf.models.layers.attention.grouped import attention_workspace
+from moeinf.models.layers.attention.grouped import SCORES_AT_ONCE, attention_workspace
 from moeinf.models.layers.attention_config import AttentionConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import P, P_contra, Part, Positions, R
 from moeinf.types import Workspace
-
-SCORES_AT_ONCE = 1 << 22  # on a GPU, of a prompt in layers that add something to each
 
 
 class HeadsCoreOf(Protocol[A, P_contra]):
