@@ -52,11 +52,12 @@ class Tools:
 class Inputs:
     """Texts, or the ids of their tokens, of which a vector each is wanted.
 
-    cut: what is too long loses its end. pooling: how the states of tokens become one, which the model says.
+    cut: what is too long loses its end, behind so many tokens as there is room for at most; 0: it is not known yet.
+    pooling: how the states of tokens become one, which the model says.
     """
 
     texts: Sequence[str | Sequence[int]]
-    cut: bool = False
+    cut: int | None = None
     pooling: Pooling = "mean"
 
 

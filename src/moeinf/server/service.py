@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from moeinf.engine.stored.facts import facts_of
 from moeinf.server.admission import admitted
-from moeinf.server.ask import Ask
+from moeinf.server.ask import Ask, Inputs
 from moeinf.server.blocking.thread_pool import Pools
 from moeinf.server.body import body_of
 from moeinf.server.gate.guard import key_of
@@ -82,7 +82,8 @@ class Service:
 
         def looked_up() -> tuple[StoredModel, list[Ask]]:
             stored = self.find(question.ask.model)
-            return stored, [admitted(ask, stored) for ask in (question.ask, *question.others)]
+            asks = [admitted(ask, stored) for ask in (question.ask, *question.others)]
+            return stored, [self._cut(ask, stored) for ask in asks]
 
         stored, asks = await self.pools.store.run(looked_up)
         host = request.client.host if request.client else ""
@@ -96,6 +97,12 @@ class Service:
             cancelling(jobs)()
             raise
         return jobs
+
+    def _cut(self, ask: Ask, stored: StoredModel) -> Ask:
+        """The ask, where texts may lose their ends, with the tokens that they may have. Blocks. Raises StoreError."""
+        if not isinstance(ask.prompt, Inputs) or ask.prompt.cut is None:
+            return ask
+        return replace(ask, prompt=replace(ask.prompt, cut=context_for(self.worker.opened, stored, ask)))
 
     def count(self, ask: Ask, gone: Callable[[], bool]) -> int:
         """Tokens of a prompt as it would be answered. Blocks. gone: whether its client has hung up.

@@ -24,7 +24,7 @@ MOST_WORDS = 25_000
 WORDS = {
     "README.md": 1_400,
     "agents.md": 800,
-    "apis.md": 1_300,
+    "apis.md": 1_400,
     "batch.md": 700,
     "formats.md": 1_500,
     "gpu.md": 700,

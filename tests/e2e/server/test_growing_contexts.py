@@ -56,9 +56,24 @@ def test_a_prompt_gets_the_context_that_it_needs(server: HttpServer, path: str, 
     assert told.status_code == 200 and "error" not in told.text
     assert open_context(server.url) == (128, 2048)
     (listed,) = httpx.get(f"{server.url}/v1/models").json()["data"]
-    assert listed["context_length"] == listed["max_model_len"] == 2048
+    assert listed["context_length"] == listed["max_model_len"] == listed["meta"]["n_ctx_train"] == 2048
     shown = httpx.post(f"{server.url}/api/show", json={"model": "demo"}).json()["model_info"]
     assert [value for name, value in shown.items() if name.endswith(".context_length")] == [2048]
+
+
+def test_texts_that_are_embedded_get_the_context_that_they_need(server: HttpServer) -> None:
+    def embedded(path: str, **more: Any) -> Any:
+        answer = httpx.post(f"{server.url}{path}", json={"model": "demo", **more}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    short = embedded("/v1/embeddings", input="king king")["data"][0]["embedding"]
+    assert open_context(server.url) == (SHORT, 2048)
+    both = embedded("/v1/embeddings", input=["king king", "king " * 100])["data"]
+    assert both[0]["embedding"] == short and open_context(server.url) == (128, 2048)
+    assert embedded("/api/embed", input="king " * 5000)["prompt_eval_count"] == 2047, "what is too long loses its end"
+    answer = embedded("/v1/responses", input="king " * 150, max_output_tokens=1)
+    assert answer["usage"]["input_tokens"] > SHORT
 
 
 def test_what_is_too_long_for_the_model_is_refused_in_the_words_of_each_api(server: HttpServer) -> None:

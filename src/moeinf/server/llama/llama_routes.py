@@ -75,7 +75,7 @@ async def _apply_template(service: Service, request: Request) -> Response:
 
 
 async def _props(service: Service, request: Request) -> Response:
-    """Of the model that `?model=` names, or that is meant anyway. n_ctx: of one that is loaded; else all it allows."""
+    """Of the model that `?model=` names, or that is meant anyway. n_ctx: what it is given room for at most."""
     name = request.query_params.get("model", "")
     return json_response(await service.pools.store.run(lambda: _properties(service, _meant(service, name))))
 
@@ -111,7 +111,7 @@ def _properties(service: Service, stored: StoredModel) -> JsonObject:
     recommended = resolve_params({}, generation_config=json_file(stored, "generation_config.json"))
     return {
         "default_generation_settings": {
-            "n_ctx": facts.context_length if loaded is None else loaded.model.plan.context,
+            "n_ctx": service.worker.opened.longest_context(stored),
             "params": _sampling(recommended),
         },
         "total_slots": 0 if loaded is None else loaded.model.parallel,

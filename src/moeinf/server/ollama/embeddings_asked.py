@@ -39,14 +39,14 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 def embed_question(asked: EmbedRequest) -> Question:
     """Raises Refusal, UsageError."""
-    given, cut = asked.input, asked.truncate is not False
+    given, cut = asked.input, None if asked.truncate is False else 0
     inputs = Inputs(texts_of(given), cut) if given else None
     return Question(_ask(asked, inputs), _Embeds(asked), False)
 
 
 def embeddings_question(asked: EmbeddingsRequest) -> Question:
     """Raises Refusal, UsageError."""
-    inputs = Inputs([asked.prompt], cut=True) if asked.prompt else None
+    inputs = Inputs([asked.prompt], cut=0) if asked.prompt else None
     return Question(_ask(asked, inputs), _Embedding(), False)
 
 

@@ -46,11 +46,12 @@ async def _model(service: Service, request: Request) -> Response:
 
 
 def _described(service: Service, stored: StoredModel) -> JsonObject:
-    """With the fields of Anthropic's API, which has models at the same paths, and the longest context by the names that
-    clients look for. Blocks."""
-    modified, lengths = stored.modified, dict[str, int]()
+    """With the fields of Anthropic's API, which has models at the same paths, and the sizes by the names that clients
+    look for. Blocks."""
+    modified, sizes = stored.modified, JsonObject()
     with suppress(MoeinfError):  # whoever asks such a model is told what is wrong with it
-        lengths = dict.fromkeys(("context_length", "max_model_len"), service.worker.opened.longest_context(stored))
+        longest = service.worker.opened.longest_context(stored)
+        sizes = {"context_length": longest, "max_model_len": longest, "meta": _meta(stored)}
     return {
         "id": stored.name,
         "object": "model",
@@ -59,7 +60,19 @@ def _described(service: Service, stored: StoredModel) -> JsonObject:
         "type": "model",
         "display_name": stored.name,
         "created_at": modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
-        **lengths,
+        **sizes,
+    }
+
+
+def _meta(stored: StoredModel) -> JsonObject:
+    """As llama.cpp's server has it. Raises StoreError."""
+    info = stored.manifest.info
+    return {
+        "n_ctx_train": info.context_length,
+        "n_embd": info.hidden_size,
+        "n_vocab": info.vocab_size,
+        "n_params": info.num_params,
+        "size": stored.size_bytes,
     }
 
 

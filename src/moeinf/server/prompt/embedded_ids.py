@@ -20,14 +20,14 @@ def embedded_ids(inputs: Inputs, tokenizer: Tokenizer, info: ModelInfo, context:
     longest, end = info.context_length, min(tokenizer.num_ids, info.vocab_size)
     for at, text in enumerate(inputs.texts):
         if isinstance(text, str):
-            if not inputs.cut:
+            if inputs.cut is None:
                 check_least(tokenizer.least_tokens(text), context, longest)
             ids = tokenizer.encode(text)
         else:
             ids = list(text)
             if wrong := next((each for each in ids if not 0 <= each < end), None):
                 raise Refusal(400, f"input[{at}]: {wrong} is no token id; those of this model are below {end}")
-        if inputs.cut:
-            del ids[context - 1 :]
+        if inputs.cut is not None:
+            del ids[(inputs.cut or context) - 1 :]
         check_length(len(ids), context, longest)
         yield ids

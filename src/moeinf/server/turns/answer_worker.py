@@ -240,8 +240,9 @@ class Worker:
                 self.opened.count_down(job.stored.id, job.ask)
         finally:
             with suppress(Exception):  # counting must not cost the answer
-                if isinstance(event, Ended) and event.completion is not None and not job.cancelled:
-                    self._places.learn(job, event.completion.stats)
+                made = event.completion if isinstance(event, Ended) else None
+                if made is not None and not made.vectors and not job.cancelled:  # of which no answer's time follows
+                    self._places.learn(job, made.stats)
                 self._on_end(job, event)
             job.put(event)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from moeinf.engine.answers.prompts import check_length
 from moeinf.errors import ContextLengthError, MoeinfError
-from moeinf.server.ask import Ask
+from moeinf.server.ask import Ask, Inputs
 from moeinf.server.turns.job import Job
 from moeinf.server.turns.opened import Loaded, OpenModels
 from moeinf.store.library import StoredModel
@@ -27,7 +27,8 @@ def context_for(opened: OpenModels, stored: StoredModel, ask: Ask) -> int:
 def room_for_answer(opened: OpenModels, loaded: Loaded, ask: Ask) -> int:
     """Tokens of the answer for want of which the model is to be opened with a longer context; 1: it is as long as it
     may be."""
-    if "context" in ask.config or loaded.model.plan.context >= opened.longest_context(loaded.stored):
+    at_most = "context" in ask.config or loaded.model.plan.context >= opened.longest_context(loaded.stored)
+    if at_most or isinstance(ask.prompt, Inputs):  # which have no answer
         return 1
     asked = ask.params.get("num_predict")
     return min(asked, ANSWER_ROOM) if isinstance(asked, int) and asked > 0 else ANSWER_ROOM
