@@ -134,6 +134,9 @@ class OneSequence:
 
     def check(self) -> None: ...
 
+    def gives_way(self) -> bool:
+        return False
+
     def begin(self, phase: str) -> None: ...
 
     def prefilled(self, done: int, total: int) -> None: ...
