@@ -287,9 +287,9 @@ def _gemma(c: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
         "rope.dimension_count": c["global_head_dim"],
         "rope.dimension_count_swa": c["head_dim"],
-        "expert_count": c["num_experts"],
-        "expert_used_count": c["top_k_experts"],
-        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_count": c.get("num_experts"),
+        "expert_used_count": c.get("top_k_experts"),
+        "expert_feed_forward_length": c.get("moe_intermediate_size"),
         "final_logit_softcapping": c.get("final_logit_softcapping"),
     }
     return {name: value for name, value in found.items() if value is not None}

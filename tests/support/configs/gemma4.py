@@ -1,4 +1,4 @@
-"""Tiny configs of Gemma 4 with experts: whole checkpoints, whose models of images and sound are left out."""
+"""Tiny configs of Gemma 4: whole checkpoints, whose models of images and sound are left out."""
 
 from typing import Any
 
@@ -50,8 +50,10 @@ SEEING: dict[str, dict[str, Any]] = {
     | _IDS
     | {"text_config": _TEXT | {"pad_token_id": 0}, "vision_config": _VISION | {"standardize": True}},
 }
+_DENSE = {name: value for name, value in _TEXT.items() if "experts" not in name and name != "moe_intermediate_size"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4": GEMMA4,
+    "gemma4 without experts": GEMMA4 | {"text_config": _DENSE | {"enable_moe_block": False}},
     "gemma4 untied, biased, keys and values apart": GEMMA4
     | {
         "tie_word_embeddings": False,

@@ -57,6 +57,7 @@ NAMES = (
     "exaone_moe",
     "exaone_moe groups, listed layers",
     "gemma4",
+    "gemma4 without experts",
     "gemma4 untied, biased, keys and values apart",
     *hybrid_gguf.NAMES,
     *ARCHITECTURES,

@@ -12,6 +12,7 @@ from moeinf.gguf.configs.common import (
     experts_of,
     granite_multipliers,
     grouped_routing,
+    has_experts,
     head_dim_of,
     num_layers_of,
     plain_heads,
@@ -181,7 +182,17 @@ def _exaone_moe(m: Metadata) -> JsonObject:
     )
 
 
-def _gemma4(m: Metadata) -> JsonObject:
+def gemma4(m: Metadata) -> JsonObject:
+    experts = (
+        {
+            "num_experts": experts_of(m),
+            "top_k_experts": m.count("expert_used_count"),
+            "moe_intermediate_size": expert_width(m),
+            "expert_factors": False,
+        }
+        if has_experts(m)
+        else {}
+    )
     layers = range(num_layers_of(m))
     slides = slides_of(m, lambda i: (i + 1) % 6 == 0)
     sliding, whole = (next((i for i in layers if slides[i] == kind), None) for kind in (True, False))
@@ -221,11 +232,8 @@ def _gemma4(m: Metadata) -> JsonObject:
         },
         "final_logit_softcapping": m.number("final_logit_softcapping", 0.0) or None,
         "hidden_activation": "gelu_pytorch_tanh",
-        "enable_moe_block": True,
-        "expert_factors": False,
-        "num_experts": experts_of(m),
-        "top_k_experts": m.count("expert_used_count"),
-        "moe_intermediate_size": expert_width(m),
+        "enable_moe_block": bool(experts),
+        **experts,
         "intermediate_size": m.count("feed_forward_length"),
         "num_kv_shared_layers": m.count("attention.shared_kv_layers", 0),
         "hidden_size_per_layer_input": m.count("embedding_length_per_layer_input", 0),
@@ -257,7 +265,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "minimax-m3": _minimax_m3,
     "ernie4_5-moe": _ernie4_5_moe,
     "exaone-moe": _exaone_moe,
-    "gemma4": _gemma4,
+    "gemma4": gemma4,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "olmoe": _olmoe,

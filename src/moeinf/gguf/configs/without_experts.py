@@ -14,6 +14,7 @@ from moeinf.gguf.configs.common import (
     refuse_unless,
     slides_of,
 )
+from moeinf.gguf.configs.plain import gemma4
 from moeinf.gguf.metadata import Metadata
 from moeinf.types import JsonObject
 
@@ -125,6 +126,7 @@ DENSE: dict[str, Callable[[Metadata], JsonObject]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": gemma4,
     "phi3": _phi3,
     "granite": _granite,
     "glm4": _glm,

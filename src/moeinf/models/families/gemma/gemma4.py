@@ -1,4 +1,4 @@
-"""Gemma 4 with experts: a dense MLP beside them, two kinds of attention (Gemma4TextModel).
+"""Gemma 4, mostly with experts and a dense MLP beside them, two kinds of attention (Gemma4TextModel).
 
 Most layers have a window and plain positions; every sixth sees all tokens, with larger heads, of which a quarter of the
 pairs is rotated, and values that are its keys before they are rotated. A tower sees pictures, whose tokens see each
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
+from moeinf.models.families.llama.dense_mlps import PLAIN, DenseMlps, dense_mlps
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
@@ -23,6 +24,7 @@ from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
 from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import text_part
+from moeinf.models.widened import widened
 from moeinf.types import Activation, JsonObject, Profiler
 
 NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
@@ -52,8 +54,6 @@ class HeadSizes:
 
 
 def _parse(f: Fields, prefix: str) -> Spec:
-    if not f.flag("enable_moe_block", False):
-        raise UnsupportedModelError(f"{f.where}: enable_moe_block is not true: this Gemma 4 has no experts")
     f.only("use_bidirectional_attention", "vision", None)  # which is of images
     f.only("num_kv_shared_layers", 0, None)
     f.only("partial_rotary_factor", None)  # each kind of layer has its own
@@ -95,6 +95,9 @@ def _parse(f: Fields, prefix: str) -> Spec:
         embedding_scale=decoder.attention.hidden_size**0.5,
         logits=Logits(cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping")),
     )
+    if not f.flag("enable_moe_block", False):
+        f = f.replaced(num_experts=None)
+        return Spec(decoder, widened(ScaledMlps, dense_mlps(f, decoder, replace(PLAIN, behind=_MORE_NORMS[0]))))
     moe = routed_shape(f, ("num_experts",), f.count("top_k_experts"), decoder.num_layers)
     blocks = GemmaMoe(
         moe,
@@ -250,6 +253,23 @@ class GemmaMoe(Moe):
             behind=weights.norm(behind),
         )
         block.scale = weights.vector(f"{layer}layer_scalar")
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMlps(DenseMlps):
+    """Of a Gemma 4 without experts."""
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        return DenseMlps.shapes(self, decoder) | {f"{decoder.layer(i)}layer_scalar": (1,) for i in self.moe_layers}
+
+    def routed(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
+    ) -> Block:
+        weights, router = layers.weights, self.router(layers, self, site)
+        behind = self._norm_behind(decoder, weights, site.layer)
+        block = ScaledBlock(site.moe_layer, router, experts, profiler, behind=behind)
+        block.scale = weights.vector(f"{decoder.layer(site.layer)}layer_scalar")
         return block
 
 
