@@ -196,9 +196,17 @@ def _of_value(tokenizer: Tokenizer, number: str, value: JsonMapping, all_but: Ca
         rule = expression({"choice": json.dumps(value["choices"])})
     elif end.startswith("<["):  # a token, which no text holds
         rule = f"{all_but(int(end[2:].partition(']')[0]))}*"
+    elif "<[" in end:  # letters in front of a token, which may stand in the text as well
+        letters, _, rest = end.partition(" <[")
+        end, rule = f"<[{rest}", f"/(?s:.*){_escaped(json.loads(letters))}/"
     else:
         return [f"value{number}: {opening} text{number}", f"text{number}[suffix={end}]: /(?s:.*)/"]
     return [f"value{number}: {opening} text{number} {end}", f"text{number}: {rule}"]
+
+
+def _escaped(text: str) -> str:
+    """Within a regular expression of Lark."""
+    return re.escape(text).replace("/", "\\/")
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:

@@ -43,7 +43,9 @@ def _with_status_behind(messages: Sequence[Message]) -> list[Message]:
         return list(messages)
     told, asked = messages[0].get("content"), messages[1].get("content")
     status = _GIT_STATUS.search(told) if isinstance(told, str) else None
-    if status is None or not told[: status.start()].strip() or not isinstance(asked, str | list):
+    if not isinstance(told, str) or status is None or not isinstance(asked, str | list):
+        return list(messages)
+    if not told[: status.start()].strip():
         return list(messages)
     moved = f"<system-reminder>\n{told[status.end() :].strip()}\n</system-reminder>\n\n"
     question = moved + asked if isinstance(asked, str) else [{"type": "text", "text": moved}, *asked]

@@ -1,7 +1,7 @@
 """Answers that must be a call of a tool: held to the JSON of its arguments, within what the model's syntax needs.
 
-Values that stand in plain text between marks are held one by one. Of forms that nest (Gemma 4, MiniMax-M3), and of
-DeepSeek-V3.2's and V4's, only the beginning of a call can be held, and so not the tool that is called.
+Values that stand in plain text between marks are held one by one. Of forms that nest (Gemma 4, MiniMax-M3) only the
+beginning of a call can be held, and so not the tool that is called.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ def _of_values(elements: Elements, schema: JsonMapping) -> FramedValues:
         is_text, choices = types is None or "string" in types, listed if isinstance(listed, list) else []
         texts = choices if is_text and all(isinstance(each, str) and each for each in choices) else ()
         held = None if is_text else {**shared, **own}
-        values.append(Value(elements.opening(key), elements.end, held, texts, key in required))
+        values.append(Value(elements.opening(key, is_text), elements.end, held, texts, key in required))
     return FramedValues(values, elements.before, elements.behind)

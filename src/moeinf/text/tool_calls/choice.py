@@ -12,7 +12,7 @@ from moeinf.text.tool_calls.syntaxes.glm_calls import GLM, HUNYUAN
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
-from moeinf.text.tool_calls.syntaxes.invoke_calls import DSML, MINIMAX
+from moeinf.text.tool_calls.syntaxes.invoke_calls import DSML, DSML_V4, MINIMAX
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.marked_calls import NORTH, SOLAR
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
@@ -22,7 +22,7 @@ from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
 
 # In this order, as the marks of Hermes stand in the templates of others, too.
 _SYNTAXES = (
-    *(HARMONY, NESTED, DSML, MINIMAX, HUNYUAN, QWEN_XML, GLM, DEEPSEEK, KIMI, SOLAR, NORTH, LFM2, LLAMA4),
+    *(HARMONY, NESTED, DSML_V4, DSML, MINIMAX, HUNYUAN, QWEN_XML, GLM, DEEPSEEK, KIMI, SOLAR, NORTH, LFM2, LLAMA4),
     *(MISTRAL, GEMMA, GRANITE, HERMES),
 )
 

@@ -17,12 +17,12 @@ MessageCall = JsonMapping
 class Elements(NamedTuple):
     """A call whose arguments stand in plain text between marks.
 
-    before, behind: what stands around all of them. opening: what stands in front of a value, given its key. end: what
-    stands behind one.
+    before, behind: what stands around all of them. opening: what stands in front of a value, given its key and whether
+    it is text. end: what stands behind one.
     """
 
     before: str
-    opening: Callable[[str], str]
+    opening: Callable[[str, bool], str]
     end: str
     behind: str
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.memory.device_plan import plan_device_memory
 from moeinf.engine.memory.footprint import sequence_bytes, shared_tokens
 from moeinf.engine.memory.plan import plan_memory
 from moeinf.engine.memory.side_by_side import that_fit
@@ -55,3 +56,12 @@ def test_it_does_not_depend_on_how_many_answers_are_made_side_by_side() -> None:
         plan = plan_memory(FOOTPRINT, asked, on(available_mib))
         assert plan.context == plan_memory(FOOTPRINT, SERVED, on(available_mib)).context
         assert plan.kv_bytes == sequence_bytes(INFO, shared_tokens(plan.context, 4)) or plan.context <= 8192
+
+
+@pytest.mark.parametrize(("vram_mib", "context"), [(2500, 4096), (6000, 16384), (40_000, 32768)])
+def test_a_gpu_gives_of_its_own_memory(vram_mib: int, context: int) -> None:
+    free = vram_mib << 20
+    assert plan_device_memory(FOOTPRINT, SERVED, on(32_000), free, free).context == context
+    assert plan_device_memory(FOOTPRINT, RuntimeConfig(), on(32_000), free, free).context == 4096
+    several = replace(SERVED.changed(device="cuda:0,cuda:1"))
+    assert plan_device_memory(FOOTPRINT, several, on(32_000), free, free).context == 4096, "each would have its own"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,7 +73,7 @@ STATUS = (
 
 
 @pytest.mark.parametrize("asked", ["Fix it.", [{"type": "text", "text": "Fix it."}]])
-def test_the_state_of_a_repository_comes_behind_what_stays(asked: object) -> None:
+def test_the_state_of_a_repository_comes_behind_what_stays(asked: Any) -> None:
     """So that the tools, which many templates put behind the system message, are those of the last conversation."""
     answer = {"role": "assistant", "content": "Done."}
     chat = [{"role": "system", "content": f"{SYSTEM}\n\n{STATUS}\n"}, {"role": "user", "content": asked}, answer]
@@ -94,5 +96,5 @@ def test_the_state_of_a_repository_comes_behind_what_stays(asked: object) -> Non
         [{"role": "user", "content": f"{SYSTEM}\n{STATUS}"}, {"role": "user", "content": "hi"}],
     ],
 )
-def test_where_nothing_can_stand_behind_it_it_stays(chat: list[dict[str, object]]) -> None:
+def test_where_nothing_can_stand_behind_it_it_stays(chat: list[dict[str, Any]]) -> None:
     assert without_noise(chat) == chat

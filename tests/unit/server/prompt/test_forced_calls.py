@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import shutil
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
 
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.sampling.constraint import FramedJson, FramedValues, GrammarConstraint
@@ -17,7 +18,9 @@ from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.store.library import StoredModel
 from moeinf.text.text_stream import Piece
+from moeinf.text.thoughts import tags_of
 from moeinf.text.tokenizer import Tokenizer
+from tests.support.text_models import byte_level_tokenizer, write_text_model
 from tests.support.tool_families import BY_NAME, TOOLS
 from tests.support.true_configs import PUBLISHED
 
@@ -55,25 +58,46 @@ MIXED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
-@pytest.mark.parametrize("seed", range(4))
-def test_values_in_plain_text_are_held_one_by_one(tmp_path: Path, family: str, seed: int) -> None:
+def published(folder: Path, name: str, token: str) -> StoredFacts:
+    """A model with this template, in whose vocabulary a mark is a token."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)] if token else [])
+    template = (PUBLISHED / name / "chat_template.jinja").read_text(encoding="utf-8")
+    return StoredFacts(StoredModel("m", "0" * 12, write_text_model(folder, template, tokenizer)))
+
+
+HELD: list[tuple[str, str]] = [
+    ("qwen3-coder", ""),
+    ("glm", ""),
+    ("deepseek-v3.2", "｜DSML｜"),
+    ("deepseek-v3.2", ""),
+    ("deepseek-v4-flash", "｜DSML｜"),
+    ("minimax-m2.5", "<minimax:tool_call>"),
+    ("hy3-preview", "<arg_value:opensource>"),
+]
+
+
+@pytest.mark.parametrize(("family", "mark"), HELD)
+@pytest.mark.parametrize("seed", range(3))
+def test_values_in_plain_text_are_held_one_by_one(tmp_path: Path, family: str, mark: str, seed: int) -> None:
     """Tokens are drawn at random of those that may come; free text is ended soon."""
-    model = facts(tmp_path, family)
+    model = facts(tmp_path, family) if family in BY_NAME else published(tmp_path, family, mark)
     held: Any = forced_calls(model, [MIXED, *TOOLS], "mixed")
     (form,) = held
     assert isinstance(form, FramedValues) and [value.required for value in form.values] == [True, True, False]
     draw, written = random.Random(seed), list[int]()
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    thought = library.encode("".join(tags_of(model.template) or ())).ids  # so that no other one may come
+    end = library.encode(form.values[2].end).ids
     with Tokenizer(tmp_path) as tokenizer:
-        stream = tokenizer.stream([], chat=True, tools=[MIXED, *TOOLS])
+        stream = tokenizer.stream(thought, chat=True, tools=[MIXED, *TOOLS])
         constraint = GrammarConstraint(stream, [form], tokenizer.num_ids)
-        ending = itertools.cycle(BY_NAME[family].tokenizer().encode(f"</think>{form.values[2].end}").ids)
-        pieces: list[Piece] = []
+        pieces, done = list[Piece](), 0
         while not constraint.complete and len(written) < 400:
             allowed = constraint.allowed()
             token = int(draw.choice(allowed))
-            if len(allowed) > tokenizer.num_ids // 2:  # within free text, or a thought
-                token = next(ending)
+            if len(allowed) > tokenizer.num_ids // 2 or 0 < done < len(end):  # within free text
+                token, done = end[done], done + 1
             written.append(token)
             constraint.accept(token)
             pieces += stream.step(token)

@@ -78,7 +78,7 @@ def _syntax(known_by: str, behind: str = "", separator: str = "", sections: tupl
         before, after = "".join(f"{mark}\n" for mark in opens), "".join(f"\n{mark}" for mark in closes)
         return Elements(
             f"{before}{call}{name}{separator}\n",
-            lambda text: f"{key}{text}{end_key}\n{value}",
+            lambda name, is_text: f"{key}{name}{end_key}\n{value}",
             f"{end_value}\n",
             f"{end_call}{after}",
         )

@@ -87,9 +87,18 @@ def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
 def _elements(name: str) -> Elements:
     return Elements(
         f'<minimax:tool_call>\n<invoke name="{name}">\n',
-        lambda key: f'<parameter name="{key}">',
+        lambda key, is_text: f'<parameter name="{key}">',
         "</parameter>\n",
         "</invoke>\n</minimax:tool_call>",
+    )
+
+
+def _dsml_elements(section: str, name: str) -> Elements:
+    return Elements(
+        f'<{_DSML}{section}>\n<{_DSML}invoke name="{name}">\n',
+        lambda key, is_text: f'<{_DSML}parameter name="{key}"{_IS_TEXT if is_text else _IS_JSON}>',
+        f"</{_DSML}parameter>\n",
+        f"</{_DSML}invoke>\n</{_DSML}{section}>",
     )
 
 
@@ -97,4 +106,7 @@ MINIMAX = replace(
     _syntax(("minimax:tool_call",), "", "<minimax:tool_call>", ("<minimax:tool_call>", "</minimax:tool_call>")),
     elements=_elements,
 )
-DSML = _syntax((f"{_DSML}function_calls", f"{_DSML}tool_calls"), _DSML, _DSML, (_DSML,))
+_V3, _V4 = "function_calls", "tool_calls"
+_BOTH = _syntax((f"{_DSML}{_V3}", f"{_DSML}{_V4}"), _DSML, _DSML, (_DSML,))
+DSML_V4 = replace(_BOTH, known_by=(f"{_DSML}{_V4}>", f"dsml_token + '{_V4}>"), elements=partial(_dsml_elements, _V4))
+DSML = replace(_BOTH, elements=partial(_dsml_elements, _V3))

@@ -104,7 +104,7 @@ _INNER_FORM = replace(_FORM, closes=(_END_FUNCTION,), opens=_FUNCTION, begins=_b
 def _elements(name: str) -> Elements:
     return Elements(
         f"{_OPEN}\n{_FUNCTION}{name}>\n",
-        lambda key: f"{_PARAMETER}{key}>\n",
+        lambda key, is_text: f"{_PARAMETER}{key}>\n",
         f"\n{_END_PARAMETER}\n",
         f"{_END_FUNCTION}\n{_CLOSE}",
     )
