@@ -5,6 +5,7 @@ in the words of each.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory import plan, served_context
 from moeinf.engine.stored.longest_context import longest_context
+from moeinf.engine.stored.preset import Preset
 from moeinf.hardware import machine
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import StoredModel
@@ -112,3 +114,9 @@ def test_the_longest_leaves_half_of_the_experts(demo: StoredModel, monkeypatch: 
 
     monkeypatch.setattr(module, "planned", planned)
     assert longest_context(demo, RuntimeConfig.of(device="cpu"), machine()) == 1024
+
+
+def test_a_context_that_goes_with_a_name_is_the_longest_of_that_name(demo: StoredModel) -> None:
+    named = replace(demo, preset_text=Preset(options=(("num_ctx", "256"),)).dumps())
+    assert longest_context(named, RuntimeConfig.of(device="cpu"), machine()) == 256
+    assert longest_context(named, RuntimeConfig.of(device="cpu", context=512), machine()) == 512

@@ -86,7 +86,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character_everywhere(tokeni
     tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": {text: text}}}
     assert tokenizer.decode(tokenizer.encode(text)) == right
     shown, _ = tokenizer.render([{"role": "user", "content": text}], {"x": {text: [text]}, "tools": [tool]})
-    assert shown.startswith(right) and tokenizer.decode(tokenizer.encode_chat(shown)) == shown
+    assert right in shown and tokenizer.decode(tokenizer.encode_chat(shown)) == shown
     formats: list[AnswerFormat] = [{"const": text}, one_of([text]), Language("lark", f'start: "{text}"')]
     formats += [{"type": "object", "properties": {text: {}}, "required": [text]}, Language("regex", text)]
     for format in formats:

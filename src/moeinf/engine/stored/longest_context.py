@@ -7,6 +7,7 @@ from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.stored.facts import facts_of
 from moeinf.engine.stored.fits_beside import LEAST_EXPERTS, planned
 from moeinf.engine.stored.outline import outline_of
+from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import MoeinfError
 from moeinf.gpu.cuda import find_cuda
 from moeinf.hardware import Machine
@@ -14,12 +15,13 @@ from moeinf.store.library import StoredModel
 
 
 def longest_context(stored: StoredModel, config: RuntimeConfig, alone: Machine) -> int:
-    """The one that was asked for; else the longest that leaves memory for half of the experts that there would be room
-    for without. On a GPU, and of an encoder-decoder, that which the model is opened with. Never more than the model's.
+    """The one that was asked for, or that goes with the model's name; else the longest that leaves memory for half of
+    the experts that there would be room for without. On a GPU, and of an encoder-decoder, that which the model is
+    opened with. Never more than the model's.
 
     alone: the machine without models. Reads small files. Raises StoreError.
     """
-    info = stored.manifest.info
+    info, config = stored.manifest.info, preset_of(stored).configured(config)
     if config.memory.context is not None:
         return min(config.memory.context, info.context_length)
     if facts_of(stored).family.encoder_input is not None or _on_gpu(config):

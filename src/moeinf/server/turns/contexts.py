@@ -21,7 +21,8 @@ def context_for(opened: OpenModels, stored: StoredModel, ask: Ask) -> int:
     """Tokens that an ask has room for, if it needs them. Blocks, the first time. Raises StoreError."""
     if "context" in ask.config and (asked := opened.config_for(stored, ask).memory.context) is not None:
         return asked
-    return opened.longest_context(stored)
+    loaded, longest = opened.of(stored.id), opened.longest_context(stored)
+    return longest if loaded is None or ask.config else max(longest, loaded.model.plan.context)
 
 
 def room_for_answer(opened: OpenModels, loaded: Loaded, ask: Ask) -> int:

@@ -80,7 +80,7 @@ class OpenModels:
         self._open, self._describe, self._most, self._fits = open_model, describe, most, fits
         self.loaded: tuple[Loaded, ...] = ()  # replaced whole, so that other threads may look; the last used behind
         self._alone: Machine | None = None  # as it was when no model was open
-        self._longest, self._longest_of = longest, dict[str, int]()
+        self._longest, self._longest_of = longest, dict[tuple[str, str], int]()
 
     def find(self, name: str) -> StoredModel:
         """The stored model of that name; an open one also where its files have gone. Raises ModelNotFoundError."""
@@ -107,18 +107,18 @@ class OpenModels:
         return config.changed(context=min(_rounded_up(least_context), self.longest_context(stored)))
 
     def longest_context(self, stored: StoredModel) -> int:
-        """Tokens that a model is given room for at most, whatever it is open with. Blocks, the first time.
+        """Tokens that a model is given room for at most, unless a request asks for others. Blocks, the first time.
 
         Raises StoreError.
         """
         loaded = self.of(stored.id)
         if loaded is not None and isinstance(loaded.model.plan, DevicePlan):
             return loaded.model.plan.context
-        if stored.id not in self._longest_of:
+        name = stored.id, stored.name  # another name may have options of its own
+        if name not in self._longest_of:
             alone = self._alone if self.loaded and self._alone is not None else machine()
-            self._longest_of[stored.id] = self._longest(stored, self._config, alone)
-        found = self._longest_of[stored.id]
-        return found if loaded is None else max(found, loaded.model.plan.context)
+            self._longest_of[name] = self._longest(stored, self._config, alone)
+        return self._longest_of[name]
 
     def of(self, identifier: str) -> Loaded | None:
         """The model with this id, where it is open."""
