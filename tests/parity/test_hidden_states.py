@@ -12,7 +12,7 @@ import torch
 from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid"])
 @torch.inference_mode()
 def test_each_token_is_told_as_the_head_is_given_it(name: str, tmp_path: Path) -> None:
     config = next(config for config in CONFIGS.values() if config["model_type"] == name)

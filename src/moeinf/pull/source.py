@@ -20,13 +20,19 @@ from moeinf.types import JsonObject
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-_MOST_JSON_BYTES = {"config.json": 1 << 20, "generation_config.json": 1 << 20, INDEX_FILE: 64 << 20}
+POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers: how the states of tokens become a vector
+_MOST_JSON_BYTES = {
+    "config.json": 1 << 20,
+    "generation_config.json": 1 << 20,
+    POOLING_FILE: 1 << 20,
+    INDEX_FILE: 64 << 20,
+}
 _MOST_SMALL_BYTES = 100_000_000
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 # What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
 _KEPT_NAME = re.compile(
     r"(config|generation_config|(pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
-    r"|chat_template)\.json"
+    r"|chat_template|1_Pooling/config)\.json"
     r"|chat_template\.jinja|merges\.txt|tokenizer\.model|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?"
 )
 
@@ -178,6 +184,8 @@ class FolderSource:
             self._folders = {entry.name: self._path for entry in os.scandir(self._path)}  # where each file lies
             if over is not None:
                 self._folders |= {entry.name: over for entry in os.scandir(over)}
+            if (self._path / POOLING_FILE).is_file():
+                self._folders[POOLING_FILE] = self._path
             self._names = set(self._folders)
         self.shards = find_shards(self._names, self.read_file, str(path))
         self._state_at_open = self._state()
@@ -227,7 +235,7 @@ class FolderSource:
         folder = self._folders.get(name, self._path)
         path = Path(os.path.realpath(folder / name))
         cached = path.parent.name == "blobs" and path.parent.parent.name.startswith("models--")
-        if path.parent == Path(os.path.realpath(folder)):
+        if path.parent == Path(os.path.realpath((folder / name).parent)):
             return path
         if not path.is_file():
             raise CheckpointError(

@@ -67,10 +67,18 @@ def test_vectors_are_the_mean_of_the_models_states(server: HttpServer, expected:
     assert not np.allclose(found[0], found[1], atol=0.1), "texts differ"
 
 
-def test_a_model_may_say_that_its_last_state_is_meant(tmp_path: Path) -> None:
-    file, text = write_caller(tmp_path / "caller") / "config.json", "user found"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pooling": "last"}))
-    stored, rows = pull(str(file.parent), home=tmp_path / "home"), list[FloatArray]()
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("config.json", {"pooling": "last"}),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}),
+        ("1_Pooling/config.json", {"pooling_mode": "lasttoken", "include_prompt": True}),
+    ],
+)
+def test_a_model_may_say_that_its_last_state_is_meant(file: str, said: dict[str, Any], tmp_path: Path) -> None:
+    source, text = write_caller(tmp_path / "caller"), "user found"
+    says(source / file, said)
+    stored, rows = pull(str(source), home=tmp_path / "home"), list[FloatArray]()
     with live_server(stored) as other, Model(stored, RuntimeConfig.of(device="cpu")) as model:
         cache = model.runner.network.new_cache(64)
         cache.on_hidden = lambda start, hidden: rows.append(hidden[-1].copy())
@@ -78,6 +86,20 @@ def test_a_model_may_say_that_its_last_state_is_meant(tmp_path: Path) -> None:
         answer = httpx.post(f"{other.url}/v1/embeddings", json={"model": "caller", "input": text}, timeout=60)
     found = np.array(answer.json()["data"][0]["embedding"])
     assert np.abs(found - rows[0] / np.linalg.norm(rows[0])).max() < 1e-6
+
+
+def test_a_way_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+    source = write_caller(tmp_path / "caller")
+    says(source / "1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True})
+    with live_server(pull(str(source), home=tmp_path / "home")) as other:
+        answer = httpx.post(f"{other.url}/v1/embeddings", json={"model": "caller", "input": "user"}, timeout=60)
+    assert answer.status_code == 400 and "by 'cls_token+mean'" in answer.json()["error"]["message"]
+
+
+def says(file: Path, said: dict[str, Any]) -> None:
+    """Writes more fields into a file of a checkpoint."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | said))
 
 
 def test_they_are_the_same_alone_together_and_behind_an_answer_to_the_text(server: HttpServer) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from moeinf.errors import StoreError
+from moeinf.errors import StoreError, UsageError
 from moeinf.gguf.gguf_vision import family_may_see
 from moeinf.models.family import AnyFamily, family_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
@@ -83,8 +83,14 @@ class StoredFacts:
 
     @cached_property
     def pooling(self) -> Pooling:
-        """How the states of a text's tokens become its vector: as the model says, else their mean."""
-        return "last" if config(self._stored).get("pooling") == "last" else "mean"
+        """How the states of a text's tokens become its vector: as the model says, else their mean.
+
+        Raises UsageError for a way that is not known here.
+        """
+        said = config(self._stored).get("pooling") or _pooling_of(json_file(self._stored, "1_Pooling_config.json"))
+        if said not in ("mean", "last"):
+            raise UsageError(f"{self.name} makes embeddings by {said!r:.60}, which is not supported; ask another model")
+        return "last" if said == "last" else "mean"
 
     @cached_property
     def template(self) -> str:
@@ -150,6 +156,13 @@ class StoredFacts:
             f"{self.name} was stored without a vision tower, which is a file of its own: "
             f"`moeinf pull {again} --mmproj FILE`"
         )
+
+
+def _pooling_of(said: JsonObject) -> str:
+    """In the words of Pooling, of a file of sentence-transformers; an empty one says mean."""
+    prefix, words = "pooling_mode_", {"mean_tokens": "mean", "lasttoken": "last"}
+    modes = [name.removeprefix(prefix) for name, value in said.items() if name.startswith(prefix) and value is True]
+    return "+".join(words.get(mode, mode) for mode in modes or [str(said.get("pooling_mode", "mean"))])
 
 
 def facts_of(stored: StoredModel) -> StoredFacts:

@@ -166,8 +166,8 @@ class CheckpointPull:
 
     @cached_property
     def _kept_files(self) -> dict[str, bytes]:
-        """Those that it takes over."""
-        return {name: self._source.read_file(name) for name in self._source.kept_files()}
+        """Those that it takes over, which lie side by side."""
+        return {name.replace("/", "_"): self._source.read_file(name) for name in self._source.kept_files()}
 
     def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
         """Tells the sizes of a download before it begins."""
