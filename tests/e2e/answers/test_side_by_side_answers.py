@@ -16,6 +16,7 @@ from moeinf.errors import NotFiniteError, UsageError
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.step_queue import Asker
 from moeinf.store.library import StoredModel
 from tests.support.answers_beside import advance, drive
 
@@ -172,6 +173,34 @@ def test_answers_that_there_is_no_room_for_wait_or_pause(
         drive(model, answers, check)
         assert [each.completion.token_ids for each in answers] == [each.token_ids for each in wanted]
         assert any(given_up), "an answer was paused, or an idle sequence freed"
+
+
+def test_a_background_answer_pauses_for_a_chat_that_has_no_room(demo: StoredModel) -> None:
+    options = {"context": 320, "prefix_memory": "0"}
+    with opened(demo, 1, **options) as model:
+        wanted = [model.generate(PROMPTS[which], long(model, which), raw=True).token_ids for which in (2, 3)]
+    with opened(demo, 2, **options) as model:
+        sequences, cache = model.generator.sequences, model.runner.cache
+        assert isinstance(cache, Cache) and sequences.room is not None
+        sequences.room.num_bytes = 330 * cache.token_bytes
+        side, chat = (
+            model.generator.begin(Request(PROMPTS[which], long(model, which), raw=True, asker=Asker("", background)))
+            for which, background in ((2, True), (3, False))
+        )
+        waiting = advance([side])
+        for _ in range(40):
+            model.generator.step()
+            waiting = advance(waiting)
+        before = len(side.completion.token_ids)
+        ended = list[Answer]()
+        waiting = [side, chat]
+        while waiting:
+            going = advance(waiting)
+            ended += [each for each in waiting if each not in going]
+            waiting = going
+            model.generator.step()
+        assert before > 30 and ended == [chat, side]
+        assert [side.completion.token_ids, chat.completion.token_ids] == wanted
 
 
 @pytest.mark.parametrize("steps", [0, 3, 12])
