@@ -12,6 +12,11 @@ import pytest
 from typer.main import get_command
 
 from moeinf.cli import app
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import OTHER_VARIABLES
+from moeinf.config.option import options
+from moeinf.config.server_options import ServerOptions
+from moeinf.sampling.params import SamplingParams
 
 DOCS = Path(__file__).parents[3] / "docs"
 ROOT = DOCS.parent
@@ -49,6 +54,17 @@ def test_the_page_about_the_command_line_is_what_help_says(monkeypatch: pytest.M
     written = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     # Versions of typer wrap lines differently.
     assert written.split() == rendered.split(), "run: python docs/generate_cli.py"
+
+
+def test_the_page_about_the_command_line_has_every_verb_and_variable() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    verbs: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    names = {name for name, verb in verbs.items() if not verb.hidden}
+    names |= {f"trace {name}" for name in verbs["trace"].commands}
+    assert set(re.findall(r"^## moeinf ([a-z ]+)$", page, re.MULTILINE)) == names
+    groups = (RuntimeConfig, SamplingParams, ServerOptions)
+    known = [*(each.variable for group in groups for each in options(group)), *OTHER_VARIABLES]
+    assert sorted(re.findall(r"^\| `(MOEINF_\w+)` \|", page, re.MULTILINE)) == sorted(known)
 
 
 def test_the_page_about_fields_is_what_the_server_does() -> None:
