@@ -108,3 +108,24 @@ def test_a_model_without_a_syntax_of_calls(server: HttpServer) -> None:
     asked = {"model": "demo", "messages": HI, "tools": [TOOL], "tool_choice": "required"}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked)
     assert answer.status_code == 400 and "cannot be made to call" in answer.json()["error"]["message"]
+
+
+def test_a_template_that_knows_no_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model is told of them in words of moeinf, and a call that is demanded has the form that it is told."""
+    folder = write_random(tmp_path / "random", "mistral")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    tool = {"type": "function", "function": {"name": "map", "parameters": PARAMETERS}}
+    asked: dict[str, Any] = {"model": "random", "messages": HI, "tools": [tool], "tool_choice": "required"}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    with live_server(pull(str(folder), home=tmp_path / "home")) as running:
+        for more in ([], [{"role": "assistant", "content": None}, result]):
+            told = httpx.post(f"{running.url}/v1/chat/completions", json=asked | {"messages": [*HI, *more]}, timeout=60)
+            assert told.status_code == 200, told.text
+            (call,) = told.json()["choices"][0]["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Paris")
+        free = httpx.post(f"{running.url}/api/chat", json={"model": "random", "messages": HI, "tools": [tool],
+            "options": {"num_predict": 3}, "stream": False}, timeout=60)  # fmt: skip
+        assert free.status_code == 200
+    assert caplog.text.count("the chat template knows no tools") == 1
