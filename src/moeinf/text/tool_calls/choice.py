@@ -14,7 +14,7 @@ from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 from moeinf.text.tool_calls.syntaxes.invoke_calls import DSML, DSML_V4, MINIMAX
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
-from moeinf.text.tool_calls.syntaxes.marked_calls import NORTH, SOLAR
+from moeinf.text.tool_calls.syntaxes.marked_calls import HUNYUAN_A13B, NORTH, SOLAR
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
 from moeinf.text.tool_calls.syntaxes.nested_calls import NESTED
 from moeinf.text.tool_calls.syntaxes.python_calls import LFM2, LLAMA4
@@ -22,7 +22,23 @@ from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
 
 # In this order, as the marks of Hermes stand in the templates of others, too.
 _SYNTAXES = (
-    *(HARMONY, NESTED, DSML_V4, DSML, MINIMAX, HUNYUAN, QWEN_XML, GLM, DEEPSEEK, KIMI, SOLAR, NORTH, LFM2, LLAMA4),
+    *(
+        HARMONY,
+        NESTED,
+        DSML_V4,
+        DSML,
+        MINIMAX,
+        HUNYUAN,
+        HUNYUAN_A13B,
+        QWEN_XML,
+        GLM,
+        DEEPSEEK,
+        KIMI,
+        SOLAR,
+        NORTH,
+        LFM2,
+        LLAMA4,
+    ),
     *(MISTRAL, GEMMA, GRANITE, HERMES),
 )
 
