@@ -88,7 +88,7 @@ def ollama_value(asked: Option, text: str) -> object:
     """The value that an option has when ollama's name for it is given this text. Raises UsageError."""
     if asked.ollama == "num_gpu":
         return _device_of_num_gpu(text)
-    return ollama_meaning(asked, asked.parse(asked.ollama, text))
+    return ollama_meaning(asked, asked.parse(asked.ollama or asked.name, text))
 
 
 def ollama_meaning(asked: Option, value: object) -> object:

@@ -156,6 +156,7 @@ def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> 
         ("FROM a\nPARAMETER nothing 1", "line 2: unknown option 'nothing'"),
         ("FROM a\nPARAMETER temperature hot", "line 2: temperature must be a number"),
         ("FROM a\nPARAMETER top_p 7", "line 2: top_p must be between 0 and 1"),
+        ("FROM a\nPARAMETER json_calls maybe", "line 2: json_calls must be on or off"),
         ("FROM a\nPARAMETER expert_cache much", "line 2: "),
         ('FROM a\nSYSTEM """never closed', "line 2: the three quotes are not closed"),
         ("FROM a\nFORM b", "line 2: 'FORM' is no command; known: FROM, PARAMETER, SYSTEM"),
