@@ -46,7 +46,7 @@ def refusal(opened: OpenModels, job: Job, error: Exception) -> Exception:
         check_length(max(1, error.num_tokens), longest, job.stored.manifest.info.context_length)
     except ContextLengthError as told:
         return told
-    except MoeinfError:
+    except (MoeinfError, OSError):
         pass
     return error
 
@@ -58,7 +58,7 @@ def least_context(opened: OpenModels, job: Job, error: Exception) -> int:
     loaded, least = opened.of(job.stored.id), 0
     if loaded is None or not error.num_tokens:
         return 0
-    with suppress(MoeinfError):  # the client is told the first error
+    with suppress(MoeinfError, OSError):  # the client is told the first error
         longest = opened.longest_context(job.stored)
         least = min(error.num_tokens + job.answer_room, longest) if error.num_tokens < longest else 0
     if least <= max(loaded.model.plan.context, job.least_context):
