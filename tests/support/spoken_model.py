@@ -53,7 +53,8 @@ class SpokenModel:
         self.last: Completion | None = None
         self.answering = self.most_at_once = 0
         kind, steps = SimpleNamespace(template=None), SimpleNamespace(rate=0.0)
-        self.generator = SimpleNamespace(begin=self.begin, step=self.step, kind=kind, steps=steps)
+        prompts = SimpleNamespace(thinking=lambda params, think, raw: params)
+        self.generator = SimpleNamespace(begin=self.begin, step=self.step, kind=kind, steps=steps, prompts=prompts)
         reporting.progress(1, 1)
 
     def step(self) -> None:

@@ -7,7 +7,6 @@ import warnings
 from collections import abc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +24,6 @@ from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.text.quantities import count_text
 from moeinf.text.text_stream import Piece
-from moeinf.text.thinking_text import ends_thoughts
 from moeinf.types import Json, JsonMapping, JsonObject, Message, Tool
 
 if TYPE_CHECKING:
@@ -149,9 +147,7 @@ class Model:
         schema that is not supported, ExpertReadError when a disk fails in the middle.
         """
         told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
-        given = params or self.params()
-        if not raw and ends_thoughts(self.generator.kind.template, think):
-            given = replace(given, thought_tokens=0)
+        given = self.generator.prompts.thinking(params or self.params(), think, raw=raw)
         request = Request(prompt, given, raw, told, tools or (), format, continues, hooks)
         return _holding(self, self.generator.answer(request))
 

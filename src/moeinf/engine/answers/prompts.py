@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from moeinf.engine.answers.model_kind import ModelKind
 from moeinf.engine.completion import Rendering
 from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
 from moeinf.engine.vision.parts import GivenPicture, text_alone, without_pictures
 from moeinf.errors import ContextLengthError, UsageError
-from moeinf.text.thinking_text import template_variables
+from moeinf.sampling.params import SamplingParams
+from moeinf.text.thinking_text import ends_thoughts, template_variables
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import JsonMapping, JsonObject, Message, ModelInfo, Tool
 
@@ -50,6 +52,12 @@ class Prompts:
             raise UsageError(f"{'a raw prompt' if raw else self._model} does not support tools; leave them out")
         told = template_variables(facts, None if think is None else str(think).lower(), given)
         return told | ({"tools": list(tools)} if tools else {})
+
+    def thinking(self, params: SamplingParams, think: bool | str | None, *, raw: bool) -> SamplingParams:
+        """With a budget of no thoughts for a model that is told not to think, and has no switch."""
+        if raw or not ends_thoughts(self._kind.template, think):
+            return params
+        return replace(params, thought_tokens=0)
 
     def encode(self, prompt: str | Sequence[Message], rendering: Rendering, room: int = 1) -> Prompt:
         """The ids of a prompt, and its pictures; arguments and errors as Model.encode.

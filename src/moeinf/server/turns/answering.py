@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
 from typing import Protocol
 
 from moeinf.engine.answers.embedding import embedding
@@ -18,7 +17,6 @@ from moeinf.server.prompt.embedded_ids import embedded_ids
 from moeinf.server.prompt.thinking_field import think_for
 from moeinf.text.process import Stopped
 from moeinf.text.text_stream import Piece
-from moeinf.text.thinking_text import ends_thoughts
 from moeinf.text.tokenizer import Tokenizer
 
 
@@ -76,9 +74,7 @@ def answer(
         think = think_for(None if ask.raw else model.generator.kind.template, ask.thoughts)
     tools = ask.tools.offered
     told = model.template_variables(think, ask.variables, tools=tools or (), raw=ask.raw)
-    params = model.params(**ask.params)
-    if not ask.raw and ends_thoughts(model.generator.kind.template, think):
-        params = replace(params, thought_tokens=0)
+    params = model.generator.prompts.thinking(model.params(**ask.params), think, raw=ask.raw)
     request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks, job.asker)
     request = replace(request, room=job.answer_room)
     begun = model.generator.begin(request)
