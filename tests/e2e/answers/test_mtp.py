@@ -93,7 +93,11 @@ def test_another_state_of_the_model_has_a_layer_of_its_own(tmp_path: Path) -> No
     assert second.id != first.id
     assert ensure_mtp(second, library).id != layer.id
     assert [each.name for each in library.list()].count("source:latest-mtp") == 1
+    other = library.copy("source", "other:v1")
     library.remove("source")
+    assert ensure_mtp(other, library).name == "other:v1-mtp"
+    assert library.find("other").name == "other:v1", "a layer is no other model of the name"
+    library.remove("other")
     assert library.list() == [], "the layer goes with its model"
 
 

@@ -75,9 +75,10 @@ def answer(
     tools = ask.tools.offered
     told = model.template_variables(think, ask.variables, tools=tools or (), raw=ask.raw)
     params = model.generator.prompts.thinking(model.params(**ask.params), think, raw=ask.raw)
-    request = Request(ask.prompt, params, ask.raw, told, tools or (), ask.format, ask.continues, hooks, job.asker)
-    request = replace(request, room=job.answer_room)
-    begun = model.generator.begin(request)
+    asker, room, form = job.asker, job.answer_room, ask.format
+    begun = model.generator.begin(
+        Request(ask.prompt, params, ask.raw, told, tools or (), form, ask.continues, hooks, asker, room)
+    )
     with closing(begun.pieces):
         for piece in begun.pieces:
             if piece is None:

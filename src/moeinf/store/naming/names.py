@@ -79,7 +79,8 @@ def meant(reference: str, names: Collection[str]) -> list[str]:
     found = sorted(each for each in names if each.lower() == full.lower())
     if found or has_tag(reference):
         return found
-    tagged = sorted(each for each in names if each.rpartition(":")[0].lower() == name.lower())
+    layers = set(map(mtp_name, names))  # which run with their models alone
+    tagged = sorted(each for each in names if each.rpartition(":")[0].lower() == name.lower() and each not in layers)
     return [each for each in tagged if each.rpartition(":")[0] == name] or tagged
 
 
