@@ -112,7 +112,10 @@ def test_claude_gets_a_key_of_its_own_and_aider_the_limits_of_the_model(
     assert not Path(told["variables"]["AIDER_MODEL_METADATA_FILE"]).exists(), "the folder was for the run alone"
 
 
-def test_a_server_is_started_for_an_agent_and_ends_with_it(agents: Path, command: Callable[..., Done]) -> None:
+def test_a_server_is_started_for_an_agent_and_ends_with_it(
+    agents: Path, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_PORT", "1")  # of the user's own server
     done = command("launch", "qwen", "--num-ctx", "512")
     told = reported(agents)["variables"]
     assert done.code == 7 and "no model was named; this is demo:chat, the newest that calls tools" in done.err
