@@ -13,7 +13,7 @@ from moeinf.server.http_errors import BusyError
 from moeinf.server.responses.output_items import OutputItems
 from moeinf.server.responses.response_writer import ALIVE_S, ResponseWriter
 
-HEAD = {"id": "resp_1", "object": "response", "status": "in_progress", "error": None, "output": []}
+HEAD: dict[str, Any] = {"id": "resp_1", "object": "response", "status": "in_progress", "error": None, "output": []}
 
 
 class Written:
