@@ -50,7 +50,10 @@ class Schema:
         return _Types(self._root).of(_Properties(self._root, parameter).of(self._root)) or None
 
     def fits(self, arguments: Json) -> bool:
-        """Whether arguments have the types, the members and the values that are listed of each of their parts."""
+        """Whether arguments have the types, the required members and the listed values of each of their parts.
+
+        Members that the schema does not know are for the client to refuse, so that the model can go on from that.
+        """
         return _fits(self._root, self._root, arguments, 0)
 
 
@@ -77,10 +80,7 @@ def _fits(root: Json, schema: Json, value: Json, depth: int) -> bool:
         return True
     if any(isinstance(name, str) and name not in value for name in _list(schema.get("required"))):
         return False
-    declared = {name: _Properties(root, name).of(schema) for name in value}
-    if schema.get("additionalProperties") is False and None in declared.values():
-        return False
-    return all(_fits(root, declared[name], value[name], depth + 1) for name in value)
+    return all(_fits(root, _Properties(root, name).of(schema), value[name], depth + 1) for name in value)
 
 
 class _Walk(ABC):
