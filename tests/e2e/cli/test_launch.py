@@ -26,7 +26,7 @@ from tests.support.live_server import live_server
 URLS = {"claude": "ANTHROPIC_BASE_URL", "qwen": "OPENAI_BASE_URL", "aider": "OPENAI_API_BASE"}
 REPORT = f"""#!{sys.executable}
 import json, os, pathlib, sys, time
-told = {{"words": sys.argv[1:], "variables": dict(os.environ)}}
+told = {{"words": sys.argv[1:], "variables": dict(os.environ), "process": os.getpid()}}
 files = [name for name, value in os.environ.items() if name.startswith("AIDER_MODEL_")]
 told["files"] = {{name: json.loads(pathlib.Path(os.environ[name]).read_text()) for name in files}}
 pathlib.Path(os.environ["REPORT"]).write_text(json.dumps(told))
@@ -125,22 +125,28 @@ def test_a_server_is_started_for_an_agent_and_ends_with_it(
         urllib.request.urlopen(told["OPENAI_BASE_URL"] + "/models", timeout=5)
 
 
-def test_a_signal_ends_the_agent_and_the_server(agents: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_agent_and_the_server(agents: Path, number: signal.Signals) -> None:
     child = subprocess.Popen(
         [*COMMAND, "launch", "qwen", "demo:chat"],
         env=os.environ | {"WAIT": "1", "MOEINF_HOST": "127.0.0.1:0"},
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
     while not agents.exists() or not agents.read_text().endswith("}"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=60)
-    assert child.returncode == 143
-    with pytest.raises(OSError):
-        urllib.request.urlopen(reported(agents)["variables"]["OPENAI_BASE_URL"] + "/models", timeout=5)
+    told = reported(agents)
+    child.send_signal(number)
+    child.wait(60)
+    assert child.returncode == (143 if number == signal.SIGTERM else -9)
+    if number == signal.SIGKILL:  # which leaves the agent
+        os.kill(told["process"], signal.SIGTERM)
+    with pytest.raises(OSError):  # the server of one that was killed takes a moment
+        while time.monotonic() < deadline:
+            urllib.request.urlopen(told["variables"]["OPENAI_BASE_URL"] + "/models", timeout=5)
+            time.sleep(0.1)
 
 
 def test_what_is_wrong_is_one_line(

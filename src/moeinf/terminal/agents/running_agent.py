@@ -86,7 +86,8 @@ def _serving(
             say(f"using the server at {here.url}")
         yield here, found.told
         return
-    server = start_server(["--host", "127.0.0.1", "--port", "0", "--keep-alive", "-1"], config, log)
+    words = ["--host", "127.0.0.1", "--port", "0", "--keep-alive", "-1"]
+    server = start_server(words, config, log, ends_with_us=True)
     try:
         client = ServerClient(server.url, api_key())
         line.show(f"loading {stored.name}")

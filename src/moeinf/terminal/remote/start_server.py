@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from moeinf.errors import MoeinfError
 _START_S: Final = 60.0  # of a busy machine
 _END_S: Final = 12.0  # see server/serve.py
 _LOOK_S: Final = 0.05
+_PR_SET_PDEATHSIG: Final = 1
 _LISTENING: Final = re.compile(r"^listening on (http://\S+)$", re.MULTILINE)
 
 
@@ -38,11 +41,14 @@ class StartedServer:
             self.process.wait()
 
 
-def start_server(words: Sequence[str], config: RuntimeConfig, log: Path) -> StartedServer:
+def start_server(
+    words: Sequence[str], config: RuntimeConfig, log: Path, *, ends_with_us: bool = False
+) -> StartedServer:
     """Starts `moeinf serve` with these words and these options of models, and waits until it listens.
 
-    log: a file that gets what it writes. The server outlives this process unless it is ended, and heeds no key of its
-    terminal. Raises MoeinfError, in the server's words, where it does not start.
+    log: a file that gets what it writes. The server heeds no key of its terminal, and outlives this process unless it
+    is ended; ends_with_us: on Linux, it also ends where this process is killed. Raises MoeinfError, in the server's
+    words, where it does not start.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -52,6 +58,7 @@ def start_server(words: Sequence[str], config: RuntimeConfig, log: Path) -> Star
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=_end_with_parent if ends_with_us else None,
         )
     started = StartedServer("", process)
     try:
@@ -70,6 +77,12 @@ def start_server(words: Sequence[str], config: RuntimeConfig, log: Path) -> Star
         with suppress(ProcessLookupError):
             started.end()
         raise
+
+
+def _end_with_parent() -> None:
+    """Has the kernel send SIGTERM to this process when the one that started it has ended."""
+    with suppress(AttributeError):  # of Linux alone
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def variables_of(config: RuntimeConfig) -> Mapping[str, str]:
