@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from moeinf.engine.answers.drafting import DraftSource
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.mtp import MtpDecoder
 from moeinf.sampling.cached_tokens import CachedTokens
-from moeinf.sampling.speculation.drafts import NOTHING, Drafter, Guess
+from moeinf.sampling.speculation.drafts import NOTHING, Guess
 from moeinf.types import Float32Array
 
 READ_AT_ONCE: Final = 64  # tokens
@@ -57,29 +57,25 @@ class HiddenRows:
             self.start = min(start, self.end)
 
 
-class MtpDrafter:
-    """moeinf.sampling.speculation.drafts.Drafter. Each guess but the first is made behind a guess, by the same layer.
+class GuessingRows:
+    """What the layer has seen of a sequence of the model, beside the cache of it.
 
-    Row i of its cache is made of token `first` + i and the one behind it.
+    Row i of the layer's own cache is made of token `first` + i and the one behind it.
     """
 
-    kind: str | None = "MTP"
-
-    def __init__(self, layer: MtpDecoder, context: int, sequence: CachedTokens) -> None:
+    def __init__(self, layer: MtpDecoder, context: int) -> None:
         """context: rows that it has room for."""
-        self._layer, self._context, self._sequence = layer, context, sequence
-        self._cache, self._hidden = layer.new_cache(context), HiddenRows()
+        self._layer, self._context = layer, context
+        self._cache, self.hidden = layer.new_cache(context), HiddenRows()
         self._first, self._read = 0, list[int]()  # the second tokens of the rows that the cache holds
-        self._known = False  # whether the running answer begins as these tokens
-        cache = sequence.cache
-        assert isinstance(cache, Cache)
-        cache.on_hidden = self._hidden.take
+        self.known = False  # whether the running answer begins as these tokens
 
-    def draft(self, tokens: Sequence[int], most: int) -> Guess:
-        hidden, told = self._hidden, [*self._sequence.tokens, tokens[-1]]
+    def guesses(self, told: Sequence[int], most: int) -> Sequence[int]:
+        """told: the tokens of the sequence, and the one that comes next."""
+        hidden = self.hidden
         hidden.cut(len(told) - 1)  # of guesses that were wrong
         if hidden.end < len(told) - 1:
-            return NOTHING
+            return ()
         self._keep(told)
         if hidden.start > self._first + len(self._read) or hidden.end - self._first + most > self._context:
             self._begin(max(hidden.start, hidden.end - self._context // 2))
@@ -88,10 +84,10 @@ class MtpDrafter:
         if any(token < 0 for token in told[at + 1 : end + 1]):  # of a picture
             self._begin(end)
             hidden.forget(end)
-            return NOTHING
+            return ()
         new, rows = told[at + 1 : end + 1], hidden.range(at, end)
         if not new:
-            return NOTHING
+            return ()
         found = list[int]()
         while len(found) < most and self._cache.length + len(new) <= self._context:
             logits, rows = self._layer.guess(new, rows, self._cache)
@@ -99,17 +95,17 @@ class MtpDrafter:
                 self._read += new
                 hidden.forget(end - READ_AT_ONCE)  # the last are needed where the tokens behind them turn out as others
                 if end < hidden.end:
-                    return NOTHING  # it reads on before the next step
+                    return ()  # it reads on before the next step
             new = [int(logits[-1].argmax())]
             found += new
         self._cache.truncate(len(self._read))  # what was guessed behind guesses is made anew of what is known
-        return Guess(found, self.kind or "")
+        return found
 
     def _keep(self, told: Sequence[int]) -> None:
         """Forgets rows of tokens that are others now, or of which other rows have come."""
-        hidden, first = self._hidden, self._first
+        hidden, first = self.hidden, self._first
         valid = min(len(self._read), max(0, hidden.lowest - first))
-        if not self._known and (
+        if not self.known and (
             hidden.lowest > first + len(self._read) + 1
             or self._read[: max(0, valid - 1)] != list(told[first + 1 : first + valid])
         ):  # what it was told in an earlier answer was of other tokens, or may have been
@@ -118,7 +114,7 @@ class MtpDrafter:
             valid = 0
         if valid and self._read[valid - 1] != told[first + valid]:
             valid -= 1
-        hidden.lowest, self._known = hidden.end, True
+        hidden.lowest, self.known = hidden.end, True
         if valid < len(self._read):
             del self._read[valid:]
             self._cache.truncate(valid)
@@ -128,17 +124,42 @@ class MtpDrafter:
         self._read.clear()
         self._cache.truncate(0)
 
+
+class MtpDrafter:
+    """moeinf.sampling.speculation.drafts.Drafter. Each guess but the first is made behind a guess by the same layer."""
+
+    kind: str | None = "MTP"
+
+    def __init__(self, rows_of: Callable[[Cache], GuessingRows], sequence: CachedTokens) -> None:
+        self._rows_of, self._sequence = rows_of, sequence
+        self._rows: GuessingRows | None = None
+        self._followed()  # before the prompt is read
+
+    def draft(self, tokens: Sequence[int], most: int) -> Guess:
+        found = self._followed().guesses([*self._sequence.tokens, tokens[-1]], most)
+        return Guess(found, self.kind or "") if found else NOTHING
+
+    def _followed(self) -> GuessingRows:
+        """The rows beside the cache that the sequence has now: one that was paused may have got another."""
+        cache = self._sequence.cache
+        assert isinstance(cache, Cache)
+        rows = self._rows_of(cache)
+        if rows is not self._rows:
+            self._rows, rows.known = rows, False
+            cache.on_hidden = rows.hidden.take
+        return rows
+
     def close(self) -> None:
-        self._known = False  # the next answer of the sequence may begin otherwise
+        pass  # the next answer of the sequence often begins alike
 
 
 def drafts_by_layer(layer: MtpDecoder, context: int) -> DraftSource:
     """context: tokens that its caches have room for."""
-    of_sequences: dict[int, MtpDrafter] = {}  # which live as long as the model
+    of_caches: dict[int, GuessingRows] = {}  # of the model's sequences, which live as long as it does
 
-    def source(sequence: CachedTokens) -> Drafter:
-        if id(sequence) not in of_sequences:
-            of_sequences[id(sequence)] = MtpDrafter(layer, context, sequence)
-        return of_sequences[id(sequence)]
+    def rows_of(cache: Cache) -> GuessingRows:
+        if id(cache) not in of_caches:
+            of_caches[id(cache)] = GuessingRows(layer, context)
+        return of_caches[id(cache)]
 
-    return source
+    return lambda sequence: MtpDrafter(rows_of, sequence)

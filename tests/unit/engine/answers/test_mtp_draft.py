@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf.engine.answers.mtp_draft import MOST_WAITING, READ_AT_ONCE, HiddenRows, MtpDrafter, drafts_by_layer
+from moeinf.engine.answers.mtp_draft import MOST_WAITING, READ_AT_ONCE, HiddenRows, drafts_by_layer
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.speculation.drafts import NOTHING
@@ -56,7 +56,8 @@ class Sequence_:
     def __init__(self, context: int = 4096) -> None:
         self.layer = Counting()
         self.cached = CachedTokens(cast(Any, Cache([], context)))
-        self.drafter: Any = MtpDrafter(cast(Any, self.layer), context, self.cached)
+        self.source = drafts_by_layer(cast(Any, self.layer), context)
+        self.drafter = self.source(self.cached)
 
     def compute(self, ids: Sequence[int], keep: int | None = None) -> None:
         """A pass of these tokens, of which the first `keep` turn out to be right."""
@@ -70,6 +71,7 @@ class Sequence_:
         """Another answer, of which so many tokens are there."""
         del self.cached.tokens[kept:]
         self.drafter.close()
+        self.drafter = self.source(self.cached)
 
     @property
     def rows(self) -> list[tuple[int, float]]:
@@ -147,11 +149,21 @@ def test_without_room_it_begins_anew_and_behind_a_picture_too() -> None:
     assert seen.rows == seen.pairs(6)[-len(seen.rows) :]
 
 
-def test_each_sequence_has_a_drafter_of_its_own_for_good() -> None:
-    layer, source = Counting(), None
+def test_rows_go_with_the_cache_that_a_sequence_has() -> None:
+    layer = Counting()
     source = drafts_by_layer(cast(Any, layer), 64)
-    one, other = (CachedTokens(cast(Any, Cache([], 64))) for _ in range(2))
-    assert source(one) is source(one) and source(one) is not source(other) and len(layer.caches) == 2
+    caches = [Cache([], 64), Cache([], 64)]
+    one, other = (CachedTokens(cast(Any, cache)) for cache in caches)
+    drafters = source(one), source(other)
+    assert len(layer.caches) == 2
+    caches[0].on_hidden(0, np.ones((2, 2), np.float32))  # type: ignore[misc]
+    one.tokens += [1, 2]
+    assert drafters[0].draft([1, 2, 3], 1).ids == [4]
+    one.cache, one.tokens = cast(Any, caches[1]), [1, 2]  # it was paused, and goes on with another cache
+    assert drafters[0].draft([1, 2, 3], 1) == NOTHING
+    caches[1].on_hidden(2, np.ones((1, 2), np.float32))  # type: ignore[misc]
+    one.tokens += [3]
+    assert drafters[0].draft([1, 2, 3, 4], 1).ids == [5] and len(layer.caches) == 2
 
 
 @given(steps=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans()), min_size=1, max_size=20))
