@@ -56,7 +56,7 @@ def test_prompts_schemas_keys_and_names_are_read(
         return tmp_path / name
 
     monkeypatch.setattr("sys.stdin", written("piped", "Name three\r\n").open(encoding="latin-1"))
-    assert prompt_text(["seas"], written("file", "of the\n")) == "Name three of the seas"
+    assert prompt_text(["seas"], written("file", "of the\n")) == "Name three\nof the\nseas"
     assert format_text(f"@{written('schema', '{}')}") == "{}"
     assert keys_of(ServerOptions(key_file=str(written("keys", "one\r\ntwo\r\n"))), None) == ("one", "two")
     written(ALIAS_FILE, '{"mine": "org/repo"}')

@@ -214,7 +214,7 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("olmoe", {"olmoe.expert_count": 9}, ("metadata mean", "9")),
         ("olmoe", {"olmoe.expert_count": 0}, ("'olmoe' is an architecture without experts",)),
         ("olmoe", {"olmoe.rope.scaling.type": "polar"}, ("polar",)),
-        ("olmoe", {"general.architecture": "gemma4"}, ("'gemma4' is an architecture without experts",)),
+        ("olmoe", {"general.architecture": "gptneox"}, ("'gptneox' is an architecture without experts",)),
         ("olmoe", {"general.type": "mmproj"}, ("mmproj",)),
         ("olmoe", {"olmoe.attention.head_count_kv": [2, 2, 1]}, ("differs from layer to layer",)),
         ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, ("expert_weights_scale",)),
