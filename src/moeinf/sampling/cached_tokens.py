@@ -125,7 +125,7 @@ class CachedTokens:
     room: Room | None = None  # the memory of all; None: each has its own
     claim: Claim = field(default_factory=Claim)
     # Leaves its cache to another answer; what it gives is told the tokens to go on with, and takes one again.
-    lend: Callable[[], Callable[[Sequence[int]], None]] = lambda: lambda prompt: None
+    lend: Callable[[CachedTokens], Callable[[Sequence[int]], None]] = lambda sequence: lambda prompt: None
 
     def begins_with(self, prompt: Sequence[int]) -> int:
         """How many tokens it and a prompt have in common, at their beginnings."""

@@ -235,7 +235,7 @@ class _Answer:
     def _aside(self, prompt: Sequence[int]) -> Generator[None, None, None]:
         """Leaves its sequence and its seat to another answer, and takes others once it may go on."""
         self.seat.leave()
-        come_back = self.sequence.lend()
+        come_back = self.sequence.lend(self.sequence)
         while self.monitor.gives_way():
             self.monitor.check()
             yield None

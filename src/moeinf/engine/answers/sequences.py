@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.room import Claim, Room
@@ -26,7 +25,7 @@ class Sequences:
         self._free.append(self._known(self._make()))
 
     def _known(self, made: CachedTokens) -> CachedTokens:
-        made.all, made.room, made.lend = (lambda: (*self._free, *self._taken)), self.room, partial(self._lend, made)
+        made.all, made.room, made.lend = (lambda: (*self._free, *self._taken)), self.room, self._lend
         return made
 
     @property

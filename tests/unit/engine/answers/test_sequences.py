@@ -114,7 +114,7 @@ def test_an_answer_lends_its_cache_and_goes_on_with_another() -> None:
     sequences = kept(1)
     with sequences.taken([1, 2, 3]) as first:
         cache, first.tokens = first.cache, []
-        come_back = first.lend()
+        come_back = first.lend(first)
         assert sequences.lent == 1
         with sequences.taken([7, 8]) as second:
             assert second is not first and second.cache is cache and sequences.lent == 1
@@ -129,7 +129,7 @@ def test_an_answer_that_ends_without_its_cache_leaves_it_to_the_others() -> None
     with ExitStack() as ending:
         first = ending.enter_context(sequences.taken([1, 2, 3]))
         first.tokens = []
-        first.lend()
+        first.lend(first)
         with sequences.taken([7, 8]) as second:
             ending.close()
             assert sequences.lent == 0
