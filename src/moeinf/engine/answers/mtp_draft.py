@@ -15,7 +15,7 @@ from moeinf.sampling.speculation.drafts import NOTHING, Guess
 from moeinf.types import Float32Array
 
 READ_AT_ONCE: Final = 64  # tokens
-MOST_WAITING: Final = 1024  # tokens of which it is told, until it forgets the oldest
+MOST_WAITING: Final = 1024  # tokens that it is told of and keeps at least, where nobody asks
 
 
 class HiddenRows:
@@ -36,7 +36,8 @@ class HiddenRows:
             self._rows = [kept] if len(kept) else []
         self._rows.append(rows)
         self.end = length + len(rows)
-        self.forget(self.end - MOST_WAITING)
+        if self.end - self.start > 2 * MOST_WAITING:  # seldom, as the others are copied
+            self.forget(self.end - MOST_WAITING)
 
     def range(self, start: int, end: int) -> Float32Array:
         """Those of the tokens from `start` to `end`."""

@@ -124,14 +124,15 @@ def test_another_prompt_of_the_same_length_is_not_taken_for_the_last_one() -> No
 
 
 def test_a_long_prompt_is_read_piece_by_piece_and_its_beginning_left_out() -> None:
-    sequence, prompt = Sequence_(), [i % 90 for i in range(MOST_WAITING + 300)]
+    sequence, prompt = Sequence_(), [i % 90 for i in range(9 * 256)]
     for at in range(0, len(prompt), 256):
         sequence.compute(prompt[at : at + 256])
     pieces = 0
     while sequence.drafter.draft([*prompt, 3], 2) == NOTHING:
         pieces += 1
         assert len(sequence.layer.read) == pieces * READ_AT_ONCE
-    assert sequence.rows == sequence.pairs(3, first=300) and len(sequence.layer.read) == MOST_WAITING + 1
+    first = 9 * 256 - MOST_WAITING
+    assert sequence.rows == sequence.pairs(3, first=first) and len(sequence.layer.read) == MOST_WAITING + 1
 
 
 def test_without_room_it_begins_anew_and_behind_a_picture_too() -> None:
@@ -192,7 +193,9 @@ def test_rows_are_those_of_the_last_tokens(most: int) -> None:
     rows.cut(5)
     rows.forget(3)
     assert (rows.start, rows.end) == (3, 5) and rows.range(3, 5).ravel().tolist() == [3, 4]
-    rows.take(5, np.zeros((most + 5, 1), np.float32))
-    assert (rows.start, rows.end) == (10, most + 10)
-    rows.take(2 * most, np.ones((1, 1), np.float32))  # behind tokens that were not computed
-    assert (rows.start, rows.end) == (2 * most, 2 * most + 1)
+    rows.take(5, np.zeros((2 * most - 2, 1), np.float32))
+    assert (rows.start, rows.end) == (3, 2 * most + 3), "all that were told, as long as these are not too many"
+    rows.take(rows.end, np.zeros((1, 1), np.float32))
+    assert (rows.start, rows.end) == (most + 4, 2 * most + 4)
+    rows.take(3 * most, np.ones((1, 1), np.float32))  # behind tokens that were not computed
+    assert (rows.start, rows.end) == (3 * most, 3 * most + 1)
