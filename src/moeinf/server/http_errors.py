@@ -40,9 +40,10 @@ class StoppingError(MoeinfError):
 class Refusal(MoeinfError):
     """A request that is answered with this status; the message is one line for the client."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, kind: str = "") -> None:
+        """kind: as of Fault, where it is another one than most of this status have."""
         super().__init__(message)
-        self.status = status
+        self.status, self.kind = status, kind or _KINDS.get(status, "invalid")
 
 
 class TooLong(NamedTuple):
@@ -84,7 +85,7 @@ def fault_of(error: BaseException) -> Fault:
     error = of_the_machine(error) or error
     message = without_folders(str(error)[:_MOST_MESSAGE])
     if isinstance(error, Refusal):
-        return Fault(error.status, _KINDS.get(error.status, "invalid"), message)
+        return Fault(error.status, error.kind, message)
     if isinstance(error, BusyError | StoppingError):
         seconds = error.retry_after_s if isinstance(error, BusyError) else RETRY_AFTER_S
         return Fault(503, "busy", message, {"Retry-After": str(seconds)})

@@ -137,10 +137,12 @@ def test_what_is_kept_and_what_is_not(client: Any) -> None:
     assert texts == ["Hi", kept.output_text, "And?"]
     client.responses.delete(kept.id)
     for gone in (kept.id, client.responses.create(**asked, input="Hi", store=False).id):
-        with pytest.raises(openai.NotFoundError, match="is not kept"):
+        with pytest.raises(openai.NotFoundError, match="is not kept") as missing:
             client.responses.retrieve(gone)
-        with pytest.raises(openai.NotFoundError, match="is not kept"):
+        assert (missing.value.code, missing.value.type) == (None, "invalid_request_error"), "the route is known"
+        with pytest.raises(openai.BadRequestError, match="is not kept") as missing_before:
             client.responses.create(**asked, input="And?", previous_response_id=gone)
+        assert missing_before.value.code == "previous_response_not_found"
     with pytest.raises(openai.BadRequestError, match="in the background"):
         client.responses.cancel(behind.id)
 
@@ -179,6 +181,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [CUSTOM], "tool_choice": {"type": "custom", "name": "f"}}, 400, "no tool is called 'f'"),
     ({"model": "nobody"}, 404, "not found"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, 404, "'msg_1' is not kept"),
+    ({"previous_response_id": "resp_1"}, 400, "previous_response_id: response 'resp_1' is not kept"),
     ({"inputs": "Hi"}, 400, "is input meant?"),
 ]
 

@@ -16,6 +16,7 @@ _CODES = {
     "context": "context_length_exceeded",
     "not_found": "model_not_found",
     "route": "unknown_url",
+    "previous": "previous_response_not_found",
     "method": "method_not_supported",
 }
 

@@ -42,7 +42,8 @@ def resolved(items: Iterable[JsonObject], kept: Callable[[str], JsonObject | Non
         if item.get("type") == REFERENCE:
             other = kept(str(item.get("id")))
             if other is None:
-                raise Refusal(404, f"input[{at}]: item {str(item.get('id'))!r:.80} is not kept here; send it whole")
+                missing = f"input[{at}]: item {str(item.get('id'))!r:.80} is not kept here; send it whole"
+                raise Refusal(404, missing, "kept")
             item = other
         found.append(item)
     return found

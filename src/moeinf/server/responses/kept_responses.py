@@ -79,4 +79,5 @@ class KeptResponses:
 
 
 def _missing(identifier: str) -> Refusal:
-    return Refusal(404, f"response {ascii(identifier)[:80]} is not kept, or no longer; send the whole conversation")
+    named = ascii(identifier)[:80]
+    return Refusal(404, f"response {named} is not kept, or no longer; send the whole conversation", "kept")

@@ -60,11 +60,18 @@ def ask_of(asked: ResponseRequest, kept: KeptResponses) -> Ask:
 
 def _conversation(asked: ResponseRequest, kept: KeptResponses) -> list[JsonObject]:
     """All items, those before this request too."""
-    before = kept.get(asked.previous_response_id).conversation if asked.previous_response_id else []
-    items = [*before, *resolved(items_of(asked.input), kept.item)]
+    items = [*_before(asked.previous_response_id, kept), *resolved(items_of(asked.input), kept.item)]
     if not items and not asked.instructions:
         raise Refusal(400, "give input, or a previous_response_id")
     return items
+
+
+def _before(previous: str | None, kept: KeptResponses) -> list[JsonObject]:
+    """Raises Refusal, by which clients know that they have to send the whole conversation."""
+    try:
+        return kept.get(previous).conversation if previous else []
+    except Refusal as missing:
+        raise Refusal(400, f"previous_response_id: {missing}", "previous") from missing
 
 
 def _offered(asked: ResponseRequest, items: Sequence[JsonObject]) -> OfferedTools:
