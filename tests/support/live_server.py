@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.server_options import ServerOptions
+from moeinf.pull.pull import ensure, pull
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import Library, StoredModel
+from tests.support.caller import write_caller
 
 
 @contextmanager
@@ -32,3 +35,12 @@ def live_server(
     finally:
         server.stop()
         thread.join()
+
+
+@contextmanager
+def server_of_callers(folder: Path) -> Iterator[HttpServer]:
+    """Serves `demo:chat`, and `caller`, which thinks, says a word and calls a tool, where it is given one."""
+    ensure("demo:chat", home=folder / "home")
+    pull(str(write_caller(folder / "caller")), home=folder / "home")
+    with live_server(Library(folder / "home")) as running:
+        yield running

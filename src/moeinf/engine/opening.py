@@ -146,10 +146,8 @@ def open_model(
     weights = read_weights(stored, config, reporting.notify)
     asked_for, on_gpu = config.parallel, config.parallel != 1 and _goes_to_gpu(config, gpu)
     config = _with_sessions(weights, config, here, on_gpu)
-    if kernels is None and weights.family.name == MODEL_TYPE:
-        raise UsageError(
-            f"{stored.name} is a layer that guesses tokens for another model, which uses it with --draft mtp"
-        )
+    if kernels is None:
+        _refuse_layer(weights)
     kernels = kernels or open_kernels(config.compute.threads or here.cores, config.compute.isa)
     with ExitStack() as opened:
         draft = _open_draft(weights, config, here, kernels) if config.speculation.draft else None
@@ -181,6 +179,14 @@ def open_model(
     return ModelParts(
         stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, not replayed, draft
     )
+
+
+def _refuse_layer(weights: Weights) -> None:
+    """Raises UsageError for what is no model by itself."""
+    if weights.family.name == MODEL_TYPE:
+        raise UsageError(
+            f"{weights.stored.name} is a layer that guesses tokens for another model, which uses it with --draft mtp"
+        )
 
 
 def _goes_to_gpu(config: RuntimeConfig, gpu: OpenGpu | None) -> bool:
@@ -301,7 +307,7 @@ def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine, kernels:
         parts.close()
         raise OutOfMemoryError(
             f"--draft: not all of {draft.name} ({binary_size_text(draft.size_bytes)}) fits in memory, and one that is "
-            "read from the disk guesses too slowly; take a smaller one, free memory, or leave --draft out"
+            "read from the disk guesses too slowly; free memory, name a smaller one, or leave --draft out"
         )
     return parts
 

@@ -12,11 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from moeinf.pull.pull import ensure, pull
 from moeinf.server.serve import HttpServer
-from moeinf.store.library import Library
-from tests.support.caller import LOOK_UP, write_caller
-from tests.support.live_server import live_server
+from tests.support.caller import LOOK_UP
+from tests.support.live_server import server_of_callers
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMED = ("/api/copy", "/api/delete", "/api/create")  # whose names are not those of a model that answers
@@ -25,11 +23,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    """Serves `demo:chat`, and `caller`, which thinks, says a word and calls a tool, where it is given one."""
-    folder = tmp_path_factory.mktemp("published")
-    ensure("demo:chat", home=folder / "home")
-    pull(str(write_caller(folder / "caller")), home=folder / "home")
-    with live_server(Library(folder / "home")) as running:
+    with server_of_callers(tmp_path_factory.mktemp("published")) as running:
         yield running
 
 

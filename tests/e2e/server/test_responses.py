@@ -12,11 +12,9 @@ import httpx
 import openai
 import pytest
 
-from moeinf.pull.pull import ensure, pull
 from moeinf.server.serve import HttpServer
-from moeinf.store.library import Library
-from tests.support.caller import ARGUMENTS, LOOK_UP, write_caller
-from tests.support.live_server import live_server
+from tests.support.caller import ARGUMENTS, LOOK_UP
+from tests.support.live_server import server_of_callers
 
 RECORDED = Path(__file__).parent / "fixtures" / "responses_requests.json"
 TOOL: dict[str, Any] = {"type": "function", "strict": False, **LOOK_UP["function"]}
@@ -25,11 +23,7 @@ CUSTOM: dict[str, Any] = {"type": "custom", "name": "look_up", "description": "L
 
 @pytest.fixture(scope="module")
 def responding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    """Serves `demo:chat`, and `caller`."""
-    folder = tmp_path_factory.mktemp("responding")
-    ensure("demo:chat", home=folder / "home")
-    pull(str(write_caller(folder / "caller")), home=folder / "home")
-    with live_server(Library(folder / "home")) as running:
+    with server_of_callers(tmp_path_factory.mktemp("responding")) as running:
         yield running
 
 
