@@ -331,9 +331,11 @@ def _attention_blocks(heads: int, kv_heads: int, head_dim: int, itemsize: int, w
     block_d = max(16, _power_of_two(head_dim))
     # What heads share a program's loads: 16 of 1024 numbers fill the registers of its 256 threads.
     block_g = max(16, min(_power_of_two(heads // kv_heads), ATTENTION_SUMS // block_d))
+    if block_d * itemsize > 2048:  # of 1024 floats, 16 do not fit beside the fewest positions
+        block_g = 8
     # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
-    # A product takes 32 bytes of positions at least; with more, 1024 floats beside the queries would not fit.
-    block_n = max(32 // itemsize, min(64, (16 << 10) // (block_d * itemsize)))
+    # A product takes 16 positions at least: Triton before 3.7 has no smaller ones.
+    block_n = max(16, min(64, (16 << 10) // (block_d * itemsize)))
     programs = kv_heads * -(-heads // kv_heads // block_g)
     splits = min(64, _power_of_two(-(-wanted // programs)))  # so few are cheap to merge
     return block_d, block_g, block_n, programs, splits

@@ -93,7 +93,7 @@ UNUSABLE: dict[str, tuple[FakeDriver | Exception, Toolkit, str]] = {
     "old triton": (
         HERE,
         TOOLKIT._replace(triton="3.5.1"),
-        r"triton 3\.5\.1 does not compile.*3\.9 and newer.*update torch",
+        r"triton 3\.5\.1 does not compile.*3\.6 and newer.*update torch",
     ),
     "full card": (replace(HERE, free_bytes=GIB - 1), TOOLKIT, "1023 of 24576 MiB free.*nvidia-smi"),
     "card in exclusive use": (
