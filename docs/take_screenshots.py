@@ -17,7 +17,8 @@ from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.chromium import Browser, chromium, missing
+from tests.support.browser import missing
+from tests.support.chromium import Browser, chromium
 
 HERE = Path(__file__).parent
 WARM_UP = ("Once upon a time", "The king said", "In the morning") * 5  # fills the charts

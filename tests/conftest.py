@@ -17,7 +17,7 @@ from moeinf.pull.checkpoint import checkpoint_pull as steps
 from moeinf.pull.gguf import index
 from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
-from tests.support.chromium import missing
+from tests.support.browser import missing
 from tests.support.published_data import PUBLISHED_DATA
 
 # Tensors of tests are small, and two workers share the cores: more threads of torch would only wait for each other. It

@@ -29,12 +29,6 @@ ARGUMENTS = (
 )
 
 
-def missing() -> str:
-    """Why there is no browser, in one line; empty where there is one."""
-    wanted = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    return f"{' and '.join(wanted)} not installed (Debian: apt-get install chromium chromium-driver)" if wanted else ""
-
-
 @contextmanager
 def chromium(*more: str) -> Iterator[Browser]:
     """A browser with an empty profile, until the end of `with`. more: arguments of Chromium."""

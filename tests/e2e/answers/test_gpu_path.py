@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
@@ -34,7 +33,6 @@ from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMem
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.ops import Ops
-from moeinf.hardware import Machine
 from moeinf.pull.pull import pull
 from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.io.file_pieces import FilePieces
@@ -45,11 +43,11 @@ from moeinf.terminal.answer_stats import stats_lines
 from moeinf.types import IntArray
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
-from tests.support.checkpoints import CONFIG, random_tensors, scaled, write_checkpoint
+from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.emulated_device import EmulatedDevice, recorded
 from tests.support.fake_device import LateCopier
 from tests.support.gpu.emulated_gpu import emulated, in_fours, interpreted, opened
-from tests.support.tiny_models import all_configs
+from tests.support.gpu.families import FAMILIES, all_logits, in_family, near
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
 NUM_TOKENS = 12
@@ -177,15 +175,6 @@ def test_tokens_of_every_format_are_the_same_for_every_number_of_slots(quant: st
     assert tokens(stored, host=20, expert_cache="25%") == whole
 
 
-def all_logits(stored: StoredModel, gpu: OpenGpu | None, tokens: int = 20, **options: Any) -> list[torch.Tensor]:
-    """Of a prompt and `tokens` tokens behind it."""
-    config = RuntimeConfig.of(device="cpu" if gpu is None else "auto", **options)
-    with Model(stored, config, on=Machine(1 << 36, "test", 2), gpu=gpu) as model:
-        run = model.runner
-        steps = [[5, 17, 3, 88, 41], *([token] for token in range(20, 20 + tokens))]
-        return [torch.from_numpy(run.forward(step, lambda: None)[-1]) for step in steps]
-
-
 @pytest.mark.parametrize("slots", ["40%", "100%"])
 def test_tokens_in_float32_are_those_of_the_cpu(in_float32: StoredModel, slots: str) -> None:
     on_cpu = all_logits(in_float32, None, expert_cache=slots)
@@ -202,18 +191,6 @@ def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredMo
         assert (mine - theirs).abs().max() < 1e-4
 
 
-FAMILIES = {config["model_type"]: config for config in reversed(all_configs().values())}  # the first of each
-
-
-def in_family(config: dict[str, Any], demo: StoredModel, folder: Path) -> StoredModel:
-    """A random checkpoint in float32."""
-    made = random_tensors(config, layout=-1)
-    weights = scaled({name: t.float() if t.is_floating_point() else t for name, t in made.items()}, 0.2)
-    source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "float32"})
-    shutil.copy(demo.path / "tokenizer.json", source)
-    return pull(str(source), home=folder / "home")
-
-
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_of_every_family_are_those_of_the_cpu(kind: str, demo: StoredModel, tmp_path: Path) -> None:
     stored = in_family(FAMILIES[kind], demo, tmp_path)
@@ -226,11 +203,6 @@ def test_biased_clamped_experts_and_sinks_of_tritons_kernels_are_those_of_the_cp
     pytest.importorskip("triton", reason="triton is not installed")
     stored = in_family(FAMILIES["gpt_oss"] | {"num_hidden_layers": 2}, demo, tmp_path)
     near(all_logits(stored, interpreted(), 3, expert_cache="60%"), all_logits(stored, None, 3, expert_cache="60%"))
-
-
-def near(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
 
 
 def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.chromium import Browser, chromium, missing
+from tests.support.browser import missing
+from tests.support.chromium import Browser, chromium
 from tests.support.page_server import PageServer, page_server
 
 

@@ -1,11 +1,12 @@
-"""Our half of a pair on an emulated device, with the kernels' reference implementations."""
+"""Our half of a pair on a device: an emulated one with the kernels' twins, or a GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, device
 
+from moeinf.gpu.device import Device
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.family import family_of
@@ -26,13 +27,13 @@ class ExpertsOnTheDevice:
 
     wants_expectations = False
 
-    def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
+    def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram, kind: device) -> None:
         self._program, self._form, self._forms = program, plan.form, plan.forms
         self._parts: dict[tuple[int, int, str], Tensor] = {}
         for name, (_, pieces) in layout_in(plan, tensors).items():
             for piece in pieces:
                 part = part_of(piece, tensors[name], plan.parts[piece.part])
-                self._parts[piece.layer, piece.expert, piece.part] = part
+                self._parts[piece.layer, piece.expert, piece.part] = part.to(kind)
 
     def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
         self._program.outside(lambda: self._compute(layer, hidden, routing, out))
@@ -55,13 +56,17 @@ class ExpertsOnTheDevice:
 
 
 def on_device(pair: Pair) -> tuple[Decoder, EmulatedDevice]:
-    device = EmulatedDevice()
-    program = DecodeProgram(device)
+    """On an emulated one, with the kernels' twins."""
+    emulated = EmulatedDevice()
+    return built(pair, emulated, recorded(emulated, Ops(TorchVectorOps(), TorchMatrixOps()))), emulated
+
+
+def built(pair: Pair, on: Device, ops: Ops) -> Decoder:
+    program = DecodeProgram(on)
     weights = {name: stored(tensor) for name, tensor in pair.tensors.items()}
-    ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
-    layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 256, program)
-    experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
+    layers = DeviceLayers(DeviceWeights(on, ops, weights, weights), "f32", 256, program)
+    experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program, on.kind)
     config = pair.config
     family = family_of(config)
     assert isinstance(family, DecoderFamily)
-    return family.build(layers, experts, Profiler()), device
+    return family.build(layers, experts, Profiler())
