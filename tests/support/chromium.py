@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -53,8 +54,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Loads the page as somebody who was never there."""
-        self.driver.get(url)
-        self.driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+        self.command("Storage.clearDataForOrigin", origin=url, storageTypes="all")
         self.driver.get(url)
         self.wait(lambda: self.find("#model").is_enabled())
 
@@ -73,7 +73,8 @@ class Browser:
 
     def wait(self, holds: Callable[[], Any]) -> None:
         """Until it holds; elements may come and go meanwhile."""
-        WebDriverWait(self.driver, PATIENCE_S, 0.02).until(lambda _: holds())
+        going = [StaleElementReferenceException]
+        WebDriverWait(self.driver, PATIENCE_S, 0.02, going).until(lambda _: holds())
 
     def command(self, name: str, **parameters: Any) -> Any:
         """A command of the DevTools protocol."""

@@ -103,7 +103,9 @@ class PageServer:
     async def _show(self, request: Request) -> Response:
         name = (await request.json())["model"]
         capabilities = ["completion", *(["thinking"] if "thinker" in name else [])]
-        return JSONResponse({"capabilities": capabilities, "moeinf": {"always_thinks": name.startswith("always")}})
+        parameters = "temperature                    0.6\ntop_k                          20"
+        described = {"capabilities": capabilities, "parameters": parameters}
+        return JSONResponse({**described, "moeinf": {"always_thinks": name.startswith("always")}})
 
     async def _chat(self, request: Request) -> Response:
         self.asked.append(await request.json())

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -32,6 +32,7 @@ from moeinf.text.process import Stopped
 
 T = TypeVar("T")
 Made = TypeVar("Made")
+MOST_NAME: Final = 64  # letters of the name that a client gives to its request
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class Service:
         host = request.client.host if request.client else ""
         client = f"{host} {key_of(request.headers)}" if self.keyed else host  # a key that nobody checks makes no turn
         background = in_background(asks[0], request.headers) if question.background is None else question.background
-        jobs = [Job(ask, Who(client, question.user, background), stored) for ask in asks]
+        who = Who(client, question.user, background, request.headers.get("x-request-id", "")[:MOST_NAME])
+        jobs = [Job(ask, who, stored) for ask in asks]
         try:
             for job in jobs:
                 self.worker.submit(job)

@@ -34,7 +34,7 @@ WORDS = {
     "formats.md": 1_500,
     "gpu.md": 700,
     "models.md": 1_900,
-    "page.md": 650,
+    "page.md": 900,
     "performance.md": 950,
     "prefixes.md": 750,
     "responses.md": 900,

@@ -80,7 +80,10 @@ def test_a_round_of_chat(browser: Browser, server: PageServer) -> None:
     assert browser.text(".markdown pre code") == 'print("<b>hello</b>")'
     assert browser.text(".code-bar span") == "python"
     assert shown[-1] == "P Last."
-    assert browser.text(".facts") == "1,234 tokens · 20.6 tokens/s · 80 % hits · 2.5 GB read · stalled 1.3 s"
+    assert (
+        browser.text(".facts")
+        == "1,234 tokens · 20.6 tokens/s · 80 % hits · 2.5 GB read · stalled 1.3 s · context 1,243"
+    )
     assert server.asked == [
         {"model": "plain:latest", "messages": [{"role": "user", "content": "Show me everything"}], "stream": True}
     ]

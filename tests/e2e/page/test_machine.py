@@ -129,7 +129,7 @@ def test_the_keyboard_reaches_everything_in_order(browser: Browser, server: Page
     assert focused(browser) == "prompt"
     browser.find("h1").click()  # from there the next key goes on
     passed = []
-    for _ in range(20):
+    for _ in range(40):
         ActionChains(browser.driver).send_keys(Keys.TAB).perform()
         if browser.run("return document.activeElement === document.body"):
             break  # the end of the page

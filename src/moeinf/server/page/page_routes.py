@@ -62,9 +62,13 @@ def page_routes() -> list[Route]:
 
     None of them needs a key: they hold no data.
     """
+    static = files("moeinf.server.page") / "static"
+    folders = [("", static), *((f"{entry.name}/", entry) for entry in static.iterdir() if entry.is_dir())]
     page = {
-        entry.name: PageFile(entry.read_bytes(), CONTENT_TYPES[entry.name.rpartition(".")[2]])
-        for entry in (files("moeinf.server.page") / "static").iterdir()
+        folder + entry.name: PageFile(entry.read_bytes(), CONTENT_TYPES[entry.name.rpartition(".")[2]])
+        for folder, entries in folders
+        for entry in entries.iterdir()
+        if entry.is_file()
     }
     index = page.pop("index.html")
 

@@ -19,11 +19,15 @@ LOOK_S: Final = 1.0  # between two looks at the place of a request that waits
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who asks, and for whom as the client says, for fair turns; background: whether nobody waits at a screen."""
+    """Who asks, and for whom as the client says, for fair turns; background: whether nobody waits at a screen.
+
+    name: of the request, as the client says.
+    """
 
     client: str = ""
     user: str = ""
     background: bool = False
+    name: str = ""
 
     @property
     def asker(self) -> Asker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from moeinf.server.ask import Loading, Queued, Reading
@@ -20,7 +20,7 @@ class Seen:
 
     position: of one that waits, 1 for the next. eta_s: seconds until its turn, or until its model is loaded, or its
     prompt read; None: not known. progress: (done, in all), of bytes while its model is loaded, of tokens while its
-    prompt is read. tokens: of its answer so far, about.
+    prompt is read. tokens: of its answer so far, about. name: that the client gave it in X-Request-Id.
     """
 
     model: str
@@ -30,6 +30,7 @@ class Seen:
     progress: tuple[int, int] | None = None
     tokens: int = 0
     background: bool = False
+    name: str = ""
 
 
 class Overview:
@@ -78,7 +79,7 @@ class Overview:
         """All of them: those that have had their turn, the oldest first, paused ones behind, and those that wait, the
         next one first."""
         waiting = [
-            Seen(_name(job), "queued", place.position, place.eta_s, background=job.who.background)
+            Seen(_name(job), "queued", place.position, place.eta_s, background=job.who.background, name=job.who.name)
             for job, place in self.places().items()
         ]
         paused = self._paused()
@@ -87,16 +88,16 @@ class Overview:
 
 
 def _seen(job: Job, *, paused: bool) -> Seen:
-    model, event, background = _name(job), job.last_event, job.who.background
+    event, seen = job.last_event, Seen(_name(job), "decode", background=job.who.background, name=job.who.name)
     if paused:
-        return Seen(model, "paused", tokens=job.pieces, background=background)
+        return replace(seen, state="paused", tokens=job.pieces)
     if isinstance(event, Loading):
-        return Seen(model, "loading", eta_s=event.eta_s, progress=(event.done, event.total), background=background)
+        return replace(seen, state="loading", eta_s=event.eta_s, progress=(event.done, event.total))
     if event is None:
-        return Seen(model, "prefill" if job.is_begun else "loading", background=background)
+        return replace(seen, state="prefill" if job.is_begun else "loading")
     if isinstance(event, Reading) and event.done < event.total:
-        return Seen(model, "prefill", eta_s=event.eta_s, progress=(event.done, event.total), background=background)
-    return Seen(model, "decode", tokens=job.pieces, background=background)
+        return replace(seen, state="prefill", eta_s=event.eta_s, progress=(event.done, event.total))
+    return replace(seen, tokens=job.pieces)
 
 
 def _name(job: Job) -> str:

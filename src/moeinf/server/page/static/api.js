@@ -35,8 +35,8 @@ async function refusal(response) {
   return `The server answered ${response.status} ${response.statusText}`.trim();
 }
 
-function post(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
+function post(path, body, signal, more = {}) {
+  const headers = { "Content-Type": "application/json", ...more };
   return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
@@ -69,19 +69,28 @@ export async function loadedNames() {
   return models.map((model) => model.name);
 }
 
-/** Whether a model thinks: "never", "always", or "switch" where that can be chosen. */
-export async function thinks(model) {
+/**
+ * What a model does: thinks ("never", "always", or "switch" where that can be chosen), chats (it has a template), sees
+ * pictures; and the sampling options that it was made for, by name.
+ */
+export async function abilities(model) {
   const shown = await (await post("/api/show", { model })).json();
-  if (!shown.capabilities?.includes("thinking")) return "never";
-  return shown.moeinf?.always_thinks ? "always" : "switch";
+  const can = (name) => Boolean(shown.capabilities?.includes(name));
+  const rows = (shown.parameters ?? "").split("\n").map((row) => row.split(/\s+/, 2));
+  return {
+    thinks: !can("thinking") ? "never" : shown.moeinf?.always_thinks ? "always" : "switch",
+    sees: can("vision"),
+    options: Object.fromEntries(rows.filter((row) => row.length === 2)),
+  };
 }
 
 /**
- * Asks for an answer; yields the objects of its stream, of which the last has `done`. think: undefined leaves it to the
- * model. Aborting `signal` ends the answer on the server too.
+ * Asks for an answer; yields the objects of its stream, of which the last has `done`. question: the body of /api/chat,
+ * where undefined members are left to the model. request: the name by which /api/live tells of it. Aborting `gone` ends
+ * the answer on the server too.
  */
-export async function* chat(model, messages, think, signal) {
-  const response = await post("/api/chat", { model, messages, think, stream: true }, signal);
+export async function* chat(question, { gone, request: name }) {
+  const response = await post("/api/chat", { ...question, stream: true }, gone.signal, { "X-Request-Id": name });
   let ended = false;
   for await (const line of lines(response)) {
     if (!line.trim()) continue;

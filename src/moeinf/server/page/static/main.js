@@ -1,62 +1,68 @@
 // Joins the parts of the page.
 
-import { KeyNeeded, thinks, loadedNames, modelNames, setKey } from "./api.js";
-import { Conversation } from "./conversation.js";
-import { Machine } from "./machine.js";
-import { Messages } from "./messages.js";
-import { announce, byId, element } from "./shared.js";
+import { setKey } from "./api.js";
+import { Conversation } from "./chat/conversation.js";
+import { Messages } from "./chat/messages.js";
+import { Settings } from "./chat/settings.js";
+import { ChatList } from "./kept/chat_list.js";
+import * as store from "./kept/store.js";
+import { Machine } from "./machine/machine.js";
+import { Models } from "./models.js";
+import { announce, byId, notice } from "./shared.js";
 import { themeSwitch } from "./theme.js";
 
-const STORED_MODEL = "moeinf-model";
-const [model, think, thinkField, prompt] = ["model", "think", "think-field", "prompt"].map(byId);
+const SHOWN = "moeinf-conversation"; // of this tab, so that it comes back after a reload
+const prompt = byId("prompt");
 
-const conversation = new Conversation(new Messages(byId("messages"), byId("conversation")), {
-  options: () => ({ model: model.value, think: thinkField.hidden || think.disabled ? undefined : think.checked }),
-  onChange: showBusy,
+const models = new Models({ onChange: showBusy, onKeyNeeded: askForKey, welcome });
+const messages = new Messages(byId("messages"), byId("conversation"), {
+  again: () => conversation.regenerate(),
+  edit: (node, text) => conversation.edit(node, text),
+  showVersion: (node) => conversation.showVersion(node),
+});
+const conversation = new Conversation(messages, {
+  model: () => models.asked,
+  keep,
+  onChange: showChange,
   onKeyNeeded: askForKey,
 });
-const machine = new Machine();
-
-// ---- models
-
-async function fillModels() {
-  try {
-    const [names, loaded] = await Promise.all([modelNames(), loadedNames()]);
-    const stored = localStorage.getItem(STORED_MODEL);
-    model.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
-    model.value = [stored, loaded[0], names[0]].find((name) => names.includes(name)) ?? "";
-    if (!names.length) welcome("No model is stored yet. In a terminal, moeinf pull demo brings a small one.");
-    await showAbilities();
-  } catch (error) {
-    if (error instanceof KeyNeeded) askForKey();
-    else welcome(error.message);
-  }
-  model.disabled = !model.options.length;
-  showBusy();
-}
-
-/** Offers thinking where the model has a switch for it, and shows where a model always thinks. */
-async function showAbilities() {
-  const name = model.value;
-  thinkField.hidden = true; // until it is known
-  const does = name ? await thinks(name) : "never";
-  if (name !== model.value) return;
-  think.disabled = does === "always";
-  think.checked ||= think.disabled;
-  thinkField.title = think.disabled ? "This model always thinks: it has no switch for it." : "";
-  thinkField.hidden = does === "never";
-}
-
-function welcome(text) {
-  byId("welcome-text").textContent = text;
-  announce(text);
-}
-
-model.addEventListener("change", async () => {
-  localStorage.setItem(STORED_MODEL, model.value);
-  announce(`The next answer comes from ${model.value}`);
-  await showAbilities().catch((error) => announce(error.message));
+const list = new ChatList({
+  show(record, { focus = true } = {}) {
+    conversation.show(record);
+    if (!wide.matches) showChats(false);
+    if (focus) prompt.focus();
+  },
+  current: () => ({ id: conversation.id, answering: conversation.answering }),
 });
+new Settings({
+  get: () => conversation.settings,
+  set: (settings) => (conversation.settings = settings),
+  own: () => models.abilities.options,
+});
+const machine = new Machine(() => conversation.requests);
+
+// ---- what is kept
+
+async function keep(record) {
+  if (!(await store.keeps())) return;
+  await store.write(record);
+  await list.draw();
+}
+
+/** The conversation that this tab showed before it was loaded again. */
+async function restore() {
+  const id = sessionStorage.getItem(SHOWN);
+  const record = id && (await store.keeps()) ? await store.read(id) : undefined;
+  if (record && conversation.empty) conversation.show(record);
+  await list.draw();
+}
+
+store.onOthers(async (id) => {
+  await list.draw();
+  const record = await store.read(id);
+  if (record && id === conversation.id) conversation.show(record);
+});
+document.addEventListener("visibilitychange", () => document.hidden && conversation.keepAll());
 
 // ---- the message box
 
@@ -65,10 +71,16 @@ function showBusy() {
   const hadFocus = document.activeElement === byId(busy ? "send" : "stop");
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
-  byId("send").disabled = busy || !prompt.value.trim() || !model.value;
+  byId("send").disabled = busy || !prompt.value.trim() || !models.name;
   byId("welcome").hidden = !conversation.empty;
   byId("new-chat").disabled = conversation.empty;
   if (hadFocus) prompt.focus();
+}
+
+function showChange() {
+  sessionStorage.setItem(SHOWN, conversation.id);
+  showBusy();
+  list.draw();
 }
 
 function fitPrompt() {
@@ -79,7 +91,7 @@ function fitPrompt() {
 
 function send() {
   const text = prompt.value.trim();
-  if (!text || !model.value || conversation.busy) return;
+  if (!text || !models.name || conversation.busy) return;
   prompt.value = "";
   conversation.send(text);
   fitPrompt();
@@ -97,20 +109,45 @@ byId("composer").addEventListener("submit", (event) => {
 });
 byId("stop").addEventListener("click", () => conversation.stop());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !byId("key-dialog").open) conversation.stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) conversation.stop();
 });
 byId("new-chat").addEventListener("click", () => {
-  conversation.clear();
+  conversation.show();
   announce("A new chat");
-  showBusy();
+  prompt.focus();
+});
+byId("notice-close").addEventListener("click", () => {
+  notice("");
   prompt.focus();
 });
 
+function welcome(text) {
+  byId("welcome-text").textContent = text;
+  announce(text);
+}
+
 // ---- the rest of the page
 
-byId("machine-toggle").addEventListener("click", (event) => {
-  const shown = document.body.classList.toggle("shows-machine");
-  event.currentTarget.setAttribute("aria-expanded", shown);
+const wide = matchMedia("(min-width: 75rem)"); // as in base.css
+wide.addEventListener("change", () => showChats(wide.matches));
+
+function showPart(name, shown) {
+  document.body.classList.toggle(`shows-${name}`, shown);
+  byId(`${name}-toggle`).setAttribute("aria-expanded", shown);
+}
+
+function showChats(shown) {
+  showPart("chats", shown);
+  if (shown && !wide.matches) showPart("machine", false);
+}
+
+byId("chats-toggle").addEventListener("click", () => {
+  showChats(!document.body.classList.contains("shows-chats"));
+  if (document.body.classList.contains("shows-chats")) byId("search").focus();
+});
+byId("machine-toggle").addEventListener("click", () => {
+  if (!wide.matches) showPart("chats", false);
+  showPart("machine", !document.body.classList.contains("shows-machine"));
 });
 
 function askForKey() {
@@ -122,9 +159,14 @@ byId("key-form").addEventListener("submit", (event) => {
   setKey(byId("key").value);
   byId("key").value = "";
   byId("key-dialog").close();
-  fillModels();
+  models.fill();
 });
+for (const name of ["delete", "keep"]) {
+  byId(`${name}-button`).addEventListener("click", () => byId("delete-dialog").close(name));
+}
 
+showChats(wide.matches);
 themeSwitch(byId("theme"));
-fillModels();
+restore().catch((error) => notice(error.message));
+models.fill();
 machine.follow();

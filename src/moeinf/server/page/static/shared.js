@@ -9,12 +9,19 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-/** The same for SVG. */
-export function svg(name, properties = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+const within = (namespace) => (name, properties = {}, ...children) => {
+  const made = document.createElementNS(namespace, name);
   setAll(made, properties);
   made.append(...children);
   return made;
+};
+
+/** The same for SVG. */
+export const svg = within("http://www.w3.org/2000/svg");
+
+/** A quiet button; more: properties of its element. */
+export function button(words, onclick, more = {}) {
+  return element("button", { type: "button", class: "quiet small", onclick, ...more }, words);
 }
 
 function setAll(made, properties) {
@@ -30,6 +37,11 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+/** A name that nobody else has; crypto.randomUUID() is for https alone. */
+export function newId() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 let announcing;
 
 /** Tells users of a screen reader, once they have a pause. */
@@ -37,6 +49,12 @@ export function announce(text) {
   clearTimeout(announcing);
   byId("announcer").textContent = "";
   announcing = setTimeout(() => (byId("announcer").textContent = text), 50); // a change is what is read out
+}
+
+/** Says in one line above the message box what went wrong; "" takes it away. */
+export function notice(text) {
+  byId("notice").hidden = !text;
+  byId("notice-text").textContent = text;
 }
 
 /** Copies text; where a browser refuses (no https), selects it in `shown`. Returns the word for what was done. */
@@ -52,13 +70,12 @@ export async function copy(text, shown) {
 
 /** A button that copies what text() gives, and says so for a moment. */
 export function copyButton(text, shown) {
-  const button = element("button", { type: "button", class: "quiet small" }, "Copy");
-  button.addEventListener("click", async () => {
-    button.textContent = await copy(text(), shown());
-    announce(button.textContent);
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+  const made = button("Copy", async () => {
+    made.textContent = await copy(text(), shown());
+    announce(made.textContent);
+    setTimeout(() => (made.textContent = "Copy"), 1500);
   });
-  return button;
+  return made;
 }
 
 // ---- numbers

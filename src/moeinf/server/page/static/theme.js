@@ -15,7 +15,8 @@ function apply(choice) {
 
 /** Makes `button` go round the three choices, and say which one holds. */
 export function themeSwitch(button) {
-  const show = () => (button.textContent = `Colours: ${stored() ?? "auto"}`);
+  const choice = button.appendChild(document.createElement("span"));
+  const show = () => (choice.textContent = stored() ?? "auto");
   button.addEventListener("click", () => {
     const next = CHOICES[(CHOICES.indexOf(stored()) + 1) % CHOICES.length];
     if (next) localStorage.setItem(STORED, next);

@@ -1,6 +1,6 @@
 // One number over the last two minutes.
 
-import { element, svg } from "./shared.js";
+import { element, svg } from "../shared.js";
 
 export const SAMPLES = 240;
 const WIDTH = SAMPLES - 1;

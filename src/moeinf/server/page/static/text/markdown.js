@@ -2,7 +2,7 @@
 // inline.js has what lies within a line. Nesting is bounded.
 
 import { inline } from "./inline.js";
-import { copyButton, element } from "./shared.js";
+import { copyButton, element } from "../shared.js";
 
 const DEEPEST = 8;
 const MOST_COLUMNS = 50;

@@ -1,7 +1,7 @@
 // Markdown within a line: emphasis, code, links. Links are http and https alone, and an image is a link. Nesting is
 // bounded, and what nothing closes is looked for once.
 
-import { element } from "./shared.js";
+import { element } from "../shared.js";
 
 const DEEPEST = 8;
 const SPECIAL = /[\\`*_~[!<]|https?:\/\//g;

@@ -1,9 +1,9 @@
 // What the machine does now, beside the chat: follows /api/live for as long as the page is in sight.
 
-import { live } from "./api.js";
+import { live } from "../api.js";
 import { Chart } from "./chart.js";
 import { HeatMap } from "./heat_map.js";
-import { byId, bytesText, countText, element, percentText, rateText, requestText, svg } from "./shared.js";
+import { byId, bytesText, countText, element, percentText, rateText, requestText, svg } from "../shared.js";
 
 const RETRY_MS = { first: 1000, most: 10000 };
 const IDLE = { state: "idle" };
@@ -19,6 +19,12 @@ export class Machine {
   #model = null;
   #memory = "";
   #requests = "";
+  #mine;
+
+  /** mine(): the names of the requests of this page. */
+  constructor(mine) {
+    this.#mine = mine;
+  }
 
   /** Follows the server until the page is closed; while it is hidden, nothing is asked for. */
   async follow() {
@@ -58,12 +64,13 @@ export class Machine {
     }
   }
 
-  /** The first request as the state of the machine, and all of them where there are several. */
+  /** The first request as the state of the machine, and all of them, those of this page marked, where there are several. */
   #showRequests(requests) {
     const waiting = requests.filter(({ state }) => state === "queued").length;
     const first = requests[0] ?? IDLE;
     const words = requestText(first);
     this.#showState(first.state, waiting && first.state !== "queued" ? `${words} · ${countText(waiting)} waiting` : words);
+    const mine = this.#mine();
     const { progress } = first;
     byId("progress").hidden = !progress;
     if (progress) [byId("progress").value, byId("progress").max] = [progress[0], Math.max(1, progress[1])];
@@ -73,7 +80,8 @@ export class Machine {
     byId("requests").replaceChildren(
       ...requests.map((each) => {
         const more = [each.model !== first.model && each.model, each.background && "background"].filter(Boolean);
-        return element("li", {}, [requestText(each), ...more].join(" · "));
+        const yours = mine.has(each.name) && element("strong", {}, "Yours: ");
+        return element("li", {}, yours || "", [requestText(each), ...more].join(" · "));
       }),
     );
   }

@@ -1,6 +1,6 @@
 // Layers x experts, as they lie in memory and are used.
 
-import { byId, countText, element, percentText } from "./shared.js";
+import { byId, countText, element, percentText } from "../shared.js";
 
 const FADE = 0.5; // how much of the glow of a used expert is left after an event
 const FAINTEST = 0.1; // a glow below is none

@@ -1,0 +1,199 @@
+// The conversation that is shown, and the requests that run: one for a conversation at most. An answer goes on while
+// another conversation is shown.
+
+import { KeyNeeded, chat as answerOf } from "../api.js";
+import { announce, countText, newId, notice, requestText } from "../shared.js";
+import { Chat, messagesOf } from "./chat.js";
+import { factsOf } from "./facts.js";
+import { optionsOf } from "./settings.js";
+
+const KEEP_MS = 3000; // from one writing of an answer that grows to the next
+
+export class Conversation {
+  #chat = new Chat();
+  #runs = new Map(); // by the conversation's id
+  #messages;
+  #ports;
+
+  /**
+   * model(): { model, think } for the next request. keep(record): keeps a conversation. onChange(): a request began or
+   * ended, or another conversation is shown. onKeyNeeded(): the server refused to answer without a key.
+   */
+  constructor(messages, { model, keep, onChange, onKeyNeeded }) {
+    this.#messages = messages;
+    this.#ports = { model, keep, onChange, onKeyNeeded };
+  }
+
+  get id() {
+    return this.#chat.id;
+  }
+
+  get empty() {
+    return this.#chat.empty;
+  }
+
+  get settings() {
+    return this.#chat.settings;
+  }
+
+  set settings(settings) {
+    this.#chat.settings = settings;
+    if (!this.empty) this.#keep(this.#chat);
+  }
+
+  get busy() {
+    return this.#runs.has(this.#chat.id);
+  }
+
+  /** The conversations that are being answered. */
+  get answering() {
+    return new Set(this.#runs.keys());
+  }
+
+  /** The names by which the server knows the requests of this page. */
+  get requests() {
+    return new Set([...this.#runs.values()].map(({ request }) => request));
+  }
+
+  /** Shows a conversation that is kept, or a new one. */
+  show(record) {
+    const running = record && this.#runs.get(record.id);
+    this.#chat = running ? running.chat : new Chat(record);
+    if (running) this.#chat.absorb(record);
+    this.#redraw();
+    this.#ports.onChange();
+  }
+
+  send(text, more = {}) {
+    this.#chat.add(this.#chat.leaf, "user", text, more);
+    return this.#ask(this.#chat);
+  }
+
+  /** Asks a changed question in the place of an earlier one, which stays as another version. */
+  edit(node, text) {
+    if (this.#refusesNow()) return undefined;
+    const { pictures, files } = node;
+    this.#chat.add(node.parent, "user", text, { pictures, files });
+    return this.#ask(this.#chat);
+  }
+
+  /** Another answer to the last question; the one before stays as another version. */
+  regenerate() {
+    if (this.busy || this.empty) return undefined;
+    this.#chat.leaf = this.#chat.path.findLast(({ role }) => role === "user").id;
+    return this.#ask(this.#chat);
+  }
+
+  showVersion(node) {
+    if (this.#refusesNow()) return;
+    this.#chat.showVersion(node);
+    this.#redraw();
+    this.#messages.focusVersion(node);
+    const all = this.#chat.versions(node);
+    announce(`Version ${all.indexOf(node) + 1} of ${all.length}`);
+    this.#keep(this.#chat);
+  }
+
+  /** Ends the answer in the conversation that is shown, or its wait for one. */
+  stop() {
+    this.#runs.get(this.#chat.id)?.gone.abort();
+  }
+
+  /** Keeps what has come so far, as the page may be closed. */
+  keepAll() {
+    for (const { chat } of this.#runs.values()) this.#keep(chat);
+  }
+
+  #refusesNow() {
+    if (this.busy) notice("Stop the answer first.");
+    return this.busy;
+  }
+
+  #redraw() {
+    const run = this.#runs.get(this.#chat.id);
+    const answer = this.#messages.show(this.#chat, run?.node);
+    if (answer) run.answer = answer;
+  }
+
+  async #keep(chat) {
+    try {
+      await this.#ports.keep(chat.record());
+    } catch (error) {
+      notice(`This conversation is not kept: ${error.message}`);
+    }
+  }
+
+  async #ask(chat) {
+    const { model, think } = this.#ports.model();
+    const run = { chat, gone: new AbortController(), request: newId() };
+    const question = {
+      model,
+      messages: messagesOf(chat.path, chat.settings.system),
+      options: optionsOf(chat.settings),
+      think,
+    };
+    this.#runs.set(chat.id, run);
+    run.node = chat.add(chat.leaf, "assistant", "", { model });
+    this.#redraw();
+    notice("");
+    this.#ports.onChange();
+    this.#keep(chat);
+    try {
+      await this.#read(answerOf(question, run), run);
+    } catch (error) {
+      this.#fail(run, error);
+    }
+    this.#end(run);
+  }
+
+  async #read(pieces, run) {
+    const { node, chat } = run;
+    let [kept, thinks] = [performance.now(), 0];
+    const thought = () => (node.thought_s = (performance.now() - thinks) / 1000);
+    for await (const { moeinf, message, done, ...last } of pieces) {
+      if (moeinf?.phase) run.answer.status(waitText(moeinf));
+      if (message?.thinking) {
+        thinks ||= performance.now();
+        node.thinking = (node.thinking ?? "") + message.thinking;
+      }
+      if (message?.content) {
+        if (thinks && node.thought_s === undefined) thought();
+        node.content += message.content;
+      }
+      if (message?.thinking || message?.content) run.answer.grow();
+      if (done) {
+        if (thinks && node.thought_s === undefined) thought();
+        const cut = last.done_reason === "length" ? "Cut off: the limit of its length was reached" : "";
+        node.ended = cut || (node.content ? "" : "The answer is empty");
+        node.facts = factsOf({ moeinf, ...last });
+      }
+      if (performance.now() - kept > KEEP_MS) {
+        kept = performance.now();
+        this.#keep(chat);
+      }
+    }
+  }
+
+  #fail({ node, gone }, error) {
+    if (gone.signal.aborted) node.ended = "Stopped";
+    else [node.ended, node.failed] = [error.message, true];
+    if (error instanceof KeyNeeded) this.#ports.onKeyNeeded();
+  }
+
+  #end({ chat, node, answer }) {
+    const words = node.content.split(/\s+/).filter(Boolean).length;
+    const elsewhere = chat === this.#chat ? "" : ` in ${chat.title}`;
+    const told = node.failed ? `Error: ${node.ended}` : node.ended === "Stopped" ? node.ended : "";
+    announce((told || `Answer complete, ${countText(words)} words`) + elsewhere);
+    this.#runs.delete(chat.id);
+    this.#messages.end(chat, node, answer);
+    if (!node.content && !node.thinking) chat.drop(node);
+    this.#keep(chat);
+    this.#ports.onChange();
+  }
+}
+
+/** What a stream says of a request that has no text yet. */
+function waitText({ phase, done, total, ...more }) {
+  return requestText({ state: phase, progress: total ? [done, total] : undefined, ...more });
+}

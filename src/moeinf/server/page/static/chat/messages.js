@@ -1,0 +1,110 @@
+// Shows one path of a conversation: what was asked, and the answers.
+
+import { button, element } from "../shared.js";
+import { Answer } from "./answer.js";
+import { editor } from "./editor.js";
+
+const NEAR_END_PX = 48;
+
+export class Messages {
+  #list;
+  #scroller;
+  #actions;
+
+  /** actions: again(), edit(node, text), and showVersion(node). */
+  constructor(list, scroller, actions) {
+    this.#list = list;
+    this.#scroller = scroller;
+    this.#actions = actions;
+  }
+
+  /** Draws a conversation. Returns the Answer of `growing`, a message that is being written, if it is shown. */
+  show(chat, growing = null) {
+    this.#list.replaceChildren();
+    let grows = null;
+    for (const node of chat.path) {
+      if (node.role === "user") this.#addQuestion(chat, node);
+      else {
+        const answer = this.#addAnswer(node);
+        if (node === growing) grows = answer;
+        else this.end(chat, node, answer);
+      }
+    }
+    const last = chat.path.at(-1);
+    if (last?.role === "user" && !growing) this.#addUnanswered();
+    this.#toEnd();
+    return grows;
+  }
+
+  #addQuestion(chat, node) {
+    const said = element("div", { class: "said", dir: "auto" }, node.content);
+    const item = element("li", { class: "question" }, element("h3", { class: "visually-hidden" }, "You"), said);
+    const edit = () =>
+      item.replaceChildren(
+        editor(node.content, {
+          done: (text) => this.#actions.edit(node, text),
+          left: () => {
+            item.replaceChildren(...whole);
+            item.querySelector(".edit").focus();
+          },
+        }),
+      );
+    const foot = element("div", { class: "question-foot" }, button("Edit", edit, { class: "quiet small edit" }));
+    const versions = this.#versions(chat, node);
+    if (versions) foot.append(versions);
+    item.append(foot);
+    const whole = [...item.children];
+    this.#list.append(item);
+  }
+
+  #addAnswer(node) {
+    this.#list.querySelector(".again")?.remove(); // only the last answer can be made anew
+    const answer = new Answer(node, (draw) => this.#followed(draw));
+    this.#list.append(answer.item);
+    return answer;
+  }
+
+  /** Shows that an answer has ended. */
+  end(chat, node, answer) {
+    answer.end(this.#actions.again, this.#versions(chat, node));
+  }
+
+  /** Gives the focus back after a change of versions. */
+  focusVersion(node) {
+    this.#list.querySelector(`[data-node="${node.id}"] button:enabled`)?.focus();
+  }
+
+  /** A question that has no answer: the page was closed before one came. */
+  #addUnanswered() {
+    const again = button("Regenerate", this.#actions.again, { class: "quiet small again" });
+    const status = element("p", { class: "status ended" }, "There is no answer yet");
+    this.#list.append(element("li", { class: "answer" }, status, element("div", { class: "foot" }, again)));
+  }
+
+  /** The choice among messages that stand in the same place; null for a single one. */
+  #versions(chat, node) {
+    const all = chat.versions(node);
+    if (all.length < 2) return null;
+    const at = all.indexOf(node);
+    const step = (words, name, to) =>
+      button(words, () => this.#actions.showVersion(all[to]), { "aria-label": name, disabled: !all[to] });
+    return element(
+      "span",
+      { class: "versions", role: "group", "aria-label": "Versions", "data-node": node.id },
+      step("‹", "Earlier version", at - 1),
+      element("span", {}, `${at + 1} of ${all.length}`),
+      step("›", "Later version", at + 1),
+    );
+  }
+
+  #followed(draw) {
+    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
+    const atEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    draw();
+    if (atEnd) this.#toEnd();
+  }
+
+  #toEnd() {
+    this.#scroller.scrollTop = this.#scroller.scrollHeight;
+  }
+}
