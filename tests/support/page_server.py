@@ -102,7 +102,8 @@ class PageServer:
 
     async def _show(self, request: Request) -> Response:
         name = (await request.json())["model"]
-        capabilities = ["completion", *(["thinking"] if "thinker" in name else [])]
+        can = {"thinking": "thinker" in name, "vision": "seer" in name}
+        capabilities = ["completion", *(what for what, does in can.items() if does)]
         parameters = "temperature                    0.6\ntop_k                          20"
         described = {"capabilities": capabilities, "parameters": parameters}
         return JSONResponse({**described, "moeinf": {"always_thinks": name.startswith("always")}})

@@ -41,6 +41,10 @@ HOSTILE = """<script>window.hit = 1</script> <img src=x onerror="window.hit = 2"
 | <script>window.hit = 7</script> | b |
 |---|---|
 | <svg onload="window.hit = 8"> | `<i>` |
+
+$\\text{<img src=x onerror="window.hit = 9">} a$ and $\\href{javascript:window.hit=10}{a}$ and \\(<b>x</b>\\)
+
+$$\\text{<script>window.hit = 11</script>}$$
 """
 
 
@@ -213,7 +217,12 @@ def test_what_a_model_writes_stays_text(browser: Browser, server: PageServer) ->
 
 
 def test_deep_and_unclosed_marks_do_no_harm(browser: Browser, server: PageServer) -> None:
-    hostile = "\n\n".join((">" * 3000, "[" * 3000, "**a " * 3000, "a" + "`" * 2999, "- " * 3000, "|" * 3000 + "\n|-|"))
+    marks = (">" * 3000, "[" * 3000, "**a " * 3000, "a" + "`" * 2999, "- " * 3000, "|" * 3000 + "\n|-|")
+    deep = ("\\frac{" * 500, "x^" * 2000, "\\left(" * 500)
+    formulas = ("$" * 3000, "$a" * 1500, "\\(" * 1500, "$$\n" * 500, *(f"$$\n{each}\n$$" for each in deep))
+    code = {"python": '"' * 3001 + "\n" + "'''" * 1000, "css": "a:" * 3000, "html": "<a" * 3000 + "=" * 3000}
+    fenced = (f"```{language}\n{text}\n```" for language, text in code.items())
+    hostile = "\n\n".join((*marks, *formulas, *fenced))
     server.answers = [[*said(hostile, len(hostile)), *said("\n\nEnd."), DONE]]
     browser.open(server.url)
     ask(browser, "Break")

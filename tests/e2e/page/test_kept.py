@@ -270,6 +270,7 @@ def test_files_of_others_are_looked_at(browser: Browser, server: PageServer, tmp
             {"messages": [{"role": "user", "content": "Raw"}, {"role": "assistant", "content": "R"}]}
         ),
     }
+    server.models = ("seer:latest",)
     browser.open(server.url)
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -13,6 +13,8 @@ from moeinf.server.turns.overview import Seen
 from tests.support.chromium import Browser
 from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, said
 
+CODE = 'def f():  # why\n    return f(1, "text")'
+
 
 def label(browser: Browser, selector: str) -> str:
     return str(browser.find(selector).get_attribute("aria-label"))
@@ -207,7 +209,7 @@ def test_colours_follow_the_system_until_somebody_chooses(browser: Browser, serv
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_its_ground(browser: Browser, server: PageServer, scheme: str) -> None:
     """A contrast of at least 4.5, as WCAG 2.2 AA asks (1.4.3)."""
-    server.answers = [[*said("Words `code`\n\n> quote"), DONE]]
+    server.answers = [[*said(f"Words `code`\n\n> quote\n\n```python\n{CODE}\n```"), DONE]]
     browser.prefer(scheme)
     browser.open(server.url)
     browser.find("#prompt").send_keys("Hello", Keys.ENTER)

@@ -1,6 +1,7 @@
 // Joins the parts of the page.
 
 import { setKey } from "./api.js";
+import { Attachments } from "./chat/attachments.js";
 import { Conversation } from "./chat/conversation.js";
 import { Messages } from "./chat/messages.js";
 import { Settings } from "./chat/settings.js";
@@ -14,7 +15,7 @@ import { themeSwitch } from "./theme.js";
 const SHOWN = "moeinf-conversation"; // of this tab, so that it comes back after a reload
 const prompt = byId("prompt");
 
-const models = new Models({ onChange: showBusy, onKeyNeeded: askForKey, welcome });
+const models = new Models({ onChange: () => showBusy(), onKeyNeeded: askForKey, welcome });
 const messages = new Messages(byId("messages"), byId("conversation"), {
   again: () => conversation.regenerate(),
   edit: (node, text) => conversation.edit(node, text),
@@ -38,6 +39,10 @@ new Settings({
   get: () => conversation.settings,
   set: (settings) => (conversation.settings = settings),
   own: () => models.abilities.options,
+});
+const attachments = new Attachments({
+  model: () => ({ name: models.name, sees: models.abilities.sees }),
+  onChange: showBusy,
 });
 const machine = new Machine(() => conversation.requests);
 
@@ -71,7 +76,7 @@ function showBusy() {
   const hadFocus = document.activeElement === byId(busy ? "send" : "stop");
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
-  byId("send").disabled = busy || !prompt.value.trim() || !models.name;
+  byId("send").disabled = busy || !(prompt.value.trim() || !attachments.empty) || !models.name;
   byId("welcome").hidden = !conversation.empty;
   byId("new-chat").disabled = conversation.empty;
   if (hadFocus) prompt.focus();
@@ -91,9 +96,17 @@ function fitPrompt() {
 
 function send() {
   const text = prompt.value.trim();
-  if (!text || !models.name || conversation.busy) return;
+  if ((!text && attachments.empty) || !models.name || conversation.busy) return;
+  if (attachments.refusal) {
+    notice(attachments.refusal);
+    return;
+  }
+  if (conversation.hasPictures && !models.abilities.sees) {
+    notice(`This conversation has pictures, and ${models.name} sees none: choose a model that does, or a new chat.`);
+    return;
+  }
   prompt.value = "";
-  conversation.send(text);
+  conversation.send(text, attachments.take());
   fitPrompt();
 }
 

@@ -9,15 +9,18 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-const within = (namespace) => (name, properties = {}, ...children) => {
-  const made = document.createElementNS(namespace, name);
-  setAll(made, properties);
-  made.append(...children);
-  return made;
-};
+const within =
+  (namespace) =>
+  (name, properties = {}, ...children) => {
+    const made = document.createElementNS(namespace, name);
+    setAll(made, properties);
+    made.append(...children);
+    return made;
+  };
 
-/** The same for SVG. */
+/** The same for SVG, and for MathML. */
 export const svg = within("http://www.w3.org/2000/svg");
+export const math = within("http://www.w3.org/1998/Math/MathML");
 
 /** A quiet button; more: properties of its element. */
 export function button(words, onclick, more = {}) {

@@ -20,7 +20,14 @@ export class Answer {
     this.#node = node;
     this.#following = following;
     const name = element("h3", { class: "visually-hidden" }, `Answer of ${node.model || "a model"}`);
-    this.item = element("li", { class: "answer", "aria-busy": "true" }, name, this.#thoughtBox, this.#body, this.#status);
+    this.item = element(
+      "li",
+      { class: "answer", "aria-busy": "true" },
+      name,
+      this.#thoughtBox,
+      this.#body,
+      this.#status,
+    );
     this.#show();
   }
 

@@ -32,6 +32,10 @@ export class Conversation {
     return this.#chat.empty;
   }
 
+  get hasPictures() {
+    return this.#chat.path.some(({ pictures }) => pictures?.length);
+  }
+
   get settings() {
     return this.#chat.settings;
   }

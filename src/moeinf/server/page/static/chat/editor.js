@@ -4,7 +4,10 @@ import { button, element } from "../shared.js";
 
 /** done(text): it is to be sent. left(): it stays as it was. */
 export function editor(text, { done, left }) {
-  const box = element("textarea", { "aria-label": "Change the message", rows: Math.min(12, text.split("\n").length + 1) });
+  const box = element("textarea", {
+    "aria-label": "Change the message",
+    rows: Math.min(12, text.split("\n").length + 1),
+  });
   box.value = text;
   const send = () => {
     if (box.value.trim()) done(box.value.trim());

@@ -2,6 +2,7 @@
 
 import { button, element } from "../shared.js";
 import { Answer } from "./answer.js";
+import { picture, textFile } from "./attachments.js";
 import { editor } from "./editor.js";
 
 const NEAR_END_PX = 48;
@@ -37,8 +38,10 @@ export class Messages {
   }
 
   #addQuestion(chat, node) {
-    const said = element("div", { class: "said", dir: "auto" }, node.content);
-    const item = element("li", { class: "question" }, element("h3", { class: "visually-hidden" }, "You"), said);
+    const { content, pictures = [], files = [] } = node;
+    const item = element("li", { class: "question" }, element("h3", { class: "visually-hidden" }, "You"));
+    item.append(...pictures.map(picture), ...files.map(textFile));
+    if (content) item.append(element("div", { class: "said", dir: "auto" }, content));
     const edit = () =>
       item.replaceChildren(
         editor(node.content, {

@@ -59,7 +59,12 @@ export class Settings {
 }
 
 function input(name, { label, help, ...bounds }) {
-  const made = element("input", { type: "number", id: `setting-${name}`, "aria-describedby": `help-${name}`, ...bounds });
+  const made = element("input", {
+    type: "number",
+    id: `setting-${name}`,
+    "aria-describedby": `help-${name}`,
+    ...bounds,
+  });
   const words = element("label", { for: made.id }, label);
   byId("sampling").append(element("div", {}, words, made, element("p", { class: "note", id: `help-${name}` }, help)));
   return made;

@@ -22,7 +22,8 @@ export function fromJson(text) {
     throw new Error("it is no JSON");
   }
   if (Array.isArray(given?.messages)) return [recordOf({ title: given.title, nodes: chained(given.messages) })];
-  if (given?.kind !== KIND || !Array.isArray(given.conversations)) throw new Error("it holds no conversations of moeinf");
+  if (given?.kind !== KIND || !Array.isArray(given.conversations))
+    throw new Error("it holds no conversations of moeinf");
   return given.conversations.map(recordOf);
 }
 
@@ -46,7 +47,14 @@ function recordOf(given) {
   });
   const settings = settingsOf(given.settings ?? {});
   const title = text(given.title) || nodes[0].content.trim().slice(0, 60) || "Imported";
-  return { id: newId(), title, changed: number(given.changed) ?? Date.now(), settings, leaf: ids.get(given.leaf), nodes };
+  return {
+    id: newId(),
+    title,
+    changed: number(given.changed) ?? Date.now(),
+    settings,
+    leaf: ids.get(given.leaf),
+    nodes,
+  };
 }
 
 function nodeOf(node, parent) {

@@ -52,7 +52,10 @@ export class ChatList {
     this.#state = state;
     const focused = document.activeElement?.dataset.chat;
     byId("chat-list").replaceChildren(...found.map((each) => this.#row(each)));
-    if (focused) byId("chat-list").querySelector(`[data-chat="${CSS.escape(focused)}"]`)?.focus();
+    if (focused)
+      byId("chat-list")
+        .querySelector(`[data-chat="${CSS.escape(focused)}"]`)
+        ?.focus();
   }
 
   #row({ id, title }) {
@@ -60,7 +63,11 @@ export class ChatList {
     const open = async () => this.#show(await store.read(id));
     const current = id === shown ? "true" : null;
     const words = element("span", {}, title || "Untitled");
-    const name = element("button", { type: "button", class: "chat-name", "data-chat": id, "aria-current": current }, words);
+    const name = element(
+      "button",
+      { type: "button", class: "chat-name", "data-chat": id, "aria-current": current },
+      words,
+    );
     name.addEventListener("click", open);
     if (answering.has(id)) name.append(element("span", { class: "answering" }, "answering"));
     const row = element("li", {}, name);
@@ -75,18 +82,32 @@ export class ChatList {
       "div",
       { class: "chat-actions", role: "group", "aria-label": "This conversation" },
       button("Rename", () => this.#rename(row, id, title)),
-      button("Markdown", read((record) => save(`${file}.md`, "text/markdown", toMarkdown(record))), {
-        "aria-label": "Export as Markdown",
-      }),
-      button("JSON", read((record) => save(`${file}.json`, "application/json", toJson([record]))), {
-        "aria-label": "Export as JSON",
-      }),
+      button(
+        "Markdown",
+        read((record) => save(`${file}.md`, "text/markdown", toMarkdown(record))),
+        {
+          "aria-label": "Export as Markdown",
+        },
+      ),
+      button(
+        "JSON",
+        read((record) => save(`${file}.json`, "application/json", toJson([record]))),
+        {
+          "aria-label": "Export as JSON",
+        },
+      ),
       button("Delete", () => this.#delete(id, title)),
     );
   }
 
   #rename(row, id, title) {
-    const input = element("input", { type: "text", value: title, maxlength: 200, "aria-label": "New name", required: true });
+    const input = element("input", {
+      type: "text",
+      value: title,
+      maxlength: 200,
+      "aria-label": "New name",
+      required: true,
+    });
     const form = element("form", { class: "rename" }, input, element("button", { class: "quiet small" }, "Save"));
     const leave = async () => {
       form.remove();

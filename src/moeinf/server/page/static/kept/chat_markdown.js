@@ -18,7 +18,9 @@ export function toMarkdown(record) {
     if (node.role === "assistant") {
       parts.push(section("assistant", node.model ?? "", node.model || "Answer", [...callsOf(node), node.content]));
     } else {
-      const pictures = (node.pictures ?? []).map(({ name, type, data }) => `![${plain(name)}](data:${type};base64,${data})`);
+      const pictures = (node.pictures ?? []).map(
+        ({ name, type, data }) => `![${plain(name)}](data:${type};base64,${data})`,
+      );
       const files = (node.files ?? []).map((file) => `${plain(file.name)}:\n\n~~~~~~\n${file.text}\n~~~~~~`);
       parts.push(section("user", "", "You", [...pictures, ...files, node.content]));
     }

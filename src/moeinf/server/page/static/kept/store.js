@@ -55,7 +55,9 @@ export function keeps() {
 export async function listed() {
   const found = [];
   await within("readonly", (store) =>
-    eachOf(store.index(LISTED), "openKeyCursor", ({ key, primaryKey }) => found.push({ id: primaryKey, title: key[1] })),
+    eachOf(store.index(LISTED), "openKeyCursor", ({ key, primaryKey }) =>
+      found.push({ id: primaryKey, title: key[1] }),
+    ),
   );
   return found;
 }

@@ -69,7 +69,10 @@ export class Machine {
     const waiting = requests.filter(({ state }) => state === "queued").length;
     const first = requests[0] ?? IDLE;
     const words = requestText(first);
-    this.#showState(first.state, waiting && first.state !== "queued" ? `${words} · ${countText(waiting)} waiting` : words);
+    this.#showState(
+      first.state,
+      waiting && first.state !== "queued" ? `${words} · ${countText(waiting)} waiting` : words,
+    );
     const mine = this.#mine();
     const { progress } = first;
     byId("progress").hidden = !progress;

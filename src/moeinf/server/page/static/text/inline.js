@@ -1,15 +1,18 @@
-// Markdown within a line: emphasis, code, links. Links are http and https alone, and an image is a link. Nesting is
+// Markdown within a line: emphasis, code, links, formulas. Links are http and https alone, and an image is a link. Nesting is
 // bounded, and what nothing closes is looked for once.
 
 import { element } from "../shared.js";
+import { formula } from "./formulas.js";
 
 const DEEPEST = 8;
-const SPECIAL = /[\\`*_~[!<]|https?:\/\//g;
+const SPECIAL = /[\\`*_~[!<$]|https?:\/\//g;
 const LINK =
   /!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
 const ANGLED = /<(https?:\/\/[^\s<>]+)>/y;
 const BARE = /https?:\/\/[^\s<>"`]{1,2000}/y;
 const MARKS = /\*{1,3}|_{1,3}|~~/y;
+const FORMULA =
+  /\$\$([^$]{1,2000})\$\$|\$((?!\s)[^$`\n]{1,500}(?<![\s\\]))\$(?!\d)|\\\(([\s\S]{1,2000}?)\\\)|\\\[([\s\S]{1,2000}?)\\\]/y;
 const WRAPPED = { 1: ["em"], 2: ["strong"], 3: ["em", "strong"] };
 
 function matchAt(pattern, source, at) {
@@ -42,6 +45,10 @@ export function inline(source, depth = 0) {
 function specialAt(source, at, depth, hopeless) {
   let match;
   const first = source[at];
+  if ((first === "$" || first === "\\") && (match = matchAt(FORMULA, source, at))) {
+    const [whole, displayed, short, bracketed, square] = match;
+    return [drawnFormula(displayed ?? short ?? bracketed ?? square, !(short ?? bracketed)), at + whole.length];
+  }
   if (first === "\\") {
     if (source[at + 1] === "\n") return [element("br"), at + 2];
     return /[!-/:-@[-`{-~]/.test(source[at + 1] ?? "") ? [source[at + 1], at + 2] : [null, at + 1];
@@ -57,6 +64,15 @@ function specialAt(source, at, depth, hopeless) {
   }
   if ((match = matchAt(MARKS, source, at))) return emphasis(source, at, match[0], depth, hopeless);
   return [null, at + 1];
+}
+
+/** A formula as MathML; as it was written where it is not understood. */
+export function drawnFormula(source, display) {
+  try {
+    return formula(source, display);
+  } catch {
+    return element("code", {}, source.trim());
+  }
 }
 
 function codeSpan(source, at, hopeless) {

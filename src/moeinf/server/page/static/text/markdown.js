@@ -1,7 +1,8 @@
 // Markdown to elements, never through HTML: what a model writes cannot become script. A tag is text. Here are blocks;
 // inline.js has what lies within a line. Nesting is bounded.
 
-import { inline } from "./inline.js";
+import { highlighted } from "./highlight.js";
+import { drawnFormula, inline } from "./inline.js";
 import { copyButton, element } from "../shared.js";
 
 const DEEPEST = 8;
@@ -12,6 +13,9 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])(?:\s+|$)/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+
+const FORMULA = { $$: /^(.*?)\$\$\s*$/, "\\[": /^(.*?)\\\]\s*$/ };
+const FORMULA_LINES = 100; // at most, of one formula
 
 const ALIGN = { ":-": "left", "-:": "right", "::": "centre" };
 
@@ -30,7 +34,8 @@ export class MarkdownView {
     while (same < blocks.length && blocks[same].raw === this.#blocks[same]?.raw) same += 1;
     const old = this.#blocks[same];
     if (old?.kind === "code" && blocks[same]?.kind === "code" && old.language === blocks[same].language) {
-      this.#into.children[same].querySelector("code").textContent = blocks[same].text;
+      const { text, language } = blocks[same];
+      this.#into.children[same].querySelector("code").replaceChildren(...highlighted(text, language));
       same += 1;
     }
     while (this.#into.children.length > same) this.#into.lastElementChild.remove();
@@ -69,6 +74,8 @@ function blockAt(lines, at) {
   if (QUOTE.test(line)) return quoteAt(lines, at);
   if (ITEM.test(line)) return listAt(lines, at);
   if (isTable(lines, at)) return tableAt(lines, at);
+  const formula = formulaAt(lines, at);
+  if (formula) return formula;
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !interrupts(lines, end)) end += 1;
   return [{ kind: "paragraph", text: lines.slice(at, end).join("\n") }, end];
@@ -82,7 +89,8 @@ function interrupts(lines, at) {
   const line = lines[at];
   const item = ITEM.exec(line);
   if (item && line.length > item[0].length && (item[2] === undefined || item[2] === "1")) return true;
-  return [FENCE, HEADING, RULE, QUOTE].some((start) => start.test(line)) || isTable(lines, at);
+  if ([FENCE, HEADING, RULE, QUOTE].some((start) => start.test(line)) || isTable(lines, at)) return true;
+  return formulaAt(lines, at) !== null;
 }
 
 function codeAt(lines, at, [, fence, language]) {
@@ -92,6 +100,20 @@ function codeAt(lines, at, [, fence, language]) {
   while (end < lines.length && !closing.test(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).map((line) => line.slice(Math.min(indent, line.search(/\S|$/))));
   return [{ kind: "code", language, text: text.join("\n") }, Math.min(end + 1, lines.length)];
+}
+
+/** A formula that begins a line and ends one; null where none does. */
+function formulaAt(lines, at) {
+  const opening = lines[at].trimStart().slice(0, 2);
+  const closing = FORMULA[opening];
+  if (!closing) return null;
+  const inner = [lines[at].trimStart().slice(2), ...lines.slice(at + 1, at + FORMULA_LINES)];
+  for (const [past, line] of inner.entries()) {
+    const closed = closing.exec(line);
+    if (closed) return [{ kind: "formula", text: [...inner.slice(0, past), closed[1]].join("\n") }, at + past + 1];
+    if (past && !line.trim()) return null;
+  }
+  return null;
 }
 
 function quoteAt(lines, at) {
@@ -149,12 +171,20 @@ function cells(line) {
 // ---- elements
 
 function drawn(block, depth) {
-  const draw = { heading, rule: () => element("hr"), quote, list, table, code, paragraph }[block.kind];
+  const draw = { heading, rule: () => element("hr"), quote, list, table, code, paragraph, formula }[block.kind];
   return draw(block, depth);
 }
 
 function paragraph({ text }) {
   return element("p", {}, ...inline(text.trim()));
+}
+
+function formula({ text }) {
+  return element(
+    "div",
+    { class: "wide formula", tabindex: 0, role: "region", "aria-label": "Formula" },
+    drawnFormula(text, true),
+  );
 }
 
 function heading({ level, text }) {
@@ -189,7 +219,7 @@ function table({ align, head, rows }) {
 }
 
 function code({ language, text }) {
-  const inner = element("code", {}, text);
+  const inner = element("code", {}, ...highlighted(text, language));
   const bar = element("div", { class: "code-bar" }, element("span", {}, language));
   bar.append(
     copyButton(
