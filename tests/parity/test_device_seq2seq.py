@@ -35,7 +35,7 @@ def on_device(pair: Pair) -> tuple[EncoderDecoder, EmulatedDevice]:
     weights = {name: stored(tensor) for name, tensor in pair.tensors.items()}
     ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
     layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 80, program)
-    experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
+    experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program, device.kind)
     family = family_of(pair.config)
     assert isinstance(family, EncoderDecoderFamily)
     return family.build(layers, experts, Profiler()), device

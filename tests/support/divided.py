@@ -31,7 +31,8 @@ class OnDevices:
         self._family = family
         tensors = {name: tensor.float() for name, tensor in random_tensors(config, layout=-1).items()}
         self._stored = {name: stored(tensor) for name, tensor in tensors.items()}
-        self._experts: Any = ExpertsOnTheDevice(family.tensors, tensors, DecodeProgram(EmulatedDevice()))
+        device = EmulatedDevice()
+        self._experts: Any = ExpertsOnTheDevice(family.tensors, tensors, DecodeProgram(device), device.kind)
 
     def built(self, layers: range) -> tuple[Decoder, EmulatedDevice]:
         """With weights of these layers alone, and its device, on which no kernel of another runs."""
