@@ -216,7 +216,7 @@ TEST(visits_go_on_after_any_request_for_memory_was_refused) {
   for (const BackendKind kind : backends()) {
     const auto ask = [](Tier& tier) {
       bool right = true;
-      for (int step = 0; step < 2 * kLayers; ++step) {
+      for (int step = 0; step <= kLayers; ++step) {
         const std::int64_t layer = step % kLayers, next = (layer + 1) % kLayers * kExperts;
         right &= tier.visit(layer, {step % 2, 2});
         if (tier.table.state(next + 3) == moeinf::kAbsent) tier.loader.prefetch({next + 3}, {0.5});

@@ -320,10 +320,11 @@ TEST(experts_in_slices_give_the_bits_of_whole_ones_however_calls_are_cut) {
         ExpertKernel whole = layer.kernel(kernels, form);
         ExpertKernel cut = layer.cut(kernels, form, {40, 73, 96}, {1, 64});
         for (const std::int64_t num_tokens : {1, 4, 33, 400}) {
+          if (num_tokens > 33 && num_threads == 1) continue;  // takes seconds under the thread sanitizer
           const Step step(num_tokens);
           const Floats expected_out = run(whole, step);
           for (const std::size_t at_once : {1, 2, 3, 7, 100}) {
-            if (num_tokens > 33 && at_once < 7) continue;  // would take a minute under the thread sanitizer
+            if (num_tokens > 33 && at_once != (format == Format::kF32 ? 7U : 100U)) continue;
             step.begin(cut);
             Ids ids, offsets;
             for (auto e = cut.experts().rbegin(); e != cut.experts().rend(); ++e) {
@@ -530,13 +531,12 @@ TEST(products_have_rates_in_memory_and_in_caches_and_senseless_ones_are_refused)
   for (const Format format : {Format::kF32, Format::kQ4_0, Format::kQ8_0}) {
     const Bytes bytes = stored(format, random_floats(96 * kHidden, 3), 96, kHidden);
     const Matrix w = {bytes.data(), format, 96, kHidden};
-    for (const std::int64_t num_x : {1, 8}) {
-      const auto rates = moeinf::product_read_rates(kernels, w, num_x, 3 << 20, 2);
-      CHECK(rates.size() == 2);
-      for (const moeinf::ReadRates& each : rates) CHECK(each.plain > 0 && each.product > 0);
-      const std::vector<double> cached = moeinf::cached_product_rates(kernels, w, num_x, 3);
-      CHECK(cached.size() == 3 && *std::min_element(cached.begin(), cached.end()) > 0);
-    }
+    const std::int64_t num_x = format == Format::kQ4_0 ? 8 : 1;
+    const auto rates = moeinf::product_read_rates(kernels, w, num_x, 1 << 20, 2);
+    CHECK(rates.size() == 2);
+    for (const moeinf::ReadRates& each : rates) CHECK(each.plain > 0 && each.product > 0);
+    const std::vector<double> cached = moeinf::cached_product_rates(kernels, w, num_x, 2);
+    CHECK(cached.size() == 2 && *std::min_element(cached.begin(), cached.end()) > 0);
     CHECK(throws<std::invalid_argument>([&] { moeinf::product_read_rates(kernels, w, 1, 1000, 2); }));
     CHECK(throws<std::invalid_argument>([&] { moeinf::product_read_rates(kernels, w, 1, 3 << 20, 0); }));
     CHECK(throws<std::invalid_argument>([&] { moeinf::product_read_rates(kernels, w, 9, 3 << 20, 1); }));

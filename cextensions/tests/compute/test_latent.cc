@@ -236,11 +236,11 @@ TEST(latent_attention_of_bf16_rows_is_the_same_for_every_instruction_set_and_num
   std::mt19937 random(9);
   const Layer layer({20, 64, 8, 4, 16, Pairs::kNeighbours, 0.05f}, 300, random);
   const std::vector<std::int64_t> passes = {150, 140, 9, 1};
-  Kernels generic(2, "generic");
+  Kernels generic(1, "generic");
   const Floats expected = layer.attended(generic, passes, Format::kBF16);
   for (const std::string& isa : available_isas()) {
     Kernels one(1, isa), three(3, isa);
-    const Floats found = layer.attended(one, passes, Format::kBF16);
+    const Floats found = isa == "generic" ? expected : layer.attended(one, passes, Format::kBF16);
     CHECK(found == layer.attended(three, passes, Format::kBF16));
     for (std::size_t i = 0; i < found.size(); ++i) CHECK(std::fabs(found[i] - expected[i]) < 1e-2f);
   }
