@@ -94,10 +94,10 @@ pythons-ends: $(READY)
 gpu-test:
 	$(PYTHON) -m pytest tests/gpu
 
-# What `make test` compiles for one GPU and four formats, compiled for others and all.
+# What `make test` compiles for one GPU, four formats and some shapes, compiled for others and all.
 gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
-	  tests/unit/gpu/test_vector_compile.py
+	  tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_card_compile.py
 
 # Every family and format on two ranks, and ranks in network namespaces, which need root: a few minutes.
 ranks-test: $(READY)

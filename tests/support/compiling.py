@@ -22,11 +22,10 @@ import torch
 from moeinf.types import DEVICE_FORMATS
 
 # Compute capabilities: the oldest that is supported, or those that `make gpu-compile` asks for, which asks for every
-# format too. Else there is one of each kind: 16 bits, blocks of 32, of 256, and scales that are no numbers.
+# format and shape too. Else there is one of each kind: 16 bits, blocks of 32, of 256, and scales that are no numbers.
 TARGETS = tuple(int(target) for target in os.environ.get("KERNEL_TARGETS", "80").split(","))
-FORMATS = tuple(
-    format for format in DEVICE_FORMATS if "KERNEL_TARGETS" in os.environ or format in ("bf16", "q8_0", "q4_k", "mxfp4")
-)
+ALL = "KERNEL_TARGETS" in os.environ
+FORMATS = tuple(format for format in DEVICE_FORMATS if ALL or format in ("bf16", "q8_0", "q4_k", "mxfp4"))
 POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8",
             torch.int32: "*i32", torch.int64: "*i64"}  # fmt: skip
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ import torch
 from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.gpu.matrix_ops import TritonMatrixOps
 from moeinf.types import ExpertForm, Format, format_bytes
-from tests.support.compiling import FORMATS, compiled_kernel
+from tests.support.compiling import ALL, FORMATS, compiled_kernel
 
 PLAIN = {"bf16", "f16", "f32"}
 
@@ -71,7 +71,7 @@ def launch_all(ops: TritonMatrixOps, format: Format) -> None:
             continue
         ops.gate_up_grouped(x, groups, parts, act)
         ops.down_grouped(act, groups, parts, out)
-        if format in ("mxfp4", "bf16"):
+        if format == "mxfp4" or (ALL and format == "bf16"):
             launch_forms(ops, parts, 3 * end)
         data = torch.empty(format_bytes(format, (512, hidden)), dtype=torch.uint8)
         w = DeviceMatrix(data, format, 512, hidden)

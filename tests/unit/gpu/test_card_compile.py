@@ -1,5 +1,5 @@
-"""The kernels that differ most between cards, compiled for those that people have at home; the other files compile all
-of them, for sm_80, and with `make gpu-compile` for more. Needs Triton, but no GPU."""
+"""The kernels that differ most between cards, compiled for those that people have at home, by `make gpu-compile`;
+the other files compile all of them, for sm_80 without it. Needs Triton, but no GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from moeinf.types import Format
-from tests.support.compiling import lines_of
+from tests.support.compiling import ALL, lines_of
 from tests.support.gpu.matrix_launches import facts_of, recorded
 
 CARDS = (86, 89, 120)  # of the 30, 40 and 50 series, with less shared memory than sm_80 and sm_90
 FORMATS: tuple[Format, ...] = ("q4_k", "mxfp4")
+
+
+pytestmark = pytest.mark.skipif(not ALL, reason="make gpu-compile compiles for these")
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,17 @@ import pytest
 import torch
 
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors, TritonVectorOps
-from tests.support.compiling import TARGETS, compiled_kernel, lines_of
+from tests.support.compiling import ALL, TARGETS, compiled_kernel, lines_of
 
+# Heads, those of keys, their width, window, clip and what keys are kept in: each of these once, and the largest.
+SHAPES = (
+    (32, 8, 128, 4096, 8.0, torch.bfloat16), (6, 2, 80, 0, 8.0, torch.bfloat16), (64, 2, 64, 128, 0.0, torch.float16),
+    (8, 1, 576, 0, 0.0, torch.bfloat16), (128, 1, 576, 0, 0.0, torch.float32), (8, 8, 512, 0, 0.0, torch.float32),
+)  # fmt: skip
+OTHER_SHAPES = (
+    (32, 4, 128, 0, 0.0, torch.bfloat16), (32, 4, 128, 0, 0.0, torch.float16), (32, 4, 128, 0, 0.0, torch.float32),
+    (2, 2, 256, 0, 0.0, torch.float32), (128, 1, 576, 0, 0.0, torch.bfloat16), (16, 1, 576, 0, 0.0, torch.float16),
+)  # fmt: skip
 KERNELS = {"rms_norm", "rope_store", "attend_split", "attend_merge", "softmax_topk", "combine", "claim", "gather"}
 
 
@@ -62,18 +71,12 @@ def main(capability: int) -> None:
 
 
 def launch_all(ops: TritonVectorOps) -> None:
-    """Each operation at shapes of Qwen3-30B-A3B, Mixtral, OLMoE and DeepSeek's wide heads, and at odd ones."""
+    """Each operation at shapes of Qwen3-30B-A3B, Mixtral and OLMoE, of DeepSeek's wide heads, and at odd ones."""
     floats = torch.empty(8, 4096)
     for hidden in (96, 2048, 4096, 16384):
         ops.rms_norm(torch.empty(1, hidden), torch.empty(hidden), 1e-6, torch.empty(1, hidden))
     position = torch.zeros(1, dtype=torch.int32)
-    for heads, kv_heads, head_dim, window, clip, dtype in (
-        (32, 4, 128, 0, 0.0, torch.bfloat16), (32, 4, 128, 0, 0.0, torch.float16), (32, 4, 128, 0, 0.0, torch.float32),
-        (32, 8, 128, 4096, 8.0, torch.bfloat16), (6, 2, 80, 0, 8.0, torch.bfloat16), (2, 2, 256, 0, 0.0, torch.float32),
-        (8, 1, 576, 0, 0.0, torch.bfloat16), (64, 2, 64, 128, 0.0, torch.float16),
-        (128, 1, 576, 0, 0.0, torch.bfloat16), (16, 1, 576, 0, 0.0, torch.float16),
-        (128, 1, 576, 0, 0.0, torch.float32), (8, 8, 512, 0, 0.0, torch.float32),
-    ):  # fmt: skip
+    for heads, kv_heads, head_dim, window, clip, dtype in (*SHAPES, *(OTHER_SHAPES if ALL else ())):
         q, k = torch.empty(1, heads * head_dim), torch.empty(1, kv_heads * head_dim)
         keys, angles = torch.empty(kv_heads, 32, head_dim, dtype=dtype), torch.empty(32, head_dim // 2)
         norm = None if clip else torch.empty(head_dim)
