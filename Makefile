@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls lab memory-rates lint native-test native-address native-thread sanitize \
+.PHONY: demo test fuzz faults denied-calls agents lab memory-rates lint native-test native-address native-thread sanitize \
   pythons pythons-ends gpu-test gpu-compile ranks-test clean
 
 demo: $(RUNS)
@@ -47,6 +47,13 @@ denied-calls: $(READY)
 faults: $(READY)
 	for at in calls lines allocations; do $(BIN)/python -m tests.fuzz.requests_given_up --at $$at \
 	  --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED) || exit 1; done
+
+# Coding agents of npm and PyPI, each of which is to edit a file on a model that says what a script has for it, or, with
+# AGENTS="--model NAME", on one of the store. `make test` has what they ask, recorded with "--record FOLDER".
+AGENTS ?=
+
+agents: $(READY)
+	$(BIN)/python -m tests.agents $(AGENTS)
 
 # Every experiment of docs/lab/paper.md, from the folder of recorded routing that docs/lab/policies.md describes.
 LAB_TRACES ?= ../shared/data/traces

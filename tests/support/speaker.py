@@ -14,13 +14,17 @@ from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 START, END = "<|im_start|>", "<|im_end|>"
 
 
-def write_speaker(folder: Path, says: Mapping[str, str], template: str, tags: Sequence[str]) -> Path:
+def write_speaker(
+    folder: Path, says: Mapping[str, str], template: str, tags: Sequence[str], context: int = 256
+) -> Path:
     """Writes a checkpoint whose layers add nothing: each word is followed by the one that `says` has for it.
 
     says: a word that is none of its keys is followed by any other. tags: words that are tokens even within others.
+    context: in tokens, of which each word of a prompt is one.
     """
     words = list(dict.fromkeys(["[UNK]", START, END, "user", *tags, *says, *says.values()]))
-    config = CONFIG | {"vocab_size": len(words), "eos_token_id": words.index(END)}
+    size = {"vocab_size": len(words), "max_position_embeddings": context}
+    config = CONFIG | size | {"eos_token_id": words.index(END)}
     tensors = random_tensors(config)
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")):

@@ -1,0 +1,1 @@
+"""Coding agents, installed and asked to edit a file."""
