@@ -49,6 +49,12 @@ def thought(text: str) -> list[Line]:
     return [{"message": {"role": "assistant", "content": "", "thinking": text}, "done": False}]
 
 
+def called(name: str, **arguments: Any) -> list[Line]:
+    """The line of a stream that calls a tool."""
+    call = {"id": "call_1", "function": {"index": 0, "name": name, "arguments": arguments}}
+    return [{"message": {"role": "assistant", "content": "", "tool_calls": [call]}, "done": False}]
+
+
 def a_live_event() -> LiveEvent:
     """Layer 0 is resident, expert 9 is being read, and the first three were used."""
     keys = np.arange(LAYERS * EXPERTS)
@@ -143,17 +149,23 @@ class PageServer:
 def page_server() -> Iterator[PageServer]:
     """A PageServer on a free port, until the end of `with`."""
     page = PageServer()
+    with serving(page.app()) as page.url:
+        yield page
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """The address of an application on a free port, until the end of `with`."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        page.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = uvicorn.Config(page.app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             while not server.started and thread.is_alive():
                 time.sleep(0.01)
-            yield page
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Final
 
@@ -24,8 +24,10 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+# This worker asks the MCP servers that the user has named: a worker has a policy of its own, and no other file has it.
+MCP_WORKER: Final = "mcp/mcp_worker.js"
+MCP_WORKER_POLICY: Final = "default-src 'none'; connect-src http: https:"
 HEADERS: Final[Mapping[str, str]] = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -43,6 +45,7 @@ PROBED: Final = "Ollama is running"  # what clients of ollama look for at /
 class PageFile:
     content: bytes
     content_type: str
+    policy: str = CONTENT_SECURITY_POLICY
 
     @property
     def etag(self) -> str:
@@ -50,7 +53,7 @@ class PageFile:
 
     def answer(self, request: Request, **more: str) -> Response:
         """The file, or 304 where the browser has it. more: headers."""
-        headers = {**HEADERS, "ETag": self.etag, **more}
+        headers = {**HEADERS, "Content-Security-Policy": self.policy, "ETag": self.etag, **more}
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known:
             return Response(status_code=304, headers=headers)
@@ -70,7 +73,8 @@ def page_routes() -> list[Route]:
         for entry in entries.iterdir()
         if entry.is_file()
     }
-    index = page.pop("index.html")
+    index, worker = page.pop("index.html"), page[MCP_WORKER]
+    page[MCP_WORKER] = replace(worker, policy=MCP_WORKER_POLICY)
 
     async def root(request: Request) -> Response:
         if _takes_html(request):

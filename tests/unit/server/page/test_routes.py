@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from moeinf.server.page.page_routes import CONTENT_SECURITY_POLICY, page_routes
+from moeinf.server.page.page_routes import CONTENT_SECURITY_POLICY, MCP_WORKER, MCP_WORKER_POLICY, page_routes
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 PATHS = [route.path for route in page_routes() if route.path != "/"]
@@ -38,7 +38,8 @@ def test_other_clients_find_what_they_probe_for(client: TestClient, accept: str)
 @pytest.mark.parametrize("path", ["/", *PATHS])
 def test_every_file_comes_under_the_policy(client: TestClient, path: str) -> None:
     headers = client.get(path, headers=BROWSER).headers
-    assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    own = MCP_WORKER_POLICY if path == f"/page/{MCP_WORKER}" else CONTENT_SECURITY_POLICY
+    assert headers["content-security-policy"] == own
     assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
 
 
@@ -46,6 +47,11 @@ def test_the_policy_lets_in_nothing_from_outside() -> None:
     rules = dict(rule.split(" ", 1) for rule in CONTENT_SECURITY_POLICY.split("; "))
     assert rules["default-src"] == "'none'" and rules["script-src"] == "'self'" == rules["connect-src"]
     assert not re.search(r"unsafe|https?:|\*", CONTENT_SECURITY_POLICY)
+
+
+def test_the_worker_that_asks_other_servers_loads_nothing(client: TestClient) -> None:
+    assert "unsafe" not in MCP_WORKER_POLICY and "script-src" not in MCP_WORKER_POLICY
+    assert "import" not in re.sub(r"//.*", "", client.get(f"/page/{MCP_WORKER}").text)
 
 
 @pytest.mark.parametrize("path", ["/", *PATHS])

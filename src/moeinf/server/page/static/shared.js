@@ -45,6 +45,15 @@ export function newId() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+/** The promise, or the reason why `signal` has given it up, whichever comes first. */
+export function unlessGone(promise, signal) {
+  const gone = new Promise((_, reject) => {
+    if (signal.aborted) reject(signal.reason);
+    signal.addEventListener("abort", () => reject(signal.reason));
+  });
+  return Promise.race([promise, gone]);
+}
+
 let announcing;
 
 /** Tells users of a screen reader, once they have a pause. */

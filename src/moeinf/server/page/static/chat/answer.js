@@ -3,6 +3,7 @@
 
 import { copyButton, button, element, secondsText } from "../shared.js";
 import { MarkdownView } from "../text/markdown.js";
+import { ToolCard } from "./tool_calls.js";
 
 export class Answer {
   #node;
@@ -10,6 +11,8 @@ export class Answer {
   #frame = 0;
   #body = element("div", { class: "markdown", dir: "auto" });
   #view = new MarkdownView(this.#body);
+  #calls = element("div", { class: "calls" });
+  #cards = new Map(); // by call
   #status = element("p", { class: "status" }, "Waiting");
   #summary = element("summary", {}, "Thinking");
   #thoughtText = element("div", { class: "thought-text", dir: "auto" });
@@ -20,21 +23,15 @@ export class Answer {
     this.#node = node;
     this.#following = following;
     const name = element("h3", { class: "visually-hidden" }, `Answer of ${node.model || "a model"}`);
-    this.item = element(
-      "li",
-      { class: "answer", "aria-busy": "true" },
-      name,
-      this.#thoughtBox,
-      this.#body,
-      this.#status,
-    );
+    const parts = [name, this.#thoughtBox, this.#body, this.#calls, this.#status];
+    this.item = element("li", { class: "answer", "aria-busy": "true" }, ...parts);
     this.#show();
   }
 
   /** What is going on while there is no text. */
   status(text) {
-    const { content, thinking } = this.#node;
-    if (!content && !thinking && this.#status.textContent !== text) this.#status.textContent = text;
+    const { content, thinking, calls } = this.#node;
+    if (!content && !thinking && !calls && this.#status.textContent !== text) this.#status.textContent = text;
   }
 
   /** Draws the node with the next frame. */
@@ -71,18 +68,25 @@ export class Answer {
         ),
       );
     }
-    foot.append(button("Regenerate", again, { class: "quiet small again" }));
+    if (again) foot.append(button("Regenerate", again, { class: "quiet small again" }));
     if (versions) foot.append(versions);
     foot.append(element("span", { class: "facts" }, facts ?? ""));
     return foot;
   }
 
   #show() {
-    const { content, thinking = "", thought_s } = this.#node;
-    this.#status.hidden = Boolean(content || thinking);
+    const { content, thinking = "", thought_s, calls = [] } = this.#node;
+    this.#status.hidden = Boolean(content || thinking || calls.length);
     this.#thoughtBox.hidden = !thinking.trim();
     this.#thoughtText.textContent = thinking.trim();
     if (thought_s !== undefined) this.#summary.textContent = `Thought for ${secondsText(thought_s)}`;
     this.#view.show(content);
+    for (const call of calls) {
+      if (!this.#cards.has(call)) {
+        this.#cards.set(call, new ToolCard(call));
+        this.#calls.append(this.#cards.get(call).item);
+      }
+      this.#cards.get(call).show();
+    }
   }
 }

@@ -5,7 +5,7 @@ import { announce, button, byId, bytesText, element, notice } from "../shared.js
 const SENT_AS_IT_IS = 4e6; // bytes of a picture; a larger one is drawn anew
 const LONGEST_SIDE = 4096; // pixels, of one that is drawn anew
 const MOST = { text: 1e6, all: 11e6 }; // bytes; a request may have 16 MiB
-const READ_BY_SERVERS = ["image/png", "image/jpeg"];
+const READ_BY_SERVER = ["image/png", "image/jpeg"];
 
 export class Attachments {
   #kept = []; // { name, type, data } of pictures, { name, text } of files
@@ -76,7 +76,7 @@ export class Attachments {
   async #picture(file) {
     const { name, sees } = this.#ports.model();
     if (!sees) throw new Error(`${name || "the model"} sees no pictures; choose a model that does`);
-    const asItIs = READ_BY_SERVERS.includes(file.type) && file.size <= SENT_AS_IT_IS;
+    const asItIs = READ_BY_SERVER.includes(file.type) && file.size <= SENT_AS_IT_IS;
     const url = await (asItIs ? dataUrl(file) : drawnAnew(file));
     const [, type, data] = /^data:([^;]+);base64,(.*)$/.exec(url);
     return { name: file.name || "picture", type, data };
@@ -131,7 +131,7 @@ function dataUrl(file) {
   });
 }
 
-/** A picture that is too large, or of a kind that servers do not read, as a JPEG, or PNG where it may be transparent. */
+/** A picture that is too large, or of a kind that the server does not read, as PNG, or as JPEG where that is large. */
 async function drawnAnew(file) {
   const bitmap = await createImageBitmap(file).catch(() => {
     throw new Error("this browser cannot show it");

@@ -2,12 +2,15 @@
 // another conversation is shown.
 
 import { KeyNeeded, chat as answerOf } from "../api.js";
-import { announce, countText, newId, notice, requestText } from "../shared.js";
+import { offered, tools } from "../mcp/mcp_client.js";
+import { answerCalls } from "../mcp/tool_rounds.js";
+import { announce, countText, newId, notice, requestText, unlessGone } from "../shared.js";
 import { Chat, messagesOf } from "./chat.js";
 import { factsOf } from "./facts.js";
 import { optionsOf } from "./settings.js";
 
 const KEEP_MS = 3000; // from one writing of an answer that grows to the next
+const MOST_ROUNDS = 25; // of calls of tools, until the person is asked to write again
 
 export class Conversation {
   #chat = new Chat();
@@ -128,33 +131,55 @@ export class Conversation {
   }
 
   async #ask(chat) {
-    const { model, think } = this.#ports.model();
+    const asked = this.#ports.model();
     const run = { chat, gone: new AbortController(), request: newId() };
-    const question = {
-      model,
-      messages: messagesOf(chat.path, chat.settings.system),
-      options: optionsOf(chat.settings),
-      think,
-    };
     this.#runs.set(chat.id, run);
-    run.node = chat.add(chat.leaf, "assistant", "", { model });
-    this.#redraw();
+    this.#begin(run, asked.model);
     notice("");
     this.#ports.onChange();
     this.#keep(chat);
     try {
-      await this.#read(answerOf(question, run), run);
+      const known = chat.settings.tools ? await unlessGone(tools(), run.gone.signal) : [];
+      await this.#read(run, asked, known);
+      for (let round = 1; run.node.calls; round += 1) {
+        await this.#callAll(run, known);
+        if (round === MOST_ROUNDS) throw new Error(`The model has called tools ${round} times. Shall it go on?`);
+        this.#begin(run, asked.model);
+        await this.#read(run, asked, known);
+      }
     } catch (error) {
       this.#fail(run, error);
     }
     this.#end(run);
   }
 
-  async #read(pieces, run) {
+  /** Puts an answer that is to come behind what the conversation has. */
+  #begin(run, model) {
+    run.node = run.chat.add(run.chat.leaf, "assistant", "", { model });
+    if (run.chat === this.#chat) this.#redraw();
+  }
+
+  async #callAll({ chat, node, gone }, known) {
+    const onChange = () => {
+      this.#runs.get(chat.id).answer.grow();
+      this.#keep(chat);
+    };
+    const always = (chat.settings.always ??= []);
+    await answerCalls(node, { tools: known, always, onChange, signal: gone.signal });
+  }
+
+  async #read(run, { model, think }, known) {
     const { node, chat } = run;
+    const question = {
+      model,
+      messages: messagesOf(chat.path, chat.settings.system),
+      options: optionsOf(chat.settings),
+      tools: known.length ? offered(known) : undefined,
+      think,
+    };
     let [kept, thinks] = [performance.now(), 0];
     const thought = () => (node.thought_s = (performance.now() - thinks) / 1000);
-    for await (const { moeinf, message, done, ...last } of pieces) {
+    for await (const { moeinf, message, done, ...last } of answerOf(question, run)) {
       if (moeinf?.phase) run.answer.status(waitText(moeinf));
       if (message?.thinking) {
         thinks ||= performance.now();
@@ -164,11 +189,14 @@ export class Conversation {
         if (thinks && node.thought_s === undefined) thought();
         node.content += message.content;
       }
-      if (message?.thinking || message?.content) run.answer.grow();
+      for (const { function: called } of message?.tool_calls ?? []) {
+        (node.calls ??= []).push({ name: called.name, arguments: called.arguments });
+      }
+      if (message?.thinking || message?.content || message?.tool_calls) run.answer.grow();
       if (done) {
         if (thinks && node.thought_s === undefined) thought();
         const cut = last.done_reason === "length" ? "Cut off: the limit of its length was reached" : "";
-        node.ended = cut || (node.content ? "" : "The answer is empty");
+        node.ended = cut || (node.content || node.calls ? "" : "The answer is empty");
         node.facts = factsOf({ moeinf, ...last });
       }
       if (performance.now() - kept > KEEP_MS) {
@@ -191,7 +219,7 @@ export class Conversation {
     announce((told || `Answer complete, ${countText(words)} words`) + elsewhere);
     this.#runs.delete(chat.id);
     this.#messages.end(chat, node, answer);
-    if (!node.content && !node.thinking) chat.drop(node);
+    if (!node.content && !node.thinking && !node.calls) chat.drop(node);
     this.#keep(chat);
     this.#ports.onChange();
   }

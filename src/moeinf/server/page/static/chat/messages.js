@@ -61,7 +61,6 @@ export class Messages {
   }
 
   #addAnswer(node) {
-    this.#list.querySelector(".again")?.remove(); // only the last answer can be made anew
     const answer = new Answer(node, (draw) => this.#followed(draw));
     this.#list.append(answer.item);
     return answer;
@@ -69,7 +68,8 @@ export class Messages {
 
   /** Shows that an answer has ended. */
   end(chat, node, answer) {
-    answer.end(this.#actions.again, this.#versions(chat, node));
+    const last = node === chat.path.at(-1) && this.#actions.again; // only the last answer can be made anew
+    answer.end(last, this.#versions(chat, node));
   }
 
   /** Gives the focus back after a change of versions. */

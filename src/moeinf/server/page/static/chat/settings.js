@@ -1,5 +1,6 @@
 // The settings of a conversation: what the model is told first, and how its tokens are drawn.
 
+import { McpSettings } from "../mcp/mcp_settings.js";
 import { announce, byId, element } from "../shared.js";
 
 const FIELDS = {
@@ -20,6 +21,7 @@ export function optionsOf(settings) {
 export class Settings {
   #inputs;
   #ports;
+  #mcp = new McpSettings();
 
   /** get(), set(settings): of the conversation that is shown. own(): the options that its model was made for. */
   constructor(ports) {
@@ -40,11 +42,14 @@ export class Settings {
       each.value = settings[name] ?? "";
       each.placeholder = this.#ports.own()[name] ?? "the model's";
     }
+    this.#mcp.show(settings);
     byId("settings").showModal();
   }
 
   #save() {
-    const { system: _, ...settings } = this.#ports.get();
+    const kept = this.#mcp.kept(this.#ports.get());
+    if (!kept) return;
+    const { system: _, ...settings } = kept;
     for (const name of this.#inputs.keys()) delete settings[name];
     const given = [...this.#inputs].filter(([, each]) => each.value !== "");
     const system = byId("system").value.trim();

@@ -64,7 +64,7 @@ export class Machine {
     }
   }
 
-  /** The first request as the state of the machine, and all of them, those of this page marked, where there are several. */
+  /** The first request as the state of the machine, and where there are several all of them, with the page's marked. */
   #showRequests(requests) {
     const waiting = requests.filter(({ state }) => state === "queued").length;
     const first = requests[0] ?? IDLE;

@@ -1,5 +1,5 @@
-// Markdown within a line: emphasis, code, links, formulas. Links are http and https alone, and an image is a link. Nesting is
-// bounded, and what nothing closes is looked for once.
+// Markdown within a line: emphasis, code, links, formulas. Links are http and https alone, and an image is a link.
+// Nesting is bounded, and what nothing closes is looked for once.
 
 import { element } from "../shared.js";
 import { formula } from "./formulas.js";
@@ -11,8 +11,15 @@ const LINK =
 const ANGLED = /<(https?:\/\/[^\s<>]+)>/y;
 const BARE = /https?:\/\/[^\s<>"`]{1,2000}/y;
 const MARKS = /\*{1,3}|_{1,3}|~~/y;
-const FORMULA =
-  /\$\$([^$]{1,2000})\$\$|\$((?!\s)[^$`\n]{1,500}(?<![\s\\]))\$(?!\d)|\\\(([\s\S]{1,2000}?)\\\)|\\\[([\s\S]{1,2000}?)\\\]/y;
+const FORMULA = new RegExp(
+  [
+    String.raw`\$\$([^$]{1,2000})\$\$`,
+    String.raw`\$((?!\s)[^$\x60\n]{1,500}(?<![\s\\]))\$(?!\d)`,
+    String.raw`\\\(([\s\S]{1,2000}?)\\\)`,
+    String.raw`\\\[([\s\S]{1,2000}?)\\\]`,
+  ].join("|"),
+  "y",
+);
 const WRAPPED = { 1: ["em"], 2: ["strong"], 3: ["em", "strong"] };
 
 function matchAt(pattern, source, at) {

@@ -1,0 +1,164 @@
+"""Tools of MCP servers: named by the user, called once the user agrees, with results for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.e2e.page.test_chat import announced, ask, ended
+from tests.e2e.page.test_kept import button, titles
+from tests.support.chromium import Browser
+from tests.support.mcp_server import ADD, PINGED, McpServer, mcp_server
+from tests.support.page_server import DONE, PageServer, called, said, thought
+
+
+@pytest.fixture
+def mcp() -> Iterator[McpServer]:
+    with mcp_server() as server:
+        yield server
+
+
+def switch_on(browser: Browser, *addresses: str) -> None:
+    browser.find("#settings-open").click()
+    browser.find("#servers").clear()
+    browser.find("#servers").send_keys("\n".join(addresses))
+    if not browser.find("#tools-on").is_selected():
+        browser.find("#tools-on").click()
+    browser.find("#settings button[type=submit]").click()
+    assert not browser.find("#settings").is_displayed()
+
+
+def say(browser: Browser, words: str) -> None:
+    browser.wait(lambda: browser.find(".call-ask").is_displayed())
+    button(browser, words, ".call-ask").click()
+
+
+def calls(browser: Browser) -> list[str]:
+    return [each.text for each in browser.all(".call summary")]
+
+
+def test_a_call_is_made_once_the_user_agrees(browser: Browser, server: PageServer, mcp: McpServer) -> None:
+    server.answers = [[*thought("Sum."), *called("add", a=2, b=3), DONE], [*said("It is 5."), DONE]]
+    browser.open(server.url)
+    ask(browser, "Without tools")
+    ended(browser, 2)
+    assert "tools" not in server.asked[0] and mcp.asked == [], "nothing is asked before tools are switched on"
+    assert calls(browser) == ["add failed"] and "There is no tool add" in str(
+        browser.find(".call").get_attribute("textContent")
+    )
+
+    server.answers = [[*thought("Sum."), *called("add", a=2, b=3), DONE], [*said("It is 5."), DONE]]
+    server.asked.clear()
+    browser.find("#new-chat").click()
+    switch_on(browser, mcp.url)
+    ask(browser, "What is 2 + 3?")
+    browser.wait(lambda: browser.find(".call-ask").is_displayed())
+    announced(browser, "The model asks to call add")
+    assert "tools/call" not in mcp.methods
+    assert browser.text(".call-ask p") == f"May add of {mcp.url} be called with these arguments?"
+    assert browser.text(".call [aria-label=Arguments]") == '{\n  "a": 2,\n  "b": 3\n}'
+    say(browser, "Call it")
+    ended(browser, 2)
+    assert calls(browser) == ["add was called"]
+    assert [each.text for each in browser.all(".answer .markdown")] == ["", "It is 5."]
+    browser.find(".call summary").click()
+    assert browser.text(".call [aria-label=Result]") == "5"
+    assert server.asked[0]["tools"][0]["function"]["parameters"] == ADD["inputSchema"]
+    assert [each["function"]["name"] for each in server.asked[0]["tools"]] == ["add", "fail"]
+    call = {"function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+    assert server.asked[1]["messages"][1:] == [
+        {"role": "assistant", "content": "", "thinking": "Sum.", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "add", "content": "5"},
+    ]
+    assert mcp.methods == ["initialize", "notifications/initialized", "tools/list", "tools/list", "tools/call"]
+    assert {"jsonrpc": "2.0", "id": PINGED, "result": {}} in mcp.asked
+
+    browser.driver.refresh()
+    browser.wait(lambda: calls(browser) == ["add was called"])
+
+
+def test_always_holds_for_a_tool_in_a_conversation(browser: Browser, server: PageServer, mcp: McpServer) -> None:
+    add, fail = [*called("add", a=1, b=1), DONE], [*called("fail"), DONE]
+    server.answers = [add, add, fail, [*said("Well."), DONE], add]
+    browser.open(server.url)
+    switch_on(browser, mcp.url)
+    ask(browser, "Go")
+    say(browser, "Always in this conversation")
+    browser.wait(lambda: calls(browser) == ["add was called", "add was called", "fail asks for your word"])
+    say(browser, "Call it")
+    ended(browser, 4)
+    assert calls(browser)[-1] == "fail failed" and browser.run("return window.hit") is None
+    assert server.asked[3]["messages"][-1]["content"] == "<img src=x onerror='window.hit = 1'>"
+    browser.find("#new-chat").click()
+    switch_on(browser, mcp.url)
+    ask(browser, "Once more")
+    browser.wait(lambda: calls(browser) == ["add asks for your word"])
+    browser.find("#prompt").send_keys(Keys.ESCAPE)
+    ended(browser)
+    assert browser.text(".answer .status") == "Stopped" and calls(browser) == ["add was not called"]
+    assert mcp.methods.count("tools/call") == 3
+
+
+def test_what_is_refused_is_not_called(browser: Browser, server: PageServer, mcp: McpServer) -> None:
+    server.answers = [[*called("add", a=1, b=1), DONE], [*said("Then not."), DONE]]
+    browser.open(server.url)
+    switch_on(browser, mcp.url, mcp.url)  # named twice: asked once
+    ask(browser, "Go")
+    browser.wait(lambda: browser.find(".call-ask").is_displayed())
+    mcp.session = "session-2"  # the server has begun anew
+    browser.find(".call-ask button:last-child").send_keys(Keys.ENTER)
+    ended(browser, 2)
+    assert calls(browser) == ["add was not allowed"] and "tools/call" not in mcp.methods
+    assert server.asked[1]["messages"][-1]["content"] == "The user did not allow this call."
+    server.answers = [[*called("add", a=1, b=1), DONE], [*said("Two."), DONE]]
+    ask(browser, "Now do")
+    say(browser, "Call it")
+    ended(browser, 4)
+    assert server.asked[-1]["messages"][-1]["content"] == "2", "the session is begun anew"
+    browser.wait(lambda: titles(browser) == ["Go"])
+
+
+def test_tools_are_listed_in_the_settings(browser: Browser, server: PageServer, mcp: McpServer) -> None:
+    browser.open(server.url)
+    browser.find("#settings-open").click()
+    assert not browser.find("#tools-on").is_selected() and browser.find("#servers").get_attribute("value") == ""
+    browser.find("#tools-on").click()
+    browser.find("#settings button[type=submit]").click()
+    assert browser.text("#tools-state") == "The address of a server is missing."
+    browser.find("#servers").send_keys("file:///etc/passwd")
+    browser.find("#settings button[type=submit]").click()
+    assert browser.text("#tools-state").startswith("“file:///etc/passwd” is no address")
+    browser.find("#servers").clear()
+    browser.find("#servers").send_keys(mcp.url)
+    browser.find("#list-tools").click()
+    browser.wait(lambda: browser.text("#tools-state") == "2 tools")
+    assert [each.text for each in browser.all("#tool-list li")] == ["add Adds two numbers", "fail Fails <b>always</b>"]
+    browser.find("#settings-cancel").click()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"origins": ()},
+            "answers, but does not let a browser's page use it: by CORS it has to allow the origin {page}",
+        ),
+        ({"exposed": ()}, "its CORS has to expose the header Mcp-Session-Id"),
+        ({"status": 403}, "answers with status 403: it may have to be told to allow the origin {page}"),
+        ({"status": 500}, "answers with status 500. Is that the address of an MCP server, with its path?"),
+        (None, "Nothing answers at http://127.0.0.1:9/mcp"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    browser: Browser, server: PageServer, more: dict[str, object] | None, words: str
+) -> None:
+    browser.open(server.url)
+    with mcp_server(**(more or {})) as mcp:
+        switch_on(browser, mcp.url if more is not None else "http://127.0.0.1:9/mcp")
+        ask(browser, "Go")
+        ended(browser)
+        assert words.format(page=server.url) in browser.text(".status[data-error]")
+    assert server.asked == []
+    assert all("/mcp" in complaint for complaint in browser.complaints()), "the browser's own words for it"
