@@ -81,6 +81,7 @@ class PageServer:
     key: str = ""
     live: LiveEvent = field(default_factory=a_live_event)
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of /api/chat
+    names: list[str] = field(default_factory=list)  # that the page gave to these requests
     left: int = 0  # answers that the client did not hear to their end
     watching: int = 0  # pages that look on
     url: str = ""
@@ -116,6 +117,7 @@ class PageServer:
 
     async def _chat(self, request: Request) -> Response:
         self.asked.append(await request.json())
+        self.names.append(request.headers["x-request-id"])
         lines = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return StreamingResponse(self._lines(lines), media_type="application/x-ndjson")
 

@@ -46,8 +46,8 @@ def downloaded(browser: Browser, folder: Path, click: WebElement) -> Path:
     folder.mkdir(exist_ok=True)
     browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     click.click()
-    browser.wait(lambda: [each for each in folder.iterdir() if each.suffix in (".json", ".md")])
-    return next(folder.iterdir())
+    browser.wait(lambda: [each for each in folder.glob("*") if each.suffix in (".json", ".md")])
+    return next(each for each in folder.iterdir() if each.suffix in (".json", ".md"))
 
 
 def test_conversations_are_listed_searched_renamed_and_deleted(browser: Browser, server: PageServer) -> None:
@@ -107,6 +107,16 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(browser: Browser,
     browser.find("#stop").click()
     ended(browser)
     browser.wait(lambda: server.left == 1)
+
+    server.answers = [said("For ever")]
+    browser.find(".again").click()
+    browser.wait(lambda: shown(browser) == ["Slow", "For ever"])
+    button(browser, "Delete", ".chat-actions").click()
+    browser.find("#delete-button").click()
+    browser.wait(lambda: server.left == 2)  # nobody waits for it any more
+    browser.wait(lambda: titles(browser) == ["Quick"])
+    browser.driver.refresh()
+    browser.wait(lambda: titles(browser) == ["Quick"])
 
 
 def test_what_had_come_when_the_page_was_closed_is_kept(browser: Browser, server: PageServer) -> None:

@@ -10,6 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from moeinf.server.turns.overview import Seen
+from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
 from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, said
 
@@ -116,8 +117,16 @@ def test_a_message_that_waits_tells_of_itself_and_not_of_others(browser: Browser
     browser.find("#prompt").send_keys("Hello", Keys.ENTER)
     browser.wait(lambda: browser.text(".answer .status") == "Waiting, place 2 · about 7.5 s")
     assert browser.text("#state-text") == "Answering, 12 tokens"
+    others = [Seen("plain:latest", "decode", tokens=12), Seen("plain:latest", "queued", position=1, name="another")]
+    mine = Seen("plain:latest", "queued", position=2, name=server.names[0])
+    server.live = replace(server.live, requests=(*others, mine))
+    browser.wait(lambda: browser.text("#state-text") == "Answering, 12 tokens · 2 waiting · yours at place 2")
+    told = [item.text for item in browser.all("#requests li")]
+    assert told == ["Answering, 12 tokens", "Waiting, place 1", "Yours: Waiting, place 2"]
     browser.find("#stop").click()
     browser.wait(lambda: browser.all(".foot"))
+    browser.wait(lambda: server.left == 1 and browser.all("#requests li")[-1].text == "Waiting, place 2")
+    assert browser.text(".answer .status") == "Stopped"
 
 
 def test_the_keyboard_reaches_everything_in_order(browser: Browser, server: PageServer) -> None:
@@ -139,7 +148,7 @@ def test_the_keyboard_reaches_everything_in_order(browser: Browser, server: Page
         outline = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
         boxed = browser.run("return getComputedStyle(document.getElementById('composer')).boxShadow")
         assert outline != "none" or (passed[-1] == "prompt" and boxed != "none"), f"focus on {passed[-1]} is not seen"
-    for name in ("model", "think", "new-chat", "theme", "conversation", "prompt"):
+    for name in ("model", "think", "new-chat", "theme", "search", "import", "conversation", "attach", "prompt"):
         assert name in passed, f"{name} is not reached: {passed}"
     assert passed.index("model") < passed.index("conversation") < passed.index("prompt")
 
@@ -156,16 +165,26 @@ def test_the_skip_link_leads_to_the_message_box(browser: Browser, server: PageSe
 def test_every_control_has_a_name(browser: Browser, server: PageServer) -> None:
     browser.open(server.url)
     browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
-    nodes = browser.command("Accessibility.getFullAXTree")["nodes"]
-    controls = {"button", "combobox", "textbox", "checkbox", "link", "image", "region", "form", "main", "complementary"}
-    named = [node for node in nodes if node.get("role", {}).get("value") in controls and not node["ignored"]]
-    assert len(named) > 10
-    for node in named:
-        if node["role"]["value"] not in ("main", "form"):
+    ask(browser, "Hello")
+    ended(browser)
+    browser.find(".again").click()
+    browser.wait(lambda: browser.all(".versions"))
+    browser.wait(lambda: browser.all(".chat-actions"))
+    controls = {"button", "combobox", "textbox", "searchbox", "spinbutton", "checkbox", "link", "image"}
+    controls |= {"region", "navigation", "complementary", "dialog", "alertdialog"}
+    for name, least in (("", 20), ("settings", 12), ("delete-dialog", 3)):
+        if name:
+            browser.run("document.getElementById(arguments[0]).showModal()", name)
+        nodes = browser.command("Accessibility.getFullAXTree")["nodes"]
+        named = [node for node in nodes if node.get("role", {}).get("value") in controls and not node["ignored"]]
+        assert len(named) >= least
+        for node in named:
             assert node.get("name", {}).get("value"), f"a {node['role']['value']} without a name: {node}"
+        if name:
+            browser.run("document.getElementById(arguments[0]).close()", name)
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("width", [320, 768, 1280])
 def test_nothing_is_wider_than_the_window(browser: Browser, server: PageServer, width: int) -> None:
     wide = "\n\n".join(
         ("x" * 300, "`" + "y" * 300 + "`", "```\n" + "z" * 300 + "\n```", "|a|\n|-|\n|" + "b " * 200 + "|")
@@ -176,6 +195,18 @@ def test_nothing_is_wider_than_the_window(browser: Browser, server: PageServer, 
     browser.find("#prompt").send_keys("w" * 200, Keys.ENTER)
     browser.wait(lambda: browser.all(".foot"))
     assert widest(browser, "html", "#conversation") <= width and fits_the_window(browser)
+    for name in ("settings", "delete-dialog", "key-dialog"):
+        browser.run("document.getElementById(arguments[0]).showModal()", name)
+        assert widest(browser, f"#{name}") <= width - 16 and widest(browser, "html") <= width
+        browser.run("document.getElementById(arguments[0]).close()", name)
+    if width < 1200:
+        assert not browser.find("#chats").is_displayed()
+        browser.find("#chats-toggle").click()
+        browser.wait(lambda: focused(browser) == "search")
+        assert not browser.find("#composer").is_displayed() and fits_the_window(browser)
+        assert widest(browser, "html", "#chats") <= width
+        browser.find(".chat-name").click()
+        browser.wait(lambda: browser.find("#composer").is_displayed() and focused(browser) == "prompt")
     if width < 960:
         assert not browser.find("#machine").is_displayed()
         browser.find("#machine-toggle").click()

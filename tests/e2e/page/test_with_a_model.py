@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,9 @@ def test_a_chat_with_a_model(own_server: HttpServer, browser: Browser) -> None:
     browser.wait(lambda: browser.find("#model").get_attribute("value") == "demo:latest")
     browser.find("#prompt").send_keys("Once upon a time", Keys.ENTER)
     browser.wait(lambda: len(browser.text(".answer .markdown")) > 40)
+    with httpx.stream("GET", f"{own_server.url}/api/live", headers={"Authorization": f"Bearer {KEY}"}) as answer:
+        event = json.loads(next(answer.iter_lines()).removeprefix("data: "))
+    assert [len(each["name"]) for each in event["requests"]] == [32], "the page knows its request by this name"
     heat = browser.find("#heat")
     resident = "Heat map of 6 layers with 32 experts each: 63 of 192 in memory (33 %)"
     browser.wait(lambda: str(heat.get_attribute("aria-label")).startswith(resident))

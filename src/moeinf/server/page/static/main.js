@@ -17,8 +17,14 @@ const prompt = byId("prompt");
 
 const models = new Models({ onChange: () => showBusy(), onKeyNeeded: askForKey, welcome });
 const messages = new Messages(byId("messages"), byId("conversation"), {
-  again: () => conversation.regenerate(),
-  edit: (node, text) => conversation.edit(node, text),
+  again() {
+    conversation.regenerate();
+    byId("conversation").focus({ preventScroll: true }); // the button is gone
+  },
+  edit(node, text) {
+    conversation.edit(node, text);
+    byId("conversation").focus({ preventScroll: true });
+  },
   showVersion: (node) => conversation.showVersion(node),
 });
 const conversation = new Conversation(messages, {
@@ -32,6 +38,10 @@ const list = new ChatList({
     conversation.show(record);
     if (!wide.matches) showChats(false);
     if (focus) prompt.focus();
+  },
+  forget(id) {
+    conversation.forget(id);
+    prompt.focus();
   },
   current: () => ({ id: conversation.id, answering: conversation.answering }),
 });
@@ -65,7 +75,9 @@ async function restore() {
 store.onOthers(async (id) => {
   await list.draw();
   const record = await store.read(id);
-  if (record && id === conversation.id) conversation.show(record);
+  if (id !== conversation.id || conversation.empty) return;
+  if (record) conversation.show(record);
+  else conversation.forget(id);
 });
 document.addEventListener("visibilitychange", () => document.hidden && conversation.keepAll());
 
@@ -122,7 +134,8 @@ byId("composer").addEventListener("submit", (event) => {
 });
 byId("stop").addEventListener("click", () => conversation.stop());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) conversation.stop();
+  const elsewhere = document.querySelector("dialog[open]") || byId("chats").contains(event.target);
+  if (event.key === "Escape" && !elsewhere) conversation.stop();
 });
 byId("new-chat").addEventListener("click", () => {
   conversation.show();

@@ -15,6 +15,7 @@ const MOST_ROUNDS = 25; // of calls of tools, until the person is asked to write
 export class Conversation {
   #chat = new Chat();
   #runs = new Map(); // by the conversation's id
+  #forgotten = new Set(); // ids of those that were deleted
   #messages;
   #ports;
 
@@ -72,7 +73,7 @@ export class Conversation {
   }
 
   send(text, more = {}) {
-    this.#chat.add(this.#chat.leaf, "user", text, more);
+    this.#messages.addQuestion(this.#chat, this.#chat.add(this.#chat.leaf, "user", text, more));
     return this.#ask(this.#chat);
   }
 
@@ -81,6 +82,7 @@ export class Conversation {
     if (this.#refusesNow()) return undefined;
     const { pictures, files } = node;
     this.#chat.add(node.parent, "user", text, { pictures, files });
+    this.#redraw();
     return this.#ask(this.#chat);
   }
 
@@ -88,6 +90,7 @@ export class Conversation {
   regenerate() {
     if (this.busy || this.empty) return undefined;
     this.#chat.leaf = this.#chat.path.findLast(({ role }) => role === "user").id;
+    this.#redraw();
     return this.#ask(this.#chat);
   }
 
@@ -104,6 +107,13 @@ export class Conversation {
   /** Ends the answer in the conversation that is shown, or its wait for one. */
   stop() {
     this.#runs.get(this.#chat.id)?.gone.abort();
+  }
+
+  /** Gives up what is answered in a conversation that was deleted, and keeps it no more. */
+  forget(id) {
+    this.#forgotten.add(id);
+    this.#runs.get(id)?.gone.abort();
+    if (id === this.id) this.show();
   }
 
   /** Keeps what has come so far, as the page may be closed. */
@@ -123,6 +133,7 @@ export class Conversation {
   }
 
   async #keep(chat) {
+    if (this.#forgotten.has(chat.id)) return;
     try {
       await this.#ports.keep(chat.record());
     } catch (error) {
@@ -144,6 +155,7 @@ export class Conversation {
       for (let round = 1; run.node.calls; round += 1) {
         await this.#callAll(run, known);
         if (round === MOST_ROUNDS) throw new Error(`The model has called tools ${round} times. Shall it go on?`);
+        this.#messages.end(chat, run.node, run.answer);
         this.#begin(run, asked.model);
         await this.#read(run, asked, known);
       }
@@ -156,7 +168,7 @@ export class Conversation {
   /** Puts an answer that is to come behind what the conversation has. */
   #begin(run, model) {
     run.node = run.chat.add(run.chat.leaf, "assistant", "", { model });
-    if (run.chat === this.#chat) this.#redraw();
+    if (run.chat === this.#chat) run.answer = this.#messages.addAnswer(run.node);
   }
 
   async #callAll({ chat, node, gone }, known) {

@@ -24,20 +24,19 @@ export class Messages {
     this.#list.replaceChildren();
     let grows = null;
     for (const node of chat.path) {
-      if (node.role === "user") this.#addQuestion(chat, node);
+      if (node.role === "user") this.addQuestion(chat, node);
       else {
-        const answer = this.#addAnswer(node);
+        const answer = this.addAnswer(node);
         if (node === growing) grows = answer;
         else this.end(chat, node, answer);
       }
     }
     const last = chat.path.at(-1);
     if (last?.role === "user" && !growing) this.#addUnanswered();
-    this.#toEnd();
     return grows;
   }
 
-  #addQuestion(chat, node) {
+  addQuestion(chat, node) {
     const { content, pictures = [], files = [] } = node;
     const item = element("li", { class: "question" }, element("h3", { class: "visually-hidden" }, "You"));
     item.append(...pictures.map(picture), ...files.map(textFile));
@@ -57,18 +56,18 @@ export class Messages {
     if (versions) foot.append(versions);
     item.append(foot);
     const whole = [...item.children];
-    this.#list.append(item);
+    this.#append(item);
   }
 
-  #addAnswer(node) {
+  addAnswer(node) {
     const answer = new Answer(node, (draw) => this.#followed(draw));
-    this.#list.append(answer.item);
+    this.#append(answer.item);
     return answer;
   }
 
   /** Shows that an answer has ended. */
   end(chat, node, answer) {
-    const last = node === chat.path.at(-1) && this.#actions.again; // only the last answer can be made anew
+    const last = node === chat.path.at(-1) && this.#actions.again;
     answer.end(last, this.#versions(chat, node));
   }
 
@@ -81,7 +80,15 @@ export class Messages {
   #addUnanswered() {
     const again = button("Regenerate", this.#actions.again, { class: "quiet small again" });
     const status = element("p", { class: "status ended" }, "There is no answer yet");
-    this.#list.append(element("li", { class: "answer" }, status, element("div", { class: "foot" }, again)));
+    const foot = element("div", { class: "foot" }, again);
+    this.#append(element("li", { class: "answer unanswered" }, status, foot));
+  }
+
+  /** Only the last answer can be made anew. */
+  #append(item) {
+    for (const each of this.#list.querySelectorAll(".again, .unanswered")) each.remove();
+    this.#list.append(item);
+    this.#toEnd();
   }
 
   /** The choice among messages that stand in the same place; null for a single one. */

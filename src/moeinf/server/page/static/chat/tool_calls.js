@@ -48,7 +48,9 @@ export class ToolCard {
     this.#details.open = shown === "asked";
     this.#result.hidden = !result;
     this.#result.textContent = result ?? "";
-    this.item.querySelector(".call-ask")?.remove();
+    const question = this.item.querySelector(".call-ask");
+    if (question?.contains(document.activeElement)) this.#details.firstElementChild.focus();
+    question?.remove();
     if (shown === "asked") this.item.append(this.#question());
   }
 

@@ -10,16 +10,18 @@ const SEARCH_MS = 150; // from the last letter to the search
 export class ChatList {
   #show;
   #current;
+  #forget;
   #drawn = 0;
   #searching = 0;
   #state = ""; // what is drawn
 
   /**
-   * show(record): shows a conversation, or a new one where there is none. current(): { id, answering }, of the one that
-   * is shown and of those that are being answered.
+   * show(record): shows a conversation. forget(id): one was deleted. current(): { id, answering }, of the one that is
+   * shown and of those that are being answered.
    */
-  constructor({ show, current }) {
+  constructor({ show, forget, current }) {
     this.#show = show;
+    this.#forget = forget;
     this.#current = current;
     byId("search").addEventListener("input", () => {
       clearTimeout(this.#searching);
@@ -139,8 +141,9 @@ export class ChatList {
     byId("delete-dialog").showModal();
     await new Promise((closed) => byId("delete-dialog").addEventListener("close", closed, { once: true }));
     if (byId("delete-dialog").returnValue !== "delete") return;
+    this.#forget(id);
     await store.remove(id);
-    this.#show(undefined);
+    await this.draw();
     announce("Deleted");
   }
 

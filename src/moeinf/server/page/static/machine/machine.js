@@ -69,16 +69,18 @@ export class Machine {
     const waiting = requests.filter(({ state }) => state === "queued").length;
     const first = requests[0] ?? IDLE;
     const words = requestText(first);
-    this.#showState(
-      first.state,
-      waiting && first.state !== "queued" ? `${words} · ${countText(waiting)} waiting` : words,
-    );
     const mine = this.#mine();
+    const place = requests.find(({ name, state }) => mine.has(name) && state === "queued")?.position;
+    const told = [words];
+    if (waiting && first.state !== "queued") told.push(`${countText(waiting)} waiting`);
+    if (place && requests.length > 1) told.push(`yours at place ${countText(place)}`);
+    this.#showState(first.state, told.join(" · "));
     const { progress } = first;
     byId("progress").hidden = !progress;
     if (progress) [byId("progress").value, byId("progress").max] = [progress[0], Math.max(1, progress[1])];
-    if (JSON.stringify(requests) === this.#requests) return;
-    this.#requests = JSON.stringify(requests);
+    const state = JSON.stringify([requests, [...mine]]);
+    if (state === this.#requests) return;
+    this.#requests = state;
     byId("requests").hidden = requests.length < 2;
     byId("requests").replaceChildren(
       ...requests.map((each) => {
