@@ -1,14 +1,21 @@
-"""Every decoder against its reference, mostly transformers, on tiny random configs that switch its features on."""
+"""Every decoder against its reference, mostly transformers, on tiny random configs that switch its features on.
+
+Its experts are in memory; or they are pulled into a store, and streamed through the smallest cache.
+"""
 
 from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
 
 from moeinf.models.registry import SUPPORTED
 from tests.oracles.resident_experts import ResidentExperts
-from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits, our_tokens, their_logits, their_tokens
+from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits, our_tokens, their_logits
 from tests.support.pairs.experts import layout_in
+from tests.support.pairs.streamed import pulled_pair, smallest
 from tests.support.tiny_models import all_configs
 
 
@@ -43,7 +50,18 @@ def test_guesses_at_the_next_layers_routing_change_nothing(pair: Pair, monkeypat
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
-    assert our_tokens(pair) == their_tokens(pair)
+    assert our_tokens(pair) == pair.their_tokens
+
+
+@torch.inference_mode()
+def test_so_are_those_of_a_store_through_the_smallest_expert_cache(pair: Pair, tmp_path: Path) -> None:
+    with closing(smallest(pair, pulled_pair(pair.folder, tmp_path))) as run:
+        assert run.plan.num_slots == pair.plan.moe.top_k < pair.plan.moe.total_experts
+        ours = [int(run.forward(PROMPT)[-1].argmax())]
+        while len(ours) < 64:
+            ours.append(int(run.forward(ours[-1:])[-1].argmax()))
+        run.tier.check_integrity()
+    assert ours == pair.their_tokens
 
 
 def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Pair:
 
     def __init__(self, config: dict[str, Any], folder: Path) -> None:
         torch.manual_seed(7)
-        self.theirs = reference(config)
+        self.folder, self.theirs = folder, reference(config)
         with torch.no_grad():
             for name, parameter in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
                 if "norm" in name or name.endswith(("bias", ".D")):
@@ -46,6 +47,14 @@ class Pair:
         weights = NativeLayers(self.kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
         self.ours = family.build(weights, experts, Profiler())
 
+    @cached_property
+    def their_tokens(self) -> list[int]:
+        """64 greedy ones behind the prompt."""
+        made = self.theirs.generate(
+            torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        return list(made[0, len(PROMPT) :].tolist())
+
 
 PROMPT = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7]
 
@@ -54,14 +63,6 @@ def their_logits(pair: Pair) -> Tensor:
     """Of the prompt: [tokens, vocabulary]."""
     found: Tensor = pair.theirs(torch.tensor([PROMPT])).logits[0]
     return found
-
-
-def their_tokens(pair: Pair) -> list[int]:
-    """64 greedy ones behind the prompt."""
-    made = pair.theirs.generate(
-        torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return list(made[0, len(PROMPT) :].tolist())
 
 
 def our_tokens(pair: Pair) -> list[int]:

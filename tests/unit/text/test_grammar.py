@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from moeinf.errors import TextError, UsageError
 from moeinf.text.tokenizer import Tokenizer
-from tests.support.text_models import byte_level_tokenizer
+from tests.support.text_models import byte_level_tokenizer, write_text_model
 
 MakeFolder = Callable[..., Path]
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -49,10 +49,10 @@ def with_tags(tags: Sequence[str] = ("<think>", "</think>")) -> Library:
     return tokenizer
 
 
-@pytest.fixture(params=["tokens", "letters"])
-def thinker(model_folder: MakeFolder, request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
+@pytest.fixture(scope="module", params=["tokens", "letters"])
+def thinker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
     library = with_tags() if request.param == "tokens" else byte_level_tokenizer(SPECIALS)
-    with Tokenizer(model_folder(TEMPLATE, library)) as tokenizer:
+    with Tokenizer(write_text_model(tmp_path_factory.mktemp("thinker"), TEMPLATE, library)) as tokenizer:
         yield tokenizer
 
 
@@ -93,9 +93,10 @@ def test_control_tokens_are_no_text_of_a_json_string(model_folder: MakeFolder) -
         assert allowed == []
 
 
-@pytest.fixture
-def harmony(model_folder: MakeFolder) -> Iterator[Tokenizer]:
-    folder = model_folder(tokenizer=byte_level_tokenizer(HARMONY), generation={"eos_token_id": [4, 6]})  # return, call
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
+    library, ends = byte_level_tokenizer(HARMONY), {"eos_token_id": [4, 6]}  # return, call
+    folder = write_text_model(tmp_path_factory.mktemp("harmony"), tokenizer=library, generation=ends)
     with Tokenizer(folder) as tokenizer:
         yield tokenizer
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.shown_text import apart, shown
-from tests.support.text_models import byte_level_tokenizer
+from tests.support.text_models import byte_level_tokenizer, write_text_model
 
 MakeFolder = Callable[..., Path]
 SPECIALS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|constrain|>"]
@@ -17,9 +17,18 @@ THOUGHT = "<|channel|>analysis<|message|>They greet.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Hello 日本!"
 
 
-@pytest.fixture
-def folder(model_folder: MakeFolder) -> Path:
-    return model_folder(tokenizer=byte_level_tokenizer(SPECIALS), tokenizer_config={"eos_token": "<|return|>"})
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = {"eos_token": "<|return|>"}
+    found = tmp_path_factory.mktemp("harmony")
+    return write_text_model(found, tokenizer=byte_level_tokenizer(SPECIALS), tokenizer_config=words)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Iterator[Tokenizer]:
+    """One process for all that only read answers."""
+    with Tokenizer(folder) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(
@@ -101,20 +110,19 @@ CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1
     ],
 )
 def test_a_message_to_a_function_is_a_call(
-    folder: Path, answer: str, thought: str, text: str, calls: list[str]
+    tokenizer: Tokenizer, answer: str, thought: str, text: str, calls: list[str]
 ) -> None:
-    assert told(folder, answer) == (thought, text, calls)
+    assert told(tokenizer, answer) == (thought, text, calls)
 
 
 def told(
-    folder: Path, answer: str, *, prompt: str = "<|start|>assistant", name: str = "f", cut: bool = False
+    tokenizer: Tokenizer, answer: str, *, prompt: str = "<|start|>assistant", name: str = "f", cut: bool = False
 ) -> tuple[str, str, list[str]]:
     """What was thought, what was said, and the calls: names with their arguments."""
     tools = [{"type": "function", "function": {"name": name}}]
-    with Tokenizer(folder) as tokenizer:
-        stream = tokenizer.stream(tokenizer.encode(prompt, control_tokens=True), tools=tools)
-        ids = tokenizer.encode(answer, control_tokens=True)
-        pieces = [*(piece for token in ids for piece in stream.step(token)), *stream.flush(cut=cut)]
+    stream = tokenizer.stream(tokenizer.encode(prompt, control_tokens=True), tools=tools)
+    ids = tokenizer.encode(answer, control_tokens=True)
+    pieces = [*(piece for token in ids for piece in stream.step(token)), *stream.flush(cut=cut)]
     called: dict[int, str] = {}
     for piece in pieces:
         if piece.call:
@@ -145,9 +153,9 @@ HEADS = [
 
 @pytest.mark.parametrize("name", ["f", "get_weather", "mcp.files:read-all", "json", "x_json"])
 @pytest.mark.parametrize("head", HEADS)
-def test_a_head_names_its_tool_however_its_parts_stand_together(folder: Path, head: str, name: str) -> None:
+def test_a_head_names_its_tool_however_its_parts_stand_together(tokenizer: Tokenizer, head: str, name: str) -> None:
     answer = head.replace("NAME", name) + '<|message|>{"a": 1}'
-    assert told(folder, answer, name=name) == (answer.count("Hm.") * "Hm.", "", [name + '{"a": 1}'])
+    assert told(tokenizer, answer, name=name) == (answer.count("Hm.") * "Hm.", "", [name + '{"a": 1}'])
 
 
 @pytest.mark.parametrize(
@@ -182,34 +190,36 @@ def test_a_head_names_its_tool_however_its_parts_stand_together(folder: Path, he
         ("<|channel|>––analysis<|message|>Hm.<|end|>" + FINAL, "Hm.", "Hello 日本!"),
     ],
 )
-def test_text_without_a_head_is_shown(folder: Path, answer: str, thought: str, text: str) -> None:
-    assert told(folder, answer) == (thought, text, [])
+def test_text_without_a_head_is_shown(tokenizer: Tokenizer, answer: str, thought: str, text: str) -> None:
+    assert told(tokenizer, answer) == (thought, text, [])
     if text not in ("t", "to"):  # which may begin a role
-        assert told(folder, answer, prompt="<|start|>") == (thought, text, [])
+        assert told(tokenizer, answer, prompt="<|start|>") == (thought, text, [])
 
 
 @pytest.mark.parametrize("channel", ["", "<|channel|>commentary", "<|channel|>final"])
 @pytest.mark.parametrize("role", ["functions.f to=assistant", "python to=assistant", "f to=assistant", "user", "tool"])
-def test_a_message_of_another_that_the_model_made_up_is_no_answer(folder: Path, role: str, channel: str) -> None:
+def test_a_message_of_another_that_the_model_made_up_is_no_answer(
+    tokenizer: Tokenizer, role: str, channel: str
+) -> None:
     made_up = f"<|start|>{role}{channel}<|message|>12:05<|end|>"
-    assert told(folder, CALL + "<|end|>" + made_up + FINAL) == ("12:05", "Hello 日本!", ['f{"a": 1}'])
-    assert told(folder, THOUGHT + made_up + FINAL) == ("They greet.\n\n12:05", "Hello 日本!", [])
+    assert told(tokenizer, CALL + "<|end|>" + made_up + FINAL) == ("12:05", "Hello 日本!", ['f{"a": 1}'])
+    assert told(tokenizer, THOUGHT + made_up + FINAL) == ("They greet.\n\n12:05", "Hello 日本!", [])
 
 
-def test_a_head_that_the_prompt_has_begun_goes_on(folder: Path) -> None:
-    assert told(folder, "<|message|>Hm.", prompt="<|start|>assistant<|channel|>analysis") == ("Hm.", "", [])
-    assert told(folder, "f<|channel|>final json<|message|>{}", prompt="<|start|>assistant to=functions.") == (
+def test_a_head_that_the_prompt_has_begun_goes_on(tokenizer: Tokenizer) -> None:
+    assert told(tokenizer, "<|message|>Hm.", prompt="<|start|>assistant<|channel|>analysis") == ("Hm.", "", [])
+    assert told(tokenizer, "f<|channel|>final json<|message|>{}", prompt="<|start|>assistant to=functions.") == (
         "",
         "",
         ["f{}"],
     )
     prompt = "<|start|>assistant to=f<|channel|>commentary"
-    assert told(folder, "<|constrain|>json<|message|>{}", prompt=prompt) == ("", "", ["f{}"])
+    assert told(tokenizer, "<|constrain|>json<|message|>{}", prompt=prompt) == ("", "", ["f{}"])
 
 
 @pytest.mark.parametrize("end", ["", "{", '{"a": "so fa'])
-def test_a_call_that_was_cut_leaves_no_text(folder: Path, end: str) -> None:
-    thought, text, calls = told(folder, "<|channel|>commentary to=functions.f<|message|>" + end, cut=True)
+def test_a_call_that_was_cut_leaves_no_text(tokenizer: Tokenizer, end: str) -> None:
+    thought, text, calls = told(tokenizer, "<|channel|>commentary to=functions.f<|message|>" + end, cut=True)
     assert (thought, text) == ("", "") and calls in ([], ['f{"a": "so fa'])
 
 
