@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,44 +53,49 @@ def parsed(found: tuple[str, str, list[tuple[str, str]]]) -> tuple[str, str, lis
     return found[0], found[1], [(name, json.loads(text)) for name, text in found[2]]
 
 
-@by_family
-def test_the_template_gets_tools_calls_and_results(family: Family, tmp_path: Path) -> None:
-    with Tokenizer(family.write(tmp_path)) as tokenizer:
-        assert tokenizer.template is not None and tokenizer.template.tools
-        text, notes = tokenizer.render(CHAT, {"tools": TOOLS})
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def of_family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Family, Tokenizer]]:
+    family: Family = request.param
+    with Tokenizer(family.write(tmp_path_factory.mktemp("family"))) as tokenizer:
+        yield family, tokenizer
+
+
+def test_the_template_gets_tools_calls_and_results(of_family: tuple[Family, Tokenizer]) -> None:
+    family, tokenizer = of_family
+    assert tokenizer.template is not None and tokenizer.template.tools
+    text, notes = tokenizer.render(CHAT, {"tools": TOOLS})
     assert text == family.rendered and not notes
 
 
-@by_family
-def test_an_answer_to_the_rendered_chat_comes_apart(family: Family, tmp_path: Path) -> None:
-    with Tokenizer(family.write(tmp_path)) as tokenizer:
-        prompt = tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": TOOLS})[0])
-        stream = tokenizer.stream(prompt, chat=True, tools=TOOLS)
-        ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
-        ids = [token for token in ids if token not in tokenizer.eos_ids]
-        pieces = [piece for token in ids for piece in stream.step(token)]
-        assert parsed(told([*pieces, *stream.flush()])) == expected(family)
+def test_an_answer_to_the_rendered_chat_comes_apart(of_family: tuple[Family, Tokenizer]) -> None:
+    family, tokenizer = of_family
+    prompt = tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": TOOLS})[0])
+    stream = tokenizer.stream(prompt, chat=True, tools=TOOLS)
+    ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
+    ids = [token for token in ids if token not in tokenizer.eos_ids]
+    pieces = [piece for token in ids for piece in stream.step(token)]
+    assert parsed(told([*pieces, *stream.flush()])) == expected(family)
 
 
-@by_family
-def test_a_call_streams_its_name_first_and_its_arguments_in_fragments(family: Family, tmp_path: Path) -> None:
-    with Tokenizer(family.write(tmp_path)) as tokenizer:
-        prompt = tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": TOOLS})[0])
-        stream = tokenizer.stream(prompt, chat=True, tools=TOOLS)
-        ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
-        parts = [(at, piece.call) for at, token in enumerate(ids) for piece in stream.step(token) if piece.call]
+def test_a_call_streams_its_name_first_and_its_arguments_in_fragments(of_family: tuple[Family, Tokenizer]) -> None:
+    family, tokenizer = of_family
+    prompt = tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": TOOLS})[0])
+    stream = tokenizer.stream(prompt, chat=True, tools=TOOLS)
+    ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
+    parts = [(at, piece.call) for at, token in enumerate(ids) for piece in stream.step(token) if piece.call]
     assert parts[0][1].name == "get_weather" and parts[0][1].arguments == ""
     fragments = [at for at, part in parts if part.index == 0 and part.name is None]
     assert len(set(fragments)) > 1 and parts[0][0] <= fragments[0] < fragments[-1] < len(ids) - 1
 
 
-@by_family
-def test_without_tools_an_answer_has_no_calls(family: Family, tmp_path: Path) -> None:
-    with Tokenizer(family.write(tmp_path)) as tokenizer:
-        prompt = tokenizer.encode_chat(tokenizer.render(CHAT[:2])[0])
-        stream = tokenizer.stream(prompt, chat=True)
-        ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
-        _, said, calls = told([*(piece for token in ids for piece in stream.step(token)), *stream.flush()])
+def test_without_tools_an_answer_has_no_calls(of_family: tuple[Family, Tokenizer]) -> None:
+    family, tokenizer = of_family
+    prompt = tokenizer.encode_chat(tokenizer.render(CHAT[:2])[0])
+    stream = tokenizer.stream(prompt, chat=True)
+    ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
+    _, said, calls = told([*(piece for token in ids for piece in stream.step(token)), *stream.flush()])
     assert not calls and said.startswith(family.text) and "Rome" in said
 
 
