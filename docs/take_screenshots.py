@@ -21,9 +21,12 @@ from tests.support.browser import missing
 from tests.support.chromium import Browser, chromium
 
 HERE = Path(__file__).parent
-WARM_UP = ("Once upon a time", "The king said", "In the morning") * 5  # fills the charts
+WARM_UP = (  # fills the charts, and the list of conversations
+    *("Once upon a time", "The king said", "In the morning", "There was a house", "The sea was calm"),
+    *("A letter came", "She opened the door", "It rained all night", "The old man smiled", "On the hill"),
+)
 SHOWN = ("Tell me of a ship and the sea.", "Once upon a time, the captain said")
-WARM_UP_S, SHOWN_S = 6.0, 1.5  # until an answer is stopped, or shown
+WARM_UP_S, SHOWN_S = 8.0, 1.5  # until an answer is stopped, or shown
 
 
 @contextmanager

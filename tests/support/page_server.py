@@ -112,7 +112,11 @@ class PageServer:
         can = {"thinking": "thinker" in name, "vision": "seer" in name}
         capabilities = ["completion", *(what for what, does in can.items() if does)]
         parameters = "temperature                    0.6\ntop_k                          20"
-        described = {"capabilities": capabilities, "parameters": parameters}
+        described = {
+            "capabilities": capabilities,
+            "parameters": parameters,
+            "template": "" if "base" in name else "{{}}",
+        }
         return JSONResponse({**described, "moeinf": {"always_thinks": name.startswith("always")}})
 
     async def _chat(self, request: Request) -> Response:

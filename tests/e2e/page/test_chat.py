@@ -266,6 +266,14 @@ def test_no_model_says_what_to_do(browser: Browser, server: PageServer) -> None:
     assert not browser.find("#send").is_enabled()
 
 
+def test_a_model_without_a_template_is_said_to_have_none(browser: Browser, server: PageServer) -> None:
+    server.models = ("base:latest", "plain:latest")
+    browser.open(server.url)
+    assert browser.find("#base-model").is_displayed()
+    Select(browser.find("#model")).select_by_value("plain:latest")
+    browser.wait(lambda: not browser.find("#base-model").is_displayed())
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser, server: PageServer) -> None:
     server.key = "secret"
     browser.driver.get(server.url)

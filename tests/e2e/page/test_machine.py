@@ -14,6 +14,13 @@ from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
 from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, said
 
+PIXEL = """
+    const [heat, layer, expert] = [document.getElementById("heat"), ...arguments];
+    const canvas = Object.assign(document.createElement("canvas"), { width: heat.width, height: heat.height });
+    canvas.getContext("2d", { willReadFrequently: true }).drawImage(heat, 0, 0);
+    const [x, y] = [(expert + 0.4) * canvas.width / 8, (layer + 0.4) * canvas.height / 3];
+    const [red, green, blue] = canvas.getContext("2d").getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
+    return `rgb(${red}, ${green}, ${blue})`;"""
 CODE = 'def f():  # why\n    return f(1, "text")'
 
 
@@ -54,18 +61,26 @@ def test_the_heat_map_says_what_it_shows(browser: Browser, server: PageServer) -
 def test_the_cells_have_the_colours_of_the_legend(browser: Browser, server: PageServer) -> None:
     browser.open(server.url)
     browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
-    pixel = """
-        const [heat, layer, expert] = [document.getElementById("heat"), ...arguments];
-        const canvas = Object.assign(document.createElement("canvas"), { width: heat.width, height: heat.height });
-        canvas.getContext("2d", { willReadFrequently: true }).drawImage(heat, 0, 0);
-        const [x, y] = [(expert + 0.4) * canvas.width / 8, (layer + 0.4) * canvas.height / 3];
-        const [red, green, blue] = canvas.getContext("2d").getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
-        return `rgb(${red}, ${green}, ${blue})`;"""
     cells = {"resident": (0, EXPERTS - 1), "used": (0, 0), "reading": (1, 1), "absent": (2, 0)}
     colour = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
     wanted = {name: browser.run(colour, f"#legend .{name}") for name in cells}
     assert len(set(wanted.values())) == 4
-    browser.wait(lambda: {name: browser.run(pixel, *at) for name, at in cells.items()} == wanted)
+    browser.wait(lambda: {name: browser.run(PIXEL, *at) for name, at in cells.items()} == wanted)
+
+
+def test_nothing_fades_where_motion_is_not_wanted(browser: Browser, server: PageServer) -> None:
+    browser.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    browser.open(server.url)
+    browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
+    browser.wait(lambda: browser.run(PIXEL, 0, 0) != browser.run(PIXEL, 0, EXPERTS - 1))
+    seen = """
+        const heat = document.getElementById("heat");
+        return new Promise((seen) => new MutationObserver(() => {
+          if (heat.ariaLabel.includes("0 just used")) seen((function () { PIXEL }).call(null, 0, 0));
+        }).observe(heat, { attributes: true, attributeFilter: ["aria-label"] }));"""
+    browser.run("window.seen = (function () { " + seen.replace("PIXEL", PIXEL) + " })()")
+    server.live = replace(server.live, used=bytes(LAYERS * EXPERTS // 8))
+    assert browser.run("return window.seen") == browser.run(PIXEL, 0, EXPERTS - 1)
 
 
 def test_a_cell_tells_what_it_is(browser: Browser, server: PageServer) -> None:
@@ -123,6 +138,9 @@ def test_a_message_that_waits_tells_of_itself_and_not_of_others(browser: Browser
     browser.wait(lambda: browser.text("#state-text") == "Answering, 12 tokens · 2 waiting · yours at place 2")
     told = [item.text for item in browser.all("#requests li")]
     assert told == ["Answering, 12 tokens", "Waiting, place 1", "Yours: Waiting, place 2"]
+    server.live = replace(server.live, requests=(*others, replace(mine, position=7)))
+    browser.wait(lambda: browser.text(".answer .status") == "Waiting, place 7")
+    server.live = replace(server.live, requests=(*others, mine))
     browser.find("#stop").click()
     browser.wait(lambda: browser.all(".foot"))
     browser.wait(lambda: server.left == 1 and browser.all("#requests li")[-1].text == "Waiting, place 2")

@@ -26,6 +26,7 @@ CODE = {
     "html": '<a href="x">text</a> <!-- c -->',
     "diff": "@@ -1 +1 @@\n-a\n+b",
     "rust": "fn a<'a>() -> char { 'x' }",
+    "latex": r"\frac{a} % b",
     "unheard-of": "def f(): pass",
 }
 MARKED = {
@@ -37,6 +38,7 @@ MARKED = {
     "html": ["k:<a", "f:href", 's:"x"', "k:>", "k:</a", "k:>", "c:<!-- c -->"],
     "diff": ["n:@@ -1 +1 @@", "g:-a", "s:+b"],
     "rust": ["k:fn", "k:char", "s:'x'"],
+    "latex": [r"k:\frac", "n:{", "n:}", "c:% b"],
     "unheard-of": [],
 }
 SPAN = """

@@ -80,6 +80,7 @@ export async function abilities(model) {
   return {
     thinks: !can("thinking") ? "never" : shown.moeinf?.always_thinks ? "always" : "switch",
     sees: can("vision"),
+    chats: Boolean(shown.template),
     options: Object.fromEntries(rows.filter((row) => row.length === 2)),
   };
 }

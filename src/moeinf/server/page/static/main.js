@@ -54,7 +54,10 @@ const attachments = new Attachments({
   model: () => ({ name: models.name, sees: models.abilities.sees }),
   onChange: showBusy,
 });
-const machine = new Machine(() => conversation.requests);
+const machine = new Machine({
+  mine: () => conversation.requests,
+  onRequests: (requests) => conversation.told(requests),
+});
 
 // ---- what is kept
 

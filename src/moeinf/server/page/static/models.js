@@ -4,7 +4,7 @@ import { KeyNeeded, abilities, loadedNames, modelNames } from "./api.js";
 import { announce, byId, element } from "./shared.js";
 
 const STORED = "moeinf-model";
-const UNKNOWN = { thinks: "never", sees: false, options: {} };
+const UNKNOWN = { thinks: "never", sees: false, chats: true, options: {} };
 const [model, think, thinkField] = ["model", "think", "think-field"].map(byId);
 
 export class Models {
@@ -61,5 +61,6 @@ export class Models {
     think.checked ||= think.disabled;
     thinkField.title = think.disabled ? "This model always thinks: it has no switch for it." : "";
     thinkField.hidden = known.thinks === "never";
+    byId("base-model").hidden = known.chats;
   }
 }

@@ -63,6 +63,14 @@ export class Conversation {
     return new Set([...this.#runs.values()].map(({ request }) => request));
   }
 
+  /** What all requests of the server do now: a wait is told from its beginning, before the stream says anything. */
+  told(requests) {
+    for (const run of this.#runs.values()) {
+      const request = requests.find(({ name }) => name === run.request);
+      if (request) run.answer.status(requestText(request));
+    }
+  }
+
   /** Shows a conversation that is kept, or a new one. */
   show(record) {
     const running = record && this.#runs.get(record.id);

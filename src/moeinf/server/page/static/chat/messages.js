@@ -11,12 +11,15 @@ export class Messages {
   #list;
   #scroller;
   #actions;
+  #atEnd = true; // where the reader is
 
   /** actions: again(), edit(node, text), and showVersion(node). */
   constructor(list, scroller, actions) {
     this.#list = list;
     this.#scroller = scroller;
     this.#actions = actions;
+    scroller.addEventListener("scroll", () => (this.#atEnd = this.#isAtEnd()));
+    new ResizeObserver(() => this.#atEnd && this.#toEnd()).observe(scroller); // a phone is turned
   }
 
   /** Draws a conversation. Returns the Answer of `growing`, a message that is being written, if it is shown. */
@@ -107,9 +110,13 @@ export class Messages {
     );
   }
 
-  #followed(draw) {
+  #isAtEnd() {
     const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
-    const atEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    return scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+  }
+
+  #followed(draw) {
+    const atEnd = this.#isAtEnd();
     draw();
     if (atEnd) this.#toEnd();
   }

@@ -4,6 +4,7 @@ import { byId, countText, element, percentText } from "../shared.js";
 
 const FADE = 0.5; // how much of the glow of a used expert is left after an event
 const FAINTEST = 0.1; // a glow below is none
+const still = matchMedia("(prefers-reduced-motion: reduce)"); // then nothing fades
 // Of a row's height. From `gap` on, cells stand apart; from `inset` on, a used one shows what it was before.
 const CELL_PX = { least: 3, most: 14, gap: 4, inset: 8 };
 const TABLE_PERIOD_MS = 2000; // a table that changes faster cannot be read
@@ -35,7 +36,8 @@ export class HeatMap {
     }
     this.#missing = bitsOf(event.missing, layers * experts);
     for (const name of Object.keys(this.#bits)) this.#bits[name] = bitsOf(event[name], layers * experts);
-    this.#glow.forEach((glow, at) => (this.#glow[at] = this.#bits.used[at] ? 1 : glow < FAINTEST ? 0 : glow * FADE));
+    const faded = (glow) => (glow < FAINTEST || still.matches ? 0 : glow * FADE);
+    this.#glow.forEach((glow, at) => (this.#glow[at] = this.#bits.used[at] ? 1 : faded(glow)));
     this.#draw();
     this.#describe();
     this.#showTable(false);

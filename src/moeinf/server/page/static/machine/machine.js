@@ -20,10 +20,12 @@ export class Machine {
   #memory = "";
   #requests = "";
   #mine;
+  #onRequests;
 
-  /** mine(): the names of the requests of this page. */
-  constructor(mine) {
+  /** mine(): the names of the requests of this page. onRequests(requests): what all of them do now. */
+  constructor({ mine, onRequests }) {
     this.#mine = mine;
+    this.#onRequests = onRequests;
   }
 
   /** Follows the server until the page is closed; while it is hidden, nothing is asked for. */
@@ -56,6 +58,7 @@ export class Machine {
       Object.values(this.#charts).forEach((chart) => chart.clear());
     }
     this.#showRequests(event.requests);
+    this.#onRequests(event.requests);
     this.#heat.update(event);
     for (const [name, chart] of Object.entries(this.#charts)) chart.push(event.layers ? event[name] : null);
     if (JSON.stringify(event.memory) !== this.#memory) {

@@ -120,6 +120,10 @@ const LANGUAGES = {
     }),
     keywords: new Set(),
   },
+  tex: {
+    marks: marksOf({ c: String.raw`(?<!\\)%.*`, k: String.raw`\\(?:[A-Za-z]+\*?|.)`, n: String.raw`[{}&$]` }),
+    keywords: new Set(),
+  },
   diff: {
     marks: marksOf({ n: String.raw`(?<=^|\n)@@.*`, s: String.raw`(?<=^|\n)\+.*`, d: String.raw`(?<=^|\n)-.*` }),
     keywords: new Set(),
@@ -142,6 +146,7 @@ const ALIASES = {
   css: "scss less",
   html: "xml svg vue htm",
   diff: "patch",
+  tex: "latex math bibtex",
 };
 const BY_NAME = new Map(
   Object.entries(ALIASES).flatMap(([name, others]) =>
