@@ -1,12 +1,16 @@
 #!/bin/sh
 # Every figure of docs/lab/benchmarks.md under GPU, row by row, each step within 10 minutes on an H200 and 16 cores:
 #
-#     benchmarks/gpu.sh install                      # moeinf into PYTHON's environment, without a registry
+#     benchmarks/gpu.sh carry FOLDER                 # elsewhere, with a registry: a wheel of moeinf, and those it needs
+#     benchmarks/gpu.sh install [FOLDER]             # into PYTHON's environment, without a registry
+#     benchmarks/gpu.sh smoke                        # tests/gpu, eight at a time: three minutes
 #     benchmarks/gpu.sh prepare WORK CONFIGS ROW...  # random weights, drawn on the GPU
 #     benchmarks/gpu.sh measure WORK ROW...          # prints Markdown or JSON, and keeps JSON in WORK/results
 #     benchmarks/gpu.sh clean WORK ROW...            # before the next row, where the disk is small
 #
 # ROW         needs (disk)   what
+# kernels     none           each kernel of a token and of a prompt, by format: one minute
+# token       5 GB           Qwen3-30B-A3B geometry, 12 layers, q4_k: where the time of a token and of a prompt goes
 # resident    30 GB          Qwen3-30B-A3B geometry, 12 layers, bf16: all and half of the experts on the GPU, beside
 #                            transformers and transformers + accelerate
 # 12gb        17 GB          Qwen3-30B-A3B geometry, 48 layers, q4_k, --vram 12GB
@@ -15,18 +19,34 @@
 # 24gb-bf16   32 GB          DeepSeek-V2-Lite geometry, 27 layers, bf16, --vram 24GB
 # host-time   as resident    where the host's time of a token goes: all, and half of the experts on the GPU
 #
-# It needs torch for CUDA with its triton, what pyproject.toml lists under dependencies (huggingface_hub, jinja2, numpy,
-# prompt_toolkit, rich, tokenizers, typer: `install` fetches nothing), transformers, accelerate, nanobind,
-# scikit-build-core, cmake, ninja, a C++ compiler, Python's headers, and no network. CONFIGS has config.json of qwen3-30b-a3b, mixtral-8x7b and deepseek-v2-lite, each in its folder. WORK may lie in
-# /dev/shm, where memory allows: experts are then read from memory, not from a disk.
+# It needs torch for CUDA with its triton, what pyproject.toml lists under dependencies, for `smoke` what tests/ import
+# (pytest, pytest-xdist, hypothesis, gguf, safetensors, transformers), for peers accelerate, and no network. `carry` is
+# run by a Python of the machine's minor version, on the same kind of processor; its FOLDER has some 30 MB. Without
+# FOLDER, `install` builds moeinf on the machine: nanobind, scikit-build-core, cmake, ninja, a C++ compiler, Python's
+# headers. CONFIGS has config.json of qwen3-30b-a3b, mixtral-8x7b and deepseek-v2-lite, each in its folder. WORK may lie
+# in /dev/shm, where memory allows: experts are then read from memory, not from a disk.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 gpu=${DEVICE:-cuda:0}
 cards=${CARDS:-cuda:0,cuda:1}
 
+# what images with torch tend to lack; the newest that this Python can have, for any Linux that is not older than 2021
+carried="gguf llguidance msgspec prometheus_client prompt_toolkit starlette uvicorn wcwidth"
+
+carry() {
+    mkdir -p "$1"
+    "$python" -m pip wheel -q --no-deps -w "$1" "$here/.."
+    "$python" -m pip download -q --no-deps --only-binary=:all: -d "$1" $carried
+    du -sh "$1"
+}
+
 install() {
-    "$python" -m pip install -q --no-index --no-build-isolation --no-deps "$here/.."
+    if [ -n "${1:-}" ]; then
+        "$python" -m pip install -q --no-index --no-deps "$1"/*.whl
+    else
+        "$python" -m pip install -q --no-index --no-build-isolation --no-deps "$here/.."
+    fi
     "$python" -c 'import moeinf._native, torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
     grep -E "MemTotal|MemAvailable" /proc/meminfo # a virtual machine may grow only when its memory is touched
     nvidia-smi --query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max --format=csv
@@ -38,6 +58,8 @@ prepare() {
     mkdir -p "$work/results"
     for row in "$@"; do
         case $row in
+        kernels) ;;
+        token) store "$configs/qwen3-30b-a3b/config.json" qwen12:q4_k --layers 12 --quant q4_k ;;
         resident | host-time)
             [ -d "$work/qwen12" ] || "$python" "$here/make_checkpoint.py" "$configs/qwen3-30b-a3b/config.json" \
                 "$work/qwen12" --layers 12 --device "$gpu"
@@ -59,6 +81,13 @@ store() {
 measure() {
     for row in "$@"; do
         case $row in
+        kernels) "$python" "$here/kernel_times.py" | tee "$work/results/kernels.txt" ;;
+        token)
+            for share in 100% 30%; do
+                "$python" "$here/token_on_gpu.py" qwen12:q4_k --device "$gpu" --expert-cache "$share" |
+                    tee "$work/results/token-${share%\%}.txt"
+            done
+            ;;
         resident)
             "$python" "$here/peers/compare_transformers.py" "qwen12:bf16=$work/qwen12" --device "$gpu" --cache 100% \
                 --cache 50% --rounds 2 --passages 3 --prompt 512 --decode 64 --json "$work/results/resident.json"
@@ -96,6 +125,8 @@ clean() {
             rm -rf "${work:?}/qwen12"
             "$python" -m moeinf rm qwen12:bf16
             ;;
+        kernels) ;;
+        token) "$python" -m moeinf rm qwen12:q4_k ;;
         12gb | cards) "$python" -m moeinf rm qwen48:q4_k ;;
         24gb) "$python" -m moeinf rm mixtral32:q4_k ;;
         24gb-bf16) "$python" -m moeinf rm deepseek27:bf16 ;;
@@ -105,19 +136,28 @@ clean() {
 }
 
 unknown() {
-    echo "$0: no row $1; known: resident, 12gb, cards, 24gb, 24gb-bf16, host-time" >&2
+    echo "$0: no row $1; known: kernels, token, resident, 12gb, cards, 24gb, 24gb-bf16, host-time" >&2
     exit 2
 }
 
 verb=${1:-}
 case $verb in
 install)
-    install
+    install "${2:-}"
     exit
+    ;;
+carry)
+    carry "$2"
+    exit
+    ;;
+smoke)
+    cd "$here/.."
+    unset TRITON_INTERPRET
+    exec "$python" -m pytest -q -p no:cacheprovider -n 8 tests/gpu
     ;;
 prepare | measure | clean) ;;
 *)
-    echo "$0: install, prepare, measure or clean, not '$verb'" >&2
+    echo "$0: carry, install, smoke, prepare, measure or clean, not '$verb'" >&2
     exit 2
     ;;
 esac

@@ -13,6 +13,7 @@ from moeinf.types import DEVICE_FORMATS, ExpertForm, ExpertLayout, Format
 
 LAUNCH: Final = {"enable_fp_fusion": True}  # of every kernel: Triton's default is to change, and sums with it
 MAX_ROWS: Final = 8  # tokens up to which a call is a decode step: no allocation, capturable in a graph
+LANE_BYTES: Final = 8  # of a row's codes, that a lane of a decode kernel takes
 
 PLAIN_DTYPES: Final[Mapping[Format, torch.dtype]] = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 

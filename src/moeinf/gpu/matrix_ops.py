@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.groups import make_groups
-from moeinf.gpu.matrix import LAUNCH, MAX_ROWS, PLAIN_DTYPES, DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.gpu.matrix import LANE_BYTES, LAUNCH, MAX_ROWS, PLAIN_DTYPES, DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.types import Format, IntArray, format_bytes
 
 
@@ -64,12 +64,12 @@ class Tile(NamedTuple):
 
 
 NUM_WARPS: Final = 4
-# A thread (128 a program) loads about 64 bytes before it waits: 4 lanes of plain weights, 8 of quantised ones. Six such
-# programs, which the registers of an SM have room for, cover its share of bandwidth * latency: some 25 KB on an H200.
+# A thread (128 a program) has 8 lanes of quantised weights: of 8 rows, which share its activations. More programs than
+# these would leave it fewer: 2 rows instead of 4 took an H100 half as long again.
 PLAIN_LANES: Final = 512
 QUANTISED_LANES: Final = 1024
-LINEAR_PROGRAMS: Final = 528  # four for each of 132 SMs
-EXPERT_PROGRAMS: Final = 96  # of one pair: 8 pairs make it 768. Not of all, or a row would depend on the others
+LINEAR_PROGRAMS: Final = 264  # two for each of 132 SMs
+EXPERT_PROGRAMS: Final = 48  # of one pair: 8 pairs make it 384. Not of all, or a row would depend on the others
 WIDEN_TILE: Final = (8, 256)  # rows, weights of each
 # What a program of a grouped kernel computes: columns of the output (of gate and of up each), and how many weights of a
 # row it multiplies in one step. f32 has no tensor cores, and takes more registers.
@@ -84,7 +84,7 @@ def decode_tile(format: Format, rows: int, cols: int, num_programs: int) -> Tile
 
     As many lanes as leave at most an eighth of them idle in a row's last step; the sum over fewer lanes is shorter.
     """
-    num_lanes = -(-cols // (4 if format == "q8_0" else 8))
+    num_lanes = -(-cols // (8 if format in PLAIN_DTYPES else LANE_BYTES if format == "q8_0" else 2 * LANE_BYTES))
     lanes = next((n for n in (128, 64) if -num_lanes % n * 8 <= num_lanes), 32)
     tile_rows = (PLAIN_LANES if format in PLAIN_DTYPES else QUANTISED_LANES) // lanes
     while tile_rows > 1 and rows < tile_rows * num_programs:

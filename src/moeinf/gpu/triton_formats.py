@@ -1,12 +1,15 @@
 # mypy: ignore-errors
 """Loads weights of every stored format inside Triton kernels, and widens them (bytes: docs/contributing/format.md).
 
-Two ways in, both with the format as a constant. `row_dots` is for decode: each lane takes four bytes of codes (or eight
-plain weights) of a row at a time. That keeps a warp's loads within one or two cache lines, and has one load of a scale
-serve four or eight weights. As compiled for sm_89 it takes 10.5 instructions a weight of q4_k and 8 of mxfp4: at 4 bits
-an SM then gets through some 7 bytes a clock. That is what cards of the 40 series and most of the 30 series bring;
-data-centre cards bring twice that, and wait for instructions. `weights_at` widens a tile for tensor cores, with a load
-for each code: its many rows pay for it.
+Two ways in, both with the format as a constant. `row_dots` is for decode: a lane takes eight bytes of codes (or eight
+plain weights) of a row at a time, and the same of several rows, which share what is done to activations. As compiled
+for sm_90 with 8 rows it takes 4.6 instructions a weight of q8_0 and q4_0, 6.6 of q4_k, 7.5 of mxfp4 and 10.9 of iq4_nl.
+`weights_at` widens a tile for tensor cores, with a load for each code: its many rows pay for it.
+
+The threads of a warp must run along the lanes of a tile: along its rows, a load would touch a line for each of them,
+and activations would change threads through shared memory. Where neighbours along neither dimension are neighbours in
+memory, as in quantised rows, Triton before 3.7 has threads run along the first dimension, and from 3.7 on along the
+last: so lanes are the one or the other.
 
 Quantised blocks are 34, 18 or 17 bytes long, so codes are read in words of 16 or 8 bits; only q4_k has 32.
 """
@@ -16,9 +19,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeinf.gpu.matrix import LANE_BYTES
+
 # IQ4_NL's values + 128 as bytes, codes 0-7 and 8-15: a shift by a register is cheaper than a load from a table.
 IQ4_NL_LOW = tl.constexpr(0x766A5D4F3F2D1801)
 IQ4_NL_HIGH = tl.constexpr(0xF1D9C5B5A6998D81)
+CODE_BYTES = tl.constexpr(LANE_BYTES)
+LANES_FIRST = tl.constexpr(tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7))
+# Activations are multiplied by this, and so may be up to 2^47, before they meet weights that are subnormal floats.
+RAISED = tl.constexpr(2.0**80)
+FROM_PLACE = tl.constexpr(2.0 ** (149 - 80))
+FROM_E2M1 = tl.constexpr(2.0 ** (126 - 80))
 
 
 @triton.jit
@@ -141,68 +152,167 @@ def _x(x, k, inside):
 
 
 @triton.jit
+def _in_place(word, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT bits of `word` from bit FIRST on, as the whole number c that they are, times 2^(FIRST - 149): a subnormal
+    float, for which one instruction suffices. FIRST + COUNT is at most 23."""
+    return (word & (((1 << COUNT) - 1) << FIRST)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits(word, FORMAT: tl.constexpr):
+    """What the lowest four bits of `word` stand for: of iq4_nl as _in_place from bit 0 on, plus 128; of E2M1 times
+    2^-126, since they are the lowest of a float's exponent and the highest of its mantissa."""
+    if FORMAT == "iq4_nl":
+        low = tl.full(word.shape, IQ4_NL_LOW, tl.uint64)
+        high = tl.full(word.shape, IQ4_NL_HIGH, tl.uint64)
+        byte = tl.where((word & 8) == 0, low, high) >> ((word & 7) * 8).to(tl.uint64)
+        return _in_place(byte.to(tl.uint32), 0, 8)
+    else:
+        tl.static_assert(FORMAT == "mxfp4")
+        return (((word & 8) << 28) | ((word & 7) << 22)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _two_x(x, k, STEP: tl.constexpr, inside):
+    """Activations at k and at k + STEP, rounded together: the instruction for one takes eight times as long."""
+    both = tl.join(tl.load(x + k, mask=inside, other=0.0), tl.load(x + k + STEP, mask=inside, other=0.0))
+    return tl.split(rounded(both, "bf16"))
+
+
+@triton.jit
+def _of_lanes(values):
+    """Values of lanes, for every row."""
+    if LANES_FIRST:
+        return values[:, None]
+    else:
+        return values[None, :]
+
+
+@triton.jit
+def _of_rows(values):
+    """Values of rows, for every lane."""
+    if LANES_FIRST:
+        return values[None, :]
+    else:
+        return values[:, None]
+
+
+@triton.jit
+def _zeros(LANES: tl.constexpr, ROWS: tl.constexpr):
+    if LANES_FIRST:
+        return tl.zeros([LANES, ROWS], tl.float32)
+    else:
+        return tl.zeros([ROWS, LANES], tl.float32)
+
+
+@triton.jit
+def _sum_of_lanes(sums):
+    if LANES_FIRST:
+        return tl.sum(sums, axis=0)
+    else:
+        return tl.sum(sums, axis=1)
+
+
+@triton.jit
+def _for_place(x, FIRST: tl.constexpr):
+    """Activations for numbers that _in_place takes from bit FIRST on: FROM_PLACE times the products is c * x."""
+    return _of_lanes(x * (RAISED * 2.0**-FIRST))
+
+
+@triton.jit
 def _dots_blocks(x, base, row, FORMAT: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """Blocks of 32: 8 lanes a block of q8_0, 4 a block of nibbles."""
+    """Blocks of 32 weights: 4 lanes a block of q8_0, 2 a block of nibbles."""
     SCALE_BYTES: tl.constexpr = 1 if FORMAT == "mxfp4" else 2
-    PARTS: tl.constexpr = 8 if FORMAT == "q8_0" else 4
-    BLOCK_BYTES: tl.constexpr = SCALE_BYTES + 4 * PARTS
+    PARTS: tl.constexpr = (32 if FORMAT == "q8_0" else 16) // CODE_BYTES
+    BLOCK_BYTES: tl.constexpr = SCALE_BYTES + PARTS * CODE_BYTES
     NUM_LANES: tl.constexpr = COLS // 32 * PARTS
-    rows = (base + row.to(tl.int64) * (COLS // 32 * BLOCK_BYTES))[:, None]
-    sums = tl.zeros([ROWS, LANES], tl.float32)
+    rows = _of_rows(base + row.to(tl.int64) * (COLS // 32 * BLOCK_BYTES))
+    sums = _zeros(LANES, ROWS)
     for start in range(0, NUM_LANES, LANES):
         lane = start + tl.arange(0, LANES)
         inside = lane < NUM_LANES
-        all_inside = inside[None, :]
+        all_inside = _of_lanes(inside)
         block, part = lane // PARTS, lane % PARTS
-        at = rows + (block * BLOCK_BYTES)[None, :]
+        at = rows + _of_lanes(block * BLOCK_BYTES)
         scale = _scale(at, all_inside, FORMAT)
-        quad = _four_bytes(at + SCALE_BYTES + (part * 4)[None, :], all_inside, SCALE_BYTES)
-        k = block * 32 + part * 4
-        dots = tl.zeros([ROWS, LANES], tl.float32)
-        for i in tl.static_range(4):
-            if FORMAT == "q8_0":
-                dots += _value((quad >> (8 * i)) & 255, FORMAT) * _x(x, k + i, inside)[None, :]
+        codes = at + SCALE_BYTES + _of_lanes(part * CODE_BYTES)
+        k = block * 32 + part * CODE_BYTES
+        dots = _zeros(LANES, ROWS)
+        total = tl.zeros([LANES], tl.float32)
+        for two in tl.static_range(0, CODE_BYTES, 2):
+            if SCALE_BYTES == 2:
+                word = tl.load((codes + two).to(tl.pointer_type(tl.uint16), bitcast=True), mask=all_inside, other=0)
+                word = word.to(tl.uint32)
             else:
-                dots += _value((quad >> (8 * i)) & 15, FORMAT) * _x(x, k + i, inside)[None, :]
-                dots += _value((quad >> (8 * i + 4)) & 15, FORMAT) * _x(x, k + i + 16, inside)[None, :]
+                word = tl.load(codes + two, mask=all_inside, other=0).to(tl.uint32)
+                word |= tl.load(codes + two + 1, mask=all_inside, other=0).to(tl.uint32) << 8
+            if FORMAT == "q8_0":
+                word = word ^ 0x8080
+                first, second = _two_x(x, k + two, 1, inside)
+                total += first + second
+                dots += _in_place(word, 0, 8) * _for_place(first, 0)
+                dots += _in_place(word, 8, 8) * _for_place(second, 8)
+            elif FORMAT == "q4_0":
+                for i in tl.static_range(2):
+                    low, high = _two_x(x, k + two + i, 16, inside)
+                    total += low + high
+                    dots += _in_place(word, 8 * i, 4) * _for_place(low, 8 * i)
+                    dots += _in_place(word, 8 * i + 4, 4) * _for_place(high, 8 * i + 4)
+            else:
+                for i in tl.static_range(2):
+                    low, high = _two_x(x, k + two + i, 16, inside)
+                    total += low + high
+                    dots += _bits(word >> (8 * i), FORMAT) * _for_place(low, 0)
+                    dots += _bits(word >> (8 * i + 4), FORMAT) * _for_place(high, 0)
+        if FORMAT == "mxfp4":
+            dots *= FROM_E2M1
+        else:
+            ZERO: tl.constexpr = 8.0 if FORMAT == "q4_0" else 128.0
+            dots = FROM_PLACE * dots - ZERO * _of_lanes(total)
         sums += scale * dots
-    return tl.sum(sums, axis=1)
+    return _sum_of_lanes(sums)
 
 
 @triton.jit
 def _dots_q4_k(x, base, row, COLS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """32 lanes a super-block; a lane's low nibbles are of one sub-block (s), its high ones of the next."""
-    NUM_LANES: tl.constexpr = COLS // 8
-    rows = (base + row.to(tl.int64) * (COLS // 256 * 144))[:, None]
-    sums = tl.zeros([ROWS, LANES], tl.float32)
+    """A lane's low nibbles are of one sub-block, its high ones of the next."""
+    PARTS: tl.constexpr = 32 // CODE_BYTES  # of a pair of sub-blocks
+    NUM_LANES: tl.constexpr = COLS // (2 * CODE_BYTES)
+    rows = _of_rows(base + row.to(tl.int64) * (COLS // 256 * 144))
+    sums = _zeros(LANES, ROWS)
     for start in range(0, NUM_LANES, LANES):
         lane = start + tl.arange(0, LANES)
         inside = lane < NUM_LANES
-        all_inside = inside[None, :]
-        pair, part = lane % 32 // 8, lane % 8
-        at = rows + (lane // 32 * 144)[None, :]
-        quad = _four_bytes(at + (16 + lane % 32 * 4)[None, :], all_inside, 4)
+        all_inside = _of_lanes(inside)
+        pair, part = lane // PARTS % 4, lane % PARTS
+        at = rows + _of_lanes(lane // (4 * PARTS) * 144)
+        codes = at + _of_lanes(16 + pair * 32 + part * CODE_BYTES)
         d_and_dmin = _four_bytes(at, all_inside, 4)
-        packed = (at + (4 + pair % 2 * 2)[None, :]).to(tl.pointer_type(tl.uint16), bitcast=True)  # two sub-blocks
+        packed = (at + _of_lanes(4 + pair % 2 * 2)).to(tl.pointer_type(tl.uint16), bitcast=True)  # two sub-blocks
         a = tl.load(packed, mask=all_inside, other=0).to(tl.uint32)
         b = tl.load(packed + 2, mask=all_inside, other=0).to(tl.uint32)
         c = tl.load(packed + 4, mask=all_inside, other=0).to(tl.uint32)
-        scales, mins = _six_bits(a, b, c, (pair >= 2)[None, :])
-        k = lane // 32 * 256 + pair * 64 + part * 4
-        low_dots = tl.zeros([ROWS, LANES], tl.float32)
-        high_dots = tl.zeros([ROWS, LANES], tl.float32)
+        scales, mins = _six_bits(a, b, c, _of_lanes(pair >= 2))
+        low_dots = _zeros(LANES, ROWS)
+        high_dots = _zeros(LANES, ROWS)
         low_x = tl.zeros([LANES], tl.float32)  # sums of activations, which the minima are times
         high_x = tl.zeros([LANES], tl.float32)
-        for i in tl.static_range(4):
-            x_low, x_high = _x(x, k + i, inside), _x(x, k + i + 32, inside)
-            low_dots += _value((quad >> (8 * i)) & 15, "q4_k") * x_low[None, :]
-            high_dots += _value((quad >> (8 * i + 4)) & 15, "q4_k") * x_high[None, :]
-            low_x += x_low
-            high_x += x_high
-        products = _small(scales & 255, 0) * low_dots + _small(scales >> 8, 0) * high_dots
-        offsets = _small(mins & 255, 0) * low_x[None, :] + _small(mins >> 8, 0) * high_x[None, :]
+        k = lane // (4 * PARTS) * 256 + pair * 64 + part * CODE_BYTES
+        for four in tl.static_range(0, CODE_BYTES, 4):
+            quad = _four_bytes(codes + four, all_inside, 4)
+            for half in tl.static_range(2):
+                for i in tl.static_range(2):
+                    x_low, x_high = _two_x(x, k + four + 2 * half + i, 32, inside)
+                    low_x += x_low
+                    high_x += x_high
+                    low_dots += _in_place(quad, 8 * i, 4) * _for_place(x_low, 8 * i)
+                    high_dots += _in_place(quad, 8 * i + 4, 4) * _for_place(x_high, 8 * i + 4)
+                quad = quad >> 16
+        low, high = _small(scales & 255, 0), _small(scales >> 8, 0)
+        products = FROM_PLACE * (low * low_dots + high * high_dots)
+        offsets = _small(mins & 255, 0) * _of_lanes(low_x) + _small(mins >> 8, 0) * _of_lanes(high_x)
         sums += _half(d_and_dmin & 0xFFFF) * products - _half(d_and_dmin >> 16) * offsets
-    return tl.sum(sums, axis=1)
+    return _sum_of_lanes(sums)
 
 
 @triton.jit

@@ -108,6 +108,7 @@ def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options
     return facts | {
         "wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
         "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
+        "barriers": len(re.findall(r"\bbar(?:rier)?\.\S*sync", assembly)),
         "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
         "mma_products": len(re.findall(r"\bmma\.sync\S*m16n8k16", assembly)),  # before 9.0, and since 10.0
         "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly)),
