@@ -59,7 +59,7 @@ def of_prompt(pair: Pair) -> tuple[Decoder, Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("size", [1, 2, 5, 17])
+@pytest.mark.parametrize("size", [1, 5, 17])
 def test_logits_are_those_of_the_cpu(of_prompt: tuple[Decoder, Tensor], size: int) -> None:
     ours, wanted = of_prompt
     chunks = [PROMPT[at : at + size] for at in range(0, len(PROMPT), size)]
