@@ -54,9 +54,13 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Loads the page as somebody who was never there."""
+        self.load(url)
+        self.wait(lambda: self.find("#model").is_enabled())
+
+    def load(self, url: str) -> None:
+        """The same, where the page offers no model."""
         self.command("Storage.clearDataForOrigin", origin=url, storageTypes="all")
         self.driver.get(url)
-        self.wait(lambda: self.find("#model").is_enabled())
 
     def find(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)

@@ -82,9 +82,19 @@ class PageServer:
     live: LiveEvent = field(default_factory=a_live_event)
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of /api/chat
     names: list[str] = field(default_factory=list)  # that the page gave to these requests
-    left: int = 0  # answers that the client did not hear to their end
+    unheard: list[Sequence[Line]] = field(default_factory=list)  # answers that no client heard to their end
     watching: int = 0  # pages that look on
     url: str = ""
+
+    @property
+    def left(self) -> int:
+        return len(self.unheard)
+
+    def forget(self) -> None:
+        """Begins as a new one, at the same address."""
+        fresh = PageServer()
+        for name in ("answers", "models", "key", "live", "asked", "names", "unheard"):
+            setattr(self, name, getattr(fresh, name))
 
     def app(self) -> Starlette:
         routes = [
@@ -126,7 +136,7 @@ class PageServer:
         return StreamingResponse(self._lines(lines), media_type="application/x-ndjson")
 
     async def _lines(self, lines: Sequence[Line]) -> AsyncIterator[str]:
-        whole = False
+        whole, unheard = False, self.unheard
         try:
             for line in lines:
                 yield json.dumps(line) + "\n"
@@ -136,7 +146,8 @@ class PageServer:
                 yield json.dumps({"message": {"role": "assistant", "content": ""}, "done": False}) + "\n"
                 await asyncio.sleep(PIECE_S)
         finally:
-            self.left += not whole
+            if not whole:
+                unheard.append(lines)
 
     async def _live(self, request: Request) -> Response:
         async def events() -> AsyncIterator[bytes]:

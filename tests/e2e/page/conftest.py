@@ -19,10 +19,16 @@ def window() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture
-def server() -> Iterator[PageServer]:
+@pytest.fixture(scope="session")
+def one_server() -> Iterator[PageServer]:
     with page_server() as page:
         yield page
+
+
+@pytest.fixture
+def server(one_server: PageServer) -> PageServer:
+    one_server.forget()
+    return one_server
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from moeinf.server.turns.overview import Seen
 from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
-from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, said
+from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, called, said
 
 PIXEL = """
     const [heat, layer, expert] = [document.getElementById("heat"), ...arguments];
@@ -258,11 +258,15 @@ def test_colours_follow_the_system_until_somebody_chooses(browser: Browser, serv
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_its_ground(browser: Browser, server: PageServer, scheme: str) -> None:
     """A contrast of at least 4.5, as WCAG 2.2 AA asks (1.4.3)."""
-    server.answers = [[*said(f"Words `code`\n\n> quote\n\n```python\n{CODE}\n```"), DONE]]
+    text = f"Words `code`\n\n> quote\n\n```python\n{CODE}\n```"
+    server.answers = [[*called("add"), DONE], [*said(text), DONE]]
     browser.prefer(scheme)
     browser.open(server.url)
-    browser.find("#prompt").send_keys("Hello", Keys.ENTER)
-    browser.wait(lambda: browser.all(".foot"))
+    ask(browser, "Hello")
+    ended(browser, 2)
+    browser.find(".call summary").click()
+    browser.run("document.getElementById('notice').hidden = false")
+    browser.run("document.getElementById('notice-text').textContent = 'What went wrong'")
     worst = browser.run(
         """
         const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -14,10 +15,16 @@ from tests.support.mcp_server import ADD, PINGED, McpServer, mcp_server
 from tests.support.page_server import DONE, PageServer, called, said, thought
 
 
-@pytest.fixture
-def mcp() -> Iterator[McpServer]:
+@pytest.fixture(scope="module")
+def one_mcp() -> Iterator[McpServer]:
     with mcp_server() as server:
         yield server
+
+
+@pytest.fixture
+def mcp(one_mcp: McpServer) -> McpServer:
+    one_mcp.asked.clear()
+    return one_mcp
 
 
 def switch_on(browser: Browser, *addresses: str) -> None:
@@ -138,27 +145,24 @@ def test_tools_are_listed_in_the_settings(browser: Browser, server: PageServer, 
     browser.find("#settings-cancel").click()
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (
-            {"origins": ()},
-            "answers, but does not let a browser's page use it: by CORS it has to allow the origin {page}",
-        ),
-        ({"exposed": ()}, "its CORS has to expose the header Mcp-Session-Id"),
-        ({"status": 403}, "answers with status 403: it may have to be told to allow the origin {page}"),
-        ({"status": 500}, "answers with status 500. Is that the address of an MCP server, with its path?"),
-        (None, "Nothing answers at http://127.0.0.1:9/mcp"),
-    ],
-)
-def test_what_is_wrong_is_told(
-    browser: Browser, server: PageServer, more: dict[str, object] | None, words: str
-) -> None:
+WRONG: dict[str, dict[str, object]] = {
+    "answers, but does not let a browser's page use it: by CORS it has to allow the origin {page}": {"origins": ()},
+    "its CORS has to expose the header Mcp-Session-Id": {"exposed": ()},
+    "answers with status 403: it may have to be told to allow the origin {page}": {"status": 403},
+    "answers with status 500. Is that the address of an MCP server, with its path?": {"status": 500},
+}
+
+
+def test_what_is_wrong_is_told(browser: Browser, server: PageServer) -> None:
     browser.open(server.url)
-    with mcp_server(**(more or {})) as mcp:
-        switch_on(browser, mcp.url if more is not None else "http://127.0.0.1:9/mcp")
-        ask(browser, "Go")
-        ended(browser)
-        assert words.format(page=server.url) in browser.text(".status[data-error]")
+    with ExitStack() as stack:
+        wrong = {words: stack.enter_context(mcp_server(**more)).url for words, more in WRONG.items()}
+        for words, url in {**wrong, "Nothing answers at": "http://127.0.0.1:9/mcp"}.items():
+            if browser.find("#new-chat").is_enabled():
+                browser.find("#new-chat").click()
+            switch_on(browser, url)
+            ask(browser, "Go")
+            ended(browser)
+            assert words.format(page=server.url) in browser.text(".status[data-error]")
     assert server.asked == []
     assert all("/mcp" in complaint for complaint in browser.complaints()), "the browser's own words for it"

@@ -19,7 +19,10 @@ export class Attachments {
       this.add([...event.target.files]);
       event.target.value = "";
     });
-    document.addEventListener("paste", (event) => this.#taken(event, event.clipboardData));
+    document.addEventListener("paste", (event) => {
+      const text = event.clipboardData.types.includes("text/plain"); // of which a picture comes along from some programs
+      if (!text) this.#taken(event, event.clipboardData);
+    });
     document.addEventListener("drop", (event) => this.#taken(event, event.dataTransfer));
     for (const name of ["dragover", "dragleave", "drop"]) {
       document.addEventListener(name, (event) => {
@@ -67,7 +70,7 @@ export class Attachments {
   }
 
   #taken(event, transfer) {
-    if (!transfer?.files.length) return; // text goes into the box as always
+    if (!transfer?.files.length || document.querySelector("dialog[open]")) return;
     event.preventDefault();
     this.add([...transfer.files]);
     byId("prompt").focus();
