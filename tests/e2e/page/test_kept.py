@@ -132,6 +132,20 @@ def test_what_had_come_when_the_page_was_closed_is_kept(browser: Browser, server
     browser.wait(lambda: shown(browser) == ["Slow", "Whole."])
 
 
+def test_a_browser_that_keeps_nothing_says_so(browser: Browser, server: PageServer) -> None:
+    refuse = "IDBFactory.prototype.open = () => { throw new DOMException('no', 'SecurityError'); }"
+    script = browser.command("Page.addScriptToEvaluateOnNewDocument", source=refuse)["identifier"]
+    try:
+        browser.open(server.url)
+        assert browser.text("#chats-state").startswith("This browser keeps no conversations")
+        ask_in_new_chat(browser, "One")
+        assert shown(browser) == ["One", "Hello."] and not browser.find("#notice").is_displayed()
+        browser.find("#export-all").click()
+        assert browser.text("#notice-text") == "There is no conversation to export."
+    finally:
+        browser.command("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
 def test_branches_stay_within_reach(browser: Browser, server: PageServer) -> None:
     server.answers = [[*said(f"Answer {number}."), DONE] for number in range(1, 5)]
     browser.open(server.url)
