@@ -18,11 +18,13 @@ demo: $(RUNS)
 # Packages are installed and mypy runs in one thread: the native tests are built beside both. Tests often wait for a
 # process that they have started, so two more run at once than there are cores; in the order of the folders, which has
 # the longest files first. Compiled modules are kept, whatever the environment says: each of hundreds of commands that
-# tests start would compile its own.
+# tests start would compile its own. Each process would rewrite all assertions too, so as to explain one that fails: what
+# failed runs again for that.
+TESTS := $(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(RUNS)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
-	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
+	$(TESTS) --assert=plain || { $(TESTS) --last-failed; exit 1; }
 
 # A long run of what `make test` has a short one of: other files, bits, messages and calls each time, unless FUZZ_SEED
 # says which. Each of the five scripts has a fifth of the time.
