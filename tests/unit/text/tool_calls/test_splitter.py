@@ -120,7 +120,7 @@ def test_no_call_is_mended_that_was_cut_off(syntax: Syntax, answer: str, calls: 
     assert not any(is_object(arguments) for _, arguments in found)
 
 
-EMPTY = re.compile(r"calls(?:_section_|▁)begin\W+tool(?:_calls_section_|_call_section_|▁calls▁)end")
+EMPTY = re.compile(r"calls?(?:_section_|▁)begin\W+tool(?:_calls_section_|_call_section_|▁calls▁)end")
 NOTED = "<function=note>\n<parameter=text>\na\n</parameter>\n</function>\n"
 PARTS = st.sampled_from(
     [mark for syntax in SYNTAXES.values() for mark in syntax.marks]
@@ -133,6 +133,7 @@ PARTS = st.sampled_from(
 @settings(max_examples=150, deadline=None)
 @given(parts=st.lists(PARTS, max_size=14), places=st.lists(st.integers(0, 200), max_size=8))
 @example(parts=["<tool_call>", "<tool_call>", "{", '"name": "note"', "}", "</tool_call>"], places=[])
+@example(parts=["<|tool_call_section_begin|>", "<|tool_calls_section_end|>"], places=[])
 def test_whatever_is_no_call_comes_out_as_it_came(name: str, parts: list[str], places: list[int]) -> None:
     answer = "".join(parts)
     text, calls = split(SYNTAXES[name], [answer])
