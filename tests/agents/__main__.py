@@ -62,8 +62,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a folder for what each agent asks, made small")
     parser.add_argument("--seconds", type=float, default=300.0, help="that each may take")
     given = parser.parse_args()
+    names = given.only.split(",")
+    if unknown := set(names) - AGENTS.keys():
+        parser.error(f"unknown agent {sorted(unknown)[0]!r}; known: {', '.join(AGENTS)}")
     failed = list[str]()
-    for name in given.only.split(","):
+    for name in names:
         agent = AGENTS[name]
         programs = agent.install(ROOT / "build" / "agents" / name)
         with tempfile.TemporaryDirectory(prefix="agents-") as folder:
@@ -122,9 +125,12 @@ def _ended(words: Sequence[str], folder: Path, variables: dict[str, str], second
     try:
         said, _ = process.communicate(timeout=seconds)
         return process.returncode, said
-    except subprocess.TimeoutExpired:
+    except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
-        return None, process.communicate()[0]
+        said, _ = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return None, said
 
 
 def _tokens(url: str) -> dict[str, int]:
