@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 
 from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
@@ -25,8 +23,16 @@ def titles(browser: Browser) -> list[str]:
     return [str(name) for name in names]
 
 
-def button(browser: Browser, words: str, within: str = "body") -> WebElement:
-    return next(each for each in browser.find(within).find_elements(By.TAG_NAME, "button") if each.text == words)
+def press(browser: Browser, words: str, within: str) -> None:
+    """Clicks the button that says so, though what is around it may be drawn anew just now."""
+
+    def pressed() -> bool:
+        found = next((each for each in browser.all(f"{within} button") if each.text == words), None)
+        if found is not None:
+            found.click()
+        return found is not None
+
+    browser.wait(pressed)
 
 
 def shown(browser: Browser) -> list[str]:
@@ -41,11 +47,11 @@ def ask_in_new_chat(browser: Browser, text: str) -> None:
     ended(browser)
 
 
-def downloaded(browser: Browser, folder: Path, click: WebElement) -> Path:
-    """The file that a click gives."""
+def downloaded(browser: Browser, folder: Path, words: str, within: str) -> Path:
+    """The file that a button gives."""
     folder.mkdir(exist_ok=True)
     browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-    click.click()
+    press(browser, words, within)
     browser.wait(lambda: [each for each in folder.glob("*") if each.suffix in (".json", ".md")])
     return next(each for each in folder.iterdir() if each.suffix in (".json", ".md"))
 
@@ -74,18 +80,18 @@ def test_conversations_are_listed_searched_renamed_and_deleted(browser: Browser,
     browser.wait(lambda: shown(browser) == ["First with a second line", "Of apples."])
     assert browser.run("return document.activeElement.id") == "prompt"
     browser.wait(lambda: browser.find(".chat-actions").is_displayed())
-    button(browser, "Rename", ".chat-actions").click()
+    press(browser, "Rename", ".chat-actions")
     browser.find(".rename input").send_keys("Fruit", Keys.ENTER)
     browser.wait(lambda: titles(browser) == ["Second <b>one</b>", "Fruit"])
     ask(browser, "More")
     ended(browser, 2)
     browser.wait(lambda: titles(browser) == ["Fruit", "Second <b>one</b>"])  # the name stays, what changed is on top
 
-    button(browser, "Delete", ".chat-actions").click()
+    press(browser, "Delete", ".chat-actions")
     assert browser.text("#delete-name") == "Fruit"
     browser.find("#keep-button").click()
     assert len(titles(browser)) == 2 and len(shown(browser)) == 4
-    button(browser, "Delete", ".chat-actions").click()
+    press(browser, "Delete", ".chat-actions")
     browser.find("#delete-button").click()
     browser.wait(lambda: titles(browser) == ["Second <b>one</b>"])
     assert shown(browser) == [] and browser.find("#welcome").is_displayed()
@@ -111,7 +117,7 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(browser: Browser,
     server.answers = [said("For ever")]
     browser.find(".again").click()
     browser.wait(lambda: shown(browser) == ["Slow", "For ever"])
-    button(browser, "Delete", ".chat-actions").click()
+    press(browser, "Delete", ".chat-actions")
     browser.find("#delete-button").click()
     browser.wait(lambda: server.left == 2)  # nobody waits for it any more
     browser.wait(lambda: titles(browser) == ["Quick"])
@@ -221,9 +227,9 @@ def test_files_bring_conversations_back(browser: Browser, server: PageServer, tm
     browser.wait(lambda: shown(browser) == ["## Question", "Second."])
     browser.wait(lambda: len(titles(browser)) == 1)
     browser.find("[aria-label='Earlier version']").click()
-    whole = downloaded(browser, tmp_path / "json", button(browser, "JSON", ".chat-actions"))
-    text = downloaded(browser, tmp_path / "markdown", button(browser, "Markdown", ".chat-actions"))
-    everything = downloaded(browser, tmp_path / "all", browser.find("#export-all"))
+    whole = downloaded(browser, tmp_path / "json", "JSON", ".chat-actions")
+    text = downloaded(browser, tmp_path / "markdown", "Markdown", ".chat-actions")
+    everything = downloaded(browser, tmp_path / "all", "Export all", ".chats-foot")
     assert whole.name == "-Question.json" and text.name == "-Question.md"
     written = text.read_text(encoding="utf-8")
     assert "## System\n\nBe brief." in written and "## You\n\n## Question" in written and "Second" not in written

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.e2e.page.test_chat import announced, ask, ended
-from tests.e2e.page.test_kept import button, titles
+from tests.e2e.page.test_kept import press, titles
 from tests.support.chromium import Browser
 from tests.support.mcp_server import ADD, PINGED, McpServer, mcp_server
 from tests.support.page_server import DONE, PageServer, called, said, thought
@@ -38,8 +38,7 @@ def switch_on(browser: Browser, *addresses: str) -> None:
 
 
 def say(browser: Browser, words: str) -> None:
-    browser.wait(lambda: browser.find(".call-ask").is_displayed())
-    button(browser, words, ".call-ask").click()
+    press(browser, words, ".call-ask")
 
 
 def calls(browser: Browser) -> list[str]:
@@ -106,6 +105,15 @@ def test_always_holds_for_a_tool_in_a_conversation(browser: Browser, server: Pag
     ended(browser)
     assert browser.text(".answer .status") == "Stopped" and calls(browser) == ["add was not called"]
     assert mcp.methods.count("tools/call") == 3
+
+
+def test_a_model_that_never_ends_its_calls_is_stopped(browser: Browser, server: PageServer) -> None:
+    server.answers = [[*called("unknown"), DONE]]  # again and again
+    browser.open(server.url)
+    ask(browser, "Go")
+    browser.wait(lambda: browser.all(".status[data-error]"))
+    assert browser.text(".status[data-error]") == "The model has called tools 25 times. Shall it go on?"
+    assert len(server.asked) == 25 and browser.find("#stop").get_attribute("hidden")
 
 
 def test_what_is_refused_is_not_called(browser: Browser, server: PageServer, mcp: McpServer) -> None:
