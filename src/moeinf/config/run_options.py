@@ -224,8 +224,8 @@ class CallOptions:
 
     json_calls: bool = option(
         True,
-        "Where tools are given, take an answer that is as a whole one JSON object for a call of the tool that it "
-        "names, if its arguments fit. [default: {default}]",
+        "Where tools are given, take an answer that is nothing but JSON objects for calls of the tools that they "
+        "name, if their arguments fit. [default: {default}]",
         flags=("--json-calls/--no-json-calls",),
     )
 

@@ -154,7 +154,7 @@ class Tokenizer:
         """Opens a detokeniser for what follows prompt_ids.
 
         chat: they are a rendered chat, so that the model may think before it answers. tools: those that it was given,
-        so that it may call them; json_calls: also by an answer that is as a whole one JSON object.
+        so that it may call them; json_calls: also by an answer that is nothing but JSON objects.
         """
         context = list(prompt_ids)[-_CONTEXT_TOKENS:]
         kind = {"skip_special": skip_special, "chat": chat, "tools": whole_characters(tools or ())}

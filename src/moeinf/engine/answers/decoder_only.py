@@ -26,7 +26,7 @@ class DecoderOnly:
     encoder_layers = 0
 
     def __init__(self, tokenizer: Tokenizer, notify: Callable[[str], None], *, json_calls: bool = False) -> None:
-        """json_calls: whether an answer that is as a whole one JSON object may call the tool that it names."""
+        """json_calls: whether an answer that is nothing but JSON objects may call the tools that they name."""
         self._tokenizer, self._notify, self._json_calls = tokenizer, notify, json_calls
 
     def longest_answer(self, prompt: Sequence[int]) -> int:

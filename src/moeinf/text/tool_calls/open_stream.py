@@ -29,8 +29,8 @@ def open_stream(
     """Opens a stream for what follows `context`, the end of a prompt.
 
     tags: of thoughts; None where there are none. answer_tags: of the answer behind a thought. tools: those that may
-    be called, in `syntax`; [] where text that looks like a call is text. json_calls: whether an answer that is as a
-    whole one JSON object calls the tool that it names.
+    be called, in `syntax`; [] where text that looks like a call is text. json_calls: whether an answer that is
+    nothing but JSON objects calls the tools that they name.
     """
     schemas = ToolSchemas(tools) if tools else None
     if skip_special and is_harmony(tokenizer):

@@ -1,7 +1,7 @@
-"""Answers that are as a whole one JSON object which names a tool of the request: many small models call tools so.
+"""Answers that are as a whole JSON objects which name tools of the request: many small models call tools so.
 
-The object may stand in a fence, and nothing else beside it. Its name is a tool's, and its arguments fit the schema of
-that. Text is held back only while the answer can still be such an object.
+There may be several, one behind the other or in a list, and all of it in a fence, but nothing else beside them. Each
+name is a tool's, and its arguments fit the schema of that. Text is held back only while the answer can still be such.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from moeinf.text.text_stream import CallPart, Piece
 from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.json_text import text_as_json
 from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.types import Json
 
 _FENCE: Final = "```"
-_OPENED = re.compile(r"\s*(?:```[ \t]*(?:json)?[ \t]*\n\s*)?(?=\{)", re.IGNORECASE)
+_OPENED = re.compile(r"\s*(?:```[ \t]*(?:json)?[ \t]*\n\s*)?(?=[{\[])", re.IGNORECASE)
+_SPACE = re.compile(r"\s*")
+_NO_OBJECT = re.compile(r"\[\s*[^\s{]")
 _MOST_BEFORE: Final = 64  # characters up to the object, and up to the end of its first key
-_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"')
-_FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
+_NAME = re.compile(r'\[?\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
+_FIRST_KEY = re.compile(r'\[?\s*\{\s*"([^"\\]*)"')
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHERS: Final = ("type", "id")  # which some models write as well
 
 
 class WholeJson:
-    """Turns token ids into text, thoughts and calls, as the stream that it is given, and such an answer into a call."""
+    """Turns token ids into text, thoughts and calls, as the stream that it is given, and such an answer into calls."""
 
     def __init__(self, stream: TextStream, tools: ToolSchemas) -> None:
         self._stream, self._tools = stream, tools
-        self._held: str | None = ""  # None once the answer is no such object
+        self._held: str | None = ""  # None once the answer is no such one
         self._object = _Object()
 
     def step(self, ids: Sequence[int]) -> list[Piece]:
@@ -39,9 +42,9 @@ class WholeJson:
     def flush(self, *, cut: bool = False) -> list[Piece]:
         pieces = [each for piece in self._stream.flush(cut=cut) for each in self._taken(piece)]
         held, self._held = self._held, None
-        call = None if cut or not held else self._call(held)
-        if call is not None:
-            return [*pieces, *call]
+        calls = [] if cut or not held else self._calls(held)
+        if calls:
+            return pieces + calls
         return [*pieces, *([Piece(held)] if held else [])]
 
     def _taken(self, piece: Piece) -> list[Piece]:
@@ -57,13 +60,23 @@ class WholeJson:
         before, self._held = self._held, None
         return [Piece(before), piece] if before else [piece]
 
-    def _call(self, text: str) -> list[Piece] | None:
-        """The call that an answer is; None for any other."""
+    def _calls(self, text: str) -> list[Piece]:
+        """The calls that an answer is; none for any other."""
         bare = text.strip()
         if bare.startswith(_FENCE):
             opened = _OPENED.match(bare)
             bare = bare[opened.end() if opened else 0 :].removesuffix(_FENCE).rstrip()
-        found = text_as_json(bare)
+        pieces = list[Piece]()
+        for number, found in enumerate(_values(bare)):
+            named = self._named(found)
+            if named is None:
+                return []
+            name, arguments = named
+            pieces += (Piece("", call=CallPart(number, name, "")), Piece("", call=CallPart(number, None, arguments)))
+        return pieces
+
+    def _named(self, found: Json) -> tuple[str, str] | None:
+        """The tool that a value calls, and its arguments as JSON; None for a value that is no call."""
         if not isinstance(found, dict) or set(found) - {"name", *_ARGUMENTS, *_OTHERS}:
             return None
         name, given = found.get("name"), [found[key] for key in _ARGUMENTS if key in found]
@@ -71,21 +84,36 @@ class WholeJson:
             return None
         if name not in self._tools or not self._tools.fits(name, given[0]):
             return None
-        arguments = json.dumps(given[0], ensure_ascii=False)
-        return [Piece("", call=CallPart(0, name, "")), Piece("", call=CallPart(0, None, arguments))]
+        return name, json.dumps(given[0], ensure_ascii=False)
+
+
+def _values(text: str) -> Sequence[Json]:
+    """The JSON values of a list, or those that stand one behind the other; none where anything else is among them."""
+    whole = text_as_json(text)
+    if whole is not None:
+        return whole if isinstance(whole, list) else [whole]
+    decoder, values, at = json.JSONDecoder(), list[Json](), 0
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        values.append(value)
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing as well
+    return values
 
 
 class _Object:
-    """How far the object of an answer has come. Each letter is looked at once."""
+    """How far the objects of an answer have come. Each letter is looked at once."""
 
     def __init__(self) -> None:
         self._begun = self._named = self._quoted = self._escaped = False
         self._fenced = False
         self._depth, self._at = 0, 0
-        self._behind = ""  # what stands behind the object
+        self._behind = ""  # what stands behind the objects
 
     def may_be(self, text: str, added: str, tools: ToolSchemas) -> bool:
-        """Whether the answer may still be such an object. text: all of it, which ends with what was added."""
+        """Whether the answer may still be such. text: all of it, which ends with what was added."""
         if not self._begun:
             opened = _OPENED.match(text)
             if opened is None:
@@ -111,7 +139,7 @@ class _Object:
         if (key := _FIRST_KEY.match(text)) is not None:
             self._named = key[1] != "name"  # it comes later; the end of the answer tells
             return key[1] in ("name", *_ARGUMENTS, *_OTHERS)
-        return len(text) <= _MOST_BEFORE
+        return len(text) <= _MOST_BEFORE and _NO_OBJECT.match(text) is None
 
     def _take(self, char: str) -> None:
         if self._escaped:

@@ -1,4 +1,4 @@
-"""An answer that is as a whole one JSON object which names a tool is a call of it, and nothing else is."""
+"""An answer that is as a whole JSON objects which name tools is calls of them, and nothing else is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.text_models import byte_level_tokenizer
 from tests.support.tool_families import BY_NAME, TOOLS
 
 TOKENIZER = byte_level_tokenizer()
+OTHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
 CALL = '{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}'
 
 
@@ -31,10 +32,15 @@ def told(answer: str, size: int, *, cut: bool = False, json_calls: bool = True) 
     ids = TOKENIZER.encode(answer).ids
     parts = [ids[at : at + size] for at in range(0, len(ids), size)] if size else [ids]
     pieces = [*(piece for part in parts for piece in stream.step(part)), *stream.flush(cut=cut)]
-    names = [piece.call.name for piece in pieces if piece.call and piece.call.name is not None]
-    arguments = "".join(piece.call.arguments for piece in pieces if piece.call)
+    names, arguments = list[str](), list[str]()
+    for call in (piece.call for piece in pieces if piece.call):
+        if call.name is not None:
+            assert call.index == len(names)
+            names.append(call.name)
+            arguments.append("")
+        arguments[call.index] += call.arguments
     texts = [piece.text for piece in pieces if piece.text and not piece.thought]
-    return texts, [(name, json.loads(arguments)) for name in names]
+    return texts, [(name, json.loads(given)) for name, given in zip(names, arguments, strict=True)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])
@@ -60,12 +66,24 @@ def test_such_an_answer_is_a_call(answer: str, size: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 3])
 @pytest.mark.parametrize(
     "answer",
+    [f"{CALL}\n{OTHER}", f"```json\n{CALL}\n\n{OTHER}\n```", f"[{CALL}, {OTHER}]", f"```\n[\n{CALL},\n{OTHER}]\n```"],
+)
+def test_several_are_as_many_calls(answer: str, size: int) -> None:
+    assert told(answer, size) == ([], [("get_weather", {"city": "Rome", "days": 3}), ("get_weather", {"city": "Oslo"})])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize(
+    "answer",
     [
         f"Sure: {CALL}",
         f"{CALL} is the call",
         f"```json\n{CALL}\n``` calls it",
-        f"{CALL}\n{CALL}",
-        f"[{CALL}]",
+        f"{CALL}\n{CALL} twice",
+        f'{CALL}\n{{"name": "Ada", "age": 36}}',
+        f"[{CALL}, 3]",
+        f"{CALL}, {CALL}",
+        "[]",
         f"```python\n{CALL}\n```",
         '{"name": "Ada", "age": 36}',
         '{"name": "get_weather"}',
@@ -92,6 +110,7 @@ def test_text_is_held_back_only_while_it_may_be_a_call() -> None:
     assert len(told("Sure, here it is.", 1)[0]) > 5
     assert told(f"{CALL} is the call", 1)[0][0].startswith(CALL)
     assert len(told('{"city": "Rome"}', 1)[0]) > 3
+    assert len(told("[Rome](https://rome.example)", 1)[0]) > 5
 
 
 def test_what_is_cut_or_switched_off_is_text() -> None:
