@@ -5,11 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from moeinf.text.templates.sandbox import GivenDict, GivenList
 from moeinf.text.templates.traced import BEGUN, GIVEN, MARK, OWN, Traced, alternatives
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.types import Json, JsonObject, Message
+
+_ANY_CALLS: Final = [{"id": "x", "type": "function", "function": {"name": "x", "arguments": {"x": "x"}}}]
+_ANY_TOOLS: Final = [
+    {
+        "type": "function",
+        "function": {"name": "x", "description": "x", "parameters": {"properties": {"x": {"type": "string"}}}},
+    }
+]
 
 
 def given(value: Json) -> Json:
@@ -43,7 +53,11 @@ def begun(message: Message) -> JsonObject:
 
 
 def with_own_marks(syntax: Syntax, control: Sequence[str]) -> Syntax:
-    """The syntax, of whose writers the control tokens are moeinf's own, and all else is a client's."""
+    """The syntax, of whose writers the control tokens are moeinf's own, and all else is a client's.
+
+    These are the tokens that a writer puts around any call, tool or result at all: others may come together from what
+    it writes and what a client begins with.
+    """
     pattern = alternatives(control)
     first = re.compile(f"[{re.escape(''.join(sorted({token[0] for token in control})))}]") if control else None
 
@@ -55,18 +69,19 @@ def with_own_marks(syntax: Syntax, control: Sequence[str]) -> Syntax:
             return {marked(key): marked(item) for key, item in value.items()}
         return [marked(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def known(text: str) -> Traced:
-        parts = [Traced(each, OWN if at % 2 else GIVEN) for at, each in enumerate(_cut(pattern, text))]
-        return Traced().join(parts).replace(MARK, "")
+    def known(write: Callable[..., str], any_value: object, value: Json, *rest: object) -> Traced:
+        own = alternatives(pattern.findall(write(any_value, *rest))) if pattern else None
+        parts = enumerate(_cut(own, write(marked(value), *rest)))
+        return Traced().join(Traced(each, OWN if at % 2 else GIVEN) for at, each in parts).replace(MARK, "")
 
-    def wrapped(write: Callable[..., str] | None) -> Callable[..., Traced] | None:
-        return None if write is None else lambda value, *rest: known(write(marked(value), *rest))
+    def wrapped(write: Callable[..., str] | None, any_value: object) -> Callable[..., Traced] | None:
+        return None if write is None else partial(known, write, any_value)
 
     return replace(
         syntax,
-        write=wrapped(syntax.write),
-        describe=wrapped(syntax.describe),
-        write_result=wrapped(syntax.write_result),
+        write=wrapped(syntax.write, _ANY_CALLS),
+        describe=wrapped(syntax.describe, _ANY_TOOLS),
+        write_result=wrapped(syntax.write_result, "x"),
     )
 
 
