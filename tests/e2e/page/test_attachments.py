@@ -9,9 +9,8 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from tests.e2e.page.test_chat import ask, ended
-from tests.e2e.page.test_kept import PIXEL
 from tests.support.chromium import Browser
+from tests.support.page_chat import PIXEL, ask, ended
 from tests.support.page_server import DONE, PageServer, said
 
 DRAWN = """

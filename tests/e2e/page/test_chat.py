@@ -6,6 +6,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from tests.support.chromium import Browser
+from tests.support.page_chat import announced, ask, ended
 from tests.support.page_server import DONE, PageServer, said, thought
 
 MARKDOWN = """# Title
@@ -46,19 +47,6 @@ $\\text{<img src=x onerror="window.hit = 9">} a$ and $\\href{javascript:window.h
 
 $$\\text{<script>window.hit = 11</script>}$$
 """
-
-
-def ask(browser: Browser, text: str) -> None:
-    browser.find("#prompt").send_keys(text, Keys.ENTER)
-
-
-def ended(browser: Browser, answers: int = 1) -> None:
-    """Waits until so many answers are there, and the last one is whole or was given up."""
-    browser.wait(lambda: len(browser.all(".answer .foot")) == answers and browser.find("#stop").get_attribute("hidden"))
-
-
-def announced(browser: Browser, start: str) -> None:
-    browser.wait(lambda: browser.run("return document.getElementById('announcer').textContent").startswith(start))
 
 
 def test_a_round_of_chat(browser: Browser, server: PageServer) -> None:

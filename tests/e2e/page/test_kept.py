@@ -9,30 +9,9 @@ from typing import Any
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
+from tests.support.page_chat import PIXEL, ask, ended, press, titles
 from tests.support.page_server import DONE, PageServer, said
-
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-
-
-def titles(browser: Browser) -> list[str]:
-    names = browser.run(
-        "return [...document.querySelectorAll('.chat-name span:first-child')].map((e) => e.textContent)"
-    )
-    return [str(name) for name in names]
-
-
-def press(browser: Browser, words: str, within: str) -> None:
-    """Clicks the button that says so, though what is around it may be drawn anew just now."""
-
-    def pressed() -> bool:
-        found = next((each for each in browser.all(f"{within} button") if each.text == words), None)
-        if found is not None:
-            found.click()
-        return found is not None
-
-    browser.wait(pressed)
 
 
 def shown(browser: Browser) -> list[str]:

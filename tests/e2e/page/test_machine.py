@@ -10,8 +10,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from moeinf.server.turns.overview import Seen
-from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
+from tests.support.page_chat import ask, ended
 from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, called, said
 
 PIXEL = """

@@ -8,10 +8,9 @@ from contextlib import ExitStack
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.e2e.page.test_chat import announced, ask, ended
-from tests.e2e.page.test_kept import press, titles
 from tests.support.chromium import Browser
 from tests.support.mcp_server import ADD, PINGED, McpServer, mcp_server
+from tests.support.page_chat import announced, ask, ended, press, titles
 from tests.support.page_server import DONE, PageServer, called, said, thought
 
 

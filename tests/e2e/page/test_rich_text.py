@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.e2e.page.test_chat import ask, ended
 from tests.support.chromium import Browser
+from tests.support.page_chat import ask, ended
 from tests.support.page_server import DONE, PageServer, said
 
 TEXT = r"""Energy is $E = mc^2$ or \(\alpha_i\), which costs $5 or $6, `$x$`, US$5-$6 and \$7.
