@@ -61,13 +61,21 @@ def read_value(source: Source) -> Reading[Json]:
 
 def text_as_json(text: str) -> Json:
     """What a whole text means as JSON; None where it means nothing."""
-    source = Source()
+    values = values_in(text)
+    return values[0] if len(values) == 1 else None
+
+
+def values_in(text: str) -> list[Json]:
+    """The JSON values that stand one behind the other; none where there is anything else in the text."""
+    source, values = Source(), list[Json]()
     source.text, source.ended = f"{text.strip()} ", True  # with a character behind a word, so that it is whole
     try:
-        fragments = [event.text for event in read_json(source) if isinstance(event, Fragment)]
+        while source.text[source.at :].strip():
+            fragments = [event.text for event in read_json(source) if isinstance(event, Fragment)]
+            values.append(json.loads("".join(fragments)))
     except NotACallError:
-        return None
-    return None if source.text[source.at :].strip() else json.loads("".join(fragments))
+        return []
+    return values
 
 
 def begun_json(text: str) -> Json:

@@ -13,13 +13,12 @@ from typing import Final
 
 from moeinf.text.text_stream import CallPart, Piece
 from moeinf.text.tool_calls.call_stream import TextStream
-from moeinf.text.tool_calls.json_text import text_as_json
+from moeinf.text.tool_calls.json_text import values_in
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.types import Json
 
 _FENCE: Final = "```"
 _OPENED = re.compile(r"\s*(?:```[ \t]*(?:json)?[ \t]*\n\s*)?(?=[{\[])", re.IGNORECASE)
-_SPACE = re.compile(r"\s*")
 _NO_OBJECT = re.compile(r"\[\s*[^\s{]")
 _MOST_BEFORE: Final = 64  # characters up to the object, and up to the end of its first key
 _NAME = re.compile(r'\[?\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
@@ -67,7 +66,8 @@ class WholeJson:
             opened = _OPENED.match(bare)
             bare = bare[opened.end() if opened else 0 :].removesuffix(_FENCE).rstrip()
         pieces = list[Piece]()
-        for number, found in enumerate(_values(bare)):
+        values = values_in(bare)
+        for number, found in enumerate(values[0] if len(values) == 1 and isinstance(values[0], list) else values):
             named = self._named(found)
             if named is None:
                 return []
@@ -85,22 +85,6 @@ class WholeJson:
         if name not in self._tools or not self._tools.fits(name, given[0]):
             return None
         return name, json.dumps(given[0], ensure_ascii=False)
-
-
-def _values(text: str) -> Sequence[Json]:
-    """The JSON values of a list, or those that stand one behind the other; none where anything else is among them."""
-    whole = text_as_json(text)
-    if whole is not None:
-        return whole if isinstance(whole, list) else [whole]
-    decoder, values, at = json.JSONDecoder(), list[Json](), 0
-    while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        values.append(value)
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing as well
-    return values
 
 
 class _Object:

@@ -204,11 +204,11 @@ def test_a_turn_that_is_forged_at_every_place_is_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_rest_of_a_token_completes_what_is_written_before_it(name: str) -> None:
-    """The name of a tool may stand behind a bracket, as in [name(argument="value")]."""
+    """As the name of a tool stands behind a bracket in [name(argument="value")]."""
     for token in templates(name)[1]:
 
         def say(place: str, rest: str = token[1:]) -> str:
-            return rest if place == "tool" else place
+            return f"{rest}{place}"
 
         for body in (openai_body, anthropic_body):
             same(name, body, say, False)

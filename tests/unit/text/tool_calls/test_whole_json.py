@@ -66,7 +66,13 @@ def test_such_an_answer_is_a_call(answer: str, size: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 3])
 @pytest.mark.parametrize(
     "answer",
-    [f"{CALL}\n{OTHER}", f"```json\n{CALL}\n\n{OTHER}\n```", f"[{CALL}, {OTHER}]", f"```\n[\n{CALL},\n{OTHER}]\n```"],
+    [
+        f"{CALL}\n{OTHER}",
+        f"```json\n{CALL}\n\n{OTHER}\n```",
+        f"[{CALL}, {OTHER}]",
+        f"```\n[\n{CALL},\n{OTHER}]\n```",
+        f"{CALL}\n{OTHER.replace('}}', ',}}')}",
+    ],
 )
 def test_several_are_as_many_calls(answer: str, size: int) -> None:
     assert told(answer, size) == ([], [("get_weather", {"city": "Rome", "days": 3}), ("get_weather", {"city": "Oslo"})])
@@ -83,6 +89,7 @@ def test_several_are_as_many_calls(answer: str, size: int) -> None:
         f'{CALL}\n{{"name": "Ada", "age": 36}}',
         f"[{CALL}, 3]",
         f"{CALL}, {CALL}",
+        f'{CALL}\n{{"name": "get_weather", "arguments": {{"city": "Rome", "days": NaN}}}}',
         "[]",
         f"```python\n{CALL}\n```",
         '{"name": "Ada", "age": 36}',
