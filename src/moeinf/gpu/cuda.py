@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moeinf._native import CudaDriver
 
 LEAST_CAPABILITY: Final = (8, 0)  # bf16 in the matrix units, and the oldest that Triton supports
-LEAST_TRITON: Final = (3, 6)  # 3.3, 3.4 and 3.5 refuse kernels
+LEAST_TRITON: Final = (3, 6)  # has run on a card; kernels compile with 3.5 as well, and not with 3.3
 LEAST_FREE_BYTES: Final = 1 << 30  # the driver's context and torch's libraries alone take half of it
 _WINDOWS: Final = "/dev/dxg"  # how WSL2 reaches the card
 _DRIVERS: Final = {12: "525", 13: "580"}  # the first driver of each major version of CUDA, as nvidia-smi shows it

@@ -62,6 +62,21 @@ def _small(code, ZERO: tl.constexpr):
 
 
 @triton.jit
+def _iq4_nl(word):
+    """What the lowest four bits of `word` stand for in iq4_nl, plus 128: in the lowest eight bits, others above."""
+    low = tl.full(word.shape, IQ4_NL_LOW, tl.uint64)
+    high = tl.full(word.shape, IQ4_NL_HIGH, tl.uint64)
+    return (tl.where((word & 8) == 0, low, high) >> ((word & 7) * 8).to(tl.uint64)).to(tl.uint32)
+
+
+@triton.jit
+def _e2m1(word):
+    """What they stand for as E2M1, times 2^-126: they are the lowest of a float's exponent and the highest of its
+    mantissa."""
+    return (((word & 8) << 28) | ((word & 7) << 22)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _value(code, FORMAT: tl.constexpr):
     """What a code (uint32) stands for before scales, f32."""
     if FORMAT == "q8_0":
@@ -71,13 +86,9 @@ def _value(code, FORMAT: tl.constexpr):
     elif FORMAT == "q4_k":
         return _small(code, 0)
     elif FORMAT == "iq4_nl":
-        low = tl.full(code.shape, IQ4_NL_LOW, tl.uint64)
-        high = tl.full(code.shape, IQ4_NL_HIGH, tl.uint64)
-        byte = tl.where(code < 8, low, high) >> ((code & 7) * 8).to(tl.uint64)
-        return _small((byte & 255).to(tl.uint32), 128)
-    else:  # E2M1: its bits are the lowest of an exponent and the highest of a mantissa, 126 powers of two too low
-        bits = ((code & 8) << 28) | ((code & 7) << 22)
-        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+        return _small(_iq4_nl(code) & 255, 128)
+    else:
+        return _e2m1(code) * 8.507059173023462e37  # 2^126
 
 
 @triton.jit
@@ -147,11 +158,6 @@ def _dots_plain(x, base, row, FORMAT: tl.constexpr, COLS: tl.constexpr, ROWS: tl
 
 
 @triton.jit
-def _x(x, k, inside):
-    return rounded(tl.load(x + k, mask=inside, other=0.0), "bf16")
-
-
-@triton.jit
 def _in_place(word, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """COUNT bits of `word` from bit FIRST on, as the whole number c that they are, times 2^(FIRST - 149): a subnormal
     float, for which one instruction suffices. FIRST + COUNT is at most 23."""
@@ -160,16 +166,12 @@ def _in_place(word, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def _bits(word, FORMAT: tl.constexpr):
-    """What the lowest four bits of `word` stand for: of iq4_nl as _in_place from bit 0 on, plus 128; of E2M1 times
-    2^-126, since they are the lowest of a float's exponent and the highest of its mantissa."""
+    """What the lowest four bits of `word` stand for: of iq4_nl as _in_place from bit 0 on, plus 128."""
     if FORMAT == "iq4_nl":
-        low = tl.full(word.shape, IQ4_NL_LOW, tl.uint64)
-        high = tl.full(word.shape, IQ4_NL_HIGH, tl.uint64)
-        byte = tl.where((word & 8) == 0, low, high) >> ((word & 7) * 8).to(tl.uint64)
-        return _in_place(byte.to(tl.uint32), 0, 8)
+        return _in_place(_iq4_nl(word), 0, 8)
     else:
         tl.static_assert(FORMAT == "mxfp4")
-        return (((word & 8) << 28) | ((word & 7) << 22)).to(tl.float32, bitcast=True)
+        return _e2m1(word)
 
 
 @triton.jit
