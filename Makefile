@@ -24,7 +24,7 @@ TESTS := $(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist l
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(RUNS)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
-	$(TESTS) --assert=plain || { $(TESTS) --last-failed; exit 1; }
+	$(TESTS) --assert=plain || { $(TESTS) --last-failed --last-failed-no-failures none; exit 1; }
 
 # A long run of what `make test` has a short one of: other files, bits, messages and calls each time, unless FUZZ_SEED
 # says which. Each of the five scripts has a fifth of the time.

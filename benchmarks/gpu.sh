@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu.sh carry FOLDER                 # elsewhere, with a registry: a wheel of moeinf, and those it needs
 #     benchmarks/gpu.sh install [FOLDER]             # into PYTHON's environment, without a registry
-#     benchmarks/gpu.sh smoke                        # tests/gpu, eight at a time: three minutes
+#     benchmarks/gpu.sh smoke                        # tests/gpu, eight at a time: two minutes on 16 cores
 #     benchmarks/gpu.sh prepare WORK CONFIGS ROW...  # random weights, drawn on the GPU
 #     benchmarks/gpu.sh measure WORK ROW...          # prints Markdown or JSON, and keeps JSON in WORK/results
 #     benchmarks/gpu.sh clean WORK ROW...            # before the next row, where the disk is small
@@ -21,7 +21,7 @@
 #
 # It needs torch for CUDA with its triton, what pyproject.toml lists under dependencies, for `smoke` what tests/ import
 # (pytest, pytest-xdist, hypothesis, gguf, safetensors, transformers), for peers accelerate, and no network. `carry` is
-# run by a Python of the machine's minor version, on the same kind of processor; its FOLDER has some 30 MB. Without
+# run by a Python of the machine's minor version, on the same kind of processor; its FOLDER has some 20 MB. Without
 # FOLDER, `install` builds moeinf on the machine: nanobind, scikit-build-core, cmake, ninja, a C++ compiler, Python's
 # headers. CONFIGS has config.json of qwen3-30b-a3b, mixtral-8x7b and deepseek-v2-lite, each in its folder. WORK may lie
 # in /dev/shm, where memory allows: experts are then read from memory, not from a disk.
@@ -79,14 +79,13 @@ store() {
 }
 
 measure() {
+    mkdir -p "$work/results"
     for row in "$@"; do
         case $row in
-        kernels) "$python" "$here/kernel_times.py" | tee "$work/results/kernels.txt" ;;
+        kernels) shown kernels gpu/kernel_times.py ;;
         token)
-            for share in 100% 30%; do
-                "$python" "$here/token_on_gpu.py" qwen12:q4_k --device "$gpu" --expert-cache "$share" |
-                    tee "$work/results/token-${share%\%}.txt"
-            done
+            shown token-all gpu/token_on_gpu.py qwen12:q4_k --device "$gpu" --expert-cache 100%
+            shown token-third gpu/token_on_gpu.py qwen12:q4_k --device "$gpu" --expert-cache 30%
             ;;
         resident)
             "$python" "$here/peers/compare_transformers.py" "qwen12:bf16=$work/qwen12" --device "$gpu" --cache 100% \
@@ -106,6 +105,14 @@ measure() {
         *) unknown "$row" ;;
         esac
     done
+}
+
+# shown RESULT SCRIPT WORDS...: what it prints is kept as well; not by a pipe, which would hide that it failed
+shown() {
+    result=$work/results/$1.txt script=$here/$2
+    shift 2
+    "$python" "$script" "$@" >"$result" || { cat "$result" && exit 1; }
+    cat "$result"
 }
 
 # bench RESULT MODEL OPTIONS...: twice, as one process is one sample
@@ -147,7 +154,7 @@ install)
     exit
     ;;
 carry)
-    carry "$2"
+    carry "${2:?a folder for the wheels is missing}"
     exit
     ;;
 smoke)

@@ -1,6 +1,6 @@
 """The host's time for a layer of experts on a GPU, without one: device, kernels, copier and disk do nothing.
 
-    python benchmarks/host_time.py [--resident 0.2] [--tokens 400] [--no-prefetch]
+    python benchmarks/gpu/host_time.py [--resident 0.2] [--tokens 400] [--no-prefetch]
 
 48 layers of 128 experts, top-8, all of them in host memory, a recorded decode step repeated. The routing is drawn: a
 layer's experts are unequally popular, and a part of them was used by the token before. Printed per layer: all of the

@@ -1,6 +1,6 @@
 """Microseconds of the kernels of a GPU, by format: products of one token, experts of a prompt, attention.
 
-    python benchmarks/kernel_times.py [--formats q4_k,q8_0,bf16] [--tokens 512]
+    python benchmarks/gpu/kernel_times.py [--formats q4_k,q8_0,bf16] [--tokens 512]
 
 Geometry of Qwen3-30B-A3B, blocks of any codes. Each kernel is launched 48 times in a captured graph, over matrices or
 experts that change from launch to launch, so that none is read from the L2 cache. Printed per launch: the median of

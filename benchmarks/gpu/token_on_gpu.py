@@ -1,6 +1,6 @@
 """Where the time of a token and of a prompt goes on a GPU: kernel by kernel, and what the host takes between them.
 
-    python benchmarks/token_on_gpu.py MODEL [--expert-cache 100%] [--device cuda]
+    python benchmarks/gpu/token_on_gpu.py MODEL [--expert-cache 100%] [--device cuda]
 
 Four answers to one prompt come first, so that kernels are compiled and the step is captured. Then torch's profiler
 counts the work of 60 tokens, and that of a prompt which shares nothing with the others; last, cProfile says in which
