@@ -22,7 +22,8 @@ ActivationKind activation_of(Format format) {
 std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
   const std::int64_t padded = round_up(cols, kMaxStep);
   if (kind == ActivationKind::kF32) return static_cast<std::size_t>(4 * padded);
-  if (kind == ActivationKind::kBF16) return static_cast<std::size_t>(2 * padded);
+  if (kind == ActivationKind::kBF16 || kind == ActivationKind::kTiles)
+    return static_cast<std::size_t>(2 * padded);
   // Whole groups; one byte each, a scale and an offset for each four (where a lane has four), a table of 320
   // bytes for each group: see isa/records.inc.
   return static_cast<std::size_t>(round_up(cols, kInt8Group) / 4 * 17);
@@ -31,6 +32,11 @@ std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
 std::size_t matmul_scratch_bytes(std::int64_t cols) {
   return static_cast<std::size_t>(std::min(round_up(cols, kInt8Group) / kInt8Group, kPanelGroups) *
                                   kPanelGroupBytes);
+}
+
+std::size_t tile_scratch_bytes(std::int64_t cols) {
+  const std::int64_t row_bytes = 2 * round_up(cols, kMaxStep), many = kTilePanelBytes / row_bytes + 1;
+  return static_cast<std::size_t>(rows_in_tiles(cols, many) * row_bytes);
 }
 
 std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank) {

@@ -43,11 +43,11 @@ bool cpu_has_avx512() {
 
 bool cpu_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && cpu_has_avx512(); }
 
-// The bits of leaf 7.0 for tiles and for their products of bf16. A process uses tiles once Linux has granted
-// it their state, for all of its threads.
+// The bits of leaf 7.0 for tiles and for their products of bf16 and of bytes. A process uses tiles once Linux
+// has granted it their state, for all of its threads.
 bool cpu_has_amx() {
 #ifdef __linux__
-  constexpr unsigned kBits = 1u << 24 | 1u << 22;
+  constexpr unsigned kBits = 1u << 24 | 1u << 22 | 1u << 25;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   static const bool has = cpu_has_avx512bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&

@@ -16,5 +16,12 @@ struct GroupOps {
 extern const GroupOps groups_generic, groups_avx2, groups_avxvnni, groups_avx512, groups_neon,
     groups_neon_dotprod, groups_neon_i8mm;
 
+// What AMX does with weights of bf16 and quantised ones.
+struct AmxOps {
+  decltype(Ops::prepare_tile) prepare_tile;
+  decltype(Ops::multiply_tiles) multiply_tiles;
+};
+extern const AmxOps amx_tiles;
+
 }  // namespace isa
 }  // namespace moeinf

@@ -26,4 +26,13 @@ static constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Rows of weights that are laid out as tiles at once: few, where the second-level cache holds all activations
+// while they pass by, else as many as it holds beside some of these.
+constexpr std::int64_t kTilePanelBytes = 1 << 20, kFewRowsInTiles = 64, kMostRowsInTiles = 192;
+static constexpr std::int64_t rows_in_tiles(std::int64_t cols, std::int64_t num_x) {
+  const std::int64_t row_bytes = 2 * round_up(cols, kMaxStep), fitting = kTilePanelBytes / row_bytes;
+  const std::int64_t most = num_x * row_bytes <= kTilePanelBytes ? kFewRowsInTiles : kMostRowsInTiles;
+  return fitting < 32 ? 16 : fitting < most ? fitting / 32 * 32 : most;
+}
+
 }  // namespace moeinf

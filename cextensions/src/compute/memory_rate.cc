@@ -136,7 +136,7 @@ std::vector<double> cached_product_rates(Kernels& kernels, const Matrix& w, std:
   const Arena arena(stride * num_threads);
   const std::vector<float> x = activations(num_x * w.cols);
   Workspace::Frame memory(kernels.workspace());
-  const ActivationKind kind = activation_of(w.format);
+  const ActivationKind kind = kernels.activation_of(w.format, num_x);
   void* prepared = memory.take_bytes(static_cast<std::size_t>(num_x) * activation_bytes(kind, w.cols));
   kernels.prepare(kind, {x.data(), num_x, w.cols}, prepared);
   if (kernels.by_tiles(num_x)) kernels.reserve_thread_scratch(w.cols);
@@ -149,7 +149,7 @@ std::vector<double> cached_product_rates(Kernels& kernels, const Matrix& w, std:
       if (count == 0) std::memcpy(data, w.data, matrix_bytes);
       const Matrix copy = {data, w.format, w.rows, w.cols, w.scale};
       for (std::size_t i = 0; i < count; ++i)
-        kernels.multiply(copy, 0, w.rows, prepared, num_x, thread, ys[place].data(), w.rows);
+        kernels.multiply(copy, 0, w.rows, kind, prepared, num_x, thread, ys[place].data(), w.rows);
     });
   };
   run(0);

@@ -1,6 +1,7 @@
 // Random weights and activations, and their products in float64: what the inner loops are tested against.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -129,7 +130,7 @@ struct TestMatrix {
 // What `prepare` makes of x, as floats again.
 inline std::vector<float> prepared_values(ActivationKind kind, const std::vector<float>& x) {
   std::vector<float> out = x;
-  if (kind == ActivationKind::kBF16) {
+  if (kind == ActivationKind::kBF16 || kind == ActivationKind::kTiles) {
     for (float& value : out) value = rounded_to_bf16(value);
   }
   for (std::size_t b = 0; kind == ActivationKind::kInt8 && b < x.size(); b += 32) {
@@ -146,8 +147,11 @@ struct Reference {
   std::vector<double> sums, magnitudes;  // [num_x, rows]
 };
 
-inline Reference reference(const Matrix& w, const std::vector<float>& weights, ActivationKind kind,
+inline Reference reference(const Matrix& w, std::vector<float> weights, ActivationKind kind,
                            const std::vector<float>& x) {
+  if (kind == ActivationKind::kTiles) {
+    for (float& weight : weights) weight = rounded_to_bf16(weight);
+  }
   const std::size_t cols = static_cast<std::size_t>(w.cols), rows = static_cast<std::size_t>(w.rows);
   Reference out;
   for (std::size_t i = 0; i < x.size() / cols; ++i) {
@@ -169,25 +173,42 @@ inline Reference reference(const Matrix& w, const std::vector<float>& weights, A
 
 inline void prepare_all(const Ops& ops, ActivationKind kind, const std::vector<float>& x, std::int64_t cols,
                         unsigned char* out) {
-  for (std::size_t i = 0; i < x.size() / static_cast<std::size_t>(cols); ++i) {
-    ops.prepare(kind, x.data() + i * static_cast<std::size_t>(cols), cols,
-                out + i * activation_bytes(kind, cols));
+  const std::size_t count = x.size() / static_cast<std::size_t>(cols);
+  std::vector<const float*> rows;
+  for (std::size_t i = 0; i < count; ++i) rows.push_back(x.data() + i * static_cast<std::size_t>(cols));
+  const std::size_t at_once = kind == ActivationKind::kTiles ? kTileActivations : 1;
+  for (std::size_t i = 0; i < count; i += at_once, out += at_once * activation_bytes(kind, cols)) {
+    if (kind == ActivationKind::kTiles) {
+      ops.prepare_tile(&rows[i], static_cast<int>(std::min(at_once, count - i)), cols, out);
+    } else {
+      ops.prepare(kind, rows[i], cols, out);
+    }
   }
 }
 
-// [num_x, rows], by dot_rows or by matmul_rows, the rows split at `split`.
-enum class By { kRows, kTiles };  // dot_rows, or matmul_rows
+enum class By { kRows, kTiles };  // dot_rows; or multiply_tiles where there is one, else matmul_rows
+
+inline ActivationKind kind_of(const Ops& ops, Format format, By by) {
+  const ActivationKind kind = activation_of(format);
+  const bool tiles = by == By::kTiles && ops.multiply_tiles != nullptr && kind != ActivationKind::kF32;
+  return tiles ? ActivationKind::kTiles : kind;
+}
+
+// [num_x, rows], the rows split at `split`.
 
 inline std::vector<float> product(const Ops& ops, const Matrix& w, const std::vector<float>& x, By by,
                                   std::int64_t split = 0) {
   const std::int64_t num_x = static_cast<std::int64_t>(x.size()) / w.cols;
-  const ActivationKind kind = activation_of(w.format);
+  const ActivationKind kind = kind_of(ops, w.format, by);
   const Lines prepared(activation_bytes(kind, w.cols) * static_cast<std::size_t>(num_x));
-  const Lines scratch(matmul_scratch_bytes(w.cols));
+  const Lines scratch(kind == ActivationKind::kTiles ? tile_scratch_bytes(w.cols)
+                                                     : matmul_scratch_bytes(w.cols));
   prepare_all(ops, kind, x, w.cols, prepared.memory);
   std::vector<float> y(static_cast<std::size_t>(num_x * w.rows), std::numeric_limits<float>::quiet_NaN());
   for (const auto& [first, last] : {std::pair{std::int64_t{0}, split}, std::pair{split, w.rows}}) {
-    if (by == By::kTiles)
+    if (kind == ActivationKind::kTiles)
+      ops.multiply_tiles(w, first, last, prepared.memory, num_x, scratch.memory, y.data(), w.rows);
+    else if (by == By::kTiles)
       ops.matmul_rows(w, first, last, prepared.memory, num_x, scratch.memory, y.data(), w.rows);
     else
       ops.dot_rows(w, first, last, prepared.memory, static_cast<int>(num_x), y.data(), w.rows);

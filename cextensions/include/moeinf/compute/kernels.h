@@ -43,6 +43,9 @@ class Kernels {
     return pass_tokens_ > 0 ? pass_tokens_ > kFewTokens : num_x > kMaxDotRows;
   }
 
+  // What num_x rows of activations are turned into before weights of a format are multiplied with them.
+  ActivationKind activation_of(Format format, std::int64_t num_x) const;
+
   Workspace& workspace() { return workspace_; }
 
   // ys[m] [x.rows, ws[m].rows] = x times the transposed ws[m], for all m in one parallel region; x is
@@ -59,17 +62,21 @@ class Kernels {
   // For the drivers of kernels: one row of x after the other turned into `kind` at `out`, by all threads
   // where that pays.
   void prepare(ActivationKind kind, RowSpan<const float> x, void* out);
-  // y[i * y_stride + r] = row r of w times x_i, times w.scale, for first <= r < last. x is prepared for it
-  // (activation_of). Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
-  void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
-                int thread, float* y, std::int64_t y_stride);
+  // The same inside a task, of `count` rows wherever they lie.
+  void prepare_rows(ActivationKind kind, const float* const* rows, std::int64_t count, std::int64_t cols,
+                    unsigned char* out) const;
+  // y[i * y_stride + r] = row r of w times x_i, times w.scale, for first <= r < last. x is prepared as
+  // `kind` by one call of prepare or prepare_rows. Called inside a task, after reserve_thread_scratch(w.cols)
+  // where it goes by tiles.
+  void multiply(const Matrix& w, std::int64_t first, std::int64_t last, ActivationKind kind, const void* x,
+                std::int64_t num_x, int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
   std::size_t scratch_bytes() const;  // of the workspace and of all threads, as far as calls have used them
 
  private:
   void linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys);
-  std::array<const void*, 3> prepare_for(Workspace::Frame& memory, Span<const Matrix> ws,
-                                         RowSpan<const float> x);
+  std::array<const void*, kActivationKinds> prepare_for(Workspace::Frame& memory, Span<const Matrix> ws,
+                                                        RowSpan<const float> x);
   void split_rows(Span<const Matrix> ws, std::int64_t num_x);
 
   struct RowTasks {         // of one matrix of a call

@@ -12,9 +12,10 @@ namespace moeinf {
 
 // What activations are turned into before weights of a format are multiplied with them.
 enum class ActivationKind : int {
-  kF32,   // as they are
-  kBF16,  // rounded to nearest even
-  kInt8,  // blocks of 32 with a float scale; only the Ops that prepared them knows their layout
+  kF32,    // as they are
+  kBF16,   // rounded to nearest even
+  kInt8,   // blocks of 32 with a float scale; only the Ops that prepared them knows their layout
+  kTiles,  // rounded as for kBF16, 16 rows at a time
 };
 
 // What an expert does with the product of its first matrix.
@@ -40,6 +41,8 @@ struct Limits {
 enum class Pairs { kHalves, kNeighbours };
 
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
+
+constexpr int kActivationKinds = 4, kTileActivations = 16;  // the latter of kTiles
 
 // f32, narrow f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
 ActivationKind activation_of(Format format);
@@ -123,7 +126,8 @@ struct Ops {
   const char* name;  // "generic", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neon_dotprod",
                      // "neon_i8mm"
 
-  // out (64-byte aligned, activation_bytes long) from x [cols]. For kInt8 cols is a multiple of 32.
+  // out (64-byte aligned, activation_bytes long) from x [cols], but for kTiles. For kInt8 cols is a multiple
+  // of 32.
   void (*prepare)(ActivationKind kind, const float* x, std::int64_t cols, void* out);
 
   // y[i * y_stride + r] = dot(row r of w, x_i) for first <= r < last, i < num_x <= kMaxDotRows.
@@ -136,6 +140,14 @@ struct Ops {
   // 64-byte aligned, one for each thread. Same independence.
   void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
                       std::int64_t num_x, void* scratch, float* y, std::int64_t y_stride);
+
+  // Both null, or for weights of bf16 and quantised ones: kTiles of num_x <= kTileActivations rows x[i]
+  // [cols], num_x times activation_bytes long; and what matmul_rows does, of weights that are rounded to bf16
+  // and any number of activations, those of each kTileActivations prepared together, in
+  // tile_scratch_bytes(w.cols). Same independence.
+  void (*prepare_tile)(const float* const* x, int num_x, std::int64_t cols, void* out);
+  void (*multiply_tiles)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
+                         std::int64_t num_x, void* scratch, float* y, std::int64_t y_stride);
 
   // y[i * y_stride + c] += sum over all rows r of x[i * x_stride + r] * w[r][c], for first <= c < last, i <
   // num_x, in float32 and in the order of the rows, so that an element depends on nothing else of the call. w
@@ -197,6 +209,7 @@ struct Ops {
 };
 
 std::size_t matmul_scratch_bytes(std::int64_t cols);
+std::size_t tile_scratch_bytes(std::int64_t cols);
 // Of attend_shared, whatever instruction set it is for.
 std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank);
 

@@ -57,6 +57,17 @@ void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const v
   }
 }
 
+#ifdef MOEINF_AMX
+void prepare_tile(const float* const* x, int num_x, std::int64_t cols, void* out) {
+  isa::amx_tiles.prepare_tile(x, num_x, cols, out);
+}
+
+void multiply_tiles(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                    void* scratch, float* y, std::int64_t y_stride) {
+  isa::amx_tiles.multiply_tiles(w, first, last, x, num_x, scratch, y, y_stride);
+}
+#endif
+
 void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const float* x,
                   std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride) {
   const std::int64_t row = w.cols * static_cast<std::int64_t>(block_bytes(w.format));
@@ -75,14 +86,15 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 
 namespace isa {
 
-#define MOEINF_OPS(name, attend_shared)                                                              \
-  {name,       prepare,       dot_rows,       matmul_rows, weighted_sum,  activate,      add_stored, \
-   add_scaled, add_product,   sigmoid_mul,    rms_norm,    layer_norm,    rotate,        store_kv,   \
-   widen_kv,   softmax,       online_softmax, cap,         attend,        attend_shared, run_delta,  \
-   run_scan,   largest_score, weigh_scores,   sum_from,    scores_between}
-const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr);
+#define MOEINF_OPS(name, prepare_tile, multiply_tiles, attend_shared)                     \
+  {name,           prepare,      dot_rows,   matmul_rows,   prepare_tile, multiply_tiles, \
+   weighted_sum,   activate,     add_stored, add_scaled,    add_product,  sigmoid_mul,    \
+   rms_norm,       layer_norm,   rotate,     store_kv,      widen_kv,     softmax,        \
+   online_softmax, cap,          attend,     attend_shared, run_delta,    run_scan,       \
+   largest_score,  weigh_scores, sum_from,   scores_between}
+const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr, nullptr, nullptr);
 #ifdef MOEINF_AMX
-const Ops amx = MOEINF_OPS("amx", attend_shared);
+const Ops amx = MOEINF_OPS("amx", prepare_tile, multiply_tiles, attend_shared);
 #endif
 
 }  // namespace isa

@@ -80,15 +80,15 @@ void ExpertKernel::reserve() {
   for (const std::int64_t count : groups_.counts) most_pairs = std::max(most_pairs, count);
   for (const std::int64_t count : groups_.counts) {
     for (const ExpertPart* part : {&gate, layer_->up ? &*layer_->up : &gate, &down}) {
-      const ActivationKind kind = activation_of(part->format);
+      const ActivationKind kind = kind_of(*part);
       Buffer& buffer = (part == &down ? acts_ : inputs_)[static_cast<std::size_t>(kind)];
       const std::size_t num_rows = part == &down ? as_size(most_pairs) : num_pairs;
       buffer.reserve(num_rows * activation_bytes(kind, part->cols));
     }
     const std::int64_t most_rows = act_task_rows(gate.rows, count, groups_.size());
     if (layer_->up) ups = std::max(ups, count * std::min(most_rows, gate.rows));
-    if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(gate.cols, down.cols));
   }
+  if (kernels_.by_tiles(num_tokens_)) kernels_.reserve_thread_scratch(std::max(gate.cols, down.cols));
   const std::size_t ups_of_thread = (as_size(ups) + 15) / 16 * 16;
   ups_.reserve_array<float>(ups_of_thread * as_size(kernels_.pool().num_threads()));
   ups_of_thread_ = ups_of_thread;
@@ -133,24 +133,56 @@ std::size_t ExpertKernel::workspace_bytes(const ExpertParts& parts, std::int64_t
   return total + as_size(round_up(ups, 16) * pass.num_threads) * sizeof(float);
 }
 
-// A token's activation is prepared for the first of its experts, and copied for the others.
 void ExpertKernel::prepare_inputs(RowSpan<const float> hidden) {
   const ExpertPart &gate = layer_->gate, &up = layer_->up ? *layer_->up : gate;
-  const ActivationKind kinds[] = {activation_of(gate.format), activation_of(up.format)};
-  const auto prepare_token = [&](std::int64_t token, int) {
-    for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
-      const std::size_t num_bytes = activation_bytes(kinds[part], hidden_size());
-      const auto place_of = [&](std::int64_t pair) {
-        return input(part == 0 ? gate : up, 0) + as_size(groups_.position_of[as_size(pair)]) * num_bytes;
-      };
-      unsigned char* const first = shares_input_ ? input(part == 0 ? gate : up, 0) : place_of(token * top_k_);
-      kernels_.ops().prepare(kinds[part], hidden.row(token), hidden_size(), first);
-      for (std::int64_t k = 1; k < top_k_ && !shares_input_; ++k) {
-        std::memcpy(place_of(token * top_k_ + k), first, num_bytes);
-      }
-    }
-  };
-  kernels_.pool().run(num_tokens_, prepare_token);
+  prepare_input(hidden, gate);
+  if (kind_of(up) != kind_of(gate)) prepare_input(hidden, up);
+}
+
+void ExpertKernel::prepare_input(RowSpan<const float> hidden, const ExpertPart& part) {
+  if (kind_of(part) == ActivationKind::kTiles) {
+    prepare_tiles(hidden, part);
+  } else {
+    prepare_tokens(hidden, part);
+  }
+}
+
+// A token's activation is prepared for the first of its experts, and copied for the others.
+void ExpertKernel::prepare_tokens(RowSpan<const float> hidden, const ExpertPart& part) {
+  const std::size_t num_bytes = activation_bytes(kind_of(part), hidden_size());
+  unsigned char* const all = input(part, 0);
+  kernels_.pool().run(num_tokens_, [&](std::int64_t token, int) {
+    const auto place_of = [&](std::int64_t k) {
+      return all + as_size(groups_.position_of[as_size(token * top_k_ + k)]) * num_bytes;
+    };
+    unsigned char* const first = shares_input_ ? all : place_of(0);
+    kernels_.ops().prepare(kind_of(part), hidden.row(token), hidden_size(), first);
+    for (std::int64_t k = 1; k < top_k_ && !shares_input_; ++k) std::memcpy(place_of(k), first, num_bytes);
+  });
+}
+
+// The tokens of an expert together.
+void ExpertKernel::prepare_tiles(RowSpan<const float> hidden, const ExpertPart& part) {
+  const std::size_t num_groups = shares_input_ ? 1 : groups_.size();
+  kernels_.pool().run(static_cast<std::int64_t>(num_groups), [&](std::int64_t group, int) {
+    const std::int64_t* pairs = groups_.sorted.data() + groups_.starts[as_size(group)];
+    prepare_group(as_size(group), part, input(part, as_size(group)),
+                  [&](std::int64_t i) { return hidden.row(pairs[i] / top_k_); });
+  });
+}
+
+// Rows of an expert's tokens, as many as a tile has at a time.
+template <class RowOf>
+void ExpertKernel::prepare_group(std::size_t group, const ExpertPart& part, unsigned char* out,
+                                 const RowOf& row_of) {
+  const float* rows[kTileActivations];
+  const std::int64_t count = groups_.counts[group];
+  for (std::int64_t first = 0; first < count; first += kTileActivations) {
+    const std::int64_t some = std::min<std::int64_t>(count - first, kTileActivations);
+    for (std::int64_t i = 0; i < some; ++i) rows[i] = row_of(first + i);
+    kernels_.prepare_rows(kind_of(part), rows, some, part.cols, out);
+    out += as_size(some) * activation_bytes(kind_of(part), part.cols);
+  }
 }
 
 void ExpertKernel::compute(Span<const std::int64_t> experts, Span<const std::int64_t> offsets) {
@@ -316,7 +348,7 @@ void ExpertKernel::multiply(const Job& job, const ExpertPart& part, const std::o
   Matrix rows = part_of(job, part);
   rows.data = rows.row(first);
   rows.rows = num_rows;
-  kernels_.multiply(rows, 0, num_rows, x, count, thread, y, y_stride);
+  kernels_.multiply(rows, 0, num_rows, kind_of(part), x, count, thread, y, y_stride);
   if (!bias) return;
   const unsigned char* added = part_of(job, *bias).row(first);
   for (std::int64_t i = 0; i < count; ++i)
@@ -351,14 +383,9 @@ void ExpertKernel::run_act_task(std::int64_t task, int thread) {
 }
 
 void ExpertKernel::finish_act(const Job& job) {
-  const ActivationKind kind = activation_of(layer_->down.format);
   const std::int64_t rows = layer_->gate.rows;
   const float* values = gates_.reserve_array<float>(0) + job.first_pair * rows;
-  unsigned char* out = act(job);
-  for (std::int64_t i = 0; i < groups_.counts[job.group]; ++i) {
-    kernels_.ops().prepare(kind, values + i * rows, rows, out);
-    out += activation_bytes(kind, rows);
-  }
+  prepare_group(job.group, layer_->down, act(job), [&](std::int64_t i) { return values + i * rows; });
 }
 
 void ExpertKernel::run_down_task(std::int64_t task, int thread) {
@@ -377,13 +404,13 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
 
 // Where the prepared activations of a group begin.
 unsigned char* ExpertKernel::input(const ExpertPart& part, std::size_t group) {
-  const ActivationKind kind = activation_of(part.format);
+  const ActivationKind kind = kind_of(part);
   auto* all = static_cast<unsigned char*>(inputs_[static_cast<std::size_t>(kind)].reserve(0));
   return shares_input_ ? all : all + as_size(groups_.starts[group]) * activation_bytes(kind, part.cols);
 }
 
 unsigned char* ExpertKernel::act(const Job& job) {
-  const ActivationKind kind = activation_of(layer_->down.format);
+  const ActivationKind kind = kind_of(layer_->down);
   auto* all = static_cast<unsigned char*>(acts_[static_cast<std::size_t>(kind)].reserve(0));
   return all + as_size(job.first_pair) * activation_bytes(kind, layer_->down.cols);
 }

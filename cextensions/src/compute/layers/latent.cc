@@ -99,7 +99,7 @@ class HeadsOfTokens {
         kept_runs_(num_queries_ * num_runs_ <= kQueriesAtOnce ? num_runs_ : 1),
         format_(multiplied_format(cache.format)),
         query_kind_(activation_of(format_)),
-        mixture_kind_(activation_of(keys_values.format)),
+        mixture_kind_(kernels.activation_of(keys_values.format, tokens)),
         query_bytes_(activation_bytes(query_kind_, shape.width())),
         mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)),
         memory_(kernels.workspace()) {
@@ -250,18 +250,19 @@ class HeadsOfTokens {
   // A head's mixtures of latents, put together from the runs, into its values.
   void take_out(std::int64_t head, RowSpan<float> out, int thread) {
     const Ops& ops = kernels_.ops();
+    const float* mixtures[kTokensAtOnce];
     for (std::int64_t p = head * tokens_; p < (head + 1) * tokens_; ++p) {
       SoftmaxState& state = v_.states[p];
       float* const mixture = sums_of(0, p);
+      mixtures[p - head * tokens_] = mixture;
       for (std::int64_t run = 1; run < kept_runs_; ++run)
         fold_run(ops, v_.states[run * num_queries_ + p], sums_of(run, p), s_.rank, state, mixture);
       for (std::int64_t c = 0; c < s_.rank; ++c) mixture[c] /= state.total;
-      ops.prepare(mixture_kind_, mixture, s_.rank,
-                  v_.mixtures + static_cast<std::size_t>(p) * mixture_bytes_);
     }
-    kernels_.multiply(head_matrix(head, s_.qk_nope_head_dim, s_.value_dim), 0, s_.value_dim,
-                      v_.mixtures + static_cast<std::size_t>(head * tokens_) * mixture_bytes_, tokens_,
-                      thread, out.data + (first_head_ + head) * s_.value_dim, out.cols);
+    unsigned char* const prepared = v_.mixtures + static_cast<std::size_t>(head * tokens_) * mixture_bytes_;
+    kernels_.prepare_rows(mixture_kind_, mixtures, tokens_, s_.rank, prepared);
+    kernels_.multiply(head_matrix(head, s_.qk_nope_head_dim, s_.value_dim), 0, s_.value_dim, mixture_kind_,
+                      prepared, tokens_, thread, out.data + (first_head_ + head) * s_.value_dim, out.cols);
   }
 
   Kernels& kernels_;

@@ -80,6 +80,11 @@ class ExpertKernel {
 
   void reserve();
   void prepare_inputs(RowSpan<const float> hidden);
+  void prepare_input(RowSpan<const float> hidden, const ExpertPart& part);
+  void prepare_tokens(RowSpan<const float> hidden, const ExpertPart& part);
+  void prepare_tiles(RowSpan<const float> hidden, const ExpertPart& part);
+  template <class RowOf>
+  void prepare_group(std::size_t group, const ExpertPart& part, unsigned char* out, const RowOf& row_of);
   void check_job(std::int64_t id, std::int64_t offset);
   void take_back(const std::int64_t* ids, std::size_t count);
   std::size_t group_of(std::int64_t expert) const;
@@ -92,6 +97,10 @@ class ExpertKernel {
                   std::size_t num_jobs);
   std::int64_t act_task_rows(std::int64_t rows, std::int64_t count, std::size_t num_jobs) const;
   Matrix part_of(const Job& job, const ExpertPart& part) const;
+  // What the activations of a step are turned into for a part, of however many tokens an expert has.
+  ActivationKind kind_of(const ExpertPart& part) const {
+    return kernels_.activation_of(part.format, num_tokens_);
+  }
   void multiply(const Job& job, const ExpertPart& part, const std::optional<ExpertPart>& bias,
                 std::int64_t first, std::int64_t last, const void* x, int thread, float* y,
                 std::int64_t y_stride);
@@ -122,7 +131,7 @@ class ExpertKernel {
   std::vector<std::atomic<std::int64_t>> tasks_left_;
   // What the first matrices and the last are multiplied with, by ActivationKind; inputs in the order of
   // groups_.sorted.
-  std::array<Buffer, 3> inputs_, acts_;
+  std::array<Buffer, kActivationKinds> inputs_, acts_;
   Buffer gates_, ups_, outputs_;  // products of the three matrices, floats; those of up exist in each thread
   std::size_t ups_of_thread_ = 0;
 };

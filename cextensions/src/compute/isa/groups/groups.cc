@@ -3,74 +3,14 @@
 #include "groups/block_columns.inc"
 #include "groups/block_rows.inc"
 #include "groups/columns.inc"
+#include "groups/formats.inc"
 #include "groups/four_blocks.inc"
-#include "groups/grid.inc"
 #include "groups/int8_tiles.inc"
 #include "groups/lane_pairs.inc"
-#include "groups/linear.inc"
 #include "groups/linear_columns.inc"
-#include "groups/rows.inc"
 
 namespace moeinf {
 namespace {
-
-// Calls with a value of the format's type, which says how its blocks lie.
-template <class Call>
-void with_format(Format format, const Call& call) {
-  switch (format) {
-    case Format::kQ8_0:
-      return call(Q8_0{});
-    case Format::kQ4_0:
-      return call(Q4_0{});
-    case Format::kIQ4_NL:
-      return call(IQ4_NL{});
-    case Format::kMXFP4:
-      return call(MXFP4{});
-    case Format::kQ4_K:
-      return call(Q4_K{});
-    case Format::kQ4_1:
-      return call(Q4_1{});
-    case Format::kQ5_0:
-      return call(Q5_0{});
-    case Format::kQ5_1:
-      return call(Q5_1{});
-    case Format::kQ2_K:
-      return call(Q2_K{});
-    case Format::kQ3_K:
-      return call(Q3_K{});
-    case Format::kQ5_K:
-      return call(Q5_K{});
-    case Format::kQ6_K:
-      return call(Q6_K{});
-    case Format::kIQ4_XS:
-      return call(IQ4_XS{});
-    case Format::kIQ3_XXS:
-      return call(IQ3_XXS{});
-    case Format::kIQ3_S:
-      return call(IQ3_S{});
-    case Format::kIQ2_XXS:
-      return call(IQ2_XXS{});
-    case Format::kIQ2_XS:
-      return call(IQ2_XS{});
-    case Format::kIQ2_S:
-      return call(IQ2_S{});
-    case Format::kIQ1_S:
-      return call(IQ1_S{});
-    case Format::kIQ1_M:
-      return call(IQ1_M{});
-    case Format::kTQ1_0:
-      return call(TQ1_0{});
-    case Format::kTQ2_0:
-      return call(TQ2_0{});
-    case Format::kNVFP4:
-      return call(NVFP4{});
-    case Format::kF32:
-    case Format::kNarrowF32:
-    case Format::kF16:
-    case Format::kBF16:
-      return;  // see ops.cc
-  }
-}
 
 // The ways to multiply rows with a few activations: a format goes the first of these that its vectors have
 // for it. The file of each way says which formats go it.
