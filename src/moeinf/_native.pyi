@@ -173,7 +173,16 @@ class NativeReader:
         prefetch_depth: int = 4,
         segment_bytes: int = ...,
         on_wait: OnWait | None = None,
-    ) -> None: ...
+        disks: int = 1,
+        cuts: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """paths: of the files on the first disk, then of the same files on each other one; sizes: of one disk's.
+
+        A read goes to the disk that will have brought it soonest, by its rate so far and what is in flight. One that
+        fails, or differs from its sum, is tried on the others before it counts as failed, and `notice` says so. cuts:
+        of every `period` bytes of a file, two disks have the first so many and the rest: (period, first) of each file.
+        """
+
     @property
     def backend(self) -> str: ...
     @property
@@ -238,6 +247,9 @@ class NativeReader:
         """Collects everything that has ended, in the order in which it ended. Does not block."""
 
     def bytes_read(self) -> int: ...
+    def bytes_read_of(self, disk: int) -> int:
+        """Of that disk alone; the first one is 0. IndexError for one that there is not."""
+
     def busy_seconds(self) -> float:
         """Seconds in which at least one read was in flight."""
 

@@ -132,6 +132,7 @@ class NativeReader {
 
   Reader& engine() { return *reader_; }
   std::int64_t bytes_read() const { return reader_->bytes_read(); }
+  std::int64_t bytes_read_of(int disk) const { return reader_->bytes_read_of(disk); }
   double busy_seconds() const { return reader_->busy_seconds(); }
 
   bool close() {

@@ -1,6 +1,7 @@
 // moeinf._native.NativeReader and ReadFailure for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -37,6 +38,14 @@ std::vector<std::string> path_bytes(const std::vector<nb::object>& paths) {
   std::vector<std::string> bytes;
   for (const nb::object& path : paths) bytes.push_back(path_bytes(path));
   return bytes;
+}
+
+// cuts: (period, first) of each file, where two disks share them.
+moeinf::Copies copies_of(int num_disks, const std::vector<std::pair<std::int64_t, std::int64_t>>& cuts) {
+  moeinf::Copies copies;
+  copies.num_disks = num_disks;
+  for (const auto& [period, first] : cuts) copies.cuts.push_back({period, first});
+  return copies;
 }
 
 moeinf::BackendKind backend_kind(const std::string& name) {
@@ -86,8 +95,10 @@ void bind_native_reader(nb::module_& m) {
           "__init__",
           [](NativeReader* self, const std::vector<nb::object>& paths, std::vector<std::int64_t> sizes,
              std::shared_ptr<Arena> arena, const std::string& backend, bool direct, int queue_depth,
-             int prefetch_depth, std::int64_t segment_bytes, nb::object on_wait) {
+             int prefetch_depth, std::int64_t segment_bytes, nb::object on_wait, int disks,
+             const std::vector<std::pair<std::int64_t, std::int64_t>>& cuts) {
             moeinf::ReaderOptions options;
+            options.copies = copies_of(disks, cuts);
             options.backend = backend_kind(backend);
             options.access = direct ? moeinf::Access::kDirect : moeinf::Access::kCached;
             options.queue_depth = queue_depth;
@@ -100,7 +111,8 @@ void bind_native_reader(nb::module_& m) {
           nb::arg("direct") = true, nb::arg("queue_depth") = moeinf::ReaderOptions().queue_depth,
           nb::arg("prefetch_depth") = moeinf::ReaderOptions().prefetch_depth,
           nb::arg("segment_bytes") = moeinf::ReaderOptions().segment_bytes,
-          nb::arg("on_wait").none() = nb::none())
+          nb::arg("on_wait").none() = nb::none(), nb::arg("disks") = 1,
+          nb::arg("cuts") = std::vector<std::pair<std::int64_t, std::int64_t>>())
       .def_prop_ro("backend", &NativeReader::backend)
       .def_prop_ro("notice", &NativeReader::notice)
       .def("expect", &NativeReader::expect, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(),
@@ -118,6 +130,7 @@ void bind_native_reader(nb::module_& m) {
       .def("wait_any", &NativeReader::wait_any, nb::arg("keys").noconvert())
       .def("poll", &NativeReader::poll)
       .def("bytes_read", &NativeReader::bytes_read)
+      .def("bytes_read_of", &NativeReader::bytes_read_of, nb::arg("disk"))
       .def("busy_seconds", &NativeReader::busy_seconds)
       .def("close", &NativeReader::close);
 }

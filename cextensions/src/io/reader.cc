@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 namespace moeinf {
@@ -22,7 +23,27 @@ const ReaderOptions& require_options(const ReaderOptions& options) {
       options.segment_bytes % kBlockBytes != 0) {
     throw std::invalid_argument("segment_bytes is a multiple of 4096, at most 1 GiB");
   }
+  const Copies& copies = options.copies;
+  if (copies.num_disks < 1 || copies.num_disks > kMostDisks)
+    throw std::invalid_argument("there are 1 to " + std::to_string(kMostDisks) + " disks");
+  if (!copies.cuts.empty() && copies.num_disks != 2)
+    throw std::invalid_argument("files are divided among two disks");
+  for (const Cut& cut : copies.cuts) {
+    if (cut.first <= 0 || cut.first >= cut.period || cut.first % kBlockBytes != 0)
+      throw std::invalid_argument("each disk has some whole blocks of what is divided");
+  }
   return options;
+}
+
+std::vector<std::int64_t> on_each_disk(const std::vector<std::int64_t>& sizes, const Copies& copies) {
+  std::vector<std::int64_t> all;
+  for (int disk = 0; disk < copies.num_disks; ++disk) all.insert(all.end(), sizes.begin(), sizes.end());
+  return all;
+}
+
+Copies with_files(Copies copies, int num_files) {
+  copies.num_files = num_files;
+  return copies;
 }
 
 void require_file(std::int64_t file, int count, const std::string& whose) {
@@ -50,8 +71,13 @@ void require_range(const char* what, std::int64_t start, std::int64_t num_bytes,
 Reader::Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
                const ReaderOptions& options)
     : arena_(std::move(arena)),
-      files_(std::move(paths), std::move(sizes), require_options(options).access, options.file_system),
-      scheduler_(new Scheduler(options.queue_depth, options.prefetch_depth, options.segment_bytes)) {
+      num_files_(static_cast<int>(sizes.size())),
+      files_(std::move(paths), on_each_disk(sizes, require_options(options).copies), options.access,
+             options.file_system),
+      scheduler_(new Scheduler(options.queue_depth, options.prefetch_depth, options.segment_bytes,
+                               with_files(options.copies, num_files_))) {
+  if (!options.copies.cuts.empty() && options.copies.cuts.size() != sizes.size())
+    throw std::invalid_argument("as many cuts as files are needed");
   start(options);
 }
 
@@ -63,13 +89,14 @@ Scheduler& Reader::at_home() const {
 }
 
 void Reader::start(const ReaderOptions& options) {
-  const int num_threads = std::min(options.queue_depth, kMaxThreads);
+  const int depth = options.queue_depth * options.copies.num_disks;
+  const int num_threads = std::min(options.queue_depth, kMaxThreads) * options.copies.num_disks;
   if (options.backend != BackendKind::kThreads) {
     try {
       // The kernel retries a short read of such a file from where it began, and reports the whole as read.
       if (!files_.remote().empty())
         throw SystemFailure(EOPNOTSUPP, "io_uring not used (" + files_.remote() + ")");
-      backend_.reset(make_ring_backend(*scheduler_, files_, options.queue_depth, options.pread).release());
+      backend_.reset(make_ring_backend(*scheduler_, files_, depth, options.pread).release());
       return;
     } catch (const SystemFailure& refused) {
       if (options.backend == BackendKind::kRing) throw;
@@ -84,7 +111,17 @@ std::string Reader::notice() const {
   home_.require();
   const std::string files = files_.notice();
   const std::string ring = refused_ring_.empty() ? backend_->notice() : refused_ring_;
-  return files + (files.empty() || ring.empty() ? "" : "; ") + ring;
+  std::string line;
+  for (const std::string& each : {files, ring, replaced()}) {
+    if (!each.empty()) line += (line.empty() ? "" : "; ") + each;
+  }
+  return line;
+}
+
+std::string Reader::replaced() const {
+  const std::optional<Replaced> found = scheduler_->first_replaced();
+  if (!found) return {};
+  return std::string(failure(found->failed).what()) + ": read from " + files_.path(found->file) + " instead";
 }
 
 void Reader::expect(Span<const std::int64_t> files, Span<const std::int64_t> offsets, std::int64_t num_bytes,
@@ -92,7 +129,7 @@ void Reader::expect(Span<const std::int64_t> files, Span<const std::int64_t> off
   require_as_many(files, offsets, "offsets");
   require_as_many(files, sums, "sums");
   for (std::size_t i = 0; i < files.size(); ++i) {
-    require_file(files[i], files_.count(), "block " + std::to_string(i));
+    require_file(files[i], num_files_, "block " + std::to_string(i));
     const int file = static_cast<int>(files[i]);
     if (offsets[i] < 0 || num_bytes <= 0 || offsets[i] > files_.num_bytes(file) - num_bytes) {
       throw std::invalid_argument("block " + std::to_string(i) + " is not inside its file");
@@ -122,7 +159,7 @@ void Reader::submit(Span<const std::int64_t> keys, Span<const std::int64_t> file
   require_as_many(keys, priorities, "priorities");
   std::vector<Request> requests(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    require_file(files[i], files_.count(), "key " + std::to_string(keys[i]));
+    require_file(files[i], num_files_, "key " + std::to_string(keys[i]));
     const int file = static_cast<int>(files[i]);
     require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
     require_range("arena", destinations[i], num_bytes, static_cast<std::int64_t>(arena_->num_bytes()),
@@ -165,7 +202,7 @@ void Reader::submit_pieces(Span<const std::int64_t> keys, const Pieces& pieces,
 // The blocks that a range lies in, cut at the end of the file.
 Piece Reader::piece_of(std::int64_t key, std::int64_t file, std::int64_t offset, std::int64_t destination,
                        std::int64_t num_bytes) {
-  require_file(file, files_.count(), "key " + std::to_string(key));
+  require_file(file, num_files_, "key " + std::to_string(key));
   const int number = static_cast<int>(file);
   const std::int64_t file_bytes = files_.num_bytes(number);
   if (offset < 0 || num_bytes <= 0 || num_bytes > file_bytes || offset > file_bytes - num_bytes) {

@@ -23,8 +23,20 @@ void require_priority(double priority) {
 
 }  // namespace
 
-Scheduler::Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes)
-    : queue_depth_(queue_depth), prefetch_depth_(prefetch_depth), segment_bytes_(segment_bytes) {}
+Scheduler::Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes, Copies copies)
+    : queue_depth_(queue_depth * copies.num_disks),
+      prefetch_depth_(prefetch_depth * copies.num_disks),
+      segment_bytes_(segment_bytes),
+      copies_(std::move(copies)),
+      rates_(copies_.num_disks) {}
+
+void Scheduler::Entry::begin_again() {
+  piece = failed_piece = 0;
+  issued_bytes = landed_bytes = 0;
+  failure = {};
+  found.sum = 0;
+  for (Found& each : more_found) each.sum = 0;
+}
 
 bool Scheduler::Sooner::operator()(const Entry* a, const Entry* b) const {
   if (a->request.priority != b->request.priority) return a->request.priority > b->request.priority;
@@ -139,8 +151,7 @@ Scheduler::Waited Scheduler::wait_any(Span<const std::int64_t> keys, std::chrono
     for (const Entry* entry : complete_) {
       if (std::find(keys.begin(), keys.end(), entry->request.key) == keys.end()) continue;
       if (has_failed(*entry)) {
-        waited.failed =
-            FailedRequest{entry->request.key, entry->piece_at(entry->failed_piece), entry->failure};
+        waited.failed = failed_request(*entry);
         forget_landed(entry);
         return waited;
       }
@@ -176,7 +187,13 @@ Scheduler::Polled Scheduler::poll() {
 int Scheduler::file_of(std::int64_t key) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto place = entries_.find(key);
-  return place == entries_.end() ? -1 : place->second.request.piece.file;
+  if (place == entries_.end()) return -1;
+  return copies_.file_on(place->second.request.piece.file, place->second.disk);
+}
+
+std::optional<Replaced> Scheduler::first_replaced() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return first_replaced_;
 }
 
 bool Scheduler::try_next(Segment* segment) {
@@ -204,16 +221,25 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
   entry.found_at(segment.piece).sum ^= outcome.sum;
   entry.in_flight -= 1;
   if (!is_demand(entry)) prefetch_in_flight_ -= 1;
-  if (--in_flight_ == 0) busy_ += Clock::now() - busy_since_;
-  if ((outcome.ended || outcome.error != 0) && !has_failed(entry)) {
-    entry.failure = outcome;
-    entry.failed_piece = segment.piece;
-    waiting_.erase(&entry);  // the rest is not worth reading
+  const auto now = Clock::now();
+  rates_.finished(segment.disk, segment.num_bytes, outcome.num_bytes_read, now);
+  if (--in_flight_ == 0) busy_ += now - busy_since_;
+  if (outcome.ended || outcome.error != 0) {
+    entry.refused |= Disks{1} << segment.disk;
+    if (copies_.num_disks > 1) rates_.give_up(segment.disk);
+    if (!has_failed(entry)) {
+      entry.failure = outcome;
+      entry.failed_piece = segment.piece;
+      entry.failed_disk = segment.disk;
+      waiting_.erase(&entry);  // the rest is not worth reading
+    }
   }
   const bool landed = entry.landed_bytes == entry.num_bytes || has_failed(entry);
   if (!landed || entry.in_flight > 0) return;
   try {
     if (!has_failed(entry)) compare_sums(entry);
+    if (has_failed(entry) && read_from_others(entry)) return;
+    if (entry.replaced && !has_failed(entry)) note_replaced(entry);
   } catch (const std::bad_alloc&) {
     entry.failure.error = ENOMEM;
   }
@@ -231,6 +257,59 @@ void Scheduler::compare_sums(Entry& entry) {
     entry.failure.damaged = true;
     entry.failed_piece = piece;
   }
+}
+
+FailedRequest Scheduler::failed_request(const Entry& entry) const {
+  FailedRequest failed{entry.request.key, entry.piece_at(entry.failed_piece), entry.failure};
+  failed.piece.file = copies_.file_on(failed.piece.file, entry.failed_disk);
+  return failed;
+}
+
+// Queues a request that has failed once more, from disks that may still bring it: false where none is left.
+bool Scheduler::read_from_others(Entry& entry) {
+  if (copies_.num_disks == 1 || !copies_.cuts.empty() || closed_) return false;
+  const Piece& piece = entry.piece_at(entry.failed_piece);
+  const bool damaged = entry.failure.damaged;
+  if (damaged && piece.summed_bytes < piece.sum->num_bytes) {
+    // Other slices of the expert may be the wrong ones, and have been used: all are read again when they are
+    // asked for again, and then from the first disk.
+    piece.sum->disk = 0;
+    return false;
+  }
+  if (entry.alone >= 0) {
+    entry.refused |= Disks{1} << entry.alone;
+    entry.failed_disk = entry.alone;
+  }
+  // Of bytes that came from several disks, nobody knows whose are wrong until each alone was asked for all of
+  // them.
+  const bool one_by_one = damaged || entry.alone >= 0;
+  const int next = one_by_one ? first_but(entry.refused) : rates_.choose(1, entry.refused, Clock::now());
+  if (next < 0) return false;
+  if (entry.alone < 0 && damaged) entry.failed_disk = next == 0 ? 1 : 0;  // if `next` has them right
+  waiting_.insert(&entry);
+  entry.replaced = failed_request(entry);
+  if (one_by_one) entry.alone = next;
+  entry.begin_again();
+  return true;
+}
+
+int Scheduler::first_but(Disks refused) const {
+  for (int disk = 0; disk < copies_.num_disks; ++disk) {
+    if ((refused >> disk & 1) == 0) return disk;
+  }
+  return -1;
+}
+
+// The failed request was read from another disk, which has its blocks right.
+void Scheduler::note_replaced(Entry& entry) {
+  if (entry.alone >= 0) {
+    for (std::size_t piece = 0; piece < entry.num_pieces(); ++piece) {
+      if (entry.piece_at(piece).sum != nullptr) entry.piece_at(piece).sum->disk = entry.alone;
+    }
+  }
+  if (first_replaced_) return;
+  const int disk = entry.alone >= 0 ? entry.alone : entry.disk;
+  first_replaced_ = Replaced{*entry.replaced, copies_.file_on(entry.request.piece.file, disk)};
 }
 
 // Of a piece whose sum is of more than that: whether all of it is known by now, and damaged. Which of its
@@ -274,6 +353,13 @@ std::int64_t Scheduler::bytes_read() const {
   return bytes_read_;
 }
 
+std::int64_t Scheduler::bytes_read_of(int disk) const {
+  if (disk < 0 || disk >= copies_.num_disks)
+    throw std::out_of_range("there is no disk " + std::to_string(disk));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return rates_.bytes_read(disk);
+}
+
 double Scheduler::busy_seconds() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto busy = in_flight_ > 0 ? busy_ + (Clock::now() - busy_since_) : busy_;
@@ -310,9 +396,14 @@ bool Scheduler::can_issue() const {
 void Scheduler::take(Segment* segment) {
   Entry& entry = **waiting_.begin();
   const Piece& piece = entry.piece_at(entry.piece);
-  const std::int64_t start = entry.issued_bytes, end = std::min(start + segment_bytes_, piece.num_bytes);
-  *segment = {entry.request.key,         piece.file,  piece.offset + start,
-              piece.destination + start, end - start, entry.piece};
+  const std::int64_t start = entry.issued_bytes;
+  std::int64_t end = std::min(start + segment_bytes_, piece.num_bytes);
+  const auto now = Clock::now();
+  entry.disk = disk_of(entry, piece, start, &end, now);
+  *segment = {entry.request.key,    copies_.file_on(piece.file, entry.disk),
+              piece.offset + start, piece.destination + start,
+              end - start,          entry.piece};
+  segment->disk = entry.disk;
   if (entry.found_at(entry.piece).checked) {
     const std::int64_t last = piece.summed_from + piece.summed_bytes;
     const std::int64_t from = std::max(start, piece.summed_from), to = std::max(from, std::min(end, last));
@@ -327,8 +418,25 @@ void Scheduler::take(Segment* segment) {
   }
   entry.in_flight += 1;
   if (!is_demand(entry)) prefetch_in_flight_ += 1;
-  if (in_flight_++ == 0) busy_since_ = Clock::now();
+  rates_.issued(entry.disk, segment->num_bytes, now);
+  if (in_flight_++ == 0) busy_since_ = now;
   if (entry.piece == entry.num_pieces()) waiting_.erase(waiting_.begin());
+}
+
+// Which disk is asked for the bytes of a piece from `start` on; their end is drawn in to where its part ends.
+int Scheduler::disk_of(const Entry& entry, const Piece& piece, std::int64_t start, std::int64_t* end,
+                       Clock::time_point now) const {
+  if (copies_.num_disks == 1) return 0;
+  if (!copies_.cuts.empty()) {
+    const Cut& cut = copies_.cuts[static_cast<std::size_t>(piece.file)];
+    const std::int64_t place = (piece.offset + start) % cut.period;
+    const std::int64_t part = place < cut.first ? cut.first - place : cut.period - place;
+    *end = std::min(*end, start + part);
+    return place < cut.first ? 0 : 1;
+  }
+  if (entry.alone >= 0) return entry.alone;
+  if (piece.sum != nullptr && piece.sum->disk >= 0) return piece.sum->disk;
+  return rates_.choose(*end - start, entry.refused, now);
 }
 
 void Scheduler::require_open() const {

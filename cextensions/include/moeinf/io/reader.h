@@ -16,6 +16,7 @@
 #include "moeinf/home_process.h"
 #include "moeinf/io/arena.h"
 #include "moeinf/io/backend.h"
+#include "moeinf/io/copies.h"
 #include "moeinf/io/file_set.h"
 #include "moeinf/io/scheduler.h"
 #include "moeinf/span.h"
@@ -30,6 +31,7 @@ struct ReaderOptions {
   int queue_depth = 16;
   int prefetch_depth = 4;
   std::int64_t segment_bytes = 1 << 20;
+  Copies copies{};  // its num_files is what the reader makes of it
   PreadFunction pread = ::pread;
   FileSystemProbe file_system = file_system_of;
 };
@@ -43,6 +45,7 @@ struct Pieces {
 // throws std::runtime_error, and close() does nothing.
 class Reader {
  public:
+  // paths: those of the first disk, then the same files on each other one; sizes: of the files of one disk.
   // Throws std::invalid_argument for options out of range, SystemFailure and ReadFailure as FileSet and the
   // backends do.
   Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
@@ -51,7 +54,7 @@ class Reader {
 
   bool is_at_home() const { return home_.is_here(); }  // not in a forked child
   const char* backend() const { return backend_->name(); }
-  // One line once O_DIRECT or io_uring was refused, else empty; any thread.
+  // One line once O_DIRECT or io_uring was refused, or one disk stood in for another, else empty; any thread.
   std::string notice() const;
 
   // From now on, a read of the num_bytes at one of these places is compared with their CRC-32C: the first
@@ -80,6 +83,7 @@ class Reader {
   std::string path_of(std::int64_t key) const;  // the file that it is read from; empty: the key is not known
 
   std::int64_t bytes_read() const { return at_home().bytes_read(); }
+  std::int64_t bytes_read_of(int disk) const { return at_home().bytes_read_of(disk); }
   double busy_seconds() const { return at_home().busy_seconds(); }
   void close();  // drops what is queued, waits for what is in flight; any thread, any number of times
 
@@ -90,8 +94,10 @@ class Reader {
                  std::int64_t num_bytes);
   void find_sum(Piece* piece);
   ReadFailure failure(const FailedRequest& failed) const;
+  std::string replaced() const;
 
   std::shared_ptr<Arena> arena_;
+  const int num_files_;  // of each disk
   FileSet files_;
   std::map<std::pair<int, std::int64_t>, BlockSum> expected_;  // by file and offset
   HomeProcess home_;

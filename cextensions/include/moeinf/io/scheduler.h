@@ -6,6 +6,10 @@
 // prefetch_depth of their segments in flight. A request is issued segment by segment, so a half-issued
 // prefetch yields to a demand.
 //
+// Where several disks have the same files, each segment goes to the one that will have read it soonest. A
+// request of which a disk did not bring all bytes, or wrong ones, is read again from the others before it
+// counts as failed.
+//
 // Every member may be called from any thread; one mutex guards all state and is never held across a system
 // call. Only wait_any (caller's side) and wait_next (reader's side) block, and close() wakes both for good.
 // Members of the caller's side throw std::invalid_argument once closed. Memory of a segment that was handed
@@ -23,6 +27,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "moeinf/io/copies.h"
 #include "moeinf/io/segment_read.h"
 #include "moeinf/span.h"
 
@@ -45,6 +50,7 @@ struct BlockSum {
   // Where the block is read range by range: what each range, by its place in the block, contributes to the
   // sum, as it was read last. The block is compared whenever they make up all of it.
   std::map<std::int64_t, Share> shares{};
+  int disk = -1;  // that alone has it as it was written; -1: as far as is known, all of them have
 };
 
 // A range of a file that a request reads. Where it ends with the file, it need not be whole blocks; its
@@ -72,13 +78,20 @@ struct Request {
 
 struct FailedRequest {
   std::int64_t key = 0;
-  Piece piece;
+  Piece piece;  // with the file of the disk that failed
   Outcome outcome;
+};
+
+// What one disk did not bring, and another did.
+struct Replaced {
+  FailedRequest failed;
+  int file = 0;  // that it was read from
 };
 
 class Scheduler {
  public:
-  Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes);
+  // Depths are those of each disk.
+  Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes, Copies copies = {});
 
   // Caller's side. The first two tell whether something may be issued now: only then is there a reason to
   // wake a reader, and the wake-up of a sleeping thread is what a call costs.
@@ -103,7 +116,8 @@ class Scheduler {
   };
   Polled poll();
 
-  int file_of(std::int64_t key) const;  // -1: the key is not known
+  int file_of(std::int64_t key) const;  // on the disk that was asked last; -1: the key is not known
+  std::optional<Replaced> first_replaced() const;
 
   // Reader's side.
   bool try_next(Segment* segment);   // false: nothing may be issued now
@@ -115,11 +129,12 @@ class Scheduler {
   void close();
   bool is_closed() const;
   std::int64_t bytes_read() const;
-  double busy_seconds() const;   // time in which at least one segment was in flight
-  void check_integrity() const;  // throws std::logic_error; for tests
+  double busy_seconds() const;                 // time in which at least one segment was in flight
+  std::int64_t bytes_read_of(int disk) const;  // throws std::out_of_range for a disk that there is not
+  void check_integrity() const;                // throws std::logic_error; for tests
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = DiskRates::Clock;
 
   struct Found {
     bool checked = false;
@@ -135,6 +150,11 @@ class Scheduler {
     int in_flight = 0;             // segments
     Outcome failure;               // the first one
     std::size_t failed_piece = 0;  // in which it was
+    int failed_disk = 0;           // by which
+    Disks refused = 0;             // disks that failed for this request
+    int alone = -1;                // the disk that all of it is read from, once it did not match its sum
+    int disk = 0;                  // that was asked last
+    std::optional<FailedRequest> replaced;  // what failed last, and is read from another disk
     Found found;
     std::vector<Found> more_found;
     bool complete = false;
@@ -145,6 +165,7 @@ class Scheduler {
     }
     Found& found_at(std::size_t index) { return index == 0 ? found : more_found[index - 1]; }
     bool begun() const { return piece > 0 || issued_bytes > 0; }
+    void begin_again();
   };
   struct Sooner {
     bool operator()(const Entry* a, const Entry* b) const;
@@ -153,6 +174,12 @@ class Scheduler {
   static bool is_demand(const Entry& entry);
   static bool has_failed(const Entry& entry);
   static void compare_sums(Entry& entry);
+  FailedRequest failed_request(const Entry& entry) const;
+  bool read_from_others(Entry& entry);
+  int first_but(Disks refused) const;  // -1: all have refused
+  void note_replaced(Entry& entry);
+  int disk_of(const Entry& entry, const Piece& piece, std::int64_t start, std::int64_t* end,
+              Clock::time_point now) const;
   static bool is_damaged(const Piece& piece, std::uint32_t found);
   void add(const Request& request);
   void remove(std::int64_t key);
@@ -165,6 +192,7 @@ class Scheduler {
   const int queue_depth_;
   const int prefetch_depth_;
   const std::int64_t segment_bytes_;
+  const Copies copies_;
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // wait_next
@@ -179,6 +207,8 @@ class Scheduler {
   int num_waiters_ = 0;
   bool closed_ = false;
   std::int64_t bytes_read_ = 0;
+  DiskRates rates_;
+  std::optional<Replaced> first_replaced_;
   Clock::duration busy_{};
   Clock::time_point busy_since_{};
 };

@@ -11,13 +11,14 @@ namespace moeinf {
 // expert.
 struct Segment {
   std::int64_t key = 0;
-  int file = 0;
+  int file = 0;             // that of its disk
   std::int64_t offset = 0;  // in the file
   unsigned char* destination = nullptr;
   std::int64_t num_bytes = 0;  // no whole number of blocks: the file ends there
   std::size_t piece = 0;       // of the request
   // The part of the segment whose sum is wanted, and how many bytes of the sum's range follow it.
   std::int64_t summed_from = 0, summed_bytes = 0, bytes_after = 0;
+  int disk = 0;
 };
 
 struct Outcome {

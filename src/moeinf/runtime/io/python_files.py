@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moeinf._native import Arena, ReadFailure, crc32c
+from moeinf.runtime.io.reader_protocol import NO_OTHERS, OtherDisks
 from moeinf.types import BLOCK_ALIGN_BYTES, IntArray, SumArray
 
 
@@ -63,23 +64,28 @@ class Piece:
 class ReaderFiles:
     """Open files, the arena that they are read into, and the sums that their blocks have. Files close with it."""
 
-    def __init__(self, paths: Sequence[str], sizes: Sequence[int], arena: Arena) -> None:
+    def __init__(
+        self, paths: Sequence[str], sizes: Sequence[int], arena: Arena, others: OtherDisks = NO_OTHERS
+    ) -> None:
         """Raises OSError for a file that cannot be opened, and ReadFailure for one of another size."""
-        self._descriptors: list[int] = []
+        self._descriptors: list[int] = []  # of the first disk's files, then of each other one's
+        self._cuts = others.cuts
+        self.num_disks = 1 + len(others.paths)
         self._memory = arena.array().data  # keeps the arena alive
+        self._every_path = [*paths, *(str(path) for disk in others.paths for path in disk)]
         self._paths = list(paths)
         self._sizes = list(sizes)
         self._expected: dict[tuple[int, int], Expected] = {}  # by file and offset
         self._starts: list[tuple[int, int]] = []  # the keys of that, ascending
         try:
-            for path, num_bytes in zip(self._paths, self._sizes, strict=True):
+            for path, num_bytes in zip(self._every_path, self._sizes * self.num_disks, strict=True):
                 self._descriptors.append(_open(path, num_bytes))
         except BaseException:
             self.close()
             raise
 
-    def path(self, file: int) -> str:
-        return self._paths[file]
+    def path(self, file: int, disk: int = 0) -> str:
+        return self._every_path[file + disk * len(self._paths)]
 
     def expect(self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool) -> None:
         for file, offset, wanted in zip(files.tolist(), offsets.tolist(), sums.tolist(), strict=True):
@@ -119,23 +125,32 @@ class ReaderFiles:
         if not 0 <= file < len(self._paths):
             raise ValueError(f"key {key}: there is no file {file}")
 
-    def read(self, key: int, piece: Piece, begun: int, most: int) -> tuple[int, ReadFailure | None]:
-        """Reads at most so many bytes behind those that came: how many arrived, and why not all of them did."""
+    def read(self, key: int, piece: Piece, begun: int, most: int, disk: int) -> tuple[int, ReadFailure | None]:
+        """Reads at most so many bytes behind those that came: how many arrived, and why not all of them did.
+
+        disk: where several have all bytes; where each has some, the one that has these.
+        """
         wanted = min(most, piece.num_bytes - begun)
+        if self._cuts:
+            period, first = self._cuts[piece.file]
+            place = (piece.offset + begun) % period
+            disk = int(place >= first)
+            wanted = min(wanted, (period if disk else first) - place)
+        number = piece.file + disk * len(self._paths)
         start = piece.destination + begun
         done = 0
         while done < wanted:
             try:  # Python itself repeats a call that a signal interrupted
                 offset = piece.offset + begun + done
-                got = os.preadv(self._descriptors[piece.file], [self._memory[start + done : start + wanted]], offset)
+                got = os.preadv(self._descriptors[number], [self._memory[start + done : start + wanted]], offset)
             except OSError as error:
-                return done, self._failure(key, piece, begun + done, error)
+                return done, self._failure(key, piece, number, begun + done, error)
             if got == 0:
-                return done, self._failure(key, piece, begun + done, None)
+                return done, self._failure(key, piece, number, begun + done, None)
             done += got
         return done, None
 
-    def damage(self, key: int, pieces: list[Piece]) -> ReadFailure | None:
+    def damage(self, key: int, pieces: list[Piece], disk: int) -> ReadFailure | None:
         """Says so when one of these pieces, which have all come, is not what was written."""
         first: ReadFailure | None = None
         for piece in pieces:
@@ -144,17 +159,25 @@ class ReaderFiles:
                 continue
             place = piece.offset + piece.skipped - expected.offset
             if expected.is_damaged(place, self._memory[start : start + piece.wanted]) and first is None:
-                path, offset = self._paths[piece.file], expected.offset
+                path, offset = self.path(piece.file, disk), expected.offset
                 said = f"{expected.num_bytes} bytes at {offset} in {path} do not match their checksum"
                 first = read_failure(said, path, key, errno.EBADMSG)
                 first.offset, first.num_bytes_read = offset, sum(each.num_bytes for each in pieces)
         return first
 
-    def _failure(self, key: int, piece: Piece, done: int, error: OSError | None) -> ReadFailure:
-        path = self._paths[piece.file]
+    def can_replace(self, pieces: list[Piece], failure: ReadFailure) -> bool:
+        """Whether another disk may have what this one did not bring.
+
+        Of a slice that is damaged, the others of its expert would have to be read again as well.
+        """
+        sliced = any(piece.expected and piece.wanted < piece.expected.num_bytes for piece in pieces)
+        return self.num_disks > 1 and not self._cuts and not (sliced and failure.errno == errno.EBADMSG)
+
+    def _failure(self, key: int, piece: Piece, number: int, done: int, error: OSError | None) -> ReadFailure:
+        path = self._every_path[number]
         wanted = f"{piece.num_bytes} bytes at {piece.offset}"
         if error is None:
-            now = os.fstat(self._descriptors[piece.file]).st_size
+            now = os.fstat(self._descriptors[number]).st_size
             message = f"{path} ends at {now}, expected {wanted}: the file is truncated"
         else:
             message = f"read of {wanted} in {path} failed: {error.strerror}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from moeinf._native import Arena, ReadFailure
 from moeinf.runtime.io.python_files import Piece, ReaderFiles, read_failure
-from moeinf.runtime.io.reader_protocol import OnWait, ReadDone
+from moeinf.runtime.io.reader_protocol import NO_OTHERS, OnWait, OtherDisks, ReadDone
 from moeinf.types import FloatArray, IntArray, SumArray
 
 SIGNAL_PERIOD_S: Final = 0.1  # between two calls of on_wait
@@ -32,6 +32,7 @@ class _Request:
     done: int = 0  # pieces
     num_bytes_read: int = 0  # of the piece that follows them
     issued: bool = False
+    disk: int = 0  # that it is read from
     landed: int | None = None  # once it is complete: how many had landed before it
     failure: ReadFailure | None = None
 
@@ -40,11 +41,11 @@ class PureReader:
     """Implements Reader (reader_protocol.py) without native threads: the contract of NativeReader, only slower.
 
     One worker thread reads one segment at a time and takes the next from the request that sorts first. It outlives what
-    reading raises, which is the failure of that read, and ends where the reader is forgotten without `close`.
+    reading raises, which is the failure of that read, and ends where the reader is forgotten without `close`. With one
+    read at a time nothing is gained from a second disk: one is asked where the disk before it failed.
     """
 
     backend = "pure"
-    notice = ""
 
     def __init__(
         self,
@@ -54,8 +55,10 @@ class PureReader:
         *,
         segment_bytes: int = 1 << 20,
         on_wait: OnWait | None = None,
+        others: OtherDisks = NO_OTHERS,
     ) -> None:
-        self._files = ReaderFiles(paths, sizes, arena)
+        self.notice = ""
+        self._files = ReaderFiles(paths, sizes, arena, others)
         self._segment_bytes = segment_bytes
         self._requests: dict[int, _Request] = {}
         self._next_order = self._num_landed = 0
@@ -218,18 +221,23 @@ class PureReader:
         piece, num_bytes = request.pieces[request.done], 0
         failure: ReadFailure | None = None
         try:
-            num_bytes, failure = self._files.read(request.key, piece, request.num_bytes_read, self._segment_bytes)
+            num_bytes, failure = self._files.read(
+                request.key, piece, request.num_bytes_read, self._segment_bytes, request.disk
+            )
             if failure is not None:
                 failure.num_bytes_read += sum(each.num_bytes for each in request.pieces[: request.done])
             ended = failure is None and request.num_bytes_read + num_bytes == piece.num_bytes
             if ended and request.done + 1 == len(request.pieces):
-                failure = self._files.damage(request.key, request.pieces)
+                failure = self._files.damage(request.key, request.pieces, request.disk)
         except BaseException as error:  # whoever waits for the read is told, whatever it was
             path, code = self._files.path(piece.file), errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO
             failure = read_failure(f"read in {path} failed: {error!r}", path, request.key, code)
         with self._changed:
             self._busy_s += time.perf_counter() - started
             self._bytes_read += num_bytes
+            if failure is not None and (said := _read_from_next(request, failure, self._files)):
+                self.notice = self.notice or said
+                return
             request.num_bytes_read += num_bytes
             if request.num_bytes_read == piece.num_bytes:
                 request.done, request.num_bytes_read = request.done + 1, 0
@@ -269,6 +277,15 @@ def _work(reader: weakref.ref[PureReader], changed: threading.Condition) -> None
             request.issued = True
         reading._advance(request)
         del reading, request
+
+
+def _read_from_next(request: _Request, failure: ReadFailure, files: ReaderFiles) -> str:
+    """Begins a request that failed again, on the next disk, and says so: "" where there is none."""
+    if request.disk + 1 == files.num_disks or not files.can_replace(request.pieces, failure):
+        return ""
+    request.disk += 1
+    request.done = request.num_bytes_read = 0
+    return f"{failure}: read from {files.path(request.pieces[0].file, request.disk)} instead"
 
 
 def _require_priority(priority: float) -> None:

@@ -15,7 +15,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import REMEDIES, UNSUPPORTED, StoreError, is_of_content
 from moeinf.runtime.io.pages import LEAST_BYTES
 from moeinf.runtime.io.python_reader import PureReader
-from moeinf.runtime.io.reader_protocol import DiskReader, OnWait, Reader
+from moeinf.runtime.io.reader_protocol import NO_OTHERS, DiskReader, OnWait, OtherDisks, Reader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
@@ -33,24 +33,28 @@ def open_reader(
     config: RuntimeConfig,
     sums: Sequence[SumRun] = (),
     on_wait: OnWait | None = None,
+    others: OtherDisks = NO_OTHERS,
 ) -> DiskReader:
     """Opens a reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
 
+    others: where the same files lie on other disks, from which they are read as well.
     Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.
     """
     names, numbers = [str(path) for path in paths], {path.name: number for number, path in enumerate(paths)}
     try:
         reader: PureReader | NativeReader
         if config.reading.reader == "pure":
-            reader = PureReader(names, list(sizes), arena, on_wait=on_wait)
+            reader = PureReader(names, list(sizes), arena, on_wait=on_wait, others=others)
         else:
             reader = NativeReader(
-                names,
+                [*names, *(str(path) for disk in others.paths for path in disk)],
                 list(sizes),
                 arena,
                 direct=config.reading.direct_io,
                 queue_depth=config.reading.queue_depth,
                 on_wait=on_wait,
+                disks=1 + len(others.paths),
+                cuts=list(others.cuts),
             )
     except OSError as error:
         raise _unopened(error) from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
 
 from moeinf.types import FloatArray, IntArray
 
@@ -15,6 +17,19 @@ class ReadDone(NamedTuple):
     failed: IntArray
 
 
+@dataclass(frozen=True, slots=True)
+class OtherDisks:
+    """Files of experts on other disks than the first.
+
+    paths: for each disk, of all files. Without cuts they are the same as the first disk's. cuts: of every `period`
+    bytes of a file, the first disk has the first so many, and the one other disk the rest: (period, first) of each.
+    """
+
+    paths: Sequence[Sequence[Path]] = ()
+    cuts: Sequence[tuple[int, int]] = ()
+
+
+NO_OTHERS: Final = OtherDisks()
 OnWait = Callable[[float, str], None]  # seconds that a read has been waited for, its file; may raise to end the wait
 
 
@@ -25,7 +40,7 @@ class ReadFacts(Protocol):
     def backend(self) -> str: ...  # "io_uring" | "threads" | "pure"
 
     @property
-    def notice(self) -> str: ...  # one line once O_DIRECT or io_uring was refused, else ""
+    def notice(self) -> str: ...  # one line once O_DIRECT or io_uring was refused, or a disk stood in, else ""
 
     def bytes_read(self) -> int: ...
 
