@@ -41,7 +41,7 @@ from moeinf.terminal.launched import with_launched
 from moeinf.terminal.rank_worker import worker
 from moeinf.terminal.remote.client_verbs import ps, stop
 from moeinf.terminal.screen import print_fitted, print_harmless
-from moeinf.terminal.stored.store_verbs import cp, create, list_models, prune, rm, verify
+from moeinf.terminal.stored.store_verbs import cp, create, list_models, prune, rm, spread, verify
 from moeinf.terminal.streams import drop_output, open_streams
 from moeinf.terminal.traces.trace_verbs import app as trace_app
 from moeinf.terminal.user_notes import NoteHandler, say
@@ -168,13 +168,15 @@ def pull(
         with PullDisplay(sys.stderr, quiet=quiet) as display:
             plan = plan_pull(source, options, home=store_home(), progress=display) if dry_run else None
             if plan is None:
-                install(source, options, home=store_home(), progress=display)
+                stored = install(source, options, home=store_home(), progress=display)
     except (KeyboardInterrupt, Ended):
         print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
         raise
     if plan is not None:
         print("\n".join(plan_lines(plan)))
-    elif not quiet:
+    elif options.also:
+        spread(stored.name, Path(options.also), quiet=quiet)
+    if plan is None and not quiet:
         print("success", file=sys.stderr)
 
 
@@ -264,7 +266,7 @@ def show_help(
 
 # The order of the help text.
 _VERBS: tuple[Callable[..., None], ...] = (
-    *(run, pull, list_models, show, rm, cp, create, prune, verify),
+    *(run, pull, list_models, show, rm, cp, create, spread, prune, verify),
     *(serve, launch, ps, stop, worker),
     *(doctor, fit, bench, tune, simulate),
     show_help,

@@ -31,6 +31,9 @@ class PullOptions:
         "[default: an mmproj file beside it]",
         metavar="FILE",
     )
+    also: str | None = option(
+        None, "Copy the experts to a folder on another disk as well, as `moeinf spread` does.", metavar="DIR"
+    )
     force: bool = option(False, "Skip the check of free disk space.")
     keep_source: bool = option(False, "Keep the downloaded files.")  # under sources/ of the store
 

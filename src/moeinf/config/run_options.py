@@ -177,7 +177,13 @@ class ReadingOptions:
     direct_io: bool = option(  # by O_DIRECT
         True, "Read past the page cache. [default: {default}]", flags=("--direct-io/--no-direct-io",)
     )
-    queue_depth: int = option(16, "Most reads in flight. [default: {default}]", metavar="N")
+    queue_depth: int = option(16, "Most reads in flight on a disk. [default: {default}]", metavar="N")
+    also: str = option(
+        "",
+        "Folder on another disk that has the experts, too, as `moeinf spread` has copied them; none: read the store's "
+        "disk alone. [default: all folders that they were spread to]",
+        metavar="DIR",
+    )
     verify_reads: bool = option(
         False,
         "Compare every read with its checksum. [default: the first of each expert]",

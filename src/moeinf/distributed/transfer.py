@@ -17,6 +17,8 @@ from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, model_id, parse
 from moeinf.store.processes.partials import pull_lock
+from moeinf.store.spread.file_parts import opened
+from moeinf.store.spread.whole import rests_of
 from moeinf.store.verify import verify
 from moeinf.text.quantities import size_text
 from moeinf.types import ByteArray
@@ -71,17 +73,16 @@ def send_model(link: Link, stored: StoredModel) -> None:
     lacking: ByteArray = np.empty(len(names), np.uint8)
     link.receive(lacking, WAIT_S)
     piece: ByteArray = np.empty(PIECE_BYTES, np.uint8)
+    rests = {path.name: rest for path, rest in zip(stored.shard_paths, rests_of(stored), strict=True)}
     for name, wanted in zip(names, lacking.tolist(), strict=True):
         if not wanted:
             continue
-        path, left = stored.path / name, manifest.file_sizes()[name]
-        with errors_named(path), path.open("rb") as file:
-            while left:
-                part = piece[: min(left, PIECE_BYTES)]
-                if file.readinto(part.data) != len(part):
-                    raise StoreError(f"{path} ends early; {stored.remedy}")
+        path, size = stored.path / name, manifest.file_sizes()[name]
+        with errors_named(path), opened(path, rests.get(name)) as file:
+            for at in range(0, size, PIECE_BYTES):
+                part = piece[: min(size - at, PIECE_BYTES)]
+                file.read(part.data, at)
                 link.send(part, WAIT_S)
-                left -= len(part)
     verdict = bytearray(_VERDICT_BYTES)
     link.receive(verdict, CHECK_S)
     if fault := printable(verdict.rstrip(b"\0")):

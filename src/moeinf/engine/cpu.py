@@ -86,6 +86,7 @@ class CpuRunner(OfOneSequence):
             host.config,
             weights.expert_sums,
             context.on_wait,
+            weights.others,
         )
         if self._reader.notice:
             report.notify(self._reader.notice)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from moeinf.config import RuntimeConfig
 from moeinf.engine.reporting import Notify
 from moeinf.engine.stored.facts import config as config_of
+from moeinf.engine.stored.other_disks import other_disks
 from moeinf.engine.weights.dense_file import DenseFile
 from moeinf.engine.weights.expert_files import expert_sums
 from moeinf.engine.weights.placed_dense import PlacedDense, open_dense
 from moeinf.errors import StoreError, UsageError
 from moeinf.models.family import AnyFamily, family_of
+from moeinf.runtime.io.reader_protocol import NO_OTHERS, OtherDisks
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.store.sums.checksums import sums_of
@@ -29,6 +31,7 @@ class Weights:
     dense: DenseFile | PlacedDense
     expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
     sums: Sequence[SumRun] = ()  # those of all files
+    others: OtherDisks = NO_OTHERS  # that the experts are read from as well
 
     @property
     def manifest(self) -> Manifest:
@@ -55,7 +58,8 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
             f"{stored.path / 'manifest.json'} scales {min(strangers)}, which is no matrix; {stored.remedy}"
         )
     dense = open_dense(stored, plan, sums, always=config.reading.verify_reads)
-    return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums), sums)
+    others = other_disks(stored, config, notify)
+    return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums), sums, others)
 
 
 def _compare(stored: StoredModel, info: ModelInfo, plan: TensorPlan) -> None:

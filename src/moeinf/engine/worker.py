@@ -56,7 +56,8 @@ class WorkerExperts:
         observation = Observation(ActivationCollection(manifest.moe), Profiler())
         self._context = BuildContext(weights, Host(here, config, self.kernels), observation, reporting)
         self._arena = Arena(self.plan.cache_bytes)
-        self._reader = open_reader(stored.shard_paths, stored.shard_sizes, self._arena, config, weights.expert_sums)
+        files = stored.shard_paths, stored.shard_sizes
+        self._reader = open_reader(*files, self._arena, config, weights.expert_sums, others=weights.others)
         try:
             self._assemble(self._shape.top_k)
             capacity = capacity_of(self.tier, self._reader, manifest.layout.stride_bytes)

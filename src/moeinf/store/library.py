@@ -35,6 +35,7 @@ from moeinf.store.naming.names import (
 from moeinf.store.processes.leftovers import find_leftovers, free_locks
 from moeinf.store.processes.locks import locked
 from moeinf.store.processes.partials import PartialPull, find_partials
+from moeinf.store.spread.copy_list import CopyList
 
 # Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
 SOURCE_RECORD_FILE = "receipt.json"
@@ -204,7 +205,7 @@ class Library:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._held = _HeldModels(home)
-        self._names, self._folders = self._held.names, self._held.folders
+        self._names, self._folders, self._copies = self._held.names, self._held.folders, CopyList(home)
 
     def list(self) -> list[StoredModel]:
         """Returns the published models, newest first. One with two names appears twice, a damaged one not at all."""
@@ -234,7 +235,8 @@ class Library:
     def remove(self, reference: str) -> int:
         """Deletes a name, sound or damaged, the model where no other name holds it, and what is left of a pull of it.
 
-        Returns the bytes that were freed. Raises ModelNotFoundError; StoreError for a pull that is still running.
+        So go its experts on other disks, as far as these are there; `prune` deletes the others. Returns the bytes that
+        were freed. Raises ModelNotFoundError; StoreError for a pull that is still running.
         """
         name = self._held.meant(reference)
         if name is None and (model := _made_of_source(self.list(), reference)) is not None:
@@ -253,7 +255,8 @@ class Library:
             self._names.remove(name)
             if self._is_layer(mtp_name(name)):
                 self._names.remove(mtp_name(name))  # it runs with its model alone
-            return freed + self._folders.sweep(self._names)
+            freed += self._folders.sweep(self._names)
+            return freed + self._copies.discard_but(self._folders.all())[0]
 
     def _is_layer(self, full: str) -> bool:
         with suppress(StoreError):
@@ -262,7 +265,8 @@ class Library:
         return False
 
     def prune(self) -> Pruned:
-        """Deletes interrupted pulls, and what no name holds any more: models, and what was kept of their prompts.
+        """Deletes interrupted pulls, and what no name holds any more: models, their experts on other disks, and what
+        was kept of their prompts.
 
         So goes what processes that were killed have left, in the store and where the system has temporary files. What
         is in use stays: a pull that is running, a file that is open.
@@ -277,7 +281,9 @@ class Library:
                     left += leftover.num_bytes
                 except StoreError as error:
                     faults.append(str(error))
-            return Pruned(len(stopped), freed + left + self._folders.sweep(self._names), left, tuple(faults))
+            freed += left + self._folders.sweep(self._names)
+            elsewhere, away = self._copies.discard_but(self._folders.all())
+            return Pruned(len(stopped), freed + elsewhere, left, (*faults, *away))
 
     def check_origin(self, name: str, source: ModelSource) -> None:
         """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody.
@@ -333,6 +339,7 @@ class Library:
         with errors_named(folder), self.lock():
             self.check_origin(name, asked)
             self._folders.adopt(folder, identifier)
+            self._copies.undivide(identifier)
             return self.bind(name, identifier, revision=asked.revision)
 
     def made_of(self, fingerprint: str) -> Sequence[StoredModel]:

@@ -81,5 +81,6 @@ def _freed_bytes(paths: Iterable[Path]) -> int:
     for path in paths:
         info = path.stat()
         links[info.st_ino] += 1
-        sizes[info.st_ino] = info.st_nlink, info.st_size
+        on_disk = min(info.st_size, info.st_blocks * 512)  # a divided model has a part of its files here
+        sizes[info.st_ino] = info.st_nlink, on_disk
     return sum(size for inode, (held, size) in sizes.items() if links[inode] == held)

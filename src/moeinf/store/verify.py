@@ -13,6 +13,7 @@ from moeinf.store.files import errors_named, fault_of_read, publish, read_small
 from moeinf.store.format import DENSE_FILE, VISION_FILE
 from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
 from moeinf.store.placed.verify_placed import check_placed, placed_faults
+from moeinf.store.spread.whole import divided_copy, fault_of, rests_of
 from moeinf.store.sums.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.sums.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import SumRun, TensorSpec
@@ -30,6 +31,8 @@ def verify(
     told. Raises StoreError where the manifest itself is damaged, and where the system refuses to read a file, which
     says nothing about the model.
     """
+    if (divided := divided_copy(model)) is not None and (fault := fault_of(divided, model)):
+        raise StoreError(fault)
     faults: list[str] = []
     sound: list[tuple[Span, Finding]] = []
     placed: tuple[SumRun, ...] = ()
@@ -78,9 +81,9 @@ def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[s
     """Returns what to hash, with the sum and the words for it. Files of a wrong size go to `faults` at once."""
     manifest = model.manifest
     spans, sums, labels = list[Span](), list[str](), list[str]()
-    for layer, shard in enumerate(manifest.shards):
+    for layer, (shard, rest) in enumerate(zip(manifest.shards, rests_of(model), strict=False)):
         if _right_size(model.path / shard.file, shard.num_bytes, faults):
-            spans += expert_spans(model.path / shard.file, len(shard.sha256), manifest.layout_of(layer))
+            spans += expert_spans(model.path / shard.file, len(shard.sha256), manifest.layout_of(layer), rest)
             sums += shard.sha256
             labels += [f"{shard.file}: expert {expert}" for expert in range(len(shard.sha256))]
     for file in manifest.all_files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,14 @@ from moeinf import __version__
 from moeinf._native import available_isas
 from moeinf.config.environment import api_key, server_address
 from moeinf.engine.speed.rates import Rates
-from moeinf.errors import DeviceError, MoeinfError
+from moeinf.errors import DeviceError, MoeinfError, StoreError
 from moeinf.gpu.cuda import find_cuda, is_absent, without_advice
 from moeinf.hardware import Machine, cpu_name
+from moeinf.pull.spreading import same_disk
 from moeinf.pull.steps import free_bytes
-from moeinf.store.library import Library
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.spread.copy_list import CopyList
+from moeinf.store.spread.whole import fault_of
 from moeinf.terminal.remote.client import NoServerError, ServerClient
 from moeinf.text.quantities import binary_size_text, size_text
 
@@ -120,10 +123,40 @@ def _store(home: Path) -> Iterator[Finding]:
         if gone := next((path for path in model.shard_paths if not path.is_file()), None):
             remedy = f"put the file back, or `moeinf rm {model.name}` forgets this model"
             yield Finding("store", f"{model.name}: {gone} has gone", remedy)
+    yield from _second_disks(home, {model.id: model for model in models})
     stopped = [partial for partial in partials if not partial.running]
     if stopped:
         size = size_text(sum(partial.size_bytes for partial in stopped))
         yield Finding("store", f"{len(stopped)} interrupted pulls hold {size}; pulling again goes on with them")
+
+
+def _second_disks(home: Path, models: Mapping[str, StoredModel]) -> Iterator[Finding]:
+    """What lies of the models' experts on other disks."""
+    try:
+        copies = CopyList(home).all()
+    except StoreError as error:
+        line, _, remedy = str(error).rpartition("; ")
+        yield Finding("second disk", line, remedy)
+        return
+    for copy in copies:
+        model = models.get(copy.id)
+        if model is None:
+            line = f"{copy.folder} has experts of a state of {copy.name} that is not stored any more"
+            yield Finding("second disk", line, "`moeinf prune` deletes them")
+            continue
+        try:
+            fault = fault_of(copy, model)
+        except StoreError as error:
+            fault = str(error)
+        if fault:
+            line, _, remedy = fault.rpartition("; ")
+            yield Finding("second disk", line, remedy)
+        elif same_disk(model.path, Path(copy.folder)):
+            remedy = f"`moeinf spread {model.name} --gather` undoes it; name a folder on another disk"
+            yield Finding("second disk", f"{copy.folder} and the store are on one disk, which is no faster", remedy)
+        else:
+            part = "a part of every expert" if copy.divided else "the experts"
+            yield Finding("second disk", f"{copy.folder} has {part} of {model.name}")
 
 
 def _server() -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
@@ -27,16 +27,20 @@ def doctor_lines(findings: Sequence[Finding], rates: Rates) -> list[str]:
 
 
 def _rate_rows(rates: Rates) -> list[tuple[str, str]]:
-    disk = ", ".join(f"{size_text(rate)}/s at {binary_size_text(size)}" for size, rate in rates.disk.items())
     made = rates.conditions
     return [
         ("measured", f"{made.measured}, {made.threads} threads, {made.isa}"),
-        ("disk", disk),
+        ("disk", _disk_rates_text(rates.disk)),
+        *((f"disk of {folder}", _disk_rates_text(each)) for folder, each in rates.also.items()),
         ("memory", f"{size_text(rates.memory)}/s" if rates.memory else "too little is free to tell"),
         ("decode", _shares_text(rates)),
         *((f"{format} weights", _products_text(rates, format)) for format in ("bf16", "q4_k")),
         ("a layer", f"{rates.layer_s * 1e6:.0f} us beside its weights, {rates.streamed_layer_s * 1e6:.0f} streamed"),
     ]
+
+
+def _disk_rates_text(rates: Mapping[int, float]) -> str:
+    return ", ".join(f"{size_text(rate)}/s at {binary_size_text(size)}" for size, rate in rates.items())
 
 
 def _shares_text(rates: Rates) -> str:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moeinf.bench.forecast.subject import Subject
-    from moeinf.engine.speed.rates import Kind, Rates
+    from moeinf.engine.speed.rates import Disks, Kind, Rates
     from moeinf.store.library import StoredModel
 
-_PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory")
+_PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory", "also")
 _UNPLANNED = tuple(each.name for each in options(RuntimeConfig) if each.name not in _PLANNED)
 
 
@@ -85,11 +85,12 @@ def fit(
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     """One line for `run --plan`: the choice, and what follows from it."""
     from moeinf.bench.forecast.forecast_report import plan_line
-    from moeinf.bench.forecast.subject import forecast_of, subject_of
+    from moeinf.bench.forecast.subject import disks_of, forecast_of, subject_of
     from moeinf.hardware import machine
 
     subject = subject_of(model, quant, None, store_home())
-    return plan_line(forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds)))
+    disks = disks_of(subject, config)
+    return plan_line(forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds, disks)))
 
 
 def stored_forecast(stored: StoredModel) -> str:
@@ -103,17 +104,19 @@ def stored_forecast(stored: StoredModel) -> str:
 def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = False) -> str:
     """What `fit` prints of a model. Raises OutOfMemoryError where it cannot run."""
     from moeinf.bench.forecast.forecast_report import fit_json, fit_lines
-    from moeinf.bench.forecast.subject import forecast_of
+    from moeinf.bench.forecast.subject import disks_of, forecast_of
     from moeinf.hardware import machine
     from moeinf.pull.steps import free_bytes
 
-    found = forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds))
+    disks = disks_of(subject, config)
+    found = forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds, disks))
     _say_gpu()
     free = free_bytes(store_home())
     return fit_json(subject, found, free) if as_json else "\n".join(fit_lines(subject, found, free))
 
 
-def _rates(config: RuntimeConfig, kinds: Sequence[Kind], *, again: bool = False) -> Rates:
+def _rates(config: RuntimeConfig, kinds: Sequence[Kind], disks: Disks | None = None, *, again: bool = False) -> Rates:
+    """disks: those that are read beside the store's; None: those of all folders that the store knows are told of."""
     from moeinf.bench.forecast.known import known_rates
     from moeinf.terminal.progress import StatusLine
     from moeinf.terminal.screen import can_draw
@@ -129,7 +132,8 @@ def _rates(config: RuntimeConfig, kinds: Sequence[Kind], *, again: bool = False)
             say(note)
 
     try:
-        rates = known_rates(store_home(), config, report, again=again, kinds=kinds)
+        folders = _folders_there() if disks is None else disks.folders
+        rates = known_rates(store_home(), config, report, again=again, kinds=kinds, folders=folders)
     finally:
         line.clear()
     if (then := rates.conditions).was_busy:
@@ -137,7 +141,16 @@ def _rates(config: RuntimeConfig, kinds: Sequence[Kind], *, again: bool = False)
             f"note: other programs computed when this machine was measured (load {then.load:g}, {then.threads} threads "
             "here), so that the rates may be too low; `moeinf doctor --again` measures it once they have ended"
         )
-    return rates
+    return rates if disks is None else rates.with_disks(disks)
+
+
+def _folders_there() -> list[str]:
+    from pathlib import Path
+
+    from moeinf.store.spread.copy_list import CopyList
+
+    folders = dict.fromkeys(copy.folder for copy in CopyList(store_home()).all())
+    return [folder for folder in folders if Path(folder).is_dir()]
 
 
 def _say_gpu() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from moeinf._native import Kernels
 from moeinf.bench.bandwidth import memory_bytes_per_s
-from moeinf.bench.disk_speed import read_rate
 from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SPAN_BYTES, ProductBench
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import open_kernels
@@ -27,9 +26,11 @@ from moeinf.errors import DiskSpaceError, OutOfMemoryError
 from moeinf.hardware import machine
 from moeinf.pull.pull import pull
 from moeinf.pull.steps import free_bytes
+from moeinf.runtime.io.read_rate import read_rate
 from moeinf.store.files import errors_named, make_folders, write_fully
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.processes.leftovers import scratch_file, scratch_folder
+from moeinf.store.spread.whole import divided_copy
 from moeinf.text.quantities import shortage_text, size_text
 from moeinf.types import Format
 
@@ -63,7 +64,7 @@ def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: Non
             f"{size_text(here.available_bytes)} available ({here.limited_by}); free some"
         )
     report("measuring the disk")
-    disk = _disk(home, config)
+    disk = disk_rates(home, config)
     report("measuring the memory")
     memory = memory_bytes_per_s(config)
     experts, linear = _products(kernels, span, report)
@@ -88,7 +89,8 @@ def _products(
     return experts, linear
 
 
-def _disk(home: Path, config: RuntimeConfig) -> dict[int, float]:
+def disk_rates(home: Path, config: RuntimeConfig) -> dict[int, float]:
+    """Bytes a second of the disk of a store, or of a folder, by bytes of one read. Raises as `measure` does."""
     with _files(home) as paths:
         sizes = [path.stat().st_size for path in paths]
         rates: dict[int, list[float]] = {span: [] for span in READ_BYTES}
@@ -106,7 +108,8 @@ def _files(home: Path) -> Iterator[list[Path]]:
 
     Small experts serve, too, where nothing can be written. A GGUF file that is used where it lies may have gone.
     """
-    there = [each for each in Library(home).list() if all(path.is_file() for path in each.shard_paths)]
+    stored = [each for each in Library(home).list() if divided_copy(each) is None]  # what lies elsewhere reads as holes
+    there = [each for each in stored if all(path.is_file() for path in each.shard_paths)]
     largest = max(there, key=_expert_bytes, default=None)
     known = 0 if largest is None else _expert_bytes(largest)
     if largest is not None and (known >= _FILE_BYTES or (known >= _LEAST_FILE_BYTES and not _has_room(home))):

@@ -10,10 +10,12 @@ from moeinf.bench.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
+from moeinf.engine.speed.rates import STORE_ALONE, Disks
 from moeinf.engine.stored.hit_record import HitCount, load_hits
+from moeinf.engine.stored.other_disks import also_folder, usable_copies
 from moeinf.engine.stored.outline import Outline, outline_of, outline_of_headers
 from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
-from moeinf.errors import OutOfMemoryError
+from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
 from moeinf.pull.origins import stored_model
@@ -21,6 +23,7 @@ from moeinf.pull.pull import read_headers
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import SMALL, chosen
+from moeinf.store.spread.whole import strides_of
 from moeinf.text.quantities import at_least_text, binary_size_text
 
 
@@ -33,6 +36,7 @@ class Subject:
     record: Mapping[int, HitCount]  # of earlier runs
     preset: Preset = NO_PRESET  # what goes with its name
     smaller: Outline | None = None  # the same model in fewer bits, where a pull could store it so
+    model: StoredModel | None = None  # None where it is not stored
 
 
 def subject_of(
@@ -56,7 +60,25 @@ def subject_of(
 
 
 def stored_subject(stored: StoredModel) -> Subject:
-    return Subject(stored.name, outline_of(stored), stored.size_bytes, True, load_hits(stored), preset_of(stored))
+    outline, record = outline_of(stored), load_hits(stored)
+    return Subject(stored.name, outline, stored.size_bytes, True, record, preset_of(stored), model=stored)
+
+
+def disks_of(subject: Subject, config: RuntimeConfig) -> Disks:
+    """The other disks that a run would read from. Of a model that is not stored, the one that --also names.
+
+    Raises UsageError for a folder that is not there, and as the run would.
+    """
+    if subject.model is None:
+        folder = also_folder(config)
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"--also: {folder} is no folder that is there; make it, or mount its disk")
+        return STORE_ALONE if folder is None else Disks((str(folder),))
+    copies = usable_copies(subject.model, config, lambda line: None)
+    if not copies or not copies[0].divided:
+        return Disks(tuple(copy.folder for copy in copies))
+    shares = [first / stride for first, stride in zip(copies[0].first_bytes, strides_of(subject.model), strict=True)]
+    return Disks((copies[0].folder,), sum(shares) / len(shares))
 
 
 def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, known_rates: KnownRates) -> Forecast:

@@ -154,6 +154,7 @@ class ExpertCard:
             context.host.config,
             weights.expert_sums,
             context.on_wait,
+            weights.others,
         )
 
     @property

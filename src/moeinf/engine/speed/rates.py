@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -95,6 +95,17 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
+class Disks:
+    """The folders on other disks that a model's experts are read from, beside the store's."""
+
+    folders: tuple[str, ...] = ()
+    first_share: float = 0.0  # of each expert, that the store alone has, and one folder the rest; 0: all have all
+
+
+STORE_ALONE: Final = Disks()
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """As measured under some conditions."""
 
@@ -107,6 +118,19 @@ class Rates:
     reading: Mapping[Format, Mapping[int, Reading]]  # by width; of those that were asked for so far
     layer_s: float  # of a decode step, for each layer, beside its weights
     streamed_layer_s: float  # the same where experts come from the disk
+    also: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # as `disk`, of folders on other disks
+
+    def with_disks(self, disks: Disks) -> Rates:
+        """The same with the rate of these disks together in the place of the store's alone."""
+        others = [self.also[folder] for folder in disks.folders]
+        if not others:
+            return self
+        if disks.first_share:
+            rest = 1 - disks.first_share
+            both = {size: min(rate / disks.first_share, others[0][size] / rest) for size, rate in self.disk.items()}
+        else:
+            both = {size: rate + sum(other[size] for other in others) for size, rate in self.disk.items()}
+        return replace(self, disk=both)
 
     def disk_rate(self, num_bytes: int) -> float:
         """Bytes a second of reads of so many bytes: those of the nearest measured size."""

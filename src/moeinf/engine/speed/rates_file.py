@@ -53,7 +53,7 @@ def _parse(value: JsonObject) -> Rates:
             str(value["measured"]),
             _number(value.get("load", 0.0)),
         ),
-        {int(size): _positive(rate) for size, rate in value["disk"].items()},
+        _by_size(value["disk"]),
         value["direct"] is True,
         _number(value["memory"]),
         _products(value["experts"]),
@@ -61,10 +61,17 @@ def _parse(value: JsonObject) -> Rates:
         {format: _reading(value["reading"][format]) for format in FORMAT_BLOCKS if format in value["reading"]},
         _number(value["layer_s"]),
         _number(value["streamed_layer_s"]),
+        {folder: _by_size(rates) for folder, rates in value.get("also", {}).items()},
     )
-    if {"load", *value} != {"version", *rates_json(found)} or not (found.disk and found.experts and found.linear):
+    if {"load", "also", *value} != {"version", *rates_json(found)} or not (
+        found.disk and found.experts and found.linear
+    ):
         raise ValueError("rates")
     return found
+
+
+def _by_size(value: JsonObject) -> dict[int, float]:
+    return {int(size): _positive(rate) for size, rate in value.items()}
 
 
 def _products(value: JsonObject) -> dict[Format, Products]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ import numpy as np
 from moeinf._native import crc32c, crc32c_units
 from moeinf.errors import StoreError
 from moeinf.store.dense import dense_tensors, fault_of
-from moeinf.store.files import drop_cached, open_regular, read_fully
 from moeinf.store.format import DENSE_FILE, VISION_FILE, is_quantised, is_table
+from moeinf.store.spread.file_parts import OpenParts, Rest, opened
 from moeinf.threads import mapped
 from moeinf.types import ExpertLayout, ModelInfo, SumRun, TensorSpec, block_of
 
@@ -32,6 +31,7 @@ class Span:
     Each tensor, and each range between two, has a CRC-32C of its own; matrices of num_rows rows have one for each row,
     and tables of n-grams one for as many rows as fit into 4 KiB.
     units: by the offset of a tensor, the bytes of its units, which have one each. hashed: SHA-256 is wanted.
+    rest: where some of the file's bytes lie in another one.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class Span:
     num_rows: int = 0
     units: Mapping[int, int] = field(default_factory=dict)
     hashed: bool = True
+    rest: Rest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,9 @@ def vision_span(path: Path, num_bytes: int) -> Span:
     return Span(path, 0, num_bytes, tensors)
 
 
-def expert_spans(path: Path, num_experts: int, layout: ExpertLayout) -> list[Span]:
-    return [
-        Span(path, expert * layout.stride_bytes, layout.stride_bytes, layout.tensors) for expert in range(num_experts)
-    ]
+def expert_spans(path: Path, num_experts: int, layout: ExpertLayout, rest: Rest | None = None) -> list[Span]:
+    stride = layout.stride_bytes
+    return [Span(path, expert * stride, stride, layout.tensors, rest=rest) for expert in range(num_experts)]
 
 
 def check_spans(spans: Sequence[Span]) -> Generator[Finding | OSError, None, None]:
@@ -105,14 +105,11 @@ class _Sums:
 def _check_span(span: Span) -> Finding | OSError:
     sums, buffer = _Sums(), memoryview(bytearray(min(_CHUNK_BYTES, span.num_bytes)))
     try:
-        fd = open_regular(span.path)
-        try:
-            drop_cached(fd, span.offset_bytes, span.num_bytes)
+        with opened(span.path, span.rest) as file:
+            file.drop_cached(span.offset_bytes, span.num_bytes)
             for start, num_bytes, spec in _parts(span):
-                _check_part(fd, span, start, num_bytes, spec, buffer, sums)
-            drop_cached(fd, span.offset_bytes, span.num_bytes)
-        finally:
-            os.close(fd)
+                _check_part(file, span, start, num_bytes, spec, buffer, sums)
+            file.drop_cached(span.offset_bytes, span.num_bytes)
     except OSError as error:
         return error
     return Finding(sums.digest.hexdigest(), sums.crc32c, tuple(sums.runs), sums.fault)
@@ -131,7 +128,7 @@ def _parts(span: Span) -> Iterator[tuple[int, int, TensorSpec | None]]:
 
 
 def _check_part(
-    fd: int, span: Span, start: int, num_bytes: int, spec: TensorSpec | None, buffer: memoryview, sums: _Sums
+    file: OpenParts, span: Span, start: int, num_bytes: int, spec: TensorSpec | None, buffer: memoryview, sums: _Sums
 ) -> None:
     """Reads a part of a span in pieces of whole blocks or units, and adds them to the sums."""
     unit_bytes, block_bytes = _unit_bytes(span, start, num_bytes, spec), block_of(spec.dtype)[1] if spec else 1
@@ -142,7 +139,7 @@ def _check_part(
     while at < start + num_bytes:
         unit_end = at + unit_bytes - (at - start) % unit_bytes  # of a unit that takes several pieces
         piece = buffer[: min(step, start + num_bytes - at, step if small else unit_end - at)]
-        read_fully(fd, piece, span.offset_bytes + at, span.path)
+        file.read(piece, span.offset_bytes + at)
         if span.hashed:
             sums.digest.update(piece)
             sums.crc32c = crc32c(piece, sums.crc32c)

@@ -10,24 +10,28 @@ from typing import TYPE_CHECKING
 from moeinf.errors import StoreError
 from moeinf.store.formats import expert_formats
 from moeinf.store.quantisation import KEEP
+from moeinf.store.spread.whole import copies_of
 from moeinf.terminal.screen import table
 from moeinf.text.quantities import ago_text, size_text
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
     from moeinf.store.processes.partials import PartialPull
+    from moeinf.store.spread.copy_list import Copy
 
 
 _MOST_REVISION = 20  # letters of a revision, as of a commit's 40 digits
 
 
 def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
-    """A table with a header. It has revisions where there are any."""
+    """A table with a header. It has revisions, and folders on other disks, where there are any."""
     now = now or datetime.now(timezone.utc)
     rows: list[tuple[str, ...]] = [
-        ("NAME", "ID", "SIZE", "FORMAT", "REVISION", "MODIFIED"),
+        ("NAME", "ID", "SIZE", "FORMAT", "REVISION", "MODIFIED", "ALSO IN"),
         *(_list_row(model, now) for model in models),
     ]
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     if not any(model.revision for model in models):
         rows = [(*row[:4], *row[5:]) for row in rows]
     return table(rows)
@@ -41,7 +45,16 @@ def _list_row(model: StoredModel, now: datetime) -> tuple[str, ...]:
         _format_word(model),
         model.revision[:_MOST_REVISION],
         ago_text(_aware(model.modified), now),
+        ", ".join(f"{copy.folder} (divided)" if copy.divided else copy.folder for copy in _copies(model)),
     )
+
+
+def _copies(model: StoredModel) -> list[Copy]:
+    """None where the list of them is damaged, as `run` and `doctor` say."""
+    try:
+        return copies_of(model)
+    except StoreError:
+        return []
 
 
 def _format_word(model: StoredModel) -> str:
@@ -68,6 +81,7 @@ def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = (
             "size_bytes": model.size_bytes,
             "format": _format_word(model),
             "modified": _aware(model.modified).isoformat(),
+            "also": [{"folder": copy.folder, "divided": copy.divided} for copy in _copies(model)],
         }
         for model in models
     ]

@@ -15,11 +15,13 @@ from moeinf.engine.stored.tuned_file import load_tuned
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.store.formats import mixed
+from moeinf.store.spread.whole import copies_of, fault_of, strides_of
 from moeinf.terminal.screen import section, table
 from moeinf.text.quantities import at_least_text, binary_size_text, count_text
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
+    from moeinf.store.spread.copy_list import Copy
 
 _NUM_LINES = 2
 
@@ -100,10 +102,20 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("dense bytes", binary_size_text(model.dense_bytes)),
         *([("vision tower", f"{binary_size_text(vision)}, read for pictures alone")] if vision else []),
         *([("MTP layers", f"{binary_size_text(ahead)}, read for --draft mtp alone")] if ahead else []),
+        *(("experts also in", _copy_text(copy, model)) for copy in copies_of(model)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
         *_tuned_rows(model),
     ]
+
+
+def _copy_text(copy: Copy, model: StoredModel) -> str:
+    if fault := fault_of(copy, model):
+        return fault
+    if not copy.divided:
+        return f"{copy.folder}, all of them"
+    strides = strides_of(model)
+    return f"{copy.folder}, which alone has {1 - sum(copy.first_bytes) / sum(strides):.0%} of each"
 
 
 def _tuned_rows(model: StoredModel) -> list[tuple[str, str]]:
@@ -155,6 +167,7 @@ def show_json(model: StoredModel) -> str:
             "generation_config": generation_parameters(model),
             "own_options": list(preset_of(model).options),
             "system": preset_of(model).system,
+            "also": [{"folder": copy.folder, "divided": copy.divided} for copy in copies_of(model)],
             "moe": {
                 "layers": moe.num_layers,
                 "experts_per_layer": moe.num_experts,

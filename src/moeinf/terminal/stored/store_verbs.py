@@ -1,4 +1,4 @@
-"""The verbs of stored models: list, rm, cp, create, prune and verify. Heavy imports are inside the verbs."""
+"""The verbs of stored models: list, rm, cp, create, prune, verify and spread. Heavy imports are inside the verbs."""
 
 from __future__ import annotations
 
@@ -64,11 +64,19 @@ def rm(
 ) -> None:
     """Delete models and interrupted pulls. Stops at the first that fails."""
     from moeinf.store.library import Library
+    from moeinf.store.spread.whole import left_copies
+    from moeinf.terminal.user_notes import say
     from moeinf.text.quantities import size_text
 
+    library = Library(store_home())
     for name in models:
-        freed = Library(store_home()).remove(name)
+        freed = library.remove(name)
         print(f"deleted '{name}' ({size_text(freed)} freed)")
+    for copy in left_copies(library):
+        say(
+            f"note: experts of {copy.name} are left in {copy.folder}, which is not there now; mount its disk, then "
+            "`moeinf prune` deletes them"
+        )
 
 
 def cp(
@@ -131,10 +139,13 @@ def prune() -> None:
 
 
 def verify(model: StoredName, quiet: Quiet = False) -> None:
-    """Compare every expert and file with its checksum."""
+    """Compare every expert and file with its checksum, on each disk."""
+    from moeinf.store.spread.verify_copy import copy_faults
+    from moeinf.store.spread.whole import copies_of, fault_of
     from moeinf.store.verify import verify as find_faults
     from moeinf.terminal.progress import ByteCount, StatusLine
     from moeinf.terminal.stored.find_stored import find_stored
+    from moeinf.terminal.user_notes import say
 
     stored = find_stored(model)
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
@@ -149,3 +160,66 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
         raise MoeinfError(f"{len(faults)} fault(s) in {stored.name}; pull it again")
     num_files = len(stored.shard_paths) + len(manifest.files)
     print(f"verified {num_files} files, {manifest.moe.total_experts} {manifest.moe.kind}")
+    for copy in copies_of(stored):
+        if copy.divided:
+            continue  # its part of every expert has been compared
+        if fault := fault_of(copy, stored):
+            say(f"note: {fault}")
+            continue
+        label = f"verifying {stored.name} in {copy.folder}"
+        faults = copy_faults(copy, stored, ByteCount(line, label, sum(stored.shard_sizes)))
+        line.clear()
+        if faults:
+            print("\n".join(faults))
+            again = f"`moeinf spread {stored.name} --also {copy.folder}` copies what is damaged again"
+            raise MoeinfError(f"{len(faults)} fault(s) in the experts of {stored.name} in {copy.folder}; {again}")
+        print(f"verified its {manifest.moe.kind} in {copy.folder}")
+
+
+def spread(
+    model: StoredName,
+    also: Annotated[
+        Path | None, typer.Option("--also", metavar="DIR", help="A folder on another disk than the store's.")
+    ] = None,
+    divided: Annotated[
+        bool, typer.Option("--divide", help="Keep no byte twice: a part of each expert moves to that disk.")
+    ] = False,
+    gathered: Annotated[
+        bool, typer.Option("--gather", help="Bring all experts back into the store, and delete them elsewhere.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Lay experts on a second disk, too: both are read at once.
+
+    From then on `run`, `serve` and `bench` read from both, each as fast as it was measured to be, and every other verb
+    knows of both. What was interrupted goes on when it is repeated. Answers stay the same.
+    """
+    from moeinf.pull.spreading import divide, gather
+    from moeinf.pull.spreading import spread as copy_experts
+    from moeinf.terminal.progress import ByteCount, StatusLine
+    from moeinf.terminal.stored.find_stored import find_stored
+    from moeinf.terminal.user_notes import say
+    from moeinf.text.quantities import size_text
+
+    if gathered == (also is not None) or (divided and gathered):
+        raise UsageError("give --also DIR, a folder on another disk, or --gather to bring all back")
+    stored = find_stored(model)
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    progress = ByteCount(line, f"spreading {stored.name}", sum(stored.shard_sizes))
+
+    def note(text: str) -> None:
+        line.clear()
+        say(f"note: {text}")
+
+    try:
+        if also is None:
+            freed = gather(stored, progress, note)
+            said = f"all experts of {stored.name} are in the store alone ({size_text(freed)} freed elsewhere)"
+        else:
+            folder = also.expanduser().absolute()
+            (divide if divided else copy_experts)(stored, folder, progress, note)
+            how = f"divided between the store and {folder}" if divided else f"in {folder} as well"
+            said = f"the experts of {stored.name} are {how}; both disks are read"
+    finally:
+        line.clear()
+    print(said)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.engine.speed.rates import Kind, Products, Reading, nearest
+from moeinf.engine.speed.rates import STORE_ALONE, Disks, Kind, Products, Reading, nearest
 from moeinf.engine.speed.rates_file import file_of, load, save
 from tests.support.rates import PLAIN
 
@@ -18,6 +18,8 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     slow, fast = Reading(4e9, 1e9), Reading(4e9, 3e9)
     more = PLAIN.with_reading({Kind("q4_k", 512): slow, Kind("q4_k", 256): fast}).with_reading({Kind("f32", 7): fast})
     assert load(save(more, tmp_path / "home")) == more
+    two_disks = replace(PLAIN, also={"/mnt/second": {1 << 20: 3e9}})
+    assert load(save(two_disks, tmp_path / "home")) == two_disks
     assert more.reading_of(Kind("q4_k", 256)) == fast and more.reading_of(Kind("f32", 8)) is None
     assert (slow.share, fast.share) == (0.25, 0.75)
 
@@ -44,6 +46,8 @@ def test_rates_of_other_threads_are_kept_beside(tmp_path: Path) -> None:
         {"reading": {"q4_k": {"512": {"plain": 1e9}}}},
         {"reading": {"q4_k": {"512": {"plain": 1e9, "product": 0}}}},
         {"reading": {"q4_k": {"512": {"plain": 1e9, "product": "most"}}}},
+        {"also": []},
+        {"also": {"/mnt/second": {"1048576": 0}}},
         {"surprise": 1},
         {"threads": True},
     ],
@@ -52,6 +56,14 @@ def test_a_file_that_is_not_sound_counts_as_none(change: dict[str, object], tmp_
     path = save(PLAIN, tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert load(path) is None
+
+
+def test_rates_that_an_older_version_kept_are_read(tmp_path: Path) -> None:
+    path = save(PLAIN, tmp_path)
+    kept = json.loads(path.read_text())
+    del kept["also"]
+    path.write_text(json.dumps(kept))
+    assert load(path) == PLAIN
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}"])
@@ -71,6 +83,23 @@ def test_a_format_that_was_not_measured_is_taken_for_the_one_of_as_many_bits() -
     few, many = Products((1,), (1.0,)), Products((1,), (2.0,))
     assert nearest({"q4_k": few, "bf16": many}, "iq4_xs") is few
     assert nearest({"q4_k": few, "bf16": many}, "f16") is many
+
+
+@pytest.mark.parametrize(
+    ("disks", "expected"),
+    [
+        (STORE_ALONE, [1e9, 2e9]),
+        (Disks(("/mnt/a",)), [4e9, 4e9]),
+        (Disks(("/mnt/a", "/mnt/b")), [5e9, 5e9]),
+        (Disks(("/mnt/a",), 0.25), [4e9, 2e9 / 0.75]),
+        (Disks(("/mnt/a",), 0.5), [2e9, 4e9]),
+    ],
+)
+def test_disks_that_read_side_by_side_are_as_fast_as_all_of_them(disks: Disks, expected: list[float]) -> None:
+    """One that has a part of every expert is waited for, however fast the other is."""
+    also = {"/mnt/a": {1 << 20: 3e9, 4 << 20: 2e9}, "/mnt/b": {1 << 20: 1e9, 4 << 20: 1e9}}
+    both = replace(PLAIN, also=also).with_disks(disks)
+    assert [both.disk_rate(size) for size in PLAIN.disk] == pytest.approx(expected)
 
 
 def test_reads_are_as_fast_as_those_of_the_nearest_size() -> None:

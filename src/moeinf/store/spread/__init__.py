@@ -1,0 +1,1 @@
+"""Experts of stored models on other disks: which there are, how they are made, and whether they are whole."""
