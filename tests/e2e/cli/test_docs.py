@@ -35,7 +35,7 @@ WORDS = {
     "gpu.md": 700,
     "models.md": 1_900,
     "page.md": 900,
-    "performance.md": 950,
+    "performance.md": 1_045,
     "prefixes.md": 750,
     "responses.md": 900,
     "sampling.md": 1_050,
