@@ -210,8 +210,22 @@ def _alone(copy: Copy, stored: StoredModel, note: Note) -> Iterator[None]:
             with Library(stored.home).lock(), errors_named(stored.home):
                 CopyList(stored.home).put(copy)
             yield
+        except BaseException:
+            _forget_nothing(copy, stored)
+            raise
         finally:
             lock.release(remove=True)
+            with suppress(OSError):  # experts lie there
+                copy.path.parent.rmdir()
+
+
+def _forget_nothing(copy: Copy, stored: StoredModel) -> None:
+    """Takes a copy of which no file came to be out of the store's list again."""
+    with suppress(OSError, StoreError):
+        if not copy.divided and not any(copy.path.glob("[!.]*")):
+            with Library(stored.home).lock():
+                copy.discard()
+                CopyList(stored.home).forget(copy)
 
 
 @contextmanager

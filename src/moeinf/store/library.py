@@ -275,7 +275,7 @@ class Library:
         freed, left, faults = sum(partial.discard() for partial in stopped), 0, list[str]()
         with errors_named(self.home / "names"), self.lock():
             free_locks(self.home)
-            for leftover in find_leftovers(self.home):
+            for leftover in find_leftovers(self.home, [copy.path for copy in self._copies.all()]):
                 try:
                     leftover.discard()
                     left += leftover.num_bytes

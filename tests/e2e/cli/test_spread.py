@@ -113,6 +113,7 @@ def test_a_full_disk_is_one_line(
     usage = shutil.disk_usage(second)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1000))
     assert f"not enough disk space in {second}" in one_line(command("spread", "demo", "--also", str(second)))
+    assert CopyList(store.home).all() == [] and list(second.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,19 @@ def test_a_disk_that_refuses_is_one_line(
     line = one_line(command("spread", "demo", "--also", str(second)))
     assert os.strerror(number) in line and said in line and issubclass(kind, Exception)
     monkeypatch.undo()
-    assert [path.name for path in CopyList(store.home).all()[0].path.iterdir()] == []
+    assert CopyList(store.home).all() == [] and list(second.iterdir()) == []
+
+
+def test_what_a_killed_spread_has_left_is_pruned(store: Library, second: Path, command: Command) -> None:
+    command("spread", "demo", "--also", str(second))
+    [copy] = CopyList(store.home).all()
+    left = copy.path / ".experts-00000.bin.12345.tmp"
+    left.write_bytes(bytes(1 << 20))
+    with left.open("rb"):
+        command("prune")
+        assert left.exists()  # a process that lives may be writing it
+    assert "1.0 MB" in command("prune").out and not left.exists()
+    assert command("verify", "demo").err == ""
 
 
 def test_one_disk_is_said(store: Library, second: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

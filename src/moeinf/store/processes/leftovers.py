@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +100,13 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # TemporaryDirectory recurses for ever where it may not delete
 
 
-def find_leftovers(home: Path) -> list[Leftover]:
-    """What no process of this machine has open. Under the store's lock only."""
+def find_leftovers(home: Path, copies: Iterable[Path] = ()) -> list[Leftover]:
+    """What no process of this machine has open. Under the store's lock only.
+
+    copies: the folders in which experts lie on other disks.
+    """
     found = [path for folder, patterns in _PATTERNS.items() for each in patterns for path in (home / folder).glob(each)]
+    found += [path for folder in copies for path in folder.glob(".*.tmp")]
     if (shared := _shared()) is not None:
         found += [path for path in shared.glob("moeinf-*") if _is_ours(path)]
     opened = _opened() if found else set()
