@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -24,7 +25,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library
-from tests.support.agents.coding_agents import AFTER, AGENTS, BEFORE, FILE, CodingAgent, Run
+from tests.support.agents.coding_agents import AFTER, AGENTS, BEFORE, FILE, CodingAgent
 from tests.support.agents.recorded_requests import Asked, recorded, shortened, write_fixture
 from tests.support.agents.scripted_model import write_script
 from tests.support.live_server import live_server
@@ -96,7 +97,6 @@ def _run(name: str, agent: CodingAgent, programs: Path, folder: Path, given: arg
         pull(str(write_script(checkpoint, script, always=agent.always)), home=store)
     config = RuntimeConfig.of(device="cpu", prefix_disk="0")  # nothing is left in the store
     with recorded() as asked, live_server(Library(store), config=config) as server:
-        run = Run(programs, server.url, given.model or SCRIPTED, home, repository)
         kept = {
             key: text for key, text in os.environ.items() if not key.startswith(("MOEINF_", "OPENAI_", "ANTHROPIC_"))
         }
@@ -110,7 +110,8 @@ def _run(name: str, agent: CodingAgent, programs: Path, folder: Path, given: arg
             "NO_PROXY": "*",
         }
         begun = time.monotonic()
-        code, said = _ended(agent.words(run), repository, variables, given.seconds)
+        launch = [sys.executable, "-m", "moeinf", "launch", name, given.model or SCRIPTED, "--", *agent.words]
+        code, said = _ended(launch, repository, variables, given.seconds)
         seconds = time.monotonic() - begun
         edited = (repository / FILE).read_text() == AFTER
         return Outcome(edited, code, seconds, _tokens(server.url), list(asked), said[-3000:])

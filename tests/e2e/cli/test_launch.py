@@ -24,11 +24,12 @@ from tests.support.cli.commands import COMMAND, Done
 from tests.support.live_server import live_server
 
 URLS = {"claude": "ANTHROPIC_BASE_URL", "qwen": "OPENAI_BASE_URL", "aider": "OPENAI_API_BASE"}
+MODEL_OPTION = {"cline": "-m", "pi": "--model"}
 REPORT = f"""#!{sys.executable}
 import json, os, pathlib, sys, time
 told = {{"words": sys.argv[1:], "variables": dict(os.environ), "process": os.getpid()}}
-files = [name for name, value in os.environ.items() if name.startswith("AIDER_MODEL_")]
-told["files"] = {{name: json.loads(pathlib.Path(os.environ[name]).read_text()) for name in files}}
+named = [text for name, text in os.environ.items() if name.startswith(("AIDER_MODEL_", "CLINE_"))]
+told["files"] = {{path: pathlib.Path(path).read_text() for path in sys.argv[1:] + named if os.path.isfile(path)}}
 pathlib.Path(os.environ["REPORT"]).write_text(json.dumps(told))
 while "WAIT" in os.environ:
     time.sleep(0.1)
@@ -65,6 +66,22 @@ def reported(report: Path) -> Any:
     return json.loads(report.read_text())
 
 
+def cline_provider(told: Any) -> Any:
+    """What the file of providers that cline reads has of the one that it is to use."""
+    assert told["words"][:2] == ["-P", "openai-compatible"]
+    providers = json.loads(told["files"][told["variables"]["CLINE_PROVIDER_SETTINGS_PATH"]])["providers"]
+    return providers["openai-compatible"]["settings"]
+
+
+def pi_provider(told: Any) -> Any:
+    """What pi's extension gives it: a name and a provider."""
+    option, path, *chosen = told["words"]
+    assert option == "--extension" and chosen[:2] == ["--provider", "moeinf"]
+    begun, provider = told["files"][path].split("(", 2)[2].split(", ", 1)
+    assert begun == '"moeinf"'
+    return json.loads(provider.removesuffix(");"))
+
+
 def base_url(name: str, told: Any) -> str:
     """Where an agent was sent, whichever way it is told."""
     if name in URLS:
@@ -73,6 +90,10 @@ def base_url(name: str, told: Any) -> str:
         config = json.loads(told["variables"]["OPENCODE_CONFIG_CONTENT"])
         assert config["model"] == "moeinf/demo:chat" and config["provider"]["moeinf"]["options"]["apiKey"] == "moeinf"
         url = config["provider"]["moeinf"]["options"]["baseURL"]
+    elif name in ("cline", "pi"):
+        provider = cline_provider(told) if name == "cline" else pi_provider(told)
+        assert provider["apiKey"] == "moeinf" and told["words"][-4:-2] == [MODEL_OPTION[name], "demo:chat"]
+        url = provider["baseUrl"]
     else:
         settings = dict(word.split("=", 1) for word in told["words"][1:-2:2])
         assert json.loads(settings["model"]) == "demo:chat" and told["words"][0] == "-c"
@@ -97,7 +118,7 @@ def test_an_agent_is_told_of_the_server_and_the_model(
     assert "with a context of 2048" in done.err and "has about" in done.err  # too short for any agent
 
 
-def test_claude_gets_a_key_of_its_own_and_aider_the_limits_of_the_model(
+def test_claude_gets_a_key_of_its_own_and_others_the_limits_of_the_model(
     agents: Path, command: Callable[..., Done], storyteller: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with live_server(storyteller) as running:
@@ -107,9 +128,17 @@ def test_claude_gets_a_key_of_its_own_and_aider_the_limits_of_the_model(
         assert "ANTHROPIC_API_KEY" not in variables and variables["ANTHROPIC_AUTH_TOKEN"] == "moeinf"
         assert variables["ANTHROPIC_MODEL"] == variables["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "demo:chat"
         command("launch", "aider", "demo:chat", "--quiet")
-    told = reported(agents)
-    assert told["files"]["AIDER_MODEL_METADATA_FILE"]["openai/demo:chat"]["max_input_tokens"] == 2048
-    assert not Path(told["variables"]["AIDER_MODEL_METADATA_FILE"]).exists(), "the folder was for the run alone"
+        told = reported(agents)
+        path = told["variables"]["AIDER_MODEL_METADATA_FILE"]
+        assert json.loads(told["files"][path])["openai/demo:chat"]["max_input_tokens"] == 2048
+        assert not Path(path).exists(), "the folder was for the run alone"
+        command("launch", "cline", "demo:chat")
+        told = reported(agents)
+        assert cline_provider(told)["contextWindow"] == 2048 and cline_provider(told)["model"] == "demo:chat"
+        assert told["variables"]["CLINE_SESSION_BACKEND_MODE"] == "local", "a daemon would know other variables"
+        command("launch", "pi", "demo:chat")
+        (model,) = pi_provider(reported(agents))["models"]
+        assert model["id"] == "demo:chat" and model["contextWindow"] == 2048 and model["maxTokens"] == 512
 
 
 def test_a_server_is_started_for_an_agent_and_ends_with_it(
@@ -153,7 +182,7 @@ def test_what_is_wrong_is_one_line(
     agents: Path, command: Callable[..., Done], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command("launch", "cluade").err == (
-        "Error: unknown agent 'cluade'; known: claude, codex, opencode, qwen, aider\n"
+        "Error: unknown agent 'cluade'; known: claude, codex, opencode, qwen, aider, cline, pi\n"
     )
     assert "model 'nobody' not found" in command("launch", "claude", "nobody").err
     assert "Error: not enough memory" in command("launch", "claude", "demo:chat", "--ram", "1MiB").err

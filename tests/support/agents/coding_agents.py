@@ -4,16 +4,13 @@ that it edits a file.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.agents.scripted_model import CONTEXT, call
+from tests.support.agents.scripted_model import call
 from tests.support.pythons.interpreters import interpreters
 
 FILE, BEFORE, AFTER = "greet.py", 'print("Helo")\n', 'print("Hello")\n'
@@ -23,32 +20,16 @@ _AIDER_PYTHONS = ((3, 12), (3, 11), (3, 10))  # of which its pinned packages hav
 
 
 @dataclass(frozen=True)
-class Run:
-    """What an agent is run with. url: of the server; home: of the user, which is empty at first."""
-
-    programs: Path
-    url: str
-    model: str
-    home: Path
-    repository: Path
-
-    def launched(self, agent: str, *words: str) -> list[str]:
-        """By `moeinf launch`."""
-        return [sys.executable, "-m", "moeinf", "launch", agent, self.model, "--", *words]
-
-
-@dataclass(frozen=True)
 class CodingAgent:
-    """package: of npm, or of PyPI where python says so. words: its command line. script: what a model says, in turns,
-    for the path of the file. always: it gives no tools, and reads edits from text. variables: it needs besides.
+    """package: of npm, or of PyPI where python says so. words: behind those of `moeinf launch`. script: what a model
+    says, in turns, for the path of the file. always: it gives no tools, and reads edits from text.
     """
 
     package: str
-    words: Callable[[Run], Sequence[str]]
+    words: Sequence[str]
     script: Callable[[str], Sequence[str]]
     python: bool = False
     always: bool = False
-    variables: Mapping[str, str] | None = None
 
     def install(self, folder: Path) -> Path:
         """Installs it into a folder of its own, unless it is there; returns the folder of its command."""
@@ -71,26 +52,10 @@ class CodingAgent:
         return programs
 
 
-def _pi(run: Run) -> list[str]:
-    model = {"id": run.model, "contextWindow": CONTEXT, "maxTokens": 4096}
-    provider = {"baseUrl": f"{run.url}/v1", "api": "openai-completions", "apiKey": "any", "models": [model]}
-    settings = run.home / ".pi" / "agent"
-    settings.mkdir(parents=True)
-    (settings / "models.json").write_text(json.dumps({"providers": {"moeinf": provider}}))
-    return [str(run.programs / "pi"), "--offline", "--provider", "moeinf", "--model", run.model, "-p", TASK]
-
-
-def _cline(run: Run) -> list[str]:
-    told = ["-p", "openai-compatible", "-k", "any", "-m", run.model, "-b", f"{run.url}/v1"]
-    environment = os.environ | {"HOME": str(run.home)}
-    subprocess.run([run.programs / "cline", "auth", *told], check=True, capture_output=True, env=environment)
-    return [str(run.programs / "cline"), "-P", "openai-compatible", "-m", run.model, "--auto-approve", "true", TASK]
-
-
 AGENTS: Mapping[str, CodingAgent] = {
     "claude": CodingAgent(
         "@anthropic-ai/claude-code@2.1.197",
-        lambda run: run.launched("claude", "-p", TASK, "--allowedTools", "Read,Edit"),
+        ("-p", TASK, "--allowedTools", "Read,Edit"),
         lambda path: [
             call("Read", {"file_path": path}),
             call("Edit", {"file_path": path, "old_string": "Helo", "new_string": "Hello"}),
@@ -99,9 +64,7 @@ AGENTS: Mapping[str, CodingAgent] = {
     ),
     "codex": CodingAgent(
         "@openai/codex@0.171.0",
-        lambda run: run.launched(
-            "codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK
-        ),
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
         lambda path: [
             call("exec_command", {"cmd": f"cat {path}"}),
             call("exec_command", {"cmd": f"sed -i s/Helo/Hello/ {path}"}),
@@ -110,7 +73,7 @@ AGENTS: Mapping[str, CodingAgent] = {
     ),
     "opencode": CodingAgent(
         "opencode-ai@1.18.33",
-        lambda run: run.launched("opencode", "run", TASK),
+        ("run", TASK),
         lambda path: [
             call("read", {"filePath": path}),
             call("edit", {"filePath": path, "oldString": "Helo", "newString": "Hello"}),
@@ -119,7 +82,7 @@ AGENTS: Mapping[str, CodingAgent] = {
     ),
     "qwen": CodingAgent(
         "@qwen-code/qwen-code@0.15.10",
-        lambda run: run.launched("qwen", "--approval-mode", "yolo", TASK),
+        ("--approval-mode", "yolo", TASK),
         lambda path: [
             call("read_file", {"file_path": path}),
             call("edit", {"file_path": path, "old_string": "Helo", "new_string": "Hello"}),
@@ -128,14 +91,14 @@ AGENTS: Mapping[str, CodingAgent] = {
     ),
     "aider": CodingAgent(
         "aider-chat==0.86.2",
-        lambda run: run.launched("aider", "--yes-always", "--no-git", "--analytics-disable", "--message", TASK, FILE),
+        ("--yes-always", "--no-git", "--analytics-disable", "--message", TASK, FILE),
         lambda path: [f"{FILE}\n```\n{AFTER}```\n"],
         python=True,
         always=True,
     ),
     "cline": CodingAgent(
         "cline@3.0.65",
-        _cline,
+        ("--auto-approve", "true", TASK),
         lambda path: [
             call("read_files", {"files": [{"path": path}]}),
             call("editor", {"path": path, "old_text": "Helo", "new_text": "Hello"}),
@@ -144,7 +107,7 @@ AGENTS: Mapping[str, CodingAgent] = {
     ),
     "pi": CodingAgent(
         "@mariozechner/pi-coding-agent@0.73.1",
-        _pi,
+        ("--offline", "-p", TASK),
         lambda path: [
             call("read", {"path": path}),
             call("edit", {"path": path, "edits": [{"oldText": "Helo", "newText": "Hello"}]}),

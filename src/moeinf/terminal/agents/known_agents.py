@@ -126,10 +126,58 @@ def _aider(served: Served) -> Telling:
     return Telling(variables, ("--model", name, "--no-show-model-warnings", "--no-check-update"))
 
 
+def _cline(served: Served) -> Telling:
+    provider = "openai-compatible"
+    settings = {
+        "provider": provider,
+        "baseUrl": f"{served.url}/v1",
+        "apiKey": served.key,
+        "model": served.model,
+        "contextWindow": served.context,
+        "maxTokens": served.answer_tokens,
+        "timeout": int(_WAIT_MS),
+    }
+    providers = served.folder / "providers.json"
+    written = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    told = {"version": 1, "lastUsedProvider": provider, "modes": {}, "providers": {provider: written}}
+    providers.write_text(json.dumps(told))
+    variables = {
+        "CLINE_PROVIDER_SETTINGS_PATH": str(providers),
+        "CLINE_SESSION_BACKEND_MODE": "local",  # else a daemon answers, which stays, and may have other variables
+    }
+    return Telling(variables, ("-P", provider, "-m", served.model))
+
+
+def _pi(served: Served) -> Telling:
+    provider = {
+        "baseUrl": f"{served.url}/v1",
+        "apiKey": served.key,
+        "api": "openai-completions",
+        "models": [
+            {
+                "id": served.model,
+                "name": served.model,
+                "reasoning": False,
+                "input": ["text", "image"],
+                "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+                "contextWindow": served.context,
+                "maxTokens": served.answer_tokens,
+            }
+        ],
+    }
+    extension = served.folder / "moeinf.js"
+    extension.write_text(
+        f"export default (pi) => pi.registerProvider({json.dumps(_PROVIDER)}, {json.dumps(provider)});"
+    )
+    return Telling(words=("--extension", str(extension), "--provider", _PROVIDER, "--model", served.model))
+
+
 AGENTS: Final[Mapping[str, Agent]] = {
     "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 18_800, _claude),
     "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex),
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 7_200, _opencode),
     "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 17_500, _qwen),
     "aider": Agent("aider", "aider", "python -m pip install aider-install && aider-install", 2_300, _aider),
+    "cline": Agent("cline", "cline", "npm install -g cline", 5_400, _cline),
+    "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 1_600, _pi),
 }

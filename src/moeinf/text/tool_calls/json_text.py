@@ -65,17 +65,23 @@ def text_as_json(text: str) -> Json:
     return values[0] if len(values) == 1 else None
 
 
-def values_in(text: str) -> list[Json]:
-    """The JSON values that stand one behind the other; none where there is anything else in the text."""
+def values_in(text: str, *, beside: re.Pattern[str] | None = None) -> list[Json]:
+    """The JSON values that stand one behind the other; none where there is anything else in the text.
+
+    beside: what may stand in front of each of them, and behind the last, all the same.
+    """
     source, values = Source(), list[Json]()
     source.text, source.ended = f"{text.strip()} ", True  # with a character behind a word, so that it is whole
     try:
-        while source.text[source.at :].strip():
+        while True:
+            while beside is not None and (passed := beside.match(source.text, source.at)) is not None:
+                source.at = passed.end()
+            if not source.text[source.at :].strip():
+                return values
             fragments = [event.text for event in read_json(source) if isinstance(event, Fragment)]
             values.append(json.loads("".join(fragments)))
     except NotACallError:
         return []
-    return values
 
 
 def begun_json(text: str) -> Json:

@@ -1,7 +1,8 @@
 """Answers that are as a whole JSON objects which name tools of the request: many small models call tools so.
 
-There may be several, one behind the other or in a list, and all of it in a fence, but nothing else beside them. Each
-name is a tool's, and its arguments fit the schema of that. Text is held back only while the answer can still be such.
+There may be several, one behind the other or in a list, each of them or all in a fence or in tags, but nothing else
+beside them: coders that are asked for <tool_call> write <tools>, for example. Each name is a tool's, and its arguments
+fit the schema of that. Text is held back only while the answer can still be such.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from typing import Final
 
 from moeinf.text.text_stream import CallPart, Piece
 from moeinf.text.tool_calls.call_stream import TextStream
-from moeinf.text.tool_calls.json_text import values_in
+from moeinf.text.tool_calls.json_text import text_as_json, values_in
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.types import Json
 
-_FENCE: Final = "```"
-_OPENED = re.compile(r"\s*(?:```[ \t]*(?:json)?[ \t]*\n\s*)?(?=[{\[])", re.IGNORECASE)
+_FRAME: Final = r"```[ \t]*(?:(?:json|xml)[ \t]*)?(?:\n|(?=[\[{<])|$)|</?\w+>"
+_OPENED = re.compile(rf"\s*(?:(?:{_FRAME})\s*)*(?=[{{\[])", re.IGNORECASE)
+_BESIDE = re.compile(rf"\s*(?:{_FRAME})\s*", re.IGNORECASE)
+_BEGUN = re.compile(rf"\s*(?:(?:{_FRAME})\s*)*(?:`{{1,2}}|```[ \t]*[jsonxml]*|</?\w*)?", re.IGNORECASE)
 _NO_OBJECT = re.compile(r"\[\s*[^\s{]")
 _MOST_BEFORE: Final = 64  # characters up to the object, and up to the end of its first key
 _NAME = re.compile(r'\[?\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 _FIRST_KEY = re.compile(r'\[?\s*\{\s*"([^"\\]*)"')
 _ARGUMENTS: Final = ("arguments", "parameters")
+_FUNCTION: Final = "function"  # which holds both in OpenAI's API
 _OTHERS: Final = ("type", "id")  # which some models write as well
 
 
@@ -61,12 +65,8 @@ class WholeJson:
 
     def _calls(self, text: str) -> list[Piece]:
         """The calls that an answer is; none for any other."""
-        bare = text.strip()
-        if bare.startswith(_FENCE):
-            opened = _OPENED.match(bare)
-            bare = bare[opened.end() if opened else 0 :].removesuffix(_FENCE).rstrip()
         pieces = list[Piece]()
-        values = values_in(bare)
+        values = values_in(text, beside=_BESIDE)
         for number, found in enumerate(values[0] if len(values) == 1 and isinstance(values[0], list) else values):
             named = self._named(found)
             if named is None:
@@ -77,14 +77,17 @@ class WholeJson:
 
     def _named(self, found: Json) -> tuple[str, str] | None:
         """The tool that a value calls, and its arguments as JSON; None for a value that is no call."""
+        if isinstance(found, dict) and isinstance(found.get(_FUNCTION), dict) and set(found) <= {_FUNCTION, *_OTHERS}:
+            found = found[_FUNCTION]
         if not isinstance(found, dict) or set(found) - {"name", *_ARGUMENTS, *_OTHERS}:
             return None
         name, given = found.get("name"), [found[key] for key in _ARGUMENTS if key in found]
-        if not isinstance(name, str) or len(given) != 1 or not isinstance(given[0], dict):
+        arguments = text_as_json(given[0]) if given and isinstance(given[0], str) else given[0] if given else None
+        if not isinstance(name, str) or len(given) != 1 or not isinstance(arguments, dict):
             return None
-        if name not in self._tools or not self._tools.fits(name, given[0]):
+        if name not in self._tools or not self._tools.fits(name, arguments):
             return None
-        return name, json.dumps(given[0], ensure_ascii=False)
+        return name, json.dumps(arguments, ensure_ascii=False)
 
 
 class _Object:
@@ -92,28 +95,21 @@ class _Object:
 
     def __init__(self) -> None:
         self._begun = self._named = self._quoted = self._escaped = False
-        self._fenced = False
         self._depth, self._at = 0, 0
-        self._behind = ""  # what stands behind the objects
+        self._beside = ""  # what stands beside the objects, behind the last of them
 
     def may_be(self, text: str, added: str, tools: ToolSchemas) -> bool:
         """Whether the answer may still be such. text: all of it, which ends with what was added."""
         if not self._begun:
             opened = _OPENED.match(text)
             if opened is None:
-                return self._may_begin(text)
-            self._begun, self._fenced, self._at = True, _FENCE in opened[0], opened.end()
+                return _may_be_frames(text)
+            self._begun, self._at = True, opened.end()
         if not self._named and not self._may_be_named(text[self._at :], tools):
             return False
         for char in text[max(self._at, len(text) - len(added)) :]:
             self._take(char)
-        said = self._behind.strip()
-        return said == "" or (self._fenced and _FENCE.startswith(said))
-
-    def _may_begin(self, text: str) -> bool:
-        said = text.strip()
-        begins = f"{_FENCE}json".startswith(said.replace(" ", "").lower())
-        return begins and len(text) <= _MOST_BEFORE
+        return not self._beside or _may_be_frames(self._beside)
 
     def _may_be_named(self, text: str, tools: ToolSchemas) -> bool:
         """Whether the object may name a tool, as far as it has come."""
@@ -122,7 +118,7 @@ class _Object:
             return name[1] in tools
         if (key := _FIRST_KEY.match(text)) is not None:
             self._named = key[1] != "name"  # it comes later; the end of the answer tells
-            return key[1] in ("name", *_ARGUMENTS, *_OTHERS)
+            return key[1] in ("name", _FUNCTION, *_ARGUMENTS, *_OTHERS)
         return len(text) <= _MOST_BEFORE and _NO_OBJECT.match(text) is None
 
     def _take(self, char: str) -> None:
@@ -134,7 +130,12 @@ class _Object:
             self._quoted = True
         elif char in "{[":
             self._depth += 1
+            self._beside = ""
         elif char in "}]" and self._depth:
             self._depth -= 1
         elif not self._depth:
-            self._behind += char
+            self._beside += char
+
+
+def _may_be_frames(text: str) -> bool:
+    return len(text) <= _MOST_BEFORE and _BEGUN.fullmatch(text) is not None

@@ -57,6 +57,13 @@ def told(answer: str, size: int, *, cut: bool = False, json_calls: bool = True) 
         '{"type": "function", "name": "get_weather", "parameters": {"city": "Rome", "days": 3}}',
         '{"name": "get_weather", "arguments": {"city": "Rome", "days": 3,}}',
         f"<think>\nit rains</think>\n\n{CALL}",
+        f"<tools>\n{CALL}\n</tools>",
+        f"<function_call> {CALL}",
+        f"```xml\n<tools>\n{CALL}\n</tools>\n```",
+        f"<json>```json\n{CALL}\n```</json>",
+        f'{{"type": "function", "function": {CALL}}}',
+        f'{{"id": "1", "type": "function", "function": {CALL.replace("arguments", "parameters")}}}',
+        '{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\", \\"days\\": 3}"}',
     ],
 )
 def test_such_an_answer_is_a_call(answer: str, size: int) -> None:
@@ -71,6 +78,9 @@ def test_such_an_answer_is_a_call(answer: str, size: int) -> None:
         f"```json\n{CALL}\n\n{OTHER}\n```",
         f"[{CALL}, {OTHER}]",
         f"```\n[\n{CALL},\n{OTHER}]\n```",
+        f"```json\n{CALL}\n```\n\n```json\n{OTHER}\n```\n",
+        f"<tools>\n{CALL}\n</tools>\n<tools>\n{OTHER}\n</tools>",
+        f'<tools>\n{{"type": "function", "function": {CALL}}}\n{{"type": "function", "function": {OTHER}}}\n</tools>',
         f"{CALL}\n{OTHER.replace('}}', ',}}')}",
     ],
 )
@@ -91,6 +101,12 @@ def test_several_are_as_many_calls(answer: str, size: int) -> None:
         f"{CALL}, {CALL}",
         f'{CALL}\n{{"name": "get_weather", "arguments": {{"city": "Rome", "days": NaN}}}}',
         "[]",
+        f"<tools>{CALL}</tools> calls it",
+        f"<p>Sure:</p> {CALL}",
+        "<tools></tools>",
+        f'{{"name": "get_weather", "function": {CALL}}}',
+        '{"type": "function", "function": "get_weather"}',
+        '{"name": "get_weather", "arguments": "city"}',
         f"```python\n{CALL}\n```",
         '{"name": "Ada", "age": 36}',
         '{"name": "get_weather"}',
@@ -117,6 +133,8 @@ def test_text_is_held_back_only_while_it_may_be_a_call() -> None:
     assert len(told("Sure, here it is.", 1)[0]) > 5
     assert told(f"{CALL} is the call", 1)[0][0].startswith(CALL)
     assert len(told('{"city": "Rome"}', 1)[0]) > 3
+    assert len(told("<p>Sure, <b>here</b> it is.</p>", 1)[0]) > 3
+    assert told(f"{CALL}</b>" + " <p>" * 100, 1)[0][0].startswith(CALL)
     assert len(told("[Rome](https://rome.example)", 1)[0]) > 5
 
 
