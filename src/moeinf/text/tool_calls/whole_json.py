@@ -1,8 +1,8 @@
 """Answers that are as a whole JSON objects which name tools of the request: many small models call tools so.
 
 There may be several, one behind the other or in a list, each of them or all in a fence or in tags, but nothing else
-beside them: coders that are asked for <tool_call> write <tools>, for example. Each name is a tool's, and its arguments
-fit the schema of that. Text is held back only while the answer can still be such.
+beside them: coders that are asked for <tool_call> write <tools>, for example. The first name is a tool's, and arguments
+fit the schema of their tool. Text is held back only while the answer can still be such.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moeinf.text.text_stream import CallPart, Piece
 from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.json_text import text_as_json, values_in
 from moeinf.text.tool_calls.schema_values import ToolSchemas
-from moeinf.types import Json
+from moeinf.types import Json, JsonObject
 
 _FRAME: Final = r"```[ \t]*(?:(?:json|xml)[ \t]*)?(?:\n|(?=[\[{<])|$)|</?\w+>"
 _OPENED = re.compile(rf"\s*(?:(?:{_FRAME})\s*)*(?=[{{\[])", re.IGNORECASE)
@@ -68,26 +68,20 @@ class WholeJson:
         pieces = list[Piece]()
         values = values_in(text, beside=_BESIDE)
         for number, found in enumerate(values[0] if len(values) == 1 and isinstance(values[0], list) else values):
-            named = self._named(found)
+            named = _named(found)
             if named is None:
                 return []
             name, arguments = named
-            pieces += (Piece("", call=CallPart(number, name, "")), Piece("", call=CallPart(number, None, arguments)))
+            if name in self._tools:
+                if not self._tools.fits(name, arguments):
+                    return []
+            elif number == 0:  # behind a call, what calls no tool is one that a client refuses
+                return []
+            pieces += (
+                Piece("", call=CallPart(number, name, "")),
+                Piece("", call=CallPart(number, None, json.dumps(arguments, ensure_ascii=False))),
+            )
         return pieces
-
-    def _named(self, found: Json) -> tuple[str, str] | None:
-        """The tool that a value calls, and its arguments as JSON; None for a value that is no call."""
-        if isinstance(found, dict) and isinstance(found.get(_FUNCTION), dict) and set(found) <= {_FUNCTION, *_OTHERS}:
-            found = found[_FUNCTION]
-        if not isinstance(found, dict) or set(found) - {"name", *_ARGUMENTS, *_OTHERS}:
-            return None
-        name, given = found.get("name"), [found[key] for key in _ARGUMENTS if key in found]
-        arguments = text_as_json(given[0]) if given and isinstance(given[0], str) else given[0] if given else None
-        if not isinstance(name, str) or len(given) != 1 or not isinstance(arguments, dict):
-            return None
-        if name not in self._tools or not self._tools.fits(name, arguments):
-            return None
-        return name, json.dumps(arguments, ensure_ascii=False)
 
 
 class _Object:
@@ -139,3 +133,16 @@ class _Object:
 
 def _may_be_frames(text: str) -> bool:
     return len(text) <= _MOST_BEFORE and _BEGUN.fullmatch(text) is not None
+
+
+def _named(found: Json) -> tuple[str, JsonObject] | None:
+    """What a value calls, and with which arguments; None for a value that is no call."""
+    if isinstance(found, dict) and isinstance(found.get(_FUNCTION), dict) and set(found) <= {_FUNCTION, *_OTHERS}:
+        found = found[_FUNCTION]
+    if not isinstance(found, dict) or set(found) - {"name", *_ARGUMENTS, *_OTHERS}:
+        return None
+    name, given = found.get("name"), [found[key] for key in _ARGUMENTS if key in found]
+    if not isinstance(name, str) or len(given) != 1:
+        return None
+    arguments = text_as_json(given[0]) if isinstance(given[0], str) else given[0]
+    return (name, arguments) if isinstance(arguments, dict) else None

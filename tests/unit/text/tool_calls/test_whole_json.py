@@ -128,6 +128,15 @@ def test_any_other_answer_is_text(answer: str, size: int) -> None:
     assert ("".join(texts), calls) == (answer.rstrip() if not answer.strip() else answer, [])
 
 
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_call_of_no_tool_behind_one_of_a_tool_is_for_the_client_to_refuse(size: int) -> None:
+    said = '{"name": "say", "arguments": {"message": "It is done."}}'
+    texts, calls = told(f"{OTHER}\n{said}", size)
+    assert (texts, calls) == ([], [("get_weather", {"city": "Oslo"}), ("say", {"message": "It is done."})])
+    texts, calls = told(f"{said}\n{OTHER}", size)
+    assert ("".join(texts), calls) == (f"{said}\n{OTHER}", [])
+
+
 def test_text_is_held_back_only_while_it_may_be_a_call() -> None:
     assert told('{"name": "Ada", "age": 36}', 1)[0][0] == '{"name": "Ada', "no tool has that name"
     assert len(told("Sure, here it is.", 1)[0]) > 5
