@@ -35,7 +35,9 @@ class McpServer:
     origins: tuple[str, ...] = ("*",)
     exposed: tuple[str, ...] = ("Mcp-Session-Id",)
     status: int = 200  # of all answers
+    key: tuple[str, str] | None = None  # a header and its value, without which the answer is status 401
     asked: list[dict[str, Any]] = field(default_factory=list)  # the messages that came
+    headers: list[dict[str, str]] = field(default_factory=list)  # of each of them
     url: str = ""
 
     @property
@@ -46,7 +48,7 @@ class McpServer:
         allowed: dict[str, Any] = {
             "allow_origins": self.origins,
             "allow_methods": ["POST"],
-            "allow_headers": ["Content-Type", "Mcp-Session-Id", "MCP-Protocol-Version"],
+            "allow_headers": ["Content-Type", "Mcp-Session-Id", "MCP-Protocol-Version", *(self.key or ())[:1]],
             "expose_headers": self.exposed,
         }
         cors = [Middleware(CORSMiddleware, **allowed)] if self.origins else []
@@ -55,8 +57,11 @@ class McpServer:
     async def _take(self, request: Request) -> Response:
         message = await request.json()
         self.asked.append(message)
+        self.headers.append(dict(request.headers))
         if self.status != 200:
             return Response(status_code=self.status)
+        if self.key is not None and request.headers.get(self.key[0]) != self.key[1]:
+            return Response(status_code=401)
         if message.get("method") == "initialize":
             told = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}, "serverInfo": {"name": "test"}}
             return JSONResponse(_result(message, told), headers={"Mcp-Session-Id": self.session})

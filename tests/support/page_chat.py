@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.chromium import Browser
@@ -39,3 +41,12 @@ def press(browser: Browser, words: str, within: str) -> None:
         return found is not None
 
     browser.wait(pressed)
+
+
+def downloaded(browser: Browser, folder: Path, words: str, within: str) -> Path:
+    """The file that a button gives."""
+    folder.mkdir(exist_ok=True)
+    browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    press(browser, words, within)
+    browser.wait(lambda: [each for each in folder.glob("*") if each.suffix in (".json", ".md")])
+    return next(each for each in folder.iterdir() if each.suffix in (".json", ".md"))

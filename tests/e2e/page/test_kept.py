@@ -10,7 +10,7 @@ from typing import Any
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.chromium import Browser
-from tests.support.page_chat import PIXEL, ask, ended, press, titles
+from tests.support.page_chat import PIXEL, ask, downloaded, ended, press, titles
 from tests.support.page_server import DONE, PageServer, said
 
 
@@ -24,15 +24,6 @@ def ask_in_new_chat(browser: Browser, text: str) -> None:
         browser.find("#new-chat").click()
     ask(browser, text)
     ended(browser)
-
-
-def downloaded(browser: Browser, folder: Path, words: str, within: str) -> Path:
-    """The file that a button gives."""
-    folder.mkdir(exist_ok=True)
-    browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-    press(browser, words, within)
-    browser.wait(lambda: [each for each in folder.glob("*") if each.suffix in (".json", ".md")])
-    return next(each for each in folder.iterdir() if each.suffix in (".json", ".md"))
 
 
 def test_conversations_are_listed_searched_renamed_and_deleted(browser: Browser, server: PageServer) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.chromium import Browser
 from tests.support.mcp_server import ADD, PINGED, McpServer, mcp_server
-from tests.support.page_chat import announced, ask, ended, press, titles
+from tests.support.page_chat import announced, ask, downloaded, ended, press, titles
 from tests.support.page_server import DONE, PageServer, called, said, thought
 
 
@@ -150,6 +151,52 @@ def test_tools_are_listed_in_the_settings(browser: Browser, server: PageServer, 
     browser.wait(lambda: browser.text("#tools-state") == "2 tools")
     assert [each.text for each in browser.all("#tool-list li")] == ["add Adds two numbers", "fail Fails <b>always</b>"]
     browser.find("#settings-cancel").click()
+
+
+KEYS = [  # what a server wants, and what is written into the field of its key
+    (("Authorization", "Bearer s3cret"), "s3cret"),
+    (("X-Api-Key", "s3cret"), "X-Api-Key: s3cret"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "written"), KEYS)
+def test_a_key_goes_to_its_server_alone_and_into_no_export(
+    browser: Browser, server: PageServer, mcp: McpServer, tmp_path: Path, wanted: tuple[str, str], written: str
+) -> None:
+    server.answers = [[*called("add", a=2, b=3), DONE], [*said("It is 5."), DONE]]
+    browser.open(server.url)
+    with mcp_server(key=wanted) as keyed:
+        switch_on(browser, mcp.url, keyed.url)
+        ask(browser, "Without its key")
+        ended(browser)
+        assert "it wants a key; Settings has a field for it" in browser.text(".status[data-error]")
+        for typed, told in (
+            (written.replace("s3cret", "wrong"), "it refuses this key"),
+            (written, "4 tools"),
+            ("clé", "letters that no header"),
+        ):
+            browser.find("#settings-open").click()
+            assert [each.get_attribute("type") for each in browser.all("#server-keys input")] == ["password"] * 2
+            field = browser.all("#server-keys input")[1]
+            field.clear()
+            field.send_keys(typed)
+            browser.find("#list-tools").click()
+            browser.wait(lambda told=told: told in browser.text("#tools-state"))  # type: ignore[misc]
+            if typed == written:
+                browser.find("#settings button[type=submit]").click()
+            else:
+                browser.find("#settings-cancel").click()
+        ask(browser, "What is 2 + 3?")
+        say(browser, "Call it")
+        ended(browser, 3)
+    assert calls(browser) == ["add was called"] and not any(wanted[0].lower() in each for each in mcp.headers)
+    assert any(each.get(wanted[0].lower()) == wanted[1] for each in keyed.headers)
+    browser.driver.refresh()
+    browser.wait(lambda: calls(browser) == ["add was called"])
+    everything = downloaded(browser, tmp_path, "Export all", ".chats-foot").read_text(encoding="utf-8")
+    assert "It is 5." in everything and "s3cret" not in everything
+    switch_on(browser, mcp.url)
+    assert "s3cret" not in str(browser.run("return JSON.stringify(localStorage)")), "it leaves with its address"
 
 
 WRONG: dict[str, dict[str, object]] = {

@@ -2,6 +2,7 @@
 // before a conversation has its tools switched on, or somebody wants to see them.
 
 const STORED = "moeinf-mcp-servers";
+const STORED_KEYS = "moeinf-mcp-keys"; // they are in no conversation, so that none is exported with one
 const MOST_PAGES = 20; // of a list of tools
 
 let worker;
@@ -14,11 +15,36 @@ export function servers() {
   return (localStorage.getItem(STORED) ?? "").split("\n").filter(Boolean);
 }
 
-/** Keeps addresses, one a line. Raises an Error for what is none. */
-export function keepServers(text) {
+/** The keys that are kept in this browser, by address. */
+export function keys() {
+  return JSON.parse(localStorage.getItem(STORED_KEYS) ?? "{}");
+}
+
+/** Keeps addresses, one a line, and the keys of these, by address. Raises an Error for what is none. */
+export function keepServers(text, given) {
   const addresses = addressesIn(text);
-  if (addresses.length) localStorage.setItem(STORED, addresses.join("\n"));
-  else localStorage.removeItem(STORED);
+  const kept = keysOf(addresses, given);
+  for (const address of addresses) {
+    if (kept[address] !== keys()[address]) lists.delete(address);
+  }
+  keep(STORED, addresses.join("\n"));
+  keep(STORED_KEYS, Object.keys(kept).length ? JSON.stringify(kept) : "");
+}
+
+function keep(name, text) {
+  if (text) localStorage.setItem(name, text);
+  else localStorage.removeItem(name);
+}
+
+/** The keys of these addresses, without those that are empty. Raises an Error for what no header can hold. */
+export function keysOf(addresses, given) {
+  const found = {};
+  for (const address of addresses) {
+    const key = (given[address] ?? "").trim();
+    if (!/^[\x20-\x7e]*$/.test(key)) throw new Error(`The key of ${address} has letters that no header can hold.`);
+    if (key) found[address] = key;
+  }
+  return found;
 }
 
 /** The addresses in a text, one a line. Raises an Error for what is none. */
@@ -36,13 +62,13 @@ export function addressesIn(text) {
 }
 
 /** Asks a server. Raises an Error whose message is one line for the person. */
-function ask(address, method, params, signal) {
+function ask({ address, key }, method, params, signal) {
   worker ??= startedWorker();
   const id = (last += 1);
   signal?.addEventListener("abort", () => worker.postMessage({ id, gone: true }));
   return new Promise((resolve, reject) => {
     waiting.set(id, { resolve, reject });
-    worker.postMessage({ id, address, method, params });
+    worker.postMessage({ id, address, key, method, params });
   });
 }
 
@@ -58,11 +84,11 @@ function startedWorker() {
 }
 
 /** { server, tool, name, description, parameters } of each tool of a server. Raises an Error, as ask does. */
-async function toolsOf(server) {
+async function toolsOf(server, key) {
   const tools = [];
   let cursor;
   for (let page = 0; page < MOST_PAGES; page += 1) {
-    const listed = await ask(server, "tools/list", cursor === undefined ? {} : { cursor });
+    const listed = await ask({ address: server, key }, "tools/list", cursor === undefined ? {} : { cursor });
     for (const { name, description = "", inputSchema } of listed.tools ?? []) {
       if (typeof name === "string") tools.push({ server, tool: name, name, description, parameters: inputSchema });
     }
@@ -72,12 +98,12 @@ async function toolsOf(server) {
   return tools;
 }
 
-/** The tools of these servers, no two of one name. anew: asks again, though they are known. Raises an Error. */
-export async function tools(addresses = servers(), { anew = false } = {}) {
+/** The tools of these servers, no two of one name. given: their keys, which are asked with anew. Raises an Error. */
+export async function tools(addresses = servers(), given = undefined) {
   if (!addresses.length) throw new Error("No MCP server is named: Settings has a field for addresses.");
   for (const address of addresses) {
-    if (anew || !lists.has(address)) {
-      const list = toolsOf(address);
+    if (given || !lists.has(address)) {
+      const list = toolsOf(address, (given ?? keys())[address]);
       list.catch(() => lists.delete(address));
       lists.set(address, list);
     }
@@ -104,7 +130,7 @@ export async function call({ server, tool }, given, signal) {
     content = [],
     structuredContent,
     isError,
-  } = await ask(server, "tools/call", { name: tool, arguments: given }, signal);
+  } = await ask({ address: server, key: keys()[server] }, "tools/call", { name: tool, arguments: given }, signal);
   const parts = content.map(({ type, text, resource, uri, mimeType }) => {
     if (type === "text") return text;
     return resource?.text ?? uri ?? `[${mimeType ?? type}, which is left out]`;

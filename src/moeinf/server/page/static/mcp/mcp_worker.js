@@ -1,6 +1,6 @@
 // Speaks the Model Context Protocol over streamable HTTP with the servers that the person has named. It is a worker
 // because a worker has a policy of its own: only this file may ask other servers, and the page is as locked up as ever.
-// A request is { id, address, method, params }, and { id, gone: true } gives it up; the answer is { id, result } or
+// A request is { id, address, key, method, params }, with a key where the server wants one, and { id, gone: true } gives it up; the answer is { id, result } or
 // { id, error }, one line for the person.
 
 const VERSION = "2025-06-18"; // the server answers with the one that it speaks
@@ -8,10 +8,10 @@ const PATIENCE_MS = 20_000; // a call of a tool may take as long as it likes
 const PROBE_MS = 3000;
 const NO_SUCH_METHOD = -32601;
 
-const sessions = new Map(); // by address, each a promise
+const sessions = new Map(); // by address and key, each a promise
 const running = new Map(); // by the request's id
 
-onmessage = async ({ data: { id, address, method, params, gone } }) => {
+onmessage = async ({ data: { id, address, key, method, params, gone } }) => {
   if (gone) {
     running.get(id)?.abort();
     return;
@@ -19,35 +19,44 @@ onmessage = async ({ data: { id, address, method, params, gone } }) => {
   const control = new AbortController();
   running.set(id, control);
   try {
-    postMessage({ id, result: await asked(address, method, params, control.signal) });
+    postMessage({ id, result: await asked({ address, key }, method, params, control.signal) });
   } catch (error) {
     postMessage({ id, error: error.message });
   }
   running.delete(id);
 };
 
-/** Asks within the session of an address, which is begun where there is none, or where the server has forgotten it. */
-async function asked(address, method, params, signal) {
-  const known = sessions.has(address);
-  const session = await opened(address);
+/** Asks within the session of a server, which is begun where there is none, or where the server has forgotten it. */
+async function asked(server, method, params, signal) {
+  const known = sessions.has(named(server));
+  const session = await opened(server);
   try {
     const limit = method === "tools/call" ? signal : AbortSignal.any([signal, AbortSignal.timeout(PATIENCE_MS)]);
     return await session.ask(method, params, limit);
   } catch (error) {
     if (!known || !(error instanceof Forgotten)) throw error;
-    sessions.delete(address);
-    return (await opened(address)).ask(method, params, signal);
+    sessions.delete(named(server));
+    return (await opened(server)).ask(method, params, signal);
   }
 }
 
-function opened(address) {
-  if (!sessions.has(address)) {
-    const session = new Session(address);
+const named = ({ address, key = "" }) => `${address} ${key}`;
+
+function opened(server) {
+  const name = named(server);
+  if (!sessions.has(name)) {
+    const session = new Session(server);
     const begun = session.begin().then(() => session);
-    begun.catch(() => sessions.delete(address)); // the next request tries again
-    sessions.set(address, begun);
+    begun.catch(() => sessions.delete(name)); // the next request tries again
+    sessions.set(name, begun);
   }
-  return sessions.get(address);
+  return sessions.get(name);
+}
+
+/** The header that has a key: `Name: value`, or the key alone, for the usual one. */
+function headerOf(key) {
+  const [, name, value] = /^([\w-]+):\s+(.+)$/.exec(key) ?? [key, "Authorization", `Bearer ${key}`];
+  return { name, value };
 }
 
 /** The server knows nothing of the session. */
@@ -56,10 +65,15 @@ class Forgotten extends Error {}
 class Session {
   #address;
   #headers = { "Content-Type": "application/json", Accept: "application/json, text/event-stream" };
+  #keyHeader;
   #last = 0;
 
-  constructor(address) {
+  constructor({ address, key }) {
     this.#address = address;
+    if (!key) return;
+    const { name, value } = headerOf(key);
+    this.#headers[name] = value;
+    this.#keyHeader = name;
   }
 
   async begin() {
@@ -105,7 +119,7 @@ class Session {
       const options = { method: "POST", headers: this.#headers, body, signal, credentials: "omit" };
       response = await fetch(this.#address, options);
     } catch (error) {
-      if (error instanceof TypeError) throw new Error(await whyOutOfReach(this.#address));
+      if (error instanceof TypeError) throw new Error(await whyOutOfReach(this.#address, this.#keyHeader));
       throw error;
     }
     if (!response.ok) throw this.#refusal(response.status);
@@ -116,7 +130,9 @@ class Session {
     const told = `${this.#address} answers with status ${status}`;
     const known = "Mcp-Session-Id" in this.#headers;
     if (status === 404 && known) return new Forgotten(`${told}: the session is over.`);
-    if (status === 401) return new Error(`${told}: it wants a key, and this page sends none.`);
+    if (status === 401) {
+      return new Error(`${told}: it ${this.#keyHeader ? "refuses this key" : "wants a key; Settings has a field for it"}.`);
+    }
     if (status === 403) return new Error(`${told}: it may have to be told to allow the origin ${location.origin}.`);
     if (status === 405) return new Error(`${told}: it does not take MCP over streamable HTTP there.`);
     if (status === 400 && !known && "MCP-Protocol-Version" in this.#headers) {
@@ -127,15 +143,16 @@ class Session {
 }
 
 /** The browser does not say why a request failed; whether anything is there at all can be found out. */
-async function whyOutOfReach(address) {
+async function whyOutOfReach(address, keyHeader) {
   try {
     await fetch(address, { mode: "no-cors", credentials: "omit", signal: AbortSignal.timeout(PROBE_MS) });
   } catch {
     return `Nothing answers at ${address}. Does the server run, and is that its address?`;
   }
+  const headers = ["Content-Type", "Mcp-Session-Id", ...(keyHeader ? [keyHeader] : [])].join(", ");
   return (
     `${address} answers, but does not let a browser's page use it: by CORS it has to allow the origin ` +
-    `${location.origin} and the headers Content-Type, Mcp-Session-Id and MCP-Protocol-Version.`
+    `${location.origin} and the headers ${headers} and MCP-Protocol-Version.`
   );
 }
 
