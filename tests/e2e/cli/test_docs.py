@@ -28,7 +28,7 @@ README_LINES = 150
 MOST_WORDS = 25_000
 WORDS = {
     "README.md": 1_400,
-    "agents.md": 800,
+    "agents.md": 950,
     "apis.md": 1_400,
     "batch.md": 700,
     "formats.md": 1_500,
