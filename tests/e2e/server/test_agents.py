@@ -45,6 +45,32 @@ def test_an_agent_is_told_to_edit_its_file_and_that_it_is_done(agent: str, scrip
     assert next(script, None) is None, "what is recorded ends early"
 
 
+def test_pi_is_told_of_calls_as_a_small_coder_wrote_them(tmp_path: Path) -> None:
+    """A mixture of Qwen2.5-Coder-1.5B-Instruct answered its first request so, and a later one with a tool of no one."""
+    _, (asked, *_) = RECORDED["pi"]
+    path = "/repository/greet.py"
+    edit = {"path": path, "edits": [{"oldText": "Helo", "newText": "Hello"}]}
+    wrote = [("read", {"path": path}), ("edit", edit), ("say", {"message": "It is done."})]
+    objects = [
+        json.dumps({"type": "function", "function": {"name": name, "arguments": given}}, indent=2)
+        for name, given in wrote
+    ]
+    said = "\n".join(["<tools>", *objects, "</tools>"])
+    pull(str(write_script(tmp_path / "coder", [said])), home=tmp_path / "home")
+    with live_server(Library(tmp_path / "home")) as running:
+        body = asked.body | {"model": "coder"}
+        answer = httpx.post(f"{running.url}{asked.path}", json=body, headers=asked.headers, timeout=60)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    told: dict[int, list[str]] = {}
+    for part in (choice["delta"] for event in events for choice in event["choices"]):
+        assert not part.get("content")
+        for each in part.get("tool_calls") or []:
+            name, arguments = told.setdefault(each["index"], ["", ""])
+            function = each["function"]
+            told[each["index"]] = [name + (function.get("name") or ""), arguments + function["arguments"]]
+    assert [(name, json.loads(given)) for name, given in told.values()] == wrote
+
+
 def of_chat(events: list[Any]) -> str:
     """Text and calls, as the script writes them; nothing of a stream that does not say why it ended."""
     choices = [choice for event in events for choice in event["choices"]]
