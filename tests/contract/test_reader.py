@@ -30,7 +30,6 @@ NUM_KEYS = NUM_FILES * NUM_EXPERTS
 SLOTS_BYTES = NUM_KEYS * EXPERT_BYTES
 HOLE_BYTES = 64 << 20
 DEMAND = np.inf
-KINDS = ("pure", "threads", "io_uring")
 
 
 def ids(*keys: int) -> IntArray:
@@ -109,16 +108,6 @@ class Bench:
         while left := [key for key in keys if key not in order]:
             order += self.reader.wait_any(ids(*left)).tolist()
         return order
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "io_uring":
-        try:
-            NativeReader([], [], Arena(BLOCK), backend="io_uring").close()
-        except OSError as refused:
-            pytest.skip(str(refused))
-    return str(request.param)
 
 
 @pytest.fixture
@@ -528,7 +517,7 @@ def test_two_readers_of_the_same_files_do_not_mix(make_bench: Callable[..., Benc
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed in /proc")
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pure"], indirect=True)
+@pytest.mark.parametrize("kind", ["threads", "io_uring"], indirect=True)
 def test_a_native_reader_that_is_dropped_in_flight_closes_itself(kind: str, tmp_path: Path) -> None:
     """A pure reader's thread keeps it alive."""
     bench = Bench(kind, tmp_path / "files")

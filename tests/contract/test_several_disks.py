@@ -27,16 +27,6 @@ Reader = NativeReader | PureReader
 Slots = npt.NDArray[np.uint8]
 
 
-@pytest.fixture(params=["pure", "threads", "io_uring"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "io_uring":
-        try:
-            NativeReader([], [], Arena(BLOCK), backend="io_uring").close()
-        except OSError as refused:
-            pytest.skip(str(refused))
-    return str(request.param)
-
-
 class Disks:
     """Two files of random bytes on each of some disks, which are folders."""
 

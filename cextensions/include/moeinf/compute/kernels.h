@@ -59,8 +59,7 @@ class Kernels {
   std::int64_t rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
                              std::int64_t total_rows) const;
   static std::int64_t most_rows_per_task(Format format, std::int64_t cols, std::int64_t num_x);
-  // For the drivers of kernels: one row of x after the other turned into `kind` at `out`, by all threads
-  // where that pays.
+  // For the drivers of kernels: the rows of x turned into `kind` at `out`, by all threads where that pays.
   void prepare(ActivationKind kind, RowSpan<const float> x, void* out);
   // The same inside a task, of `count` rows wherever they lie.
   void prepare_rows(ActivationKind kind, const float* const* rows, std::int64_t count, std::int64_t cols,
