@@ -23,7 +23,7 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.models.layers.assemble import DecoderFamily, EncoderDecoderFamily, Family
 from moeinf.store.format import expert_layout
-from moeinf.types import PassShape, Profiler, TensorPlan
+from moeinf.types import Profiler, TensorPlan
 from tests.support.checkpoints import random_tensors, scaled
 from tests.support.pairs import decoders, translators
 from tests.support.pairs.experts import resident_experts, stored
@@ -81,13 +81,11 @@ def tensors_of(plan: TensorPlan) -> list[object]:
 
 
 def workspace(family: Family) -> list[int]:
-    """Bytes that the plan sets aside for a chunk of a prompt, on the CPU and on a device; panels depend on the CPU."""
+    """Bytes that the plan sets aside for a chunk of a prompt, on the CPU and on a device."""
     plan = family.tensors
     layout = expert_layout([(name, "bf16", shape) for name, shape in plan.parts.items()])
     footprint = Footprint(family.info("bf16"), plan.moe, layout, 0, family.workspace)
-    panels = Kernels.panel_bytes(PassShape("bf16", "bf16", CHUNK, CONTEXT, THREADS))
-    host = activation_bytes(footprint, CHUNK, CONTEXT, THREADS) - panels
-    return [host, device_activation_bytes(footprint, CHUNK, CONTEXT)]
+    return [activation_bytes(footprint, CHUNK, CONTEXT, THREADS), device_activation_bytes(footprint, CHUNK, CONTEXT)]
 
 
 def answers(family: Family, config: dict[str, Any]) -> Facts:

@@ -173,9 +173,8 @@ std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols) {
 }
 
 std::size_t panel_bytes(const PassShape& pass) {
-  const std::size_t tiles = ops_for("").multiply_tiles == nullptr ? 0 : kTilePanelBytes;
-  return static_cast<std::size_t>(pass.num_threads) *
-         std::max(tiles, round_up_to_line(matmul_scratch_bytes(kPanelCols)));
+  const std::size_t rows = round_up_to_line(matmul_scratch_bytes(kPanelCols));
+  return static_cast<std::size_t>(pass.num_threads) * std::max<std::size_t>(kTilePanelBytes, rows);
 }
 
 }  // namespace moeinf

@@ -43,7 +43,7 @@ def test_all_that_is_left_becomes_slots() -> None:
     plan = plan_memory(FOOTPRINT, RuntimeConfig(), on(1200))
     assert plan.context == 4096 and plan.kv_bytes == 4096 * 100_000
     spare = 1200 * MIB - plan.total_bytes - PROGRAM
-    assert 0 <= spare - plan.cache_bytes <= 4 * MIB and 2 <= plan.num_slots < 128, "half of what experts could have"
+    assert 0 <= spare - plan.cache_bytes < 8 * MIB and 2 <= plan.num_slots < 128, "half of what experts could have"
     wider = plan_memory(FOOTPRINT, RuntimeConfig(), on(1400))
     assert 256 * MIB <= 1400 * MIB - wider.total_bytes - PROGRAM < 260 * MIB
     tiny = dataclasses.replace(
