@@ -32,15 +32,20 @@ def _closed(*more: str) -> str:
 
 @call(
     "NativeReader",
-    "another number of sizes than of paths, a backend that is unknown, depths and segments that cannot be; OSError: a "
-    "file that cannot be opened, or is of another size, a backend that the system refuses",
+    "another number of sizes than of paths, an unknown backend, depths, segments, disks and cuts that cannot be; OSError: "
+    "a file that cannot be opened, or is of another size, a backend that the system refuses",
     OSError,
 )
 def _reader(world: World) -> Arguments:
     contents(world)
     return {"paths": [str(world.folder / "experts")], "sizes": [KEYS * BLOCK], "arena": world.get("Arena"),
             "backend": world.rng.choice(["auto", "threads"]), "direct": False, "queue_depth": 4, "prefetch_depth": 2,
-            "segment_bytes": BLOCK, "on_wait": None}  # fmt: skip
+            "segment_bytes": BLOCK, "on_wait": None, "disks": 1, "cuts": []}  # fmt: skip
+
+
+@call("NativeReader.bytes_read_of", "IndexError: a disk that there is not", IndexError)
+def _bytes_read_of(world: World) -> Arguments:
+    return {"disk": 0}
 
 
 plain("NativeReader", "backend", "notice", "bytes_read", "busy_seconds", "close")
