@@ -48,5 +48,9 @@ def downloaded(browser: Browser, folder: Path, words: str, within: str) -> Path:
     folder.mkdir(exist_ok=True)
     browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     press(browser, words, within)
-    browser.wait(lambda: [each for each in folder.glob("*") if each.suffix in (".json", ".md")])
-    return next(each for each in folder.iterdir() if each.suffix in (".json", ".md"))
+
+    def whole() -> list[Path]:  # the browser lays an empty file there before
+        return [each for each in folder.iterdir() if each.suffix in (".json", ".md") and each.stat().st_size]
+
+    browser.wait(whole)
+    return whole()[0]

@@ -170,7 +170,7 @@ export class Conversation {
     } catch (error) {
       this.#fail(run, error);
     }
-    this.#end(run);
+    await this.#end(run);
   }
 
   /** Puts an answer that is to come behind what the conversation has. */
@@ -232,7 +232,8 @@ export class Conversation {
     if (error instanceof KeyNeeded) this.#ports.onKeyNeeded();
   }
 
-  #end({ chat, node, answer }) {
+  /** The page counts a request as over once its answer is kept: who closes the page then loses nothing. */
+  async #end({ chat, node, answer }) {
     const words = node.content.split(/\s+/).filter(Boolean).length;
     const elsewhere = chat === this.#chat ? "" : ` in ${chat.title}`;
     const told = node.failed ? `Error: ${node.ended}` : node.ended === "Stopped" ? node.ended : "";
@@ -240,7 +241,7 @@ export class Conversation {
     this.#runs.delete(chat.id);
     this.#messages.end(chat, node, answer);
     if (!node.content && !node.thinking && !node.calls) chat.drop(node);
-    this.#keep(chat);
+    await this.#keep(chat);
     this.#ports.onChange();
   }
 }
