@@ -32,8 +32,8 @@ def _closed(*more: str) -> str:
 
 @call(
     "NativeReader",
-    "another number of sizes than of paths, an unknown backend, depths, segments, disks and cuts that cannot be; OSError: "
-    "a file that cannot be opened, or is of another size, a backend that the system refuses",
+    "another number of sizes than of paths, an unknown backend, depths, segments, disks and cuts that cannot be; "
+    "OSError: a file that cannot be opened, or is of another size, a backend that the system refuses",
     OSError,
 )
 def _reader(world: World) -> Arguments:
