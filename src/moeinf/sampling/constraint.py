@@ -96,13 +96,10 @@ class Constraint(Protocol):
 class GrammarConstraint:
     """An answer of a form, as the worker behind a text stream follows it. Thoughts before the answer are free."""
 
-    def __init__(self, stream: TextStream, format: AnswerFormat, num_ids: int) -> None:
-        """num_ids: ids from there on mean nothing.
-
-        Raises UsageError for what is no form, and for a schema with a feature that is not supported.
-        """
+    def __init__(self, stream: TextStream, first: tuple[bytes, bool], num_ids: int) -> None:
+        """first: what may come first, and whether nothing may. num_ids: ids from there on mean nothing."""
         self._stream, self._num_ids = stream, num_ids
-        self._mask, self.complete = stream.constrain(_forms(format))
+        self._mask, self.complete = first
 
     def allowed(self) -> IntArray:
         """Raises UsageError where the vocabulary lacks what has to come."""
@@ -121,6 +118,20 @@ class GrammarConstraint:
             yield token
             if token is not None and self.complete:
                 return
+
+
+def held_to(stream: TextStream, format: AnswerFormat, num_ids: int) -> GrammarConstraint:
+    """Holds an answer to a form. num_ids: as of GrammarConstraint.
+
+    Raises UsageError for what is no form, and for a schema with a feature that is not supported.
+    """
+    return GrammarConstraint(stream, stream.constrain(_forms(format)), num_ids)
+
+
+def calls_held(stream: TextStream, num_ids: int) -> GrammarConstraint | None:
+    """Leaves an answer free but for calls of tools, where the stream's model is told of tools by moeinf alone."""
+    first = stream.hold_calls()
+    return None if first is None else GrammarConstraint(stream, first, num_ids)
 
 
 def _forms(format: AnswerFormat) -> list[dict[str, str]]:

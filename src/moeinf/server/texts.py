@@ -16,7 +16,7 @@ from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.tower_sizes import added_tokens
 from moeinf.errors import UsageError
 from moeinf.models.layers.soft_tokens import SOFT_IDS
-from moeinf.sampling.constraint import GrammarConstraint
+from moeinf.sampling.constraint import held_to
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import check_token_ids
 from moeinf.server.ask import Ask, Inputs
@@ -68,7 +68,7 @@ class Texts:
             if ask.format is not None:
                 stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools.offered)
                 try:
-                    GrammarConstraint(stream, ask.format, tokenizer.num_ids)
+                    held_to(stream, ask.format, tokenizer.num_ids)
                 finally:
                     stream.flush()
 

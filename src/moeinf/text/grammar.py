@@ -12,13 +12,14 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
+from moeinf.text.forms.held_calls import any_object, escaped, rules_of_calls
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, SpaceTokens, token_name
 from moeinf.text.forms.languages import GrammarError, expression
 from moeinf.text.harmony_channels import in_head
@@ -28,6 +29,7 @@ from moeinf.types import JsonMapping, JsonObject
 
 # Text that has to come is otherwise made tokens at once, and the letters of a control token that one.
 _BY_LETTERS = '%llguidance {"no_forcing": true}'
+_NO_LETTER = b"\xff"  # with which token_name begins
 _SPACE_BEFORE_ANSWER = r"/[ \n]{0,2}/"  # that models write behind their thoughts
 
 
@@ -47,6 +49,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
         """Takes one to two seconds for 200,000 tokens. Raises TextError for a tokenizer that llguidance cannot read."""
         self._tokenizer, self._eos_ids = tokenizer, list(eos_ids)
+        self._all_but = partial(_all_but, self._eos_ids)
         self._matchers: dict[int, LLMatcher] = {}  # of streams: how far their answers have come
         self._spaces: dict[int, JsonSpace] = {}  # of those whose answers are JSON
         try:
@@ -70,13 +73,33 @@ class Grammars:
             self.forget(stream)
             return {"refused": str(error)}
 
+    def hold_calls(self, stream: int, around: Around, mark: str, forms: Sequence[Mapping[str, str]]) -> JsonObject:
+        """Leaves the answer of a stream free, but for what follows `mark`, which each prefix of the forms begins with.
+
+        Of a schema that cannot be followed any object will do. Returns as `accept` does.
+        """
+        tokenizer, calls = self._tokenizer, list[str]()
+        for i, form in enumerate(forms):
+            behind = {**form, "prefix": form["prefix"].removeprefix(mark)}
+            try:
+                _mask(self._compile([f"start: form{i}", *self._of_form(i, behind)]))
+            except GrammarError:
+                behind = any_object(behind)
+            calls += self._of_form(i, behind)
+        token = _literal(tokenizer, mark) if tokenizer.token_to_id(mark) is not None else None
+        begins = around.start.opens
+        letters = b"" if begins.startswith(_NO_LETTER) else begins
+        whole = rules_of_calls(around.lead, letters, mark, token, _any_form(forms))
+        self._matchers[stream] = self._compile([*whole, *calls, *around.rules])
+        return self._state(stream)
+
     def _matcher(self, around: Around, forms: Sequence[Mapping[str, str]]) -> LLMatcher:
         if not forms:
             if not around.call:
                 raise GrammarError("the model has no tools to call, or calls them in a way that is not known")
             return self._compile([f"start: {around.lead} {around.call}", *around.rules])
-        one_of_them = " | ".join(f"form{i}" for i in range(len(forms)))
-        rules = [f"answer: {one_of_them}", *(rule for i, form in enumerate(forms) for rule in self._of_form(i, form))]
+        of_forms = [rule for i, form in enumerate(forms) for rule in self._of_form(i, form)]
+        rules = [f"answer: {_any_form(forms)}", *of_forms]
         alone = self._compile(["start: answer", *rules])
         if around == Around():
             return alone
@@ -182,9 +205,10 @@ class Grammars:
         begins = AnswerStart(closes=self._written(CHANNEL) + (b"commentary" if framed else b"final"))
         return Around(analysis, final, to_tool if tools else "", start=begins)
 
-    def _all_but(self, *ids: int) -> str:
-        """Any token but these, and but those that end an answer."""
-        return f"<[^{','.join(map(str, sorted({*ids, *self._eos_ids})))}]>"
+
+def _all_but(eos_ids: Sequence[int], *ids: int) -> str:
+    """Any token but these, and but those that end an answer."""
+    return f"<[^{','.join(map(str, sorted({*ids, *eos_ids})))}]>"
 
 
 def _of_value(tokenizer: Tokenizer, number: str, value: JsonMapping, all_but: Callable[[int], str]) -> list[str]:
@@ -198,15 +222,14 @@ def _of_value(tokenizer: Tokenizer, number: str, value: JsonMapping, all_but: Ca
         rule = f"{all_but(int(end[2:].partition(']')[0]))}*"
     elif "<[" in end:  # letters in front of a token, which may stand in the text as well
         letters, _, rest = end.partition(" <[")
-        end, rule = f"<[{rest}", f"/(?s:.*){_escaped(json.loads(letters))}/"
+        end, rule = f"<[{rest}", f"/(?s:.*){escaped(json.loads(letters))}/"
     else:
         return [f"value{number}: {opening} text{number}", f"text{number}[suffix={end}]: /(?s:.*)/"]
     return [f"value{number}: {opening} text{number} {end}", f"text{number}: {rule}"]
 
 
-def _escaped(text: str) -> str:
-    """Within a regular expression of Lark."""
-    return re.escape(text).replace("/", "\\/")
+def _any_form(forms: Sequence[Mapping[str, str]]) -> str:
+    return " | ".join(f"form{i}" for i in range(len(forms)))
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from moeinf.errors import TextError, is_of_content, remedy_of
 from moeinf.text.encoding import Encoder
+from moeinf.text.forms.held_calls import call_forms
 from moeinf.text.forms.thought_marks import marks_of_harmony, marks_of_tags
 from moeinf.text.harmony_channels import is_harmony
 from moeinf.text.memory_limit import LOAD_MEMORY_BYTES, MemoryLimit, limit_memory
@@ -32,6 +33,7 @@ from moeinf.text.token_shape import token_shape
 from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC
 from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens
 from moeinf.types import Json, JsonMapping, JsonObject
 
@@ -81,6 +83,7 @@ class TextWorker:
             "add_bos": config.get("add_bos_token") is True,
             "eos_ids": self._ends,
             "special_ids": sorted(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special),
+            "told_of_tools": self._syntax is GENERIC,
             "template": None if facts is None else asdict(facts) | {"variables": sorted(facts.variables)},
             "generation_config": generation,
         }
@@ -125,8 +128,15 @@ class TextWorker:
         return {"bytes": [table.token_bytes(token).decode("latin-1") for token in request["ids"]]}
 
     def constrain(self, request: JsonMapping) -> JsonObject:
-        """Gives the answer of an open stream a form; returns what may come first, or why the form is refused."""
+        """Gives the answer of an open stream a form; returns what may come first, or why the form is refused.
+
+        forms: None leaves it free, but for calls of its tools; {} is returned where they cannot be held.
+        """
         ids, forms, grammars = request["ids"], request["forms"], self._table()
+        if forms is None:
+            around = grammars.around_thoughts(ids, tags_of(self._source(request)), ())
+            forms = call_forms(request["tools"], GENERIC)
+            return grammars.hold_calls(request["stream"], around, GENERIC.opens[0], forms) if forms else {}
         framed = any(form["prefix"] for form in forms)
         may_call = bool(request["tools"]) and not framed
         if self._harmony and request["skip_special"]:

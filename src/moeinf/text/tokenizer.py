@@ -25,6 +25,7 @@ _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
 _GRAMMAR_LIMIT_S = 3.0  # some schemas of a few bytes take minutes, and common ones milliseconds
 _GRAMMAR_CPU_S = 1.0
+_CALLS_LIMIT_S = 10.0  # for the schemas of all tools of an agent
 _LONG_TEXT = 1 << 16  # letters, which are encoded in a moment
 _MOST_LEVELS = 200  # of values in values
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
@@ -277,6 +278,21 @@ class TextStream:
             remedy = f"change the {'schema' if 'schema' in forms[0] else 'grammar'}" if forms else "leave it out"
             raise UsageError(f"format: {answer['refused']}; {remedy}")
         return _mask(answer)
+
+    def hold_calls(self) -> tuple[bytes, bool] | None:
+        """Holds calls of the stream's tools to their schemas, and leaves the rest of the answer free.
+
+        Returns as `accept` does; None where the template tells the model how to call tools, or where calls cannot be
+        held.
+        """
+        if not (self._kind["tools"] and self._kind["chat"] and self._process.info()["told_of_tools"]):
+            return None
+        try:
+            self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])
+        except TextError:  # the letters of its tokens are not known
+            return None
+        answer = self._request("constrain", _CALLS_LIMIT_S, ids=self._context, forms=None, **self._kind)
+        return _mask(answer) if answer else None
 
     def thought_marks(self) -> ThoughtMarks | None:
         """The tokens by which thoughts are known; None for a model that does not think.

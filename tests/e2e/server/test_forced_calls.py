@@ -11,11 +11,13 @@ import anthropic
 import httpx
 import openai
 import pytest
+from tokenizers import AddedToken
 
 from moeinf.pull.pull import pull
 from moeinf.server.serve import HttpServer
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.live_server import live_server
+from tests.support.text_models import byte_level_tokenizer, write_text_model
 from tests.support.tool_families import BY_NAME
 
 HI: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
@@ -129,3 +131,25 @@ def test_a_template_that_knows_no_tools(tmp_path: Path, caplog: pytest.LogCaptur
             "options": {"num_predict": 3}, "stream": False}, timeout=60)  # fmt: skip
         assert free.status_code == 200
     assert caplog.text.count("the chat template knows no tools") == 1
+
+
+def test_what_follows_the_mark_of_a_call_is_one_where_the_template_knows_no_tools(tmp_path: Path) -> None:
+    """The mark is made likely; the rest is what random weights would say."""
+    library = byte_level_tokenizer()
+    library.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    config = CONFIG | {"vocab_size": library.get_vocab_size(), "max_position_embeddings": 2048}
+    write_checkpoint(tmp_path / "plain", random_tensors(config), config)
+    write_text_model(tmp_path / "plain", "{% for m in messages %}{{ m.content }}{% endfor %}", library)
+    (tmp_path / "plain/config.json").write_text(json.dumps(config))
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in NAMES]
+    bias = {str(library.token_to_id("<tool_call>")): 100}
+    with (
+        live_server(pull(str(tmp_path / "plain"), home=tmp_path / "home")) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        answer = client.chat.completions.create(
+            model="plain", messages=HI, tools=tools, logit_bias=bias, max_tokens=300, temperature=1, seed=1
+        )
+    calls: Any = answer.choices[0].message.tool_calls
+    assert len(calls) > 1 and {call.function.name for call in calls} <= set(NAMES)
+    assert all(json.loads(call.function.arguments)["city"] in ("Rome", "Paris") for call in calls)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import TextError, UsageError
-from moeinf.sampling.constraint import AnswerFormat, FramedJson, GrammarConstraint
+from moeinf.sampling.constraint import AnswerFormat, FramedJson, held_to
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def answer(tokenizer: Tokenizer, format: AnswerFormat, params: SamplingParams, s
     random = np.random.default_rng(seed)
     closing = [i for text in ('"', "}", "]", ",", ":") for i in tokenizer.encode(text, bos=False)]
     stream, tokens = tokenizer.stream(), list[int]()
-    constraint = GrammarConstraint(stream, format, tokenizer.num_ids)
+    constraint = held_to(stream, format, tokenizer.num_ids)
     sampler = Sampler(params, num_ids=tokenizer.num_ids, constraint=constraint)
     while not constraint.complete and len(tokens) < MOST_TOKENS:
         logits = random.standard_normal(tokenizer.num_ids).astype(np.float32)
@@ -99,7 +99,7 @@ def test_json_is_an_object(tokenizer: Tokenizer, params: SamplingParams) -> None
 
 
 def test_greedy_takes_the_likeliest_of_the_tokens_that_are_allowed(tokenizer: Tokenizer) -> None:
-    constraint = GrammarConstraint(tokenizer.stream(), {"enum": ["ab", "cd"]}, tokenizer.num_ids)
+    constraint = held_to(tokenizer.stream(), {"enum": ["ab", "cd"]}, tokenizer.num_ids)
     sampler = Sampler(SamplingParams(temperature=0, top_k=1), num_ids=tokenizer.num_ids, constraint=constraint)
     logits = np.zeros(tokenizer.num_ids, np.float32)
     for text, value in (('"', 1), ("c", 2), ("a", 1), ("x", 9), ("b", 1), ("d", 1)):
@@ -111,7 +111,7 @@ def test_greedy_takes_the_likeliest_of_the_tokens_that_are_allowed(tokenizer: To
 
 
 def test_an_answer_may_end_only_where_its_grammar_may(tokenizer: Tokenizer) -> None:
-    constraint = GrammarConstraint(tokenizer.stream(), {"type": "integer"}, tokenizer.num_ids)
+    constraint = held_to(tokenizer.stream(), {"type": "integer"}, tokenizer.num_ids)
     [digit] = tokenizer.encode("7", bos=False)
     assert not tokenizer.eos_ids & set(constraint.allowed().tolist())
     constraint.accept(digit)
@@ -121,7 +121,7 @@ def test_an_answer_may_end_only_where_its_grammar_may(tokenizer: Tokenizer) -> N
 def test_json_between_texts_has_both_and_chooses_one_of_several_forms(tokenizer: Tokenizer) -> None:
     empty = {"type": "object", "additionalProperties": False}
     forms = [FramedJson(empty, "<|im_start|>call one\n", "<|im_end|>"), FramedJson({"const": 5}, "two: ")]
-    constraint = GrammarConstraint(tokenizer.stream(), forms, tokenizer.num_ids)
+    constraint = held_to(tokenizer.stream(), forms, tokenizer.num_ids)
     wanted = tokenizer.encode("<|im_start|>call one\n{}<|im_end|>", control_tokens=True, bos=False)
     assert set(tokenizer.decode([i]) for i in constraint.allowed().tolist() if i != wanted[0]) <= {"t", "tw", "two"}
     for token in wanted:
@@ -148,7 +148,7 @@ def test_json_between_texts_has_both_and_chooses_one_of_several_forms(tokenizer:
 )
 def test_what_is_not_supported_is_refused_in_one_line(tokenizer: Tokenizer, format: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        GrammarConstraint(tokenizer.stream(), format, tokenizer.num_ids)
+        held_to(tokenizer.stream(), format, tokenizer.num_ids)
     assert "\n" not in str(caught.value)
     assert tokenizer.decode(tokenizer.encode("still alive", bos=False)) == "still alive"
 
@@ -156,7 +156,7 @@ def test_what_is_not_supported_is_refused_in_one_line(tokenizer: Tokenizer, form
 def test_a_grammar_that_fails_on_the_way_is_an_error_and_no_end_of_the_answer(tokenizer: Tokenizer) -> None:
     schema = {"prefixItems": [{"const": 1}, {"$ref": "#/$defs/itself"}], "minItems": 2, "type": "array"}
     schema["$defs"] = {"itself": {"$ref": "#/$defs/itself"}}  # which nothing can match
-    constraint = GrammarConstraint(tokenizer.stream(), schema, tokenizer.num_ids)
+    constraint = held_to(tokenizer.stream(), schema, tokenizer.num_ids)
     with pytest.raises(TextError, match="the format cannot be followed any further"):
         for token in tokenizer.encode("[1,", bos=False):
             assert token in constraint.allowed() and not constraint.complete
@@ -169,4 +169,4 @@ def test_a_schema_that_is_nested_deeply_is_refused(tokenizer: Tokenizer, key: st
     for _ in range(5_000):
         schema = {key: [schema] if key == "anyOf" else schema}
     with pytest.raises(UsageError, match=r"no JSON|recursion|deep"):
-        GrammarConstraint(tokenizer.stream(), schema, tokenizer.num_ids)
+        held_to(tokenizer.stream(), schema, tokenizer.num_ids)

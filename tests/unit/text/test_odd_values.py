@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import MoeinfError, TextError, UsageError
-from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint, Language, one_of
+from moeinf.sampling.constraint import AnswerFormat, Language, held_to, one_of
 from moeinf.text.tokenizer import Tokenizer, whole_characters
 
 MakeFolder = Callable[..., Path]
@@ -91,7 +91,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character_everywhere(tokeni
     formats += [{"type": "object", "properties": {text: {}}, "required": [text]}, Language("regex", text)]
     for format in formats:
         stream = tokenizer.stream(tools=[tool])
-        GrammarConstraint(stream, format, tokenizer.num_ids)
+        held_to(stream, format, tokenizer.num_ids)
         stream.flush()
 
 
@@ -122,7 +122,7 @@ def test_characters_that_are_whole_stay(tokenizer: Tokenizer) -> None:
 )
 def test_a_schema_that_cannot_be_held_is_refused_in_one_line(tokenizer: Tokenizer, schema: Any) -> None:
     with pytest.raises((UsageError, TextError)) as caught:
-        GrammarConstraint(tokenizer.stream(), schema, tokenizer.num_ids)
+        held_to(tokenizer.stream(), schema, tokenizer.num_ids)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
@@ -142,7 +142,7 @@ def test_a_schema_that_cannot_be_held_is_refused_in_one_line(tokenizer: Tokenize
     ids=range(9),
 )
 def test_a_large_form_is_followed(tokenizer: Tokenizer, format: AnswerFormat) -> None:
-    assert len(GrammarConstraint(tokenizer.stream(), format, tokenizer.num_ids).allowed())
+    assert len(held_to(tokenizer.stream(), format, tokenizer.num_ids).allowed())
 
 
 @pytest.mark.parametrize("limit", ["_GRAMMAR_LIMIT_S", "_GRAMMAR_CPU_S"])
@@ -154,5 +154,5 @@ def test_a_schema_that_takes_too_long_is_stopped_and_says_so(
     slow = {"allOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(39)]}
     with Tokenizer(model_folder(TEMPLATE)) as tokenizer:
         with pytest.raises(MoeinfError, match=r"took .* give a simpler schema"):
-            GrammarConstraint(tokenizer.stream(), slow, tokenizer.num_ids)
+            held_to(tokenizer.stream(), slow, tokenizer.num_ids)
         assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"

@@ -10,7 +10,7 @@ from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.completion import Hooks, Rendering, Request
 from moeinf.engine.vision.encoder import Prompt
 from moeinf.errors import UsageError
-from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint, Language
+from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint, Language, calls_held, held_to
 from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
 from moeinf.sampling.loop import Chooser
 from moeinf.sampling.sampler import Sampler, check_token_ids
@@ -54,7 +54,11 @@ def begin(request: Request, kind: ModelKind, prompts: Prompts, isa: str) -> Begu
     )
     text = AnswerText(stream, prompts.tokenizer.eos_ids, params.stop, params.min_tokens)
     try:
-        constraint = None if format is None else GrammarConstraint(stream, format, prompts.num_ids)
+        constraint = None
+        if format is not None:
+            constraint = held_to(stream, format, prompts.num_ids)
+        elif request.tools and not request.continues:
+            constraint = calls_held(stream, prompts.num_ids)
         return Begun(prompt, text, _sampler(request, prompts, stream, constraint, isa), constraint)
     except BaseException:
         text.close()

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from moeinf.engine.stored.facts import StoredFacts
-from moeinf.sampling.constraint import FramedJson, FramedValues, GrammarConstraint
+from moeinf.sampling.constraint import FramedJson, FramedValues, held_to
 from moeinf.server.http_errors import Refusal
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.store.library import StoredModel
@@ -91,7 +91,7 @@ def test_values_in_plain_text_are_held_one_by_one(tmp_path: Path, family: str, m
     end = library.encode(form.values[2].end).ids
     with Tokenizer(tmp_path) as tokenizer:
         stream = tokenizer.stream(thought, chat=True, tools=[MIXED, *TOOLS])
-        constraint = GrammarConstraint(stream, [form], tokenizer.num_ids)
+        constraint = held_to(stream, [form], tokenizer.num_ids)
         pieces, done = list[Piece](), 0
         while not constraint.complete and len(written) < 400:
             allowed = constraint.allowed()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from moeinf.sampling.constraint import AnswerFormat, FramedJson, GrammarConstraint
+from moeinf.sampling.constraint import AnswerFormat, FramedJson, held_to
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, Place, SpaceTokens, space_between, token_name
 from moeinf.text.tokenizer import TextStream, Tokenizer
 from tests.support.any_json import ANYTHING
@@ -69,7 +69,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 def written_by_a_lover_of_space(tokenizer: Tokenizer, stream: TextStream, format: AnswerFormat, lead: str = "") -> str:
     """The longest answer in a format, of the tokens with most space."""
-    constraint = GrammarConstraint(stream, format, tokenizer.num_ids)
+    constraint = held_to(stream, format, tokenizer.num_ids)
     letters = tokenizer.token_bytes(range(tokenizer.num_ids))
     ids = tokenizer.encode(lead, control_tokens=True, bos=False)
     for token in ids:

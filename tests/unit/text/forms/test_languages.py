@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from moeinf.errors import UsageError
-from moeinf.sampling.constraint import AnswerFormat, FramedJson, GrammarConstraint, Language, one_of
+from moeinf.sampling.constraint import AnswerFormat, FramedJson, Language, held_to, one_of
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import byte_level_tokenizer, write_text_model
 
@@ -32,7 +32,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
 
 def follow(tokenizer: Tokenizer, format: AnswerFormat, answer: str) -> str:
     """What of the letters of an answer the format takes, and `.` where it may end there, `!` where it must."""
-    constraint = GrammarConstraint(tokenizer.stream(), format, tokenizer.num_ids)
+    constraint = held_to(tokenizer.stream(), format, tokenizer.num_ids)
     letters, ends = tokenizer.token_bytes(range(tokenizer.num_ids)), tokenizer.eos_ids
     special = {tokenizer.token_id(name) for name in SPECIALS + WORDS}
     left, whole = answer.encode(), answer.encode()
@@ -113,7 +113,7 @@ def test_a_language_that_cannot_be_followed_is_refused_before_the_answer(
     tokenizer: Tokenizer, format: AnswerFormat, said: str
 ) -> None:
     with pytest.raises(UsageError, match=f"(?s)^format: .*({said})"):
-        GrammarConstraint(tokenizer.stream(), format, tokenizer.num_ids)
+        held_to(tokenizer.stream(), format, tokenizer.num_ids)
 
 
 @pytest.mark.parametrize("choices", [[], "yes", ["yes", 1], [""]])
@@ -127,7 +127,7 @@ def test_a_thought_may_come_before_any_language(model_folder: MakeFolder) -> Non
     library.add_tokens([AddedToken(word, special=False, normalized=False) for word in WORDS])
     template = "{% for m in messages %}{{ m.content }}{% endfor %}</think>"
     with Tokenizer(model_folder(template, library)) as tokenizer:
-        constraint = GrammarConstraint(tokenizer.stream(chat=True), one_of(["yes"]), tokenizer.num_ids)
+        constraint = held_to(tokenizer.stream(chat=True), one_of(["yes"]), tokenizer.num_ids)
         for token in tokenizer.encode("<think>well</think>\n\nyes", control_tokens=True, bos=False):
             assert token in constraint.allowed().tolist()
             constraint.accept(token)

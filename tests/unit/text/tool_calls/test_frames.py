@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.sampling.constraint import FramedJson, GrammarConstraint
+from moeinf.sampling.constraint import FramedJson, held_to
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.text.tool_calls.choice import find_syntax
 from tests.support.tool_families import CHAT, FAMILIES, TOOLS, Family
@@ -25,7 +25,7 @@ def test_a_call_that_was_forced_is_read_as_one(family: Family, tmp_path: Path) -
     with Tokenizer(family.write(tmp_path)) as tokenizer:
         prompt = tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": TOOLS})[0])
         stream = tokenizer.stream(prompt, chat=True, tools=TOOLS)
-        constraint = GrammarConstraint(stream, [form], tokenizer.num_ids)
+        constraint = held_to(stream, [form], tokenizer.num_ids)
         thought = "Hm.</think>" if family.name == "deepseek-r1" else ""  # whose prompt has opened it
         pieces = []
         for token in tokenizer.encode(f"{thought}{prefix}{ARGUMENTS}{suffix}", control_tokens=True, added=False):
