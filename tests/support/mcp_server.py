@@ -24,13 +24,18 @@ ADD = {
     "inputSchema": {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]},
 }
 FAIL = {"name": "fail", "description": "Fails <b>always</b>", "inputSchema": {"type": "object"}}
+DRAW = {"name": "draw", "description": "Draws", "inputSchema": {"type": "object"}}
 PINGED = 1000  # the id of what the server asks its client
 
 
 @dataclass
 class McpServer:
-    """Two tools, on a page each of the list; calls are answered as a stream, with a question to the client first."""
+    """Two tools, on a page each of the list; calls are answered as a stream, with a question to the client first.
 
+    drawn: the picture, in base64, that a third tool gives.
+    """
+
+    drawn: str = ""
     session: str = "session-1"
     origins: tuple[str, ...] = ("*",)
     exposed: tuple[str, ...] = ("Mcp-Session-Id",)
@@ -72,7 +77,8 @@ class McpServer:
             return Response(status_code=202)
         if message["method"] == "tools/list":
             second = message["params"].get("cursor") == "2"
-            listed = {"tools": [FAIL]} if second else {"tools": [ADD], "nextCursor": "2"}
+            more = [DRAW] if self.drawn else []
+            listed: dict[str, Any] = {"tools": [FAIL, *more]} if second else {"tools": [ADD], "nextCursor": "2"}
             return JSONResponse(_result(message, listed))
         return StreamingResponse(self._called(message), media_type="text/event-stream")
 
@@ -84,6 +90,10 @@ class McpServer:
         if given["name"] == "add":
             text = str(given["arguments"]["a"] + given["arguments"]["b"])
             yield _event(_result(message, {"content": [{"type": "text", "text": text}]}))
+        elif given["name"] == "draw":
+            picture = {"type": "image", "data": self.drawn, "mimeType": "image/png"}
+            sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
+            yield _event(_result(message, {"content": [{"type": "text", "text": "Drawn."}, picture, sound]}))
         else:
             content = [{"type": "text", "text": "<img src=x onerror='window.hit = 1'>"}]
             yield _event(_result(message, {"content": content, "isError": True}))

@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.support.chromium import Browser
 from tests.support.mcp_server import ADD, PINGED, McpServer, mcp_server
-from tests.support.page_chat import announced, ask, downloaded, ended, press, titles
+from tests.support.page_chat import PIXEL, announced, ask, downloaded, ended, press, titles
 from tests.support.page_server import DONE, PageServer, called, said, thought
 
 
@@ -220,3 +220,29 @@ def test_what_is_wrong_is_told(browser: Browser, server: PageServer) -> None:
             assert words.format(page=server.url) in browser.text(".status[data-error]")
     assert server.asked == []
     assert all("/mcp" in complaint for complaint in browser.complaints()), "the browser's own words for it"
+
+
+@pytest.mark.parametrize("model", ["seer:latest", "plain:latest"])
+def test_a_picture_of_a_result_is_shown_and_goes_to_models_that_see(
+    browser: Browser, server: PageServer, model: str
+) -> None:
+    server.models = [model]
+    server.answers = [[*called("draw"), DONE], [*said("A dot."), DONE]]
+    with mcp_server(drawn=PIXEL) as drawing:
+        browser.open(server.url)
+        switch_on(browser, drawing.url)
+        ask(browser, "Draw a dot")
+        say(browser, "Call it")
+        ended(browser, 2)
+    browser.find(".call summary").click()
+    source = browser.find(".call-pictures img").get_attribute("src")
+    assert source == f"data:image/png;base64,{PIXEL}"
+    assert browser.text(".call [aria-label=Result]") == "Drawn.\n[audio/wav, which is left out]"
+    result = server.asked[-1]["messages"][-1]
+    if model == "seer:latest":
+        assert result["images"] == [PIXEL] and "picture" not in result["content"]
+    else:
+        assert "images" not in result and result["content"].endswith("[A picture, which you cannot see]")
+    browser.driver.refresh()
+    browser.wait(lambda: calls(browser) == ["draw was called"])
+    assert browser.all(".call-pictures img")

@@ -26,9 +26,10 @@ export class Models {
     return model.value;
   }
 
-  /** For a request: its model, and whether to think where that can be chosen. */
+  /** For a request: its model, whether to think where that can be chosen, and whether the model sees pictures. */
   get asked() {
-    return { model: model.value, think: thinkField.hidden || think.disabled ? undefined : think.checked };
+    const thinks = thinkField.hidden || think.disabled ? undefined : think.checked;
+    return { model: model.value, think: thinks, sees: this.abilities.sees };
   }
 
   async fill() {

@@ -82,15 +82,23 @@ export function titleOf(text) {
   return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE - 1)}…` : line;
 }
 
+/** Whether this is one that the server reads: { type, data }, in base64. */
+export function isPicture({ type, data }) {
+  return /^image\/(png|jpeg)$/.test(type) && /^[A-Za-z0-9+/]+={0,2}$/.test(data);
+}
+
 /**
  * The messages of a path as /api/chat takes them. A question that was never answered is left out, as templates want
- * roles to alternate; thoughts go along within the answer to the last question alone.
+ * roles to alternate; thoughts go along within the answer to the last question alone. sees: whether the model can be
+ * given the pictures of results.
  */
-export function messagesOf(path, system = "") {
+export function messagesOf(path, system = "", sees = false) {
   const said = path.filter((node) => node.role === "user" || node.content || node.calls?.length);
   const kept = said.filter((node, at) => node.role === "assistant" || said[at + 1]?.role !== "user");
   const last = kept.findLastIndex(({ role }) => role === "user");
-  const messages = kept.flatMap((node, at) => (node.role === "user" ? [questionOf(node)] : answerOf(node, at > last)));
+  const messages = kept.flatMap((node, at) =>
+    node.role === "user" ? [questionOf(node)] : answerOf(node, at > last, sees),
+  );
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
@@ -103,15 +111,17 @@ function questionOf({ content, pictures = [], files = [] }) {
   return { role: "user", content: whole, ...(pictures.length && { images: pictures.map(({ data }) => data) }) };
 }
 
-function answerOf({ content, thinking, calls = [] }, current) {
+function answerOf({ content, thinking, calls = [] }, current, sees) {
   const answer = { role: "assistant", content };
   if (!calls.length) return [answer];
   if (current && thinking) answer.thinking = thinking;
   answer.tool_calls = calls.map(({ name, arguments: given }) => ({ function: { name, arguments: given } }));
-  const results = calls.map(({ name, result }) => ({
-    role: "tool",
-    tool_name: name,
-    content: result ?? "There is no result: the call was broken off.",
-  }));
-  return [answer, ...results];
+  return [answer, ...calls.map((call) => resultOf(call, sees))];
+}
+
+function resultOf({ name, result, pictures = [] }, sees) {
+  const unseen = sees ? [] : pictures.map(() => "[A picture, which you cannot see]");
+  const content = [result ?? "There is no result: the call was broken off.", ...unseen].filter(Boolean).join("\n");
+  const images = sees && pictures.length && { images: pictures.map(({ data }) => data) };
+  return { role: "tool", tool_name: name, content, ...images };
 }

@@ -20,7 +20,7 @@ export class Conversation {
   #ports;
 
   /**
-   * model(): { model, think } for the next request. keep(record): keeps a conversation. onChange(): a request began or
+   * model(): { model, think, sees } for the next request. keep(record): keeps a conversation. onChange(): a request began or
    * ended, or another conversation is shown. onKeyNeeded(): the server refused to answer without a key.
    */
   constructor(messages, { model, keep, onChange, onKeyNeeded }) {
@@ -188,11 +188,11 @@ export class Conversation {
     await answerCalls(node, { tools: known, always, onChange, signal: gone.signal });
   }
 
-  async #read(run, { model, think }, known) {
+  async #read(run, { model, think, sees }, known) {
     const { node, chat } = run;
     const question = {
       model,
-      messages: messagesOf(chat.path, chat.settings.system),
+      messages: messagesOf(chat.path, chat.settings.system, sees),
       options: optionsOf(chat.settings),
       tools: known.length ? offered(known) : undefined,
       think,

@@ -1,6 +1,7 @@
 // Calls of tools within an answer: their cards on the page, and the person's word, without which none is made.
 
 import { announce, button, element, unlessGone } from "../shared.js";
+import { picture } from "./attachments.js";
 
 const WORDS = {
   asked: "asks for your word",
@@ -25,6 +26,7 @@ export class ToolCard {
   #state = "";
   #words = element("span", { class: "call-state" });
   #result = element("pre", { tabindex: 0, "aria-label": "Result", hidden: true });
+  #pictures = element("div", { class: "call-pictures" });
   #details;
   item;
 
@@ -34,13 +36,13 @@ export class ToolCard {
     const name = element("code", {}, call.name);
     const summary = element("summary", {}, name, " ", this.#words);
     const told = element("pre", { tabindex: 0, "aria-label": "Arguments" }, given);
-    this.#details = element("details", {}, summary, told, this.#result);
+    this.#details = element("details", {}, summary, told, this.#result, this.#pictures);
     this.item = element("div", { class: "call", role: "group", "aria-label": `Call of ${call.name}` }, this.#details);
   }
 
   /** Draws the call as it stands. */
   show() {
-    const { state, result } = this.#call;
+    const { state, result, pictures = [] } = this.#call;
     const shown = state === undefined || (state === "asked" && !asking.has(this.#call)) ? "open" : state;
     if (shown === this.#state) return;
     this.#state = shown;
@@ -48,6 +50,7 @@ export class ToolCard {
     this.#details.open = shown === "asked";
     this.#result.hidden = !result;
     this.#result.textContent = result ?? "";
+    this.#pictures.replaceChildren(...pictures.map(picture));
     const question = this.item.querySelector(".call-ask");
     if (question?.contains(document.activeElement)) this.#details.firstElementChild.focus();
     question?.remove();

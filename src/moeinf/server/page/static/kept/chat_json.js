@@ -1,12 +1,11 @@
 // Conversations as a JSON file: all their branches, settings and pictures. What is read may come from anybody, so that
 // each member is looked at; whom the model may call is not taken over.
 
+import { isPicture } from "../chat/chat.js";
 import { newId } from "../shared.js";
 
 const KIND = "moeinf conversations";
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "num_predict", "seed"];
-const PICTURE = /^image\/(png|jpeg)$/;
-const BASE64 = /^[A-Za-z0-9+/]+={0,2}$/;
 
 /** The text of a file with these records. */
 export function toJson(records) {
@@ -60,8 +59,7 @@ function recordOf(given) {
 function nodeOf(node, parent) {
   const made = { id: newId(), parent, role: node.role, content: node.content, at: number(node.at) ?? Date.now() };
   if (node.role === "user") {
-    made.pictures = list(node.pictures).filter(({ type, data }) => PICTURE.test(type) && BASE64.test(data));
-    made.pictures = made.pictures.map(({ name, type, data }) => ({ name: text(name), type, data }));
+    made.pictures = picturesOf(node);
     made.files = list(node.files).map((file) => ({ name: text(file.name), text: text(file.text) }));
     return made;
   }
@@ -69,9 +67,15 @@ function nodeOf(node, parent) {
   return { ...made, ...known, ended: text(node.ended), calls: list(node.calls).map(callOf) };
 }
 
-function callOf({ server, name, arguments: given, result, state }) {
+function callOf({ server, name, arguments: given, result, state, pictures }) {
   const known = ["done", "refused", "failed"].includes(state) ? state : "failed";
-  return { server: text(server), name: text(name), arguments: given ?? {}, result: text(result), state: known };
+  const told = { server: text(server), name: text(name), arguments: given ?? {}, result: text(result), state: known };
+  return { ...told, pictures: picturesOf({ pictures }) };
+}
+
+function picturesOf({ pictures }) {
+  const sound = list(pictures).filter(isPicture);
+  return sound.map(({ name, type, data }) => ({ name: text(name), type, data }));
 }
 
 function settingsOf({ system, ...given }) {

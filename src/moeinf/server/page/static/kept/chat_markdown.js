@@ -36,8 +36,9 @@ function section(role, model, heading, parts) {
 }
 
 function callsOf({ calls = [] }) {
-  return calls.map(({ name, arguments: given, result }) => {
-    const told = `${name} ${JSON.stringify(given, null, 1)}\n\n${result ?? ""}`.replaceAll("~~~~~~", "~~~~~");
+  return calls.map(({ name, arguments: given, result, pictures = [] }) => {
+    const whole = [result, ...pictures.map(() => "[A picture, which is left out]")].filter(Boolean).join("\n");
+    const told = `${name} ${JSON.stringify(given, null, 1)}\n\n${whole}`.replaceAll("~~~~~~", "~~~~~");
     return `~~~~~~ call\n${told}\n~~~~~~`;
   });
 }

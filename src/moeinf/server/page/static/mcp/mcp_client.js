@@ -1,6 +1,9 @@
 // The tools of the MCP servers that the person has named, and their calls, which a worker makes. Nothing is asked
 // before a conversation has its tools switched on, or somebody wants to see them.
 
+import { isPicture } from "../chat/chat.js";
+
+const LONGEST_PICTURE = 4e6; // letters of base64; a request may have 16 MiB
 const STORED = "moeinf-mcp-servers";
 const STORED_KEYS = "moeinf-mcp-keys"; // they are in no conversation, so that none is exported with one
 const MOST_PAGES = 20; // of a list of tools
@@ -124,18 +127,28 @@ export function offered(all) {
   return functions.map((each) => ({ type: "function", function: each }));
 }
 
-/** Calls a tool; returns its result as text. Raises an Error with what the server or the tool says against it. */
+/**
+ * Calls a tool; returns its result as { text, pictures }, the latter as messages have them. Raises an Error with what
+ * the server or the tool says against it.
+ */
 export async function call({ server, tool }, given, signal) {
   const {
     content = [],
     structuredContent,
     isError,
   } = await ask({ address: server, key: keys()[server] }, "tools/call", { name: tool, arguments: given }, signal);
-  const parts = content.map(({ type, text, resource, uri, mimeType }) => {
+  const pictures = [];
+  const parts = content.map(({ type, text, resource, uri, mimeType, data }) => {
     if (type === "text") return text;
-    return resource?.text ?? uri ?? `[${mimeType ?? type}, which is left out]`;
+    const found = { name: `Picture ${pictures.length + 1} of ${tool}`, type: mimeType, data };
+    if (type !== "image" || !isPicture(found) || data.length > LONGEST_PICTURE) {
+      return resource?.text ?? uri ?? `[${mimeType ?? type}, which is left out]`;
+    }
+    pictures.push(found);
+    return "";
   });
   if (!parts.length && structuredContent !== undefined) parts.push(JSON.stringify(structuredContent));
-  if (isError) throw new Error(parts.join("\n") || "The tool failed.");
-  return parts.join("\n");
+  const whole = parts.filter(Boolean).join("\n");
+  if (isError) throw new Error(whole || "The tool failed.");
+  return { text: whole, pictures };
 }

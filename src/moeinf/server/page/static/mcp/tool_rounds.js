@@ -35,7 +35,9 @@ export async function answerCalls(node, { tools, always, onChange, signal }) {
     }
     set(made, "running");
     try {
-      set(made, "done", await call(tool, made.arguments, signal));
+      const { text, pictures } = await call(tool, made.arguments, signal);
+      if (pictures.length) made.pictures = pictures;
+      set(made, "done", text);
     } catch (error) {
       set(made, "failed", error.message);
     }
