@@ -39,10 +39,10 @@ std::size_t tile_scratch_bytes(std::int64_t cols) {
   return static_cast<std::size_t>(rows_in_tiles(cols, many) * row_bytes);
 }
 
-std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank) {
-  const std::int64_t of_queries = kMaxSharing * (2 * width + 4 * rank),  // themselves and sums
-      of_rows = kSharedRows * 2 * (width + 64),                          // themselves and 64 columns of pairs
-      of_both = kMaxSharing * kSharedRows * 8;                           // scores and weights
+std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values) {
+  const std::int64_t of_queries = kMaxSharing * (4 * width + 4 * rank),    // themselves, rests and sums
+      of_rows = kSharedRows * 2 * (width + 64 + (has_values ? rank : 0)),  // and 64 columns of pairs
+      of_both = kMaxSharing * kSharedRows * 8;                             // scores and weights
   return static_cast<std::size_t>(of_queries + of_rows + of_both + 4 * width);
 }
 

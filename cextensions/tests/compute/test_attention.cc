@@ -1,5 +1,6 @@
 // Attention and the router against plain double-precision twins, on every instruction set that this CPU has.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -231,29 +232,42 @@ AttentionShape plain_shape(std::int64_t hidden, std::int64_t heads, std::int64_t
   return shape;
 }
 
-// Passes of the given sizes, one behind the other, against token after token in double precision.
+// Passes of the given sizes, one behind the other, over tokens [tokens, hidden]. As parts of one prompt: how
+// many tokens that has is said beforehand, so that all go one way.
+enum class Passes { kOfTheirOwn, kOfOnePrompt };
+Floats attended(Kernels& kernels, const Layer& layer, Format kv, Floats x, const Floats& cos,
+                const Floats& sin, const std::vector<std::int64_t>& passes, Passes which) {
+  const std::int64_t hidden = layer.shape.hidden, pairs = layer.shape.rotary_pairs;
+  const std::int64_t tokens = std::int64_t(x.size()) / hidden;
+  if (which == Passes::kOfOnePrompt) kernels.begin_pass(tokens);
+  Cache cache(layer.shape, kv, tokens + 3);
+  std::int64_t length = 0;
+  for (const std::int64_t count : passes) {
+    moeinf::attend(kernels, layer.shape, layer.weights(), cache.view(), length,
+                   {{cos.data() + length * pairs, count, pairs}, {sin.data() + length * pairs, count, pairs}},
+                   {&x[std::size_t(length * hidden)], count, hidden});
+    length += count;
+  }
+  CHECK(length == tokens);
+  return x;
+}
+
+// Passes against token after token in double precision.
 void compare(const AttentionShape& shape, unsigned extras, Format kv, const std::vector<std::int64_t>& passes,
              const std::string& isa, double tolerance) {
   std::mt19937 random(7);
   Layer layer(shape, extras, random);
   std::int64_t tokens = 0;
   for (const std::int64_t count : passes) tokens += count;
-  Floats x = random_floats(tokens * shape.hidden, 1, random);
+  const Floats x = random_floats(tokens * shape.hidden, 1, random);
   Floats expected = x;
   const std::int64_t pairs = shape.rotary_pairs;
   const Floats cos = random_floats(tokens * pairs, 1, random), sin = random_floats(tokens * pairs, 1, random);
   for (std::int64_t t = 0; t < tokens; ++t)
     layer.step(&expected[std::size_t(t * shape.hidden)], cos.data() + t * pairs, sin.data() + t * pairs);
   Kernels kernels(2, isa);
-  Cache cache(shape, kv, tokens + 3);
-  std::int64_t length = 0;
-  for (const std::int64_t count : passes) {
-    moeinf::attend(kernels, shape, layer.weights(), cache.view(), length,
-                   {{cos.data() + length * pairs, count, pairs}, {sin.data() + length * pairs, count, pairs}},
-                   {&x[std::size_t(length * shape.hidden)], count, shape.hidden});
-    length += count;
-  }
-  CHECK(largest_difference(x, expected) < tolerance);
+  const Floats found = attended(kernels, layer, kv, x, cos, sin, passes, Passes::kOfTheirOwn);
+  CHECK(largest_difference(found, expected) < tolerance);
 }
 
 TEST(attention_is_that_of_its_double_precision_twin) {
@@ -364,6 +378,29 @@ TEST(keys_and_values_of_16_bits_lose_only_their_last_digits) {
     const AttentionShape shape = plain_shape(64, 4, 2, 16, 1e-6f, HeadNorm::kEach, 0.0f, 0);
     compare(shape, kNothing, Format::kF16, {20, 1, 5, 300, 1}, isa, 2e-2);
     compare(shape, kNothing, Format::kBF16, {20, 1, 5, 300, 1}, isa, 1.5e-1);
+  }
+}
+
+TEST(prompts_by_tiles_give_what_products_of_floats_give_however_they_are_cut) {
+  const std::vector<std::string> isas = moeinf::available_isas();
+  if (std::find(isas.begin(), isas.end(), "amx") == isas.end()) return;
+  constexpr std::int64_t kTokens = 300;
+  for (const auto& [heads, kv_heads, dim] :
+       {std::array{8, 1, 64}, std::array{2, 2, 128}, std::array{80, 2, 64}}) {
+    std::mt19937 random(9);
+    const Layer layer(plain_shape(48, heads, kv_heads, dim, 1e-6f, HeadNorm::kEach, 0.0f, 0), kSinks, random);
+    const Floats x = random_floats(kTokens * 48, 1, random),
+                 cos = random_floats(kTokens * dim / 2, 1, random),
+                 sin = random_floats(kTokens * dim / 2, 1, random);
+    const auto of = [&](const std::string& isa, int threads, const std::vector<std::int64_t>& passes) {
+      Kernels kernels(threads, isa);
+      return attended(kernels, layer, Format::kBF16, x, cos, sin, passes, Passes::kOfOnePrompt);
+    };
+    const Floats floats = of("avx512bf16", 2, {kTokens}), tiles = of("amx", 2, {kTokens});
+    CHECK(largest_difference(tiles, floats) < 1e-4);
+    CHECK(tiles != floats);  // they go ways of their own
+    CHECK(of("amx", 1, {1, 130, 2, 100, 67}) == tiles);
+    CHECK(of("amx", 3, {64, 236}) == tiles);
   }
 }
 

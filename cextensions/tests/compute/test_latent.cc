@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -130,26 +131,35 @@ void compare(const LatentShape& shape, const std::vector<std::int64_t>& passes) 
   }
 }
 
-// Queries that share rows, of which the fourth sees none and the others fewer and fewer.
+// Queries that share rows, of which the fourth sees none and the others fewer and fewer. Values are the first
+// numbers of the rows, or lie apart; then what rounding takes of queries is multiplied, too.
 struct SharedRowsCase {
   static constexpr std::int64_t kWidth = 96, kRank = 64, kRows = 300;
 
-  SharedRowsCase(std::mt19937& random, Format format) : matrix(random, format, kRows, kWidth) {
+  SharedRowsCase(std::mt19937& random, Format format, bool has_values)
+      : matrix(random, format, kRows, kWidth), value_matrix(random, format, kRows, kRank), apart(has_values) {
     rows = matrix.dequantised();
+    for (float& number : rows) number = rounded_to_bf16(number);
+    values = apart ? value_matrix.dequantised() : rows;
+    for (float& number : values) number = rounded_to_bf16(number);
     float largest = 0;
-    for (float& number : rows) largest = std::fmax(largest, std::fabs(number = rounded_to_bf16(number)));
+    for (const float number : rows) largest = std::fmax(largest, std::fabs(number));
     asked = random_floats(random, kMaxSharing * kWidth);
-    for (float& number : asked) number = rounded_to_bf16(number / largest);
+    for (float& number : asked) number = apart ? number / largest : rounded_to_bf16(number / largest);
     for (std::int64_t q = 0; q < kMaxSharing; ++q) seen.push_back(q == 3 ? 0 : kRows - 9 * q);
   }
 
   // Of `count` queries from `first` on: sums [count, rank], each followed by its state.
   Floats attended(const Ops& ops, int first, int count) const {
     const std::size_t query_bytes = activation_bytes(ActivationKind::kBF16, kWidth);
-    const Lines scratch(shared_rows_bytes(kWidth, kRank)), queries(std::size_t(count) * query_bytes);
-    for (int q = 0; q < count; ++q)
-      ops.prepare(ActivationKind::kBF16, asked.data() + (first + q) * kWidth, kWidth,
-                  queries.memory + std::size_t(q) * query_bytes);
+    const Lines scratch(shared_rows_bytes(kWidth, kRank, apart)), queries(std::size_t(count) * query_bytes),
+        rests(std::size_t(count) * query_bytes);
+    for (int q = 0; q < count; ++q) {
+      Floats left(asked.begin() + (first + q) * kWidth, asked.begin() + (first + q + 1) * kWidth);
+      ops.prepare(ActivationKind::kBF16, left.data(), kWidth, queries.memory + std::size_t(q) * query_bytes);
+      for (float& number : left) number -= rounded_to_bf16(number);
+      ops.prepare(ActivationKind::kBF16, left.data(), kWidth, rests.memory + std::size_t(q) * query_bytes);
+    }
     const SharedRowsTask task = {queries.memory,
                                  std::int64_t(query_bytes),
                                  count,
@@ -159,7 +169,9 @@ struct SharedRowsCase {
                                  kWidth,
                                  kRank,
                                  seen.data() + first,
-                                 scratch.memory};
+                                 scratch.memory,
+                                 apart ? value_matrix.view.data : nullptr,
+                                 apart ? rests.memory : nullptr};
     std::vector<SoftmaxState> states(std::size_t(count), {0.25f, 1.0f});  // a sink
     Floats sums(std::size_t(count * kRank)), out;
     ops.attend_shared(task, states.data(), sums.data());
@@ -179,14 +191,16 @@ struct SharedRowsCase {
         score += double(asked[std::size_t(q * kWidth + c)]) * double(rows[std::size_t(r * kWidth + c)]);
       total += std::exp(score);
       for (std::int64_t c = 0; c < kRank; ++c)
-        out[std::size_t(c)] += std::exp(score) * double(rows[std::size_t(r * kWidth + c)]);
+        out[std::size_t(c)] +=
+            std::exp(score) * double(values[std::size_t(r * (apart ? kRank : kWidth) + c)]);
     }
     for (double& number : out) number /= total;
     return out;
   }
 
-  TestMatrix matrix;
-  Floats rows, asked;
+  TestMatrix matrix, value_matrix;
+  bool apart;
+  Floats rows, values, asked;
   std::vector<std::int64_t> seen;
 };
 
@@ -212,10 +226,11 @@ TEST(latent_attention_is_the_same_for_every_number_of_threads) {
 
 TEST(attention_to_shared_rows_is_that_of_its_double_precision_twin_and_of_each_query_alone) {
   std::mt19937 random(8);
-  for (const Format format : {Format::kBF16, Format::kQ8_0}) {
-    const SharedRowsCase with(random, format);
+  for (const auto& [format, apart] : {std::pair{Format::kBF16, false}, std::pair{Format::kQ8_0, false},
+                                      std::pair{Format::kBF16, true}, std::pair{Format::kQ8_0, true}}) {
+    const SharedRowsCase with(random, format, apart);
     double largest = 0;
-    for (const float number : with.rows) largest = std::fmax(largest, std::fabs(double(number)));
+    for (const float number : with.values) largest = std::fmax(largest, std::fabs(double(number)));
     for (const std::string& isa : available_isas()) {
       const Ops& ops = ops_for(isa);
       if (ops.attend_shared == nullptr) continue;

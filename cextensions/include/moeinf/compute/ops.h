@@ -81,7 +81,8 @@ struct SoftmaxState {
   float total;    // of e^(score - largest)
 };
 
-// Queries that attend to the same rows, whose first `rank` numbers are their values too (latent attention).
+// Queries that attend to the same rows, whose first `rank` numbers are their values too (latent attention),
+// or which have rows of values beside them.
 struct SharedRowsTask {
   const unsigned char* queries;  // [num_queries <= kMaxSharing, width] bf16, query_bytes apart, scaled
   std::int64_t query_bytes;
@@ -90,7 +91,9 @@ struct SharedRowsTask {
   Format format;
   std::int64_t num_rows, width, rank;  // width a multiple of 32, rank one of 64
   const std::int64_t* seen;            // [num_queries]: how many of the rows, from the first on
-  void* scratch;                       // shared_rows_bytes(width, rank), 64-byte aligned
+  void* scratch;  // shared_rows_bytes(width, rank, whether there are values), 64-byte aligned
+  const unsigned char* values = nullptr;  // [num_rows, rank] in `format`
+  const unsigned char* rests = nullptr;   // laid out like queries: what rounding to bf16 took of them
 };
 constexpr int kMaxSharing = 32;
 
@@ -211,7 +214,7 @@ struct Ops {
 std::size_t matmul_scratch_bytes(std::int64_t cols);
 std::size_t tile_scratch_bytes(std::int64_t cols);
 // Of attend_shared, whatever instruction set it is for.
-std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank);
+std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values);
 
 // The instruction sets that this build has and this CPU can run, best first; the last is "generic".
 std::vector<std::string> available_isas();

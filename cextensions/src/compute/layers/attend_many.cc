@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "attend_tiles.h"
 #include "compute/layout.h"
 
 namespace moeinf {
@@ -258,6 +259,8 @@ class ManyTokens {
 void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                  std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
                  const std::int64_t* ends, const OfQueries& own) {
+  if (attends_by_tiles(kernels, shape, kv.format, own))
+    return attend_tiles(kernels, shape, sinks, kv, length, query, mixed, tokens, ends, own);
   ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens, ends, own).run();
 }
 
@@ -267,7 +270,7 @@ std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& p
   const std::int64_t rows = tokens_of_task(shape) * (shape.num_heads / shape.num_kv_heads);
   Workspace::Frame memory;
   take_memory(memory, {rows, shape.head_dim}, pass.kept, shape.num_kv_heads, count, pass.num_threads);
-  return memory.num_bytes();
+  return std::max(memory.num_bytes(), tiles_workspace_bytes(shape, pass.num_threads));
 }
 
 }  // namespace moeinf

@@ -59,7 +59,7 @@ bool fits_shared(const LatentShape& s, Format kept) {
 
 // What a thread attends in: scores and widened rows, or the scratch memory of those loops.
 std::int64_t attending_floats(const LatentShape& s, Format kept) {
-  const auto shared = static_cast<std::int64_t>(shared_rows_bytes(s.width(), s.rank) / sizeof(float));
+  const auto shared = static_cast<std::int64_t>(shared_rows_bytes(s.width(), s.rank, false) / sizeof(float));
   const std::int64_t apart = kBlockQueries * kBlockRows + widened_floats(s, kept);
   return round_up(fits_shared(s, kept) ? std::max(apart, shared) : apart, 16);
 }
