@@ -1006,6 +1006,9 @@ class Kernels:
     def scratch_bytes(self) -> int:
         """Working memory that calls so far have made it take; it is kept for the next."""
 
+    def release_scratch(self) -> None:
+        """Gives that memory back to the machine; the next calls take what they need."""
+
     def begin_pass(self, tokens: int) -> None:
         """What is computed from here on is part of a pass over so many tokens, in however many calls.
 
@@ -1092,6 +1095,9 @@ class ExpertKernel:
     @property
     def scratch_bytes(self) -> int:
         """As Kernels.scratch_bytes, of what is not the kernels'."""
+
+    def release_scratch(self) -> None:
+        """As Kernels.release_scratch; a layer that has begun, and is not finished, has to begin anew."""
 
     @staticmethod
     def workspace_bytes(parts: _ExpertParts, top_k: int, shape: PassShape) -> int:

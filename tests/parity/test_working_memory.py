@@ -26,6 +26,7 @@ from moeinf.engine import cpu as on_cpu
 from moeinf.engine.build_context import BuildContext, Host, Observation
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.gpu import GpuRunner
+from moeinf.engine.memory import plan as on_memory
 from moeinf.engine.memory.footprint import ATTENTION_MASK_BYTES
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored_weights import Weights
@@ -123,9 +124,9 @@ class Measured:
         finally:
             tracemalloc.stop()
 
-    def last_chunk_and_a_token(self) -> list[int]:
+    def last_chunk_and_a_token(self, chunk: int) -> list[int]:
         """Bytes of a prompt's last chunk, at the end of the context, and of a token behind it."""
-        run, chunk = self.run, self.run.plan.prefill_chunk
+        run = self.run
         run.forward([1])  # what is made once is there
         for state in run.cache.states:
             for name in ("keys", "values", "rows", "index_keys", "entries"):  # of places that no token was given
@@ -144,7 +145,7 @@ def check(stored: StoredModel, monkeypatch: pytest.MonkeyPatch, **options: Any) 
     config = RuntimeConfig.of(**{"context": CONTEXT, "prefill_chunk": CHUNK, "threads": THREADS} | options)
     with closing(Measured(stored, config, monkeypatch)) as measured:
         reserved = measured.run.plan.activation_bytes
-        prefill, decode = measured.last_chunk_and_a_token()
+        prefill, decode = measured.last_chunk_and_a_token(measured.run.plan.prefill_chunk)
     assert prefill <= reserved <= 2 * prefill + BESIDE
     assert decode <= reserved
 
@@ -169,6 +170,18 @@ def test_the_plan_reserves_what_quantised_weights_take(
     quant: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(stored_with(published("qwen3-30b-a3b"), tmp_path, quant), monkeypatch, prefill_chunk=chunk)
+
+
+def test_long_pieces_take_what_slots_lend_and_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_memory, "PREFILL_CHUNK", 64)  # so that experts this small have memory to lend
+    stored = stored_with(published("qwen3-30b-a3b"), tmp_path, "q8_0")
+    config = RuntimeConfig.of(context=CONTEXT, expert_cache="90%", threads=THREADS)
+    with closing(Measured(stored, config, monkeypatch)) as measured:
+        plan = measured.run.plan
+        assert plan.long_pieces is not None and plan.most_at_once >= 2 * plan.prefill_chunk
+        prefill, decode = measured.last_chunk_and_a_token(plan.most_at_once)
+    assert prefill <= plan.activation_bytes + plan.long_pieces.num_bytes <= 2 * prefill + BESIDE
+    assert decode <= min(plan.activation_bytes, prefill / 2), "what the piece took went back"
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3", "qwen3_next"])

@@ -179,6 +179,7 @@ class BoundExpertKernel {
   }
 
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }
+  void release_scratch() { kernel_.release_scratch(); }
 
   static std::size_t workspace_bytes(const Parts& parts, std::int64_t top_k, nb::handle pass) {
     const auto part = [&](const char* name) -> std::optional<moeinf::ExpertPart> {
@@ -277,6 +278,7 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.ops().name); })
       .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
       .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
+      .def("release_scratch", &Kernels::release_scratch)
       .def(
           "begin_pass",
           [](Kernels& kernels, std::int64_t tokens) { kernels.begin_pass(moeinf::times({tokens})); },
@@ -310,6 +312,7 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def("get", &BoundExpertKernel::get, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
       .def_prop_ro("scratch_bytes", &BoundExpertKernel::scratch_bytes)
+      .def("release_scratch", &BoundExpertKernel::release_scratch)
       .def_static("workspace_bytes", &BoundExpertKernel::workspace_bytes, nb::arg("parts"), nb::arg("top_k"),
                   nb::arg("shape"));
   m.def("memory_read_rate", &read_rate, nb::arg("kernels"), nb::arg("num_bytes"), nb::arg("repeats"));

@@ -15,11 +15,9 @@ void Buffer::Free::operator()(void* memory) const { ::operator delete(memory, kA
 
 void Buffer::grow(std::size_t num_bytes) {
   // By half at least: prompts that grow by a token each must not allocate anew each time.
-  const std::size_t wanted = std::max(num_bytes, capacity_ + capacity_ / 2);
-  data_ = nullptr;
-  capacity_ = 0;
-  small_.reset();
-  large_.reset();
+  const std::size_t wanted = std::max(num_bytes, capacity_ + capacity_ / 2), used = used_;
+  release();
+  used_ = used;
   if (wanted < kLarge) {
     small_.reset(::operator new(wanted, kAlign));
     data_ = small_.get();
@@ -28,6 +26,13 @@ void Buffer::grow(std::size_t num_bytes) {
     data_ = large_->data();
   }
   capacity_ = wanted;
+}
+
+void Buffer::release() {
+  data_ = nullptr;
+  capacity_ = used_ = 0;
+  small_.reset();
+  large_.reset();
 }
 
 }  // namespace moeinf

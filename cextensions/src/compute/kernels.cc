@@ -25,6 +25,12 @@ std::size_t round_up_to_line(std::size_t num_bytes) { return (num_bytes + 63) / 
 
 Kernels::Kernels(int num_threads, const std::string& isa) : ops_(ops_for(isa)), pool_(num_threads) {}
 
+void Kernels::release_scratch() {
+  workspace_.release();
+  thread_scratch_.release();
+  thread_scratch_bytes_ = 0;
+}
+
 std::size_t Kernels::scratch_bytes() const { return thread_scratch_.used_bytes() + workspace_.used_bytes(); }
 
 void Kernels::linears(const std::vector<Matrix>& ws, RowSpan<const float> x, const std::vector<float*>& ys) {

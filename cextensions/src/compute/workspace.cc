@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <new>
+#include <stdexcept>
 
 namespace moeinf {
 namespace {
@@ -50,6 +51,12 @@ void Workspace::join_blocks() {
   if (blocks_.size() <= 1) return;
   blocks_.resize(1);
   blocks_[0].reserve(most_bytes_);
+}
+
+void Workspace::release() {
+  if (live_bytes_ != 0) throw std::logic_error("an operation has some of the workspace");
+  blocks_.clear();
+  block_ = offset_ = most_bytes_ = 0;
 }
 
 std::size_t Workspace::used_bytes() const {

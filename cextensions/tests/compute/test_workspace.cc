@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 
 #include "check.h"
 #include "moeinf/compute/workspace.h"
@@ -56,6 +57,21 @@ TEST(a_step_that_was_done_before_takes_no_more) {
   CHECK(after == kTaken + 125 * 64 + 188 * 64);
   step();
   CHECK(workspace.used_bytes() == after);
+}
+
+TEST(what_is_released_is_taken_anew_and_never_under_a_frame) {
+  Workspace workspace;
+  {
+    Workspace::Frame frame(workspace);
+    frame.take<float>(kFloats);
+    CHECK(throws<std::logic_error>([&] { workspace.release(); }));
+  }
+  workspace.release();
+  CHECK(workspace.used_bytes() == 0);
+  Workspace::Frame frame(workspace);
+  float* const taken = frame.take<float>(kFloats);
+  for (std::int64_t i = 0; i < kFloats; ++i) taken[i] = 1;
+  CHECK(workspace.used_bytes() == kTaken);
 }
 
 TEST(a_frame_without_a_workspace_only_counts) {

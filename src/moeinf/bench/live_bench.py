@@ -269,7 +269,7 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "model_n_params": info.num_params,
         "n_threads": model.kernels.threads,
         "isa": model.kernels.isa,
-        "n_batch": plan.prefill_chunk,
+        "n_batch": plan.most_at_once,
         "type_k": kept_format(info, model.config),
         "type_v": kept_format(info, model.config),
         "n_ctx": plan.context,

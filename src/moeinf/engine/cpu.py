@@ -29,6 +29,7 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.models.layers.weights import StoredTensor, narrowed, with_scales
 from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.lending import Lending
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
@@ -127,6 +128,12 @@ class CpuRunner(OfOneSequence):
         )
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.forms)
+
+        def release() -> None:
+            kernel.release_scratch()
+            host.kernels.release_scratch()
+
+        self._lending = Lending(self.tier, release)
         if host.config.compute.workers:
             self._joining = join(context, self.tier, self._reader, kernel)
         computes = self._joining or kernel
@@ -159,6 +166,8 @@ class CpuRunner(OfOneSequence):
         return _Slots(cache, sliced_reads(manifest, slices, self._reader), parts_of_slices(manifest, slices))
 
     def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None) -> Float32Array:
+        if (long := self.plan.long_pieces) is not None:
+            self._lending.lend(long.bytes_of(sum(len(part.ids) for part in parts)))
         logits = self.network.step(parts, between_layers)
         return logits
 

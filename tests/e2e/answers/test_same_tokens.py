@@ -13,6 +13,7 @@ from moeinf import _native
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.memory import plan
 from moeinf.engine.model import Model
 from moeinf.engine.runner import ModelRunner
 from moeinf.engine.weights.expert_files import expert_parts
@@ -141,6 +142,33 @@ def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int)
         ]
         assert answers[0].stats.prompt_tokens > 64
     assert answers[0].token_ids == answers[1].token_ids
+
+
+@pytest.mark.parametrize("policy", ["lru", "next-use"])
+def test_tokens_are_the_same_where_slots_lend_memory_to_long_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr(plan, "PREFILL_CHUNK", 64)
+    stored, prompt = pull("demo", PullOptions(quant="mxfp4"), home=tmp_path), PROMPT * 12
+    with Model(stored, RuntimeConfig.of(expert_cache="100%", prefill_chunk=64)) as whole:
+        params = whole.params(temperature=0.0, num_predict=NUM_TOKENS, stop=())
+        wanted = whole.generate(prompt, params).token_ids
+    with Model(stored, RuntimeConfig.of(expert_cache="80%", policy=policy)) as model:
+        long, tier, step = model.plan.long_pieces, model.tier, model.runner.step
+        assert long is not None
+        passes = list[tuple[int, int]]()
+
+        def noted(parts: Any, between_layers: Any = None) -> Float32Array:
+            logits: Float32Array = step(parts, between_layers)
+            passes.append((len(parts[0].ids), tier.num_slots))
+            return logits
+
+        monkeypatch.setattr(model.runner, "step", noted)
+        assert model.generate(prompt, params).token_ids == wanted
+        tier.check_integrity()
+    lent = tier.slots_in(model.plan.cache_bytes - long.num_bytes)
+    assert passes[0] == (long.tokens, lent) and lent < model.plan.num_slots
+    assert passes[-1] == (1, model.plan.num_slots), "decoding has all slots"
 
 
 def test_a_prompt_that_is_given_again_or_was_given_in_part_has_the_same_answer(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def _kernels(world: World) -> Arguments:
     return {"threads": world.rng.choice([1, 2, 3]), "isa": world.rng.choice(["", *_native.available_isas()])}
 
 
-plain("Kernels", "isa", "threads", "scratch_bytes", "pass_tokens")
+plain("Kernels", "isa", "threads", "scratch_bytes", "pass_tokens", "release_scratch")
 
 
 @call("Kernels.begin_pass", "less than 0 tokens")
@@ -230,7 +230,7 @@ def _finish(world: World) -> Arguments:
     return {"out": world.floats(world.tokens, world.hidden)}
 
 
-plain("ExpertKernel", "scratch_bytes")
+plain("ExpertKernel", "scratch_bytes", "release_scratch")
 
 
 @call("ExpertKernel.workspace_bytes", "parts that lack up or down, sizes below 0, what is no number of bytes")

@@ -21,6 +21,8 @@ class Buffer {
   T* reserve_array(std::size_t count) {
     return static_cast<T*>(reserve(count * sizeof(T)));
   }
+  // Gives its memory back to the machine; the next call takes it anew.
+  void release();
   std::size_t capacity() const { return capacity_; }
   std::size_t used_bytes() const { return used_; }  // pages behind are not touched
 

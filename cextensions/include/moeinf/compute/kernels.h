@@ -70,6 +70,8 @@ class Kernels {
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, ActivationKind kind, const void* x,
                 std::int64_t num_x, int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
+  // Gives working memory back to the machine; the next calls take what they need. Between two calls.
+  void release_scratch();
   std::size_t scratch_bytes() const;  // of the workspace and of all threads, as far as calls have used them
 
  private:

@@ -39,6 +39,8 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
+  // Gives all memory back to the machine. Throws std::logic_error while a frame has some of it.
+  void release();
   std::size_t used_bytes() const;  // of all blocks, as far as frames have reached
 
  private:

@@ -98,6 +98,13 @@ void ExpertKernel::reserve() {
     tasks_left_ = std::vector<std::atomic<std::int64_t>>(groups_.size());
 }
 
+void ExpertKernel::release_scratch() {
+  has_begun_ = false;
+  for (auto* const buffers : {&inputs_, &acts_})
+    for (Buffer& buffer : *buffers) buffer.release();
+  for (Buffer* const buffer : {&gates_, &ups_, &outputs_}) buffer->release();
+}
+
 std::size_t ExpertKernel::scratch_bytes() const {
   std::size_t total = gates_.used_bytes() + ups_.used_bytes() + outputs_.used_bytes();
   for (const auto& buffers : {&inputs_, &acts_}) {

@@ -10,7 +10,7 @@ from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.products import MAIN_KINDS
 from moeinf.bench.forecast.subject import Subject
 from moeinf.engine.memory.plan import PROCESS_BYTES
-from moeinf.engine.memory.plan_notes import sequence_text
+from moeinf.engine.memory.plan_notes import activations_text, sequence_text
 from moeinf.engine.speed.rates import Rates
 from moeinf.engine.speed.rates_file import rates_json
 from moeinf.terminal.screen import section
@@ -110,7 +110,7 @@ def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
     rows = [
         ("dense weights", size_text(plan.dense_bytes)),
         ("KV cache", sequence_text(plan)),
-        ("activations", f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once"),
+        ("activations", activations_text(plan)),
         (
             forecast.moe.kind,
             f"{size_text(plan.cache_bytes)}: {plan.num_slots} of {forecast.moe.total_experts}, {_slots_text(forecast)}",

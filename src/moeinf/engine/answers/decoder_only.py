@@ -71,7 +71,6 @@ class DecoderOnly:
         return prompt
 
     def generate(self, runner: ModelRunner, asked: Generation) -> Generator[int | None, None, None]:
-        chunk = runner.plan.prefill_chunk
         return generate(
             asked.seat,
             asked.sequence,
@@ -79,7 +78,7 @@ class DecoderOnly:
             asked.chooser,
             asked.monitor,
             max_tokens=asked.max_tokens,
-            chunk=chunk,
+            chunk=runner.plan.most_at_once,
             speculation=asked.speculation,
         )
 

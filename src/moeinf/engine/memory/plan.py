@@ -20,6 +20,7 @@ MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of me
 FEW_TOKENS: Final = 4  # whose experts are to fit before a chunk that was not asked for takes what others could have
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
 PREFILL_CHUNK = 512  # where none is given
+MOST_AT_ONCE: Final = 4096  # tokens of a prompt in a piece that slots lend memory to
 PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
 OVERHEAD_BYTES = 24 << 20  # allocator and libraries, still to be touched after this point; beside the text process
 
@@ -35,6 +36,20 @@ PREFIX_SHARE: Final = 4  # a share of memory for them takes at most a quarter of
 
 
 @dataclass(frozen=True, slots=True)
+class LongPieces:
+    """Pieces of a long prompt, whose activations take the memory of slots while they are computed."""
+
+    chunk: int  # tokens, for which the plan has activations by itself
+    tokens: int  # of the longest such piece
+    num_bytes: int  # which that one takes of the slots
+
+    def bytes_of(self, tokens: int) -> int:
+        """What a piece of so many tokens takes of the slots: activations grow no faster than in proportion."""
+        beyond = min(max(0, tokens - self.chunk), self.tokens - self.chunk)
+        return -(-self.num_bytes * beyond // (self.tokens - self.chunk))
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     dense_bytes: int
     kv_bytes: int
@@ -47,6 +62,7 @@ class MemoryPlan:
     program_bytes: int = field(default=0, kw_only=True)  # of host memory, for what this process is still to touch
     kept: KVFormat | None = field(default=None, kw_only=True)  # of keys and values; None: as the checkpoint's numbers
     slices: SliceSlots | None = field(default=None, kw_only=True)  # in place of slots of experts
+    long_pieces: LongPieces | None = field(default=None, kw_only=True)  # None: a prompt goes in pieces of its chunk
 
     @property
     def slot_bytes(self) -> int:
@@ -64,6 +80,11 @@ class MemoryPlan:
     def held_experts(self) -> float:
         """How many experts the slots hold; not a whole number where these are cut into slices."""
         return self.num_slots if self.slices is None else self.slices.num_slots / self.slices.of_expert
+
+    @property
+    def most_at_once(self) -> int:
+        """How many tokens of a prompt run together at most."""
+        return self.prefill_chunk if self.long_pieces is None else self.long_pieces.tokens
 
     @property
     def total_bytes(self) -> int:
@@ -99,7 +120,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     plan = replace(plan, kv_bytes=plan.kv_bytes + _more_tokens_bytes(plan, footprint, config, room - free))
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine, config.parallel)
-    return plan
+    return replace(plan, long_pieces=_long_pieces(plan, footprint, config, config.compute.threads or machine.cores))
 
 
 def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> tuple[MemoryPlan, int]:
@@ -139,6 +160,26 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
             context = max(MIN_CONTEXT, context // 2)
         else:
             return fixed, room
+
+
+def _long_pieces(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig, num_threads: int) -> LongPieces | None:
+    """The longest pieces of a prompt for whose activations no more than half of the slots are needed, and that leave
+    half as many as a layer has experts. None where no piece is longer than the chunk, or that was asked for.
+
+    Each piece takes nearly all experts through the slots, so that half as many pieces read half as much; and an expert
+    that is given twice as many rows at once computes them faster.
+    """
+    chunk, moe = plan.prefill_chunk, footprint.moe
+    if config.memory.prefill_chunk is not None or config.compute.workers or footprint.workspace.source:
+        return None
+    if chunk < PREFILL_CHUNK or plan.num_slots == moe.total_experts:
+        return None
+    room = min(plan.cache_bytes // 2, plan.cache_bytes - moe.num_experts // 2 * plan.slot_bytes)
+    for tokens in range(min(MOST_AT_ONCE, plan.context // chunk * chunk), chunk, -chunk):
+        more = activation_bytes(footprint, tokens, plan.context, num_threads) - plan.activation_bytes
+        if more <= room:
+            return LongPieces(chunk, tokens, more)
+    return None
 
 
 def token_and_experts(footprint: Footprint) -> tuple[int, int]:

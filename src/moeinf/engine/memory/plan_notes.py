@@ -15,6 +15,15 @@ def sequence_text(plan: MemoryPlan, sequences: int = 1) -> str:
     return f"{size_text(plan.kv_bytes)} for {tokens}" + (f" ({plan.kept})" if plan.kept else "")
 
 
+def activations_text(plan: MemoryPlan) -> str:
+    """What is computed of a prompt at once takes, and how much more may be where experts lend their memory."""
+    text, long = (
+        f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once",
+        plan.long_pieces,
+    )
+    return text if long is None else f"{text}, and up to {long.tokens} in {size_text(long.num_bytes)} of experts"
+
+
 def prefixes_text(plan: MemoryPlan) -> str:
     """To be put behind where a plan's memory goes."""
     return f" · up to {size_text(plan.prefix_bytes)} more for earlier prompts" if plan.prefix_bytes else ""

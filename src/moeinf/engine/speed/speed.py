@@ -81,7 +81,7 @@ def prefill(outline: Outline, plan: MemoryPlan, rates: Rates, num_tokens: int) -
     compute, read_bytes, left = 0.0, 0.0, num_tokens
     missing = 1 - plan.held_experts / moe.total_experts
     while left:
-        chunk = min(left, plan.prefill_chunk)
+        chunk = min(left, plan.most_at_once)
         left -= chunk
         for layer in _layers(outline):
             experts = moe.experts_of(layer)

@@ -69,7 +69,7 @@ class ExpertTier:
         self.prefetches = Prefetches(cache, loader)
         self.idle = idle or IdleWindow()
         self.profiler = profiler
-        self.most_slots = cache.table.num_slots
+        self.most_slots = cache.table.num_slots  # that there may be now, but for what is lent (lending.py)
         self.lock = threading.Lock()
         self._turn = threading.Lock()  # held by whoever wants to resize and waits for `lock`
         self._cache = cache
@@ -170,8 +170,9 @@ class ExpertTier:
 
         Waits for the end of a visit. False: a read goes on into a slot that is to go, and the disk does not end it.
         """
-        assert 1 <= num_slots <= self.most_slots
+        assert num_slots >= 1
         with self._turn, self.lock:
+            num_slots = min(num_slots, self.most_slots)  # of which some may have been lent a moment ago
             fewer = self.num_slots - num_slots
             if fewer > 0 and not self._loader.drains_within(self._drain_s, self._table.beyond(num_slots)):
                 return False

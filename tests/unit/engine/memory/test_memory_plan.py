@@ -16,7 +16,7 @@ from moeinf.engine.memory.device_plan import (
     plan_device_memory,
     smallest_device_bytes,
 )
-from moeinf.engine.memory.footprint import TEXT_BYTES, TEXT_COPIES, Footprint, device_activation_bytes
+from moeinf.engine.memory.footprint import TEXT_BYTES, TEXT_COPIES, Footprint, activation_bytes, device_activation_bytes
 from moeinf.engine.memory.plan import (
     MIN_CHUNK,
     MIN_CONTEXT,
@@ -74,6 +74,33 @@ def test_the_cache_keeps_available_what_its_plan_left_to_others() -> None:
 
 def test_a_model_that_fits_gets_a_slot_for_every_expert_and_no_more() -> None:
     assert plan_memory(FOOTPRINT, RuntimeConfig(), on(100_000)).num_slots == 128
+
+
+def test_slots_lend_at_most_half_of_their_memory_to_long_pieces_of_a_prompt() -> None:
+    for available in (1000, 1200, 1400):
+        plan = plan_memory(FOOTPRINT, RuntimeConfig(), on(available))
+        long = plan.long_pieces
+        assert long is not None and long.tokens % plan.prefill_chunk == 0 and plan.most_at_once == long.tokens <= 4096
+        more = activation_bytes(FOOTPRINT, long.tokens, plan.context, 2) - plan.activation_bytes
+        assert long.num_bytes == more <= plan.cache_bytes / 2
+        further = activation_bytes(FOOTPRINT, long.tokens + 512, plan.context, 2) - plan.activation_bytes
+        assert long.tokens == 4096 or further > plan.cache_bytes / 2 or long.tokens + 512 > plan.context
+        assert [long.bytes_of(tokens) for tokens in (1, 512, long.tokens, 9000)] == [0, 0, more, more]
+        for tokens in range(513, long.tokens, 100):
+            taken = activation_bytes(FOOTPRINT, tokens, plan.context, 2)
+            assert plan.activation_bytes + long.bytes_of(tokens) >= taken
+
+
+def test_pieces_are_no_longer_than_what_was_asked_for_or_gains_nothing() -> None:
+    for config, available in (
+        (RuntimeConfig.of(prefill_chunk=512), 1200),
+        (RuntimeConfig.of(context=512), 1200),
+        (RuntimeConfig(), 100_000),  # every expert is there
+        (RuntimeConfig(), 550),  # not even the chunk has room
+        (RuntimeConfig.of(expert_cache="40MiB"), 1200),
+    ):
+        plan = plan_memory(FOOTPRINT, config, on(available))
+        assert plan.long_pieces is None and plan.most_at_once == plan.prefill_chunk
 
 
 def test_an_automatic_context_shrinks_before_the_model_is_refused() -> None:

@@ -64,6 +64,8 @@ class ExpertKernel {
   // begin afterwards.
   void finish(float* out);
 
+  // As Kernels::release_scratch; a layer that has begun needs a new begin.
+  void release_scratch();
   std::size_t scratch_bytes() const;  // as Kernels::scratch_bytes, of what is not the kernels'
   // What such a kernel keeps at most, once passes of every length up to this one have gone through.
   static std::size_t workspace_bytes(const ExpertParts& parts, std::int64_t top_k, const PassShape& pass);
