@@ -229,7 +229,7 @@ TEST(visits_go_on_after_any_request_for_memory_was_refused) {
 }
 
 TEST(products_go_on_after_their_scratch_memory_was_refused) {
-  constexpr std::int64_t kRows = 32, kTokens = 20;
+  constexpr std::int64_t kRows = 16, kTokens = 9;  // so many go by tiles
   const std::int64_t most_cols = 2048;
   const std::vector<unsigned char> bytes = q8_0(kRows, most_cols);
   const std::vector<float> x(kTokens * most_cols, 0.25F);

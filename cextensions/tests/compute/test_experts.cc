@@ -319,11 +319,11 @@ TEST(experts_in_slices_give_the_bits_of_whole_ones_however_calls_are_cut) {
         Kernels kernels(num_threads, "");
         ExpertKernel whole = layer.kernel(kernels, form);
         ExpertKernel cut = layer.cut(kernels, form, {40, 73, 96}, {1, 64});
-        for (const std::int64_t num_tokens : {1, 4, 33, 400}) {
+        for (const std::int64_t num_tokens : {1, 4, 33, 130}) {
           if (num_tokens > 33 && num_threads == 1) continue;  // takes seconds under the thread sanitizer
           const Step step(num_tokens);
           const Floats expected_out = run(whole, step);
-          for (const std::size_t at_once : {1, 2, 3, 7, 100}) {
+          for (const std::size_t at_once : {1, 3, 7, 100}) {
             if (num_tokens > 33 && at_once != (format == Format::kF32 ? 7U : 100U)) continue;
             step.begin(cut);
             Ids ids, offsets;
@@ -528,7 +528,7 @@ TEST(a_read_rate_is_measured_and_senseless_ones_are_refused) {
 
 TEST(products_have_rates_in_memory_and_in_caches_and_senseless_ones_are_refused) {
   Kernels kernels(2, "");
-  for (const Format format : {Format::kF32, Format::kQ4_0, Format::kQ8_0}) {
+  for (const Format format : {Format::kQ4_0, Format::kQ8_0}) {
     const Bytes bytes = stored(format, random_floats(96 * kHidden, 3), 96, kHidden);
     const Matrix w = {bytes.data(), format, 96, kHidden};
     const std::int64_t num_x = format == Format::kQ4_0 ? 8 : 1;

