@@ -81,9 +81,13 @@ class PrefixStore:
 
     @property
     def _root(self) -> bytes:
-        """What first blocks follow: sequences whose tokens are turned in another way have nothing in common."""
+        """What first blocks follow: sequences whose tokens are turned in another way have nothing in common.
+
+        No block is empty: what is named behind one cannot be mistaken for a sequence of the token `positions`.
+        """
         positions = self._cache.positions
-        return digest_of(self._name, token_array([positions])) if positions else self._name
+        none = token_array([])
+        return digest_of(digest_of(self._name, none), token_array([positions])) if positions else self._name
 
     def spare(self, num_bytes: int, *, lends: bool = False) -> int:
         """Gives back about so many bytes of memory, or with a negative number may take so many more again.

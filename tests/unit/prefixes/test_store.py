@@ -41,6 +41,8 @@ class Watch:
 
     def begin(self, phase: Phase) -> None: ...
 
+    def reading(self, start: int, end: int, total: int) -> None: ...
+
     def prefilled(self, done: int, total: int) -> None: ...
 
 
@@ -254,6 +256,14 @@ requests = st.lists(
 )
 
 
+def test_positions_are_no_token() -> None:
+    """The kind of positions of a long sequence, 1, and a sequence that begins with the token 1."""
+    run = Run(rewinds=False, limit=20)
+    for prompt in ([1], [1, 2], [2] * 15):
+        answer = run.answer(prompt, max_tokens=10)
+        assert answer == computed(prompt, rewinds=False, max_tokens=10, limit=20)
+
+
 @settings(max_examples=60, deadline=None)
 @given(requests, st.booleans(), st.sampled_from([0, 300, 1200, 1 << 20]), st.booleans(), st.sampled_from([20, 4096]))
 def test_tokens_are_those_of_a_model_that_keeps_nothing(
@@ -261,7 +271,7 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(
 ) -> None:
     """Each request begins as some earlier sequence, up to some place, and goes on otherwise; beyond the limit positions
     are others."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name) if with_disk else None
         run, seen = Run(rewinds=rewinds, memory=memory, folder=folder, limit=limit), [list[int]()]
         for which, kept, rest, max_tokens, chunk in wanted:
