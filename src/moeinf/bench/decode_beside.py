@@ -36,6 +36,8 @@ class _Unwatched:
     def begin(self, phase: Phase) -> None:
         self.tell(phase)
 
+    def reading(self, start: int, end: int, total: int) -> None: ...
+
     def prefilled(self, done: int, total: int) -> None: ...
 
 

@@ -62,6 +62,10 @@ class Monitor(Protocol):
         """Called when a phase of the request begins."""
         ...
 
+    def reading(self, start: int, end: int, total: int) -> None:
+        """Called before each chunk of a prompt: from which token on it is read, to which, and of how many."""
+        ...
+
     def prefilled(self, done: int, total: int) -> None:
         """Called after each chunk of a prompt, with the tokens that are done and all of them."""
         ...
@@ -278,6 +282,7 @@ class _Answer:
                     self._heed()
                 end = sequence.end_of_chunk(prompt, start, seat.piece(self.chunk), borders)
                 tokens = prompt[start:end]
+                monitor.reading(start, end, len(prompt))
                 try:
                     logits = yield from seat.through(
                         tokens, sequence.cache, monitor.check, of_tokens=len(prompt), unless=unless

@@ -211,6 +211,7 @@ class Steps:
     pressed: Callable[[], bool] = lambda: False
     watcher: PassWatcher | None = None
     rate: float = 0.0  # tokens of prompts that were read in a second
+    _longest: int = 1 << 30  # tokens of a piece while nobody else waits; fewer for a time where one was given up
     _shortest_first: bool = False  # at the last piece, of several prompts
     _turns: dict[str, None] = field(default_factory=dict)  # clients whose prompts were read, the last one behind
 
@@ -221,7 +222,7 @@ class Steps:
 
     def piece(self, seat: Seat, most: int) -> int:
         if not self.cuts or not self.rate or (seat.alone and not self.pressed()):
-            return most
+            return min(most, self._longest)
         return min(most, self._short)
 
     @property
@@ -291,7 +292,9 @@ class Steps:
         self._together([waiting], check)
         if isinstance(waiting.error, GaveWay):
             self._shortest_first = False  # so that the next one is who it gave way for
+            self._longest = max(short, num_tokens // 2)  # or who comes again and again would let no piece end
         if waiting.logits is not None:
+            self._longest = max(self._longest, 2 * num_tokens)
             self.rate = num_tokens / max(time.perf_counter() - began, 1e-9)
 
     def _together(self, going: Sequence[_Waiting], check: Callable[[], None] | None = None) -> None:

@@ -149,6 +149,8 @@ class Unwatched:
     def begin(self, phase: Phase) -> None:
         pass
 
+    def reading(self, start: int, end: int, total: int) -> None: ...
+
     def prefilled(self, done: int, total: int) -> None:
         pass
 
@@ -202,14 +204,15 @@ def test_a_long_piece_gives_way_to_one_who_came_since_it_was_cut() -> None:
 
 
 def test_a_prompt_whose_piece_gave_way_is_read_in_shorter_ones_to_the_same_end() -> None:
-    comes = [False, True, True]
+    comes = [True, True, False]  # from the last one on
     model = Model()
     steps = Steps(model, pressed=lambda: comes.pop() if comes else False, rate=300.0)
     sequence = CachedTokens(cast(Any, LongCache()))
     with steps.seat(makes_steps=True) as seat:
         answer = generate(seat, sequence, [1] * 1999 + [2], Forced([7, 8]), Unwatched(), max_tokens=2, chunk=1000)
         assert list(answer) == [7, 8]
-    assert [len(step[0]) for step in model.steps] == [150, 1000, 850, 1]
+    read = [len(step[0]) for step in model.steps]
+    assert read == [150, 500, 1000, 350, 1], "half as long as what was given up, and then as long again"
     assert sequence.tokens == [1] * 1999 + [2, 7]
 
 

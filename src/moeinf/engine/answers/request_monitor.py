@@ -10,12 +10,15 @@ from moeinf.engine.completion import GenerationStats, Hooks, PeakMemory
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
+from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.sampling.loop import Timing
 from moeinf.sampling.step_queue import Interrupted, Seat
 from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Phase, Profiler
+
+TELL_S = 1.0  # between two words on how far a chunk of a prompt is
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,26 @@ class Listeners:
     trace: TraceRecorder | None = None
 
 
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk of a prompt on its way through the layers, of which is told while that takes long."""
+
+    start: int
+    end: int
+    total: int
+    num_layers: int
+    told_s: float  # when somebody was told last
+    layers: int = 0  # that have begun
+
+    def done_behind_layer(self) -> int | None:
+        """Where another layer begins: tokens that are done, in proportion; None where that was told a moment ago."""
+        self.layers, now = self.layers + 1, time.perf_counter()
+        if now - self.told_s < TELL_S or self.layers > self.num_layers:
+            return None
+        self.told_s = now
+        return self.start + (self.end - self.start) * (self.layers - 1) // self.num_layers
+
+
 class RequestMonitor:
     """moeinf.sampling.loop.Monitor of a request on an open model. It starts counting when it is made.
 
@@ -40,6 +63,7 @@ class RequestMonitor:
         self.timing = Timing()
         self._runner, self._listeners, self._hooks, self._seat = runner, listeners, hooks, seat
         self._prompt_is_read = False
+        self._chunk: _Chunk | None = None  # of the prompt, that goes through the layers
         self._started_s = time.perf_counter()
         self._cache_before = runner.stats
         self._prefill: CacheStats | None = None
@@ -49,6 +73,14 @@ class RequestMonitor:
     def check(self) -> None:
         if self._hooks.should_stop():
             raise Interrupted
+        if self._chunk is not None and (done := self._chunk.done_behind_layer()) is not None:
+            self._hooks.on_prefill(done, self._chunk.total)
+
+    def reading(self, start: int, end: int, total: int) -> None:
+        if not self._prompt_is_read:
+            network = self._runner.network
+            num_layers = 0 if isinstance(network, EncoderDecoder) else network.config.num_layers
+            self._chunk = _Chunk(start, end, total, num_layers, time.perf_counter())
 
     def gives_way(self) -> bool:
         return self._hooks.gives_way()
@@ -67,6 +99,7 @@ class RequestMonitor:
 
     def prefilled(self, done: int, total: int) -> None:
         """Of an encoder-decoder model the encoder input is the prompt: what its decoder begins with is not reported."""
+        self._chunk = None
         if not self._prompt_is_read:
             self._prompt_is_read = done == total
             self._hooks.on_prefill(done, total)

@@ -17,10 +17,7 @@ def sequence_text(plan: MemoryPlan, sequences: int = 1) -> str:
 
 def activations_text(plan: MemoryPlan) -> str:
     """What is computed of a prompt at once takes, and how much more may be where experts lend their memory."""
-    text, long = (
-        f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once",
-        plan.long_pieces,
-    )
+    text, long = f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt", plan.long_pieces
     return text if long is None else f"{text}, and up to {long.tokens} in {size_text(long.num_bytes)} of experts"
 
 

@@ -93,3 +93,19 @@ def test_a_request_that_is_to_stop_is_interrupted_between_layers() -> None:
     request = monitor(Hooks(should_stop=lambda: True), CacheStats(), Observer())
     with pytest.raises(Interrupted):
         request.check()
+
+
+def test_a_chunk_that_takes_long_is_told_of_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, clock = list[tuple[int, int]](), iter([0.0, 0.5, 1.0, 1.5, 2.5, 9.0])
+    request = monitor(Hooks(on_prefill=lambda done, total: told.append((done, total))), CacheStats(), Observer())
+    request._runner.network = SimpleNamespace(config=SimpleNamespace(num_layers=4))  # type: ignore[assignment]
+    monkeypatch.setattr("moeinf.engine.answers.request_monitor.time.perf_counter", lambda: next(clock))
+    request.check()
+    assert not told, "nothing is read yet"
+    request.reading(100, 500, 1000)
+    for _ in range(5):  # the last time behind all layers, of a network that asks then, too
+        request.check()
+    assert told == [(200, 1000), (400, 1000)]
+    request.prefilled(500, 1000)
+    request.check()
+    assert told[2:] == [(500, 1000)]
