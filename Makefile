@@ -10,7 +10,7 @@ RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 .PHONY: demo test fuzz faults denied-calls agents lab memory-rates lint native-test native-address native-thread sanitize \
-  pythons pythons-ends gpu-test gpu-compile ranks-test clean
+  pythons pythons-ends gpu-test gpu-compile ranks-test long-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -107,6 +107,11 @@ gpu-test:
 gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_card_compile.py
+
+# Of two test files all cases, of which `make test` has a half and a third: every field of every family, and a kill at each
+# step of a pull. It takes a quarter of an hour.
+long-test: $(READY)
+	LONG_TESTS=1 $(BIN)/python -m pytest tests/parity/test_every_field.py tests/e2e/pull/test_killed.py -n $(JOBS)
 
 # Every family and format on two ranks, and ranks in network namespaces, which need root: a few minutes.
 ranks-test: $(READY)

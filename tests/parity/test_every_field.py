@@ -7,12 +7,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -486,8 +488,13 @@ def wrong_with(family: str, name: str) -> str:
 @torch.inference_mode()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_field_is_followed_or_refused_by_name(family: str) -> None:
-    """In one test: the fields of all families are known from transformers, in seconds of each process that collects."""
+    """In one test: the fields of all families are known from transformers, in seconds of each process that collects.
+
+    Most fields are those of many families: each is tried with a third of these, and with all by `make long-test`.
+    """
     alone = fields_of(family).keys() - followed_together(family)
+    if not os.environ.get("LONG_TESTS"):
+        alone = {name for name in alone if crc32(f"{family} {name}".encode()) % 3 == 0}
     wrong = {name: wrong_with(family, name) for name in sorted(alone) if (family, name) not in NOT_COMPUTED}
     assert not {name: said for name, said in wrong.items() if said}
 

@@ -22,7 +22,8 @@ from tests.support.hub_server import HEAD_BYTES, RANGE_BYTES, REPO, Hub, point_c
 
 WINDOW = 4 * RANGE_BYTES
 FALLIBLE = ("open", "pwrite", "ftruncate", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "preadv")
-SEEDS = range(6)
+LONG = bool(os.environ.get("LONG_TESTS"))  # `make long-test`
+SEEDS = range(6 if LONG else 3)
 KILLS = 2  # of each seed, before the pull that may finish
 
 # A server process that has imported once what this file needs forks a child in 10 ms; nothing of a pull happens in it
@@ -124,7 +125,7 @@ def test_a_pull_from_a_folder_survives_kills(seed: int, checkpoint: Path, whole_
     assert absent_or_complete(home, reference) and Library(home).partials() == []
 
 
-@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("seed", SEEDS[: len(SEEDS) // 2 + 1])
 def test_a_pull_that_quantises_survives_kills(
     seed: int, checkpoint: Path, whole_quantised: Whole, tmp_path: Path
 ) -> None:
@@ -162,7 +163,7 @@ def test_a_pull_survives_a_kill_at_each_step_of_publishing(
     """The last points of a pull: model moved, name written, work folder deleted."""
     points, reference = whole_folder
     back = {"rename": range(41, 61), "names": range(21, 41), "journal": range(1, 21)}[step]
-    for distance in back[::4]:
+    for distance in back[:: 4 if LONG else 8]:
         home = tmp_path / f"killed-{distance}"
         assert run(str(checkpoint), home, "", points - distance, None) == -signal.SIGKILL
         absent_or_complete(home, reference)
