@@ -93,7 +93,8 @@ class McpServer:
         elif given["name"] == "draw":
             picture = {"type": "image", "data": self.drawn, "mimeType": "image/png"}
             sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
-            yield _event(_result(message, {"content": [{"type": "text", "text": "Drawn."}, picture, sound]}))
+            empty = {"type": "image", "mimeType": "image/png"}
+            yield _event(_result(message, {"content": [{"type": "text", "text": "Drawn."}, picture, sound, empty]}))
         else:
             content = [{"type": "text", "text": "<img src=x onerror='window.hit = 1'>"}]
             yield _event(_result(message, {"content": content, "isError": True}))

@@ -271,7 +271,7 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(
 ) -> None:
     """Each request begins as some earlier sequence, up to some place, and goes on otherwise; beyond the limit positions
     are others."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if with_disk else None
         run, seen = Run(rewinds=rewinds, memory=memory, folder=folder, limit=limit), [list[int]()]
         for which, kept, rest, max_tokens, chunk in wanted:

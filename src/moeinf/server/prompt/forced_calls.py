@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.sampling.constraint import AnswerFormat, FramedJson, FramedValues, Value
 from moeinf.server.http_errors import Refusal
+from moeinf.text.forms.held_calls import TOOL_NAME, arguments_schema
 from moeinf.text.tool_calls.choice import syntax_for
 from moeinf.text.tool_calls.schemas import Schema
 from moeinf.text.tool_calls.syntax import Elements
 from moeinf.types import JsonMapping, Tool
 
 _KEY = re.compile(r"[\w.:/-]{1,128}")
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # without what could be a control token
 
 
 def forced_calls(facts: StoredFacts, tools: Sequence[Tool], name: str | None) -> AnswerFormat:
@@ -40,9 +40,9 @@ def forced_calls(facts: StoredFacts, tools: Sequence[Tool], name: str | None) ->
         return "call"
     forms: list[FramedJson | FramedValues] = []
     for function in functions:
-        if not _NAME.fullmatch(function["name"]):
+        if not TOOL_NAME.fullmatch(function["name"]):
             raise Refusal(400, f"tool_choice: {function['name']!r:.60} cannot be a tool's name: use letters and digits")
-        schema = {**(function.get("parameters") or {}), "type": "object"}
+        schema = arguments_schema(function)
         if syntax.frame is not None:
             forms.append(FramedJson(schema, *syntax.frame(function["name"], template)))
         elif syntax.elements is not None:

@@ -9,26 +9,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from moeinf.text.tool_calls.syntax import Syntax
-from moeinf.types import JsonMapping
+from moeinf.types import JsonMapping, JsonObject
 
 _MOST_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # without what could be a control token
+TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # without what could be a control token
 
 
 def call_forms(tools: Sequence[JsonMapping], syntax: Syntax) -> list[dict[str, str]]:
     """The form of a call of each tool (see Grammars.constrain); [] where one has a name that cannot be held."""
     functions = [tool["function"] for tool in tools]
-    sound = len(functions) <= _MOST_TOOLS and all(_NAME.fullmatch(function["name"]) for function in functions)
+    sound = len(functions) <= _MOST_TOOLS and all(TOOL_NAME.fullmatch(function["name"]) for function in functions)
     if syntax.frame is None or not sound:
         return []
     forms = []
     for function in functions:
         prefix, suffix = syntax.frame(function["name"], "")
-        schema = {**(function.get("parameters") or {}), "type": "object"}
-        forms.append({"prefix": prefix, "schema": json.dumps(schema), "suffix": suffix})
+        forms.append({"prefix": prefix, "schema": json.dumps(arguments_schema(function)), "suffix": suffix})
     return forms
+
+
+def arguments_schema(function: JsonMapping) -> JsonObject:
+    """That of the arguments of a function, which are an object whatever is said of them."""
+    return {**(function.get("parameters") or {}), "type": "object"}
 
 
 def any_object(form: Mapping[str, str]) -> dict[str, str]:

@@ -84,7 +84,7 @@ export function titleOf(text) {
 
 /** Whether this is one that the server reads: { type, data }, in base64. */
 export function isPicture({ type, data }) {
-  return /^image\/(png|jpeg)$/.test(type) && /^[A-Za-z0-9+/]+={0,2}$/.test(data);
+  return typeof data === "string" && /^image\/(png|jpeg)$/.test(type) && /^[A-Za-z0-9+/]+={0,2}$/.test(data);
 }
 
 /**
