@@ -112,8 +112,8 @@ class MemoryOptions:
     prefill_chunk: int | None = option(  # bounds the memory of activations
         None,
         "How many tokens of a prompt run together; on the CPU every number gives the same answer. "
-        "[default: 512, or up to 4096 in memory that experts lend where not all fit; on a GPU what its memory "
-        "allows]",
+        "[default: 512, or up to 4096 in memory that experts lend, or that all of them leave; on a GPU what its "
+        "memory allows]",
         metavar="TOKENS",
         ollama="num_batch",
     )

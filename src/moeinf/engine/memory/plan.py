@@ -20,7 +20,8 @@ MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of me
 FEW_TOKENS: Final = 4  # whose experts are to fit before a chunk that was not asked for takes what others could have
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
 PREFILL_CHUNK = 512  # where none is given
-MOST_AT_ONCE: Final = 4096  # tokens of a prompt in a piece that slots lend memory to
+MOST_AT_ONCE: Final = 4096  # tokens of a prompt in a piece that slots lend memory to, or what is left beside all
+UNUSED_SHARE: Final = 4  # a longer piece takes at most a quarter of what nobody has a use for
 PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
 OVERHEAD_BYTES = 24 << 20  # allocator and libraries, still to be touched after this point; beside the text process
 
@@ -120,7 +121,10 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     plan = replace(plan, kv_bytes=plan.kv_bytes + _more_tokens_bytes(plan, footprint, config, room - free))
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine, config.parallel)
-    return replace(plan, long_pieces=_long_pieces(plan, footprint, config, config.compute.threads or machine.cores))
+    threads = config.compute.threads or machine.cores
+    unused = machine.available_bytes - free - plan.total_bytes - plan.program_bytes
+    plan = _longer_chunk(plan, footprint, config, threads, unused // UNUSED_SHARE)
+    return replace(plan, long_pieces=_long_pieces(plan, footprint, config, threads))
 
 
 def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> tuple[MemoryPlan, int]:
@@ -162,6 +166,33 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
             return fixed, room
 
 
+def _longer_chunk(
+    plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig, num_threads: int, room: int
+) -> MemoryPlan:
+    """The same plan with the longest chunk that so much more memory has room for, where all experts have a slot and
+    none was asked for: an expert that is given twice as many rows at once computes them faster.
+    """
+    if not _may_be_longer(plan, footprint, config) or plan.num_slots < footprint.moe.total_experts:
+        return plan
+    for tokens in _longer(plan):
+        activations = activation_bytes(footprint, tokens, plan.context, num_threads)
+        if activations - plan.activation_bytes <= room:
+            return replace(plan, prefill_chunk=tokens, activation_bytes=activations)
+    return plan
+
+
+def _may_be_longer(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig) -> bool:
+    """Whether prompts may go in pieces beyond PREFILL_CHUNK."""
+    asked = config.memory.prefill_chunk is not None
+    return not (asked or config.compute.workers or footprint.workspace.source) and plan.prefill_chunk >= PREFILL_CHUNK
+
+
+def _longer(plan: MemoryPlan) -> range:
+    """Lengths of pieces beyond the chunk, the longest first."""
+    chunk = plan.prefill_chunk
+    return range(min(MOST_AT_ONCE, plan.context // chunk * chunk), chunk, -chunk)
+
+
 def _long_pieces(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig, num_threads: int) -> LongPieces | None:
     """The longest pieces of a prompt for whose activations no more than half of the slots are needed, and that leave
     half as many as a layer has experts. None where no piece is longer than the chunk, or that was asked for.
@@ -170,12 +201,10 @@ def _long_pieces(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig, 
     that is given twice as many rows at once computes them faster.
     """
     chunk, moe = plan.prefill_chunk, footprint.moe
-    if config.memory.prefill_chunk is not None or config.compute.workers or footprint.workspace.source:
-        return None
-    if chunk < PREFILL_CHUNK or plan.num_slots == moe.total_experts:
+    if not _may_be_longer(plan, footprint, config) or plan.num_slots == moe.total_experts:
         return None
     room = min(plan.cache_bytes // 2, plan.cache_bytes - moe.num_experts // 2 * plan.slot_bytes)
-    for tokens in range(min(MOST_AT_ONCE, plan.context // chunk * chunk), chunk, -chunk):
+    for tokens in _longer(plan):
         more = activation_bytes(footprint, tokens, plan.context, num_threads) - plan.activation_bytes
         if more <= room:
             return LongPieces(chunk, tokens, more)

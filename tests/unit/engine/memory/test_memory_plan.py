@@ -91,11 +91,26 @@ def test_slots_lend_at_most_half_of_their_memory_to_long_pieces_of_a_prompt() ->
             assert plan.activation_bytes + long.bytes_of(tokens) >= taken
 
 
+def test_pieces_of_a_prompt_take_a_quarter_of_what_is_left_beside_all_experts() -> None:
+    all_there = plan_memory(FOOTPRINT, RuntimeConfig.of(prefill_chunk=512), on(100_000))
+    left = {}
+    for beside in (300, 500, 700, 900, 100_000):
+        available = all_there.total_bytes + PROGRAM + beside * MIB
+        plan = plan_memory(FOOTPRINT, RuntimeConfig(), Machine(available, "machine", 2))
+        more = plan.activation_bytes - all_there.activation_bytes
+        assert plan.num_slots == 128 and plan.prefill_chunk % 512 == 0 and more <= (beside - 256) * MIB // 4
+        assert plan.activation_bytes == activation_bytes(FOOTPRINT, plan.prefill_chunk, plan.context, 2)
+        left[beside] = plan.prefill_chunk
+    assert left[300] == 512 < left[700] < 4096 == left[100_000]
+    context = plan_memory(FOOTPRINT, RuntimeConfig.of(context=1300), on(100_000))
+    assert context.prefill_chunk == 1024, "no longer than the context"
+
+
 def test_pieces_are_no_longer_than_what_was_asked_for_or_gains_nothing() -> None:
     for config, available in (
         (RuntimeConfig.of(prefill_chunk=512), 1200),
         (RuntimeConfig.of(context=512), 1200),
-        (RuntimeConfig(), 100_000),  # every expert is there
+        (RuntimeConfig(), 100_000),  # every expert is there, and none need lend
         (RuntimeConfig(), 550),  # not even the chunk has room
         (RuntimeConfig.of(expert_cache="40MiB"), 1200),
     ):

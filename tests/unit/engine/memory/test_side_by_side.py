@@ -49,10 +49,10 @@ def test_where_several_go_no_better_there_is_one() -> None:
 
 def test_of_those_that_are_asked_for_as_many_go_as_have_room() -> None:
     footprint = replace(FOOTPRINT, info=INFO)
-    one = plan_memory(footprint, RuntimeConfig(), Machine(24 * GB, "machine", 2))
+    one = plan_memory(footprint, RuntimeConfig.of(prefill_chunk=512), Machine(24 * GB, "machine", 2))
 
     def fitting(asked: int, available: int, **options: Any) -> int:
-        config = replace(RuntimeConfig.of(speculate="off", **options), parallel=asked)
+        config = replace(RuntimeConfig.of(speculate="off", prefill_chunk=512, **options), parallel=asked)
         return that_fit(footprint, config, Machine(available, "machine", 2))
 
     needed = one.total_bytes - one.cache_bytes - one.prefix_bytes
