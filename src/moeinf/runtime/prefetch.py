@@ -31,7 +31,7 @@ class Prefetcher:
     """After each routing: re-score the layers ahead, re-order what is queued, admit what fits the idle window.
 
     Source: arXiv 2401.14361 v1, Algorithm 1. The gate is ours: prefetches that outlast the link's idle window delay the
-    demand reads behind them.
+    demand reads behind them. A predictor that takes_all goes without it, as the paper does.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class Prefetcher:
         """
         self._prefetches, self._idle, self._stats = tier.prefetches, tier.idle, tier.stats
         self._clock = tier.profiler.clock
+        self._takes_all = predictor.takes_all
+        tries = tries and not self._takes_all
         self._gate = PrefetchGate(shape.num_experts * slices, tries=tries, clock=self._clock)
         self._encoder_layers = encoder_layers
         self._predictor = predictor
@@ -82,7 +84,9 @@ class Prefetcher:
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
-        if not few:
+        if self._takes_all:
+            self._fetch_all(visit.layer, _of_any(likelihood, visit.num_tokens))
+        elif not few:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, _of_any(likelihood, visit.num_tokens))
@@ -117,6 +121,14 @@ class Prefetcher:
         keys, surest_first = prefetches.likeliest(layer, likelihood, LEAST, budget)
         if keys and (worth := self._gate.choose(keys, surest_first, len(queued), window)):
             self._submit([keys[at] for at in worth], [surest_first[at] for at in worth])
+
+    def _fetch_all(self, layer: int, likelihood: FloatArray) -> None:
+        prefetches = self._prefetches
+        if len(queued := prefetches.queued()):
+            self._reprioritise(layer, likelihood, queued)
+        keys, surest_first = prefetches.likeliest(layer, likelihood, 0.0, prefetches.room)
+        if keys:
+            self._submit(keys, surest_first)
 
     def _reprioritise(self, layer: int, likelihood: FloatArray, queued: IntArray) -> None:
         first_key = (layer + 1) * self._num_experts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.policy.policy_protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.prefetch_gate import (
     FIRST_PAIRS,
@@ -275,7 +275,7 @@ def test_a_token_without_it_asks_for_no_guess_and_reads_nothing_ahead() -> None:
     tier.profiler.clock = lambda: clock.now
     certain = np.full((SHAPE.num_layers, SHAPE.num_experts), 0.9)
 
-    class Certain(Listener):
+    class Certain(Predictor):
         name = "certain"
 
         def predict(self, layer: int) -> FloatArray:

@@ -19,11 +19,11 @@ from moeinf.types import Float32Array, FloatArray, IntArray, Phase
 _NONE: Final = -2  # no layer; -1 stands for what is in front of the first
 
 
-class SharedPrediction(Listener):
+class SharedPrediction(Predictor):
     """A predictor that several prefetchers ask, and that answers once."""
 
     def __init__(self, predictor: Predictor) -> None:
-        self.name, self.wants_guesses = predictor.name, predictor.wants_guesses
+        self.name, self.wants_guesses, self.takes_all = predictor.name, predictor.wants_guesses, predictor.takes_all
         self._predictor = predictor
         self._layer = _NONE
         self._likelihood: FloatArray | None = None

@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.policy.policy_protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 
-class LookAheadPredictor(Listener):
+class LookAheadPredictor(Predictor):
     """Takes the model's own guess at the next MoE layer (see Experts.expect) as the likelihood of that layer."""
 
     name: Final = "look-ahead"

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.policy.policy_protocol import Listener
+from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.runtime.policy.policy_trace import count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 
-class PopularityPredictor(Listener):
+class PopularityPredictor(Predictor):
     """The next layer needs what most tokens needed there: the share of all tokens so far that used each expert.
 
     Source: Brainstorm (Cui and others, OSDI 2023), which loads ahead by a profile of each layer's popularity. Here the
@@ -33,7 +33,7 @@ class PopularityPredictor(Listener):
         return self._uses[layer + 1 : layer + 2] / tokens if tokens.any() else None
 
 
-class PreviousTokenPredictor(Listener):
+class PreviousTokenPredictor(Predictor):
     """A layer needs what the last token used there, as likely as that was true of all tokens before."""
 
     name = "previous-token"

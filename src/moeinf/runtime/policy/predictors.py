@@ -11,14 +11,16 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
-from moeinf.runtime.policy.policy_protocol import Listener, Predictor
+from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.runtime.policy.policy_trace import count_ids
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 NO_PREDICTOR: Final = "none"
 DEFAULT: Final = LookAheadPredictor.name  # where nothing else is asked for
-PREDICTORS: Final = (NO_PREDICTOR, "popularity", "previous-token", "eamc", "frequency", "cross-layer", "look-ahead")
-BASELINES: Final = ("popularity", "previous-token", "frequency", "cross-layer")  # as those of eviction.py
+PREDICTORS: Final = (
+    *(NO_PREDICTOR, "popularity", "previous-token", "eamc", "paper", "frequency", "cross-layer", "look-ahead"),
+)
+BASELINES: Final = ("popularity", "previous-token", "paper", "frequency", "cross-layer")  # as those of eviction.py
 
 
 class ReuseModel:
@@ -75,7 +77,7 @@ def probability(logits: FloatArray) -> FloatArray:
     return likelihood
 
 
-class EamcPredictor(Listener):
+class EamcPredictor(Predictor):
     """The past requests most like this one tell what it needs (arXiv 2401.14361 v3, 4.5).
 
     The iEAM of the running pass is matched on its rows so far; a likelihood is top_k times the matches' share.
@@ -106,7 +108,14 @@ class EamcPredictor(Listener):
         return normalise_rows(matched) * self._collection.shape.top_k
 
 
-class FrequencyPredictor(Listener):
+class PaperPredictor(EamcPredictor):
+    """The same, with everything read ahead that has room: arXiv 2401.14361 v1, Algorithm 1, without our admission."""
+
+    name = "paper"
+    takes_all = True
+
+
+class FrequencyPredictor(Predictor):
     """What a layer used lately it uses again, in this request or in the last: ReuseModel as a prediction."""
 
     name = "frequency"
@@ -123,7 +132,7 @@ class FrequencyPredictor(Listener):
         return probability(self._use.logits[layer + 1 :]) if self._seen else None
 
 
-class CrossLayerPredictor(Listener):
+class CrossLayerPredictor(Predictor):
     """ReuseModel, and for the next layer what this token's experts in this layer were followed by before.
 
     logit = logit(use) + DAMPING * sum_i log(P(j at l+1 | i at l) / P(j at l+1)) over the token's experts i at l:
@@ -180,8 +189,10 @@ class CrossLayerPredictor(Listener):
         return evidence
 
 
-class CombinedPredictor(Listener):
+class CombinedPredictor(Predictor):
     """One predictor as far as it sees, and another for the layers beyond: look-ahead+eamc, for instance."""
+
+    takes_all = False
 
     def __init__(self, near: Predictor, far: Predictor) -> None:
         self.parts = near, far
@@ -215,7 +226,7 @@ def check_predictor(name: str, offered: Sequence[str] = PREDICTORS) -> None:
     """Raises UsageError for what neither is one of those that are offered nor two of them, joined by "+"."""
     parts = name.split("+")
     known = set(parts) <= {*offered} and len(set(parts)) == len(parts) <= 2
-    if not known or (len(parts) > 1 and NO_PREDICTOR in parts):
+    if not known or (len(parts) > 1 and {NO_PREDICTOR, PaperPredictor.name} & {*parts}):
         raise UsageError(
             f"unknown --predictor {name!r}; known: {', '.join(offered)}, and two of them with a + between, the second "
             "for the layers that the first does not see: look-ahead+eamc"
@@ -229,6 +240,7 @@ def make_predictor(name: str, shape: MoeShape, collection: ActivationCollection)
         "popularity": lambda: PopularityPredictor(shape),
         "previous-token": lambda: PreviousTokenPredictor(shape),
         "eamc": lambda: EamcPredictor(collection),
+        "paper": lambda: PaperPredictor(collection),
         "frequency": lambda: FrequencyPredictor(shape),
         "cross-layer": lambda: CrossLayerPredictor(shape),
         "look-ahead": lambda: LookAheadPredictor(shape),
