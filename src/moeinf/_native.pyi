@@ -152,6 +152,28 @@ def rank_prefetches(
     above at_least. Of equals the lowest key comes first. ValueError for more layers than states.
     """
 
+def substitute(
+    states: npt.NDArray[np.uint8],
+    slices: int,
+    ids: IntArray,
+    weights: Float32Array,
+    spare_ids: IntArray | None,
+    spare_weights: Float32Array | None,
+    *,
+    keeps_sum: bool,
+    most_lost: float,
+) -> tuple[int, int]:
+    """Changes a routing, ids and weights [tokens, top_k], so that fewer experts have to be read; returns how many
+    others stand in for, and how many are left out.
+
+    states [experts * slices] of the layer are those of SlotTable; spares [tokens, number], best first, or None. Of the
+    experts of a token that are absent the lightest are given up first, each for the best spare that is resident and
+    not used yet, or for none, as long as their weights, as a share of the token's, are most_lost at most.
+    What another token needs counts as resident. One that is left out names the heaviest of the token, with weight 0.
+    keeps_sum: the other weights grow, so that those of a token have the sum that they had. ValueError for other shapes,
+    an id without a state, and a share that is none or 1.
+    """
+
 class NativeReader:
     """moeinf.runtime.io.reader_protocol.Reader over io_uring or a pool of threads.
 
@@ -951,8 +973,14 @@ class RouterLayer:
         hidden: npt.NDArray[np.float32],
         ids: IntArray,
         weights: npt.NDArray[np.float32],
+        spare_ids: IntArray | None = None,
+        spare_weights: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Writes norm(x) [tokens, hidden], the chosen experts, largest weight first, and weights [tokens, top_k]."""
+        """Writes norm(x) [tokens, hidden], the chosen experts, largest weight first, and weights [tokens, top_k].
+
+        spare_ids, spare_weights [tokens, number]: the same of those that come behind them, with weights on the scale of
+        the others. ValueError for more than there are.
+        """
 
     @staticmethod
     def workspace_bytes(hidden: int, num_experts: int, shape: PassShape) -> int:

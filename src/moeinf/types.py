@@ -425,11 +425,23 @@ class EncoderInput:
 Phase = Literal["encode", "prefill", "decode"]  # of a request; only encoder-decoder models encode a source
 
 
+class Spares(NamedTuple):
+    """Whom a router would have chosen next, best first: ids int64 and weights float32, both [tokens, number].
+
+    The weights are on the scale of the chosen ones. keeps_sum: whether those of a token are made to have a fixed sum.
+    """
+
+    ids: IntArray
+    weights: Float32Array
+    keeps_sum: bool
+
+
 class Routing(NamedTuple):
     """The choice of the router of one MoE layer: ids int64 and weights float32, both [tokens, top_k]."""
 
     ids: IntArray
     weights: Float32Array
+    spares: Spares | None = None  # where somebody asked for them, and the router knows any
 
 
 class Copier(Protocol):

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -39,13 +40,20 @@ class RouterLayer {
     router_ = {moeinf::data_of(norm_), static_cast<float>(norm_eps), matrix, top_k, normalise};
   }
 
-  void run(ConstRows x, Rows hidden, Ids ids, Rows weights) {
+  void run(ConstRows x, Rows hidden, Ids ids, Rows weights, std::optional<Ids> spare_ids,
+           std::optional<Rows> spare_weights) {
     const std::int64_t tokens = size(x, 0), k = router_.top_k, width = router_.gate.cols;
+    const std::int64_t count = spare_ids ? size(*spare_ids, 1) : 0;
+    require(spare_ids.has_value() == spare_weights.has_value() && count <= router_.gate.rows - k &&
+                (!spare_ids ||
+                 (has_shape(*spare_ids, tokens, count) && has_shape(*spare_weights, tokens, count))),
+            "the router's spares are [tokens, number], of the experts that are not chosen");
     require(has_shape(x, tokens, width) && has_shape(hidden, tokens, width) && has_shape(ids, tokens, k) &&
                 has_shape(weights, tokens, k),
             "the router's arrays are [tokens, hidden] and [tokens, top_k]");
     const moeinf::GilRelease released;
-    moeinf::route(*kernels_, router_, moeinf::rows_of(x), hidden.data(), ids.data(), weights.data());
+    moeinf::route(*kernels_, router_, moeinf::rows_of(x), hidden.data(), ids.data(), weights.data(),
+                  {count, moeinf::data_of(spare_ids), moeinf::data_of(spare_weights)});
   }
 
   static std::size_t workspace_bytes(std::int64_t hidden, std::int64_t num_experts, nb::handle pass) {
@@ -92,7 +100,11 @@ void moeinf::bind_router(nb::module_& m) {
            nb::arg("top_k"), nb::arg("normalise"))
       .def("run", &RouterLayer::run, nb::arg("x").noconvert(), nb::arg("hidden").noconvert(),
            nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
-           "Writes norm(x), the chosen experts, largest weight first, and their weights.")
+           nb::arg("spare_ids").noconvert().none() = nb::none(),
+           nb::arg("spare_weights").noconvert().none() = nb::none(),
+           "Writes norm(x), the chosen experts, largest weight first, and their weights; and the same of "
+           "those "
+           "that come behind them.")
       .def_static("workspace_bytes", &RouterLayer::workspace_bytes, nb::arg("hidden"), nb::arg("num_experts"),
                   nb::arg("shape"));
   m.def("rms_norm", &norm_rows, nb::arg("kernels"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),

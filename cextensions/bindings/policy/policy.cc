@@ -1,15 +1,18 @@
 // What an eviction policy learns, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "arrays.h"
 #include "bindings.h"
 #include "moeinf/policy/prefetch_rank.h"
+#include "moeinf/policy/substitutes.h"
 #include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
 #include "policy/next_use_scores.h"
@@ -93,6 +96,30 @@ nb::tuple ranked(const Likelihood& likelihood, std::int64_t num_layers, double e
   return nb::make_tuple(std::move(ranked.keys), std::move(ranked.priorities));
 }
 
+using Chosen = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple substituted(const States& states, std::int64_t slices, const Chosen& ids,
+                      const moeinf::Rows& weights, const std::optional<Ids>& spare_ids,
+                      const moeinf::OptionalRows& spare_weights, bool keeps_sum, double most_lost) {
+  const std::int64_t tokens = moeinf::size(ids, 0), top_k = moeinf::size(ids, 1);
+  require(slices > 0 && states.size() % static_cast<std::size_t>(slices) == 0,
+          "experts have as many slices each");
+  require(top_k > 0 && moeinf::has_shape(weights, tokens, top_k), "the routing is [tokens, top_k]");
+  require(spare_ids.has_value() == spare_weights.has_value() &&
+              (!spare_ids || (moeinf::size(*spare_ids, 0) == tokens &&
+                              moeinf::has_shape(*spare_weights, tokens, moeinf::size(*spare_ids, 1)))),
+          "the spares are [tokens, number]");
+  require(most_lost >= 0 && most_lost < 1, "most_lost is a share, below 1");
+  const moeinf::RowSpan<const std::int64_t> spares =
+      spare_ids ? moeinf::rows_of(*spare_ids) : moeinf::RowSpan<const std::int64_t>{nullptr, tokens, 0};
+  const moeinf::Substituted made = moeinf::substitute(
+      {states.data(), states.size()}, slices,
+      {moeinf::rows_of(ids), weights.data(), spares, moeinf::data_of(spare_weights), keeps_sum}, most_lost);
+  std::copy(made.ids.begin(), made.ids.end(), ids.data());
+  std::copy(made.weights.begin(), made.weights.end(), weights.data());
+  return nb::make_tuple(made.instead, made.left_out);
+}
+
 }  // namespace
 
 void moeinf::bind_policy(nb::module_& m) {
@@ -100,6 +127,10 @@ void moeinf::bind_policy(nb::module_& m) {
         nb::arg("eps"), nb::arg("states").noconvert(), nb::arg("absent"), nb::arg("first_key"),
         nb::arg("at_least"), nb::arg("count"),
         "Absent experts of the layers ahead, likeliest first: keys and priorities.");
+  m.def("substitute", &substituted, nb::arg("states").noconvert(), nb::arg("slices"),
+        nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("spare_ids").noconvert().none(),
+        nb::arg("spare_weights").noconvert().none(), nb::kw_only(), nb::arg("keeps_sum"),
+        nb::arg("most_lost"), "Changes a routing, so that fewer of its experts have to be read.");
   nb::class_<UseModel>(m, "UseModel")
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
            nb::arg("num_experts"), nb::arg("top_k"))

@@ -33,14 +33,17 @@ class BatchProgress:
         self._stream, self._quiet, self._clock = stream, quiet, clock
         self._began_s = self._told_s = clock()
         self._faulty = 0  # requests that were found wrong before the model was opened
+        self._approx = ""
 
     @property
     def done(self) -> int:
         """Requests that are answered, by all runs."""
         return self._before + self._answers
 
-    def begin(self) -> None:
-        """Called once the model is open: before that, no answer is made."""
+    def begin(self, approx: str = "") -> None:
+        """Called once the model is open: before that, no answer is made. approx: how far these may be from the exact
+        ones."""
+        self._approx = f", {approx}" if approx else ""
         self._began_s = self._told_s = self._clock()
         self._faulty = self._answers
 
@@ -66,7 +69,7 @@ class BatchProgress:
         a_token = size_text(read_bytes / max(1, self._tokens))
         return (
             f"{self.done} of {self.total} requests answered in {eta_text(self._seconds)}: {self._tokens} tokens, "
-            f"{self._tokens / self._seconds:.1f} tokens/s, {a_token} of experts read a token"
+            f"{self._tokens / self._seconds:.1f} tokens/s{self._approx}, {a_token} of experts read a token"
         )
 
     @property
@@ -78,7 +81,7 @@ class BatchProgress:
         bar = f"{bar_text(self.done, self.total, _BAR_COLUMNS)} " if self._line.enabled else ""
         return (
             f"{bar}{self.done}/{self.total} answered · {self._left_text(running)} · "
-            f"{made / self._seconds:.1f} tokens/s · {len(running)} at once"
+            f"{made / self._seconds:.1f} tokens/s{self._approx} · {len(running)} at once"
         )
 
     def _left_text(self, running: Sequence[BatchRow]) -> str:

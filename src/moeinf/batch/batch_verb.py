@@ -124,7 +124,8 @@ def _answer_lines(
     model = load(batch.stored, replace(config, pictures=sees), notices, quiet=quiet)
     try:
         notices.show()
-        batch.progress.begin()
+        approx = model.runner.approx
+        batch.progress.begin("" if approx is None else str(approx.within))
         answer_rows(model, rows, batch.end, batch.progress.step, stopping)
         batch.progress.clear()
         if not quiet:

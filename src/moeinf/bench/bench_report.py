@@ -65,12 +65,14 @@ def _summary(rows: Sequence[Row]) -> list[str]:
         of_kind = [row for row in rows if row["test"].startswith(kind) and not row["parallel"]]
         rates = ", ".join(f"{'cold' if row['cold'] else 'warm'} {row['avg_ts']:.2f}" for row in of_kind)
         hits = ", ".join(f"{100 * row['expert_hit_rate']:.1f}%" for row in of_kind)
-        lines += [f"{verb} {of_kind[0]['test'][2:]}: {rates} tokens/s; expert hits {hits}"] if of_kind else []
+        approx = _behind(of_kind[0]["approx"]) if kind == "tg" and of_kind else ""  # prompts are exact
+        lines += [f"{verb} {of_kind[0]['test'][2:]}: {rates} tokens/s; expert hits {hits}{approx}"] if of_kind else []
     for row in rows:
         if row["parallel"]:
             rates = f"{row['avg_ts']:.2f} tokens/s together, {row['each_ts']:.2f} each"
             lines.append(
                 f"{row['parallel']} side by side: {rates}; bytes of weights allow {row['byte_gain']:.2f} times one"
+                f"{_behind(row['approx'])}"
             )
     return lines
 
@@ -80,7 +82,7 @@ def _as_markdown(rows: Sequence[Row]) -> str:
         return ""
     header = ["model", "size", "params", "backend", "ecache", *_header(rows[0])]
     lines = [header, ["---"] * len(header), *([*_model_cells(row), *_cells(row)] for row in rows)]
-    footer = f"build: moeinf {rows[0]['moeinf_version']}"
+    footer = f"build: moeinf {rows[0]['moeinf_version']}{_behind(rows[0]['approx'])}"
     return "\n".join([*("| " + " | ".join(cells) + " |" for cells in lines), "", footer])
 
 
@@ -141,7 +143,7 @@ def _title(row: Row) -> str:
     return (
         f"{row['model_filename']} · {row['model_type']} · {binary_size_text(row['model_size'])} · "
         f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
-        f"prefetch {row['predictor']} · {_routing_text(row)}{row['reader']} reader · "
+        f"prefetch {row['predictor']} · {_routing_text(row)}{_approx_text(row)}{row['reader']} reader · "
         f"{row['n_threads']} threads, {row['isa']} · "
         f"disk {row['disk_gb_per_s']:.2f} GB/s, {_gpu_text(row)}memory {row['memory_gb_per_s']:.1f} GB/s · "
         f"load {row['load_ms'] / 1000:.2f} s"
@@ -150,6 +152,15 @@ def _title(row: Row) -> str:
 
 def _routing_text(row: Row) -> str:
     return f"routing of {row['routing']} · " if row["routing"] else ""
+
+
+def _behind(approx: str) -> str:
+    """How exact answers are, behind another figure; nothing where they are."""
+    return f"; {approx}" if approx else ""
+
+
+def _approx_text(row: Row) -> str:
+    return f"{row['approx']} · " if row["approx"] else ""
 
 
 def _gpu_text(row: Row) -> str:

@@ -26,6 +26,7 @@ COLUMNS: Mapping[str, str] = {
     "policy": "which expert is evicted",
     "predictor": "what prefetch goes by; off: no prefetch",
     "routing": "name of the trace whose routing was replayed; empty where the model itself chose",
+    "approx": "how far answers may be from the exact ones, in nats a token; empty where they are exact",
     "reader": "what reads the disk: io_uring, threads or pure",
     "expert_cache_mib": "size of the expert cache",
     "experts": "experts that the cache holds",

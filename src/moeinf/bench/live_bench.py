@@ -27,7 +27,7 @@ from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.model import Model
-from moeinf.engine.reporting import no_progress
+from moeinf.engine.reporting import Reporting, no_progress
 from moeinf.engine.speed.weight_bytes import formats_text, token_bytes
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DeviceError, UsageError
@@ -183,7 +183,7 @@ def _requests(
     those of several side by side, by their number."""
     config = replace(config, pictures=False, parallel=max(workload.parallel, default=1))
     ensure_draft(stored, config)
-    with Model(stored, config, gpu=gpu, preload=False, recorded=recorded) as model:
+    with Model(stored, config, Reporting(step=report), gpu=gpu, preload=False, recorded=recorded) as model:
         passages, fill_s = passages_of(model, workload, text), 0.0
         _forget_pages(model, stored, report)
         rounds = []
@@ -278,6 +278,7 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "policy": model.policy,
         "predictor": "off" if model.predictor == NO_PREDICTOR else model.predictor,
         "routing": "" if workload.routing is None else workload.routing.resolve().name,
+        "approx": "" if model.runner.approx is None else str(model.runner.approx.within),
         "reader": model.runner.reader.backend,
         "expert_cache_mib": round(plan.cache_bytes / 2**20, 1),
         "experts": plan.num_slots,

@@ -25,6 +25,7 @@ class ModelFacts(TypedDict):
     policy: str
     predictor: str
     routing: str
+    approx: str
     reader: str
     expert_cache_mib: float
     experts: int

@@ -146,7 +146,7 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExpertOptions:
-    """Which experts are kept, and which are read before they are needed."""
+    """Which experts are kept, which are read before they are needed, and which tokens may do without."""
 
     policy: str = option(  # see runtime/policy/eviction.py; "": as engine/stored/tuned_file.py chooses
         "",
@@ -163,9 +163,22 @@ class ExpertOptions:
     prefetch: bool = option(
         True, "Read experts before they are needed. [default: {default}]", flags=("--prefetch/--no-prefetch",)
     )
+    approx: float | None = option(  # nats a token
+        None,
+        "Let answers differ from the exact ones, so that fewer experts are read: by so much KL divergence, in nats a "
+        "token, as is measured on a text before the first answer. On the CPU alone. [default: answers are exact]",
+        metavar="KL",
+    )
+    approx_text: str = option(
+        "", "Text that --approx is measured on, one like those to come. [default: built in]", metavar="FILE"
+    )
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.approx is not None and not 0 <= self.approx <= _MOST_KL:
+            raise UsageError(f"--approx must be from 0 to {_MOST_KL:g} nats a token, such as 0.01, not {self.approx:g}")
+        if self.approx_text and self.approx is None:
+            raise UsageError("--approx-text is measured on for --approx KL; give that, too, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +294,7 @@ class TranslationOptions:
 
 _SPECULATE = ("auto", "off", "always")
 _READERS = ("native", "pure")
+_MOST_KL = 10.0  # beyond it answers have nothing to do with the exact ones
 _KV_CACHES = ("auto", "f32", "f16", "bf16", "q8_0")
 # Upper bounds are far beyond what helps, and below what a kernel refuses in words that help nobody.
 _RANGES: Mapping[str, tuple[int, int | None]] = {
@@ -295,6 +309,7 @@ _RANGES: Mapping[str, tuple[int, int | None]] = {
 _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {  # of each kind, and how an error calls it
     "bool": (bool, "True or False"),
     "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
     "str": (str, "text"),
     "Size": ((Share, Bytes), "Share or Bytes"),
 }
@@ -315,5 +330,5 @@ def _check_type(asked: Option, value: object) -> None:
     wanted, words = _TYPES[asked.kind]
     if value is None and asked.default is None:
         return
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+    if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
         raise UsageError(f"{asked.name} must be {words}, not {value!r}")

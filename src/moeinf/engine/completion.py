@@ -73,6 +73,14 @@ class PeakMemory:
 
 
 @dataclass(slots=True)
+class Made:
+    """What decided which answer was made of the probabilities, and how exact these were."""
+
+    seed: int = 0  # that it was drawn with
+    approx: str = ""  # how far they may be from the exact ones; "": they are exact
+
+
+@dataclass(slots=True)
 class GenerationStats:
     """Counts and seconds of one request, prefill and decode apart; rates are left to whoever prints them."""
 
@@ -89,7 +97,7 @@ class GenerationStats:
     decode_laps: dict[str, float] = field(default_factory=dict)  # where the time of the decode steps went, by name
     peak: PeakMemory = field(default_factory=PeakMemory)
     drafts: DraftCounts = field(default_factory=DraftCounts)
-    seed: int = 0  # that the answer was drawn with
+    made: Made = field(default_factory=Made)
 
     @property
     def decode_s(self) -> float:

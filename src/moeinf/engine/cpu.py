@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
@@ -28,6 +28,7 @@ from moeinf.models.cpu.paged_rows import sequence_pages
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.models.layers.weights import StoredTensor, narrowed, with_scales
+from moeinf.runtime.approximate import ApproximateExperts, Within
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.lending import Lending
 from moeinf.runtime.cache.loader import Loader
@@ -52,6 +53,9 @@ if TYPE_CHECKING:  # loads torch
     from moeinf.distributed.star import Star
 
 
+SPARES: Final = 8  # experts behind the chosen ones, one of which may stand in for one that would be read
+
+
 @dataclass(frozen=True, slots=True)
 class _Slots:
     """The cache of experts, how they are read into its slots, and what lies there, as ExpertKernel takes it."""
@@ -65,6 +69,7 @@ class CpuRunner(OfOneSequence):
     """moeinf.engine.runner.ModelRunner on the CPU."""
 
     cuts_prompts = True
+    approx: ApproximateExperts | None = None
 
     def __init__(self, context: BuildContext) -> None:
         """Reads the dense weights, and the experts where all of them fit.
@@ -139,11 +144,15 @@ class CpuRunner(OfOneSequence):
         computes = self._joining or kernel
         streamed = StreamedExperts(self.tier, computes, watch.observers, advisers, prefetcher, stored.name)
         whole = streamed if self._joining is None else shared(streamed, self._joining, host.config)
-        experts = whole if context.recorded is None else ReplayedExperts(whole, context.recorded)
+        recorded, budget = context.recorded, host.config.experts.approx
+        if budget is not None:
+            states = slots.cache.table.state.reshape(shape.num_layers, -1)
+            self.approx = ApproximateExperts(streamed, states, slots.cache.slices, Within(budget))
+        experts = self.approx or (whole if recorded is None else ReplayedExperts(whole, recorded))
         tensors = with_scales(narrowed(tensors), weights.manifest.scales.dense)
         kept = kept_format(weights.manifest.info, host.config)
         self.row_pages = sequence_pages() if self._parallel > 1 else None
-        layers = NativeLayers(host.kernels, tensors, kept, self.row_pages)
+        layers = NativeLayers(host.kernels, tensors, kept, self.row_pages, SPARES if self.approx else 0)
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)
 
@@ -168,6 +177,8 @@ class CpuRunner(OfOneSequence):
     def step(self, parts: Sequence[NewTokens], between_layers: Callable[[], None] | None = None) -> Float32Array:
         if (long := self.plan.long_pieces) is not None:
             self._lending.lend(long.bytes_of(sum(len(part.ids) for part in parts)))
+        if self.approx is not None:
+            self.approx.begin_pass(decodes=all(len(part.ids) == 1 and not part.of_tokens for part in parts))
         logits = self.network.step(parts, between_layers)
         return logits
 

@@ -25,6 +25,7 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.models.layers.weights import TensorBytes
+from moeinf.runtime.approximate import ApproximateExperts
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.cpu_share import CpuShare
@@ -46,6 +47,7 @@ class GpuRunner(OfOneSequence):
     """
 
     row_pages: SequencePages | None = None
+    approx: ApproximateExperts | None = None
     cuts_prompts = False  # cuBLAS may add up in an order that depends on the number of rows
 
     def __init__(self, context: BuildContext, gpu: OpenGpu, others: Sequence[OpenGpu] = ()) -> None:

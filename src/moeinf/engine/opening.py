@@ -22,6 +22,8 @@ from moeinf.engine.answers.prompts import Prompts
 from moeinf.engine.answers.request_monitor import Listeners
 from moeinf.engine.answers.sequences import Sequences
 from moeinf.engine.answers.with_encoder import EncoderDecoder, refuse_prefixes
+from moeinf.engine.approximate.approximation import approximate, key_of
+from moeinf.engine.approximate.refusals import refuse_approximation
 from moeinf.engine.build_context import BuildContext, Deciders, Host, Observation, open_kernels
 from moeinf.engine.devices import runner_on_a_device
 from moeinf.engine.disk_wait import DiskWait
@@ -144,7 +146,9 @@ def open_model(
     here = look()
     check_files(stored)
     weights = read_weights(stored, config, reporting.notify)
-    asked_for, on_gpu = config.parallel, config.parallel != 1 and _goes_to_gpu(config, gpu)
+    approximates = config.experts.approx is not None
+    asked_for, on_gpu = config.parallel, (config.parallel != 1 or approximates) and _goes_to_gpu(config, gpu)
+    refuse_approximation(weights, config, on_gpu=on_gpu, replayed=replayed)
     config = _with_sessions(weights, config, here, on_gpu)
     if kernels is None:
         _refuse_layer(weights)
@@ -158,7 +162,8 @@ def open_model(
         host = Host(here, config, kernels, preload)
         activity = Activity(stored.manifest.moe) if config.many_conversations else None
         deciders = _deciders(stored, config, reporting.notify, replayed=replayed)
-        activations = ActivationFile(stored, reporting.notify, learns=not replayed)
+        learns = not replayed and not approximates  # of what the routers choose
+        activations = ActivationFile(stored, reporting.notify, learns=learns)
         listeners = _listeners(weights, config, reporting, activations, replayed=replayed)
         wait, watch = listeners.disk_wait, _observation(listeners, activations, activity)
         tokenizer = Tokenizer(stored.path, where=stored.name, num_embeddings=stored.manifest.info.vocab_size)
@@ -172,12 +177,14 @@ def open_model(
         opened.callback(runner.close)
         for notice in shortenings(runner.plan, context.footprint, config):
             reporting.notify(notice)
+        if runner.approx is not None:
+            approximate(context, runner, runner.approx, tokenizer)
         load_s = time.perf_counter() - started
         generator = _generator(context, runner, kind, tokenizer, listeners, load_s, draft)
         opened.pop_all()
     notify, asked = reporting.notify, dict(defaults or {})
     return ModelParts(
-        stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, not replayed, draft
+        stored, generator, tokenizer, host.kernels, activity, deciders, activations, notify, asked, learns, draft
     )
 
 
@@ -334,6 +341,8 @@ def _drafting(context: BuildContext, runner: ModelRunner, draft: ModelParts | No
         why = f"{name} is an encoder-decoder model"
     elif not runner.cuts_prompts:
         why = "on a GPU a token computed beside others is rounded otherwise"
+    elif config.experts.approx is not None:
+        why = "--approx reads fewer experts for single tokens alone"
     elif config.recording.trace:
         why = "--trace records the tokens of answers alone"
     elif context.recorded is not None:
@@ -365,7 +374,8 @@ def _prefixes(context: BuildContext, runner: ModelRunner, network: Decoder, toke
     """What is kept of earlier prompts, as the plan has room for it."""
     stored, config, notify = context.weights.stored, context.host.config, context.reporting.notify
     room = network.room_that_rotates(runner.cache.capacity)
-    kept = Kept(stored.id, kept_format(stored.manifest.info, config), runner.arithmetic, room)
+    approx = "" if config.experts.approx is None else key_of(config)
+    kept = Kept(stored.id, kept_format(stored.manifest.info, config), runner.arithmetic, room, approx)
     memory_bytes, home = runner.plan.prefix_bytes, stored.path.parent.parent
     store = open_prefixes(runner.cache, kept, config, memory_bytes, home, lambda: tokenizer.special_ids, notify)
     if store is not None:

@@ -27,6 +27,7 @@ class Reporting:
     on_slow_disk: Notify = lambda line: None  # while the disk does not answer for seconds
     progress: Progress = no_progress  # bytes of weights that are read
     pin_progress: Progress = no_progress  # bytes of host memory that are pinned for a GPU
+    step: Notify = lambda line: None  # what is done before the model can answer, where that takes long
 
     def once(self) -> Reporting:
         """The same, but that each notice is passed on the first time alone."""

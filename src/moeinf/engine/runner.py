@@ -10,6 +10,7 @@ from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache, NewTokens
+from moeinf.runtime.approximate import ApproximateExperts
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.reader_protocol import ReadFacts
@@ -30,6 +31,7 @@ class ModelRunner(EncoderDecoderModel, StepModel, Protocol):
     network: Decoder | EncoderDecoder
     cache: Cache
     row_pages: SequencePages | None  # that sequences share; None: each has memory of its own
+    approx: ApproximateExperts | None  # None: answers are exact
     cuts_prompts: bool  # whether a prompt's numbers are the same in whatever chunks it is read
 
     @property

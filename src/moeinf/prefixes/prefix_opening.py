@@ -40,9 +40,10 @@ class Kept:
     kept: str  # the format of keys and values
     arithmetic: str  # of the device: what its rounding depends on
     room: int  # of the context, where that decides how positions are rotated; else 0
+    approx: str = ""  # how far they may be from the exact ones, and on which text; "": they are exact
 
     def identity(self, cache: LaidOutCache) -> JsonMapping:
-        return {
+        exact = {
             "model": self.model,
             "dtype": self.kept,
             "layout": cache.layout,
@@ -51,6 +52,7 @@ class Kept:
             "numbers": NUMBERS,
             "engine": _engine_version(),
         }
+        return {**exact, "approx": self.approx} if self.approx else exact
 
 
 def open_prefixes(

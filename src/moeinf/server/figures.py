@@ -32,7 +32,8 @@ def figures(stats: GenerationStats) -> JsonObject:
         "tokens_per_s": decoded / stats.decode_s if stats.decode_s else None,
         "draft_n": stats.drafts.drafted,
         "draft_n_accepted": stats.drafts.accepted,
-        "seed": stats.seed,
+        "seed": stats.made.seed,
+        "approx": stats.made.approx,
     }
 
 

@@ -57,9 +57,9 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
         ("prompt eval rate", _rate(prompt_tokens, stats.prompt_s)),
         ("eval count", f"{stats.generated_tokens} token(s)" if stats.generated_tokens else ""),
         ("eval duration", _duration(stats.decode_s)),
-        ("eval rate", _rate(decoded, stats.decode_s)),
+        ("eval rate", _with(_rate(decoded, stats.decode_s), stats.made.approx)),
         ("draft tokens", _drafts(stats)),
-        ("seed", str(stats.seed)),
+        ("seed", str(stats.made.seed)),
     ]
 
 
@@ -91,6 +91,11 @@ def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tupl
 
 def _duration(seconds: float) -> str:
     return duration_text(seconds) if seconds else ""
+
+
+def _with(rate: str, approx: str) -> str:
+    """A rate, and how exact the answer is that was made at it."""
+    return f"{rate}, {approx}" if rate and approx else rate
 
 
 def _rate(tokens: int, seconds: float) -> str:

@@ -139,7 +139,7 @@ def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet:
         from moeinf.engine.model import Model
         from moeinf.engine.reporting import Reporting  # takes a while, so that the line above comes first
 
-        model = Model(stored, config, Reporting(notices.add, say_below, loading, pinning))
+        model = Model(stored, config, Reporting(notices.add, say_below, loading, pinning, line.show))
     finally:
         line.clear()
     if talkative:

@@ -59,7 +59,7 @@ def test_no_tokens_asked_for_is_none_made(model: Model) -> None:
 def test_a_seed_repeats_an_answer_and_another_gives_another(model: Model) -> None:
     first, again, other = (model.generate(PROMPT, model.params(seed=seed, num_predict=24)) for seed in (5, 5, 6))
     assert first.token_ids == again.token_ids != other.token_ids
-    assert first.stats.seed == 5
+    assert first.stats.made.seed == 5
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(model: Model) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from moeinf.engine.completion import Completion, CutBy, GenerationStats, Hooks
+from moeinf.engine.completion import Completion, CutBy, GenerationStats, Hooks, Made
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams, resolve_params
@@ -80,7 +80,7 @@ class ScriptedModel:
             token_s=[0.5, 0.5],
             total_s=2.5,
             decode_cache=CacheStats(hits=3, misses=5, demand_bytes=1 << 20),
-            seed=7,
+            made=Made(seed=7),
         )
         self.last = Completion("", [], "length" if self.cut_by else "stop", stats, cut_by=self.cut_by)
         for number, piece in enumerate(pieces):

@@ -141,7 +141,9 @@ def _chosen(given: Arguments, _: Any) -> bool:
 def _route(world: World) -> Arguments:
     x = world.floats(world.tokens, world.hidden)
     ids, weights = world.whole(EXPERTS, world.tokens, 3), world.floats(world.tokens, 3)
-    return {"x": x, "hidden": np.empty_like(x), "ids": ids, "weights": weights}
+    spares = {"spare_ids": world.whole(EXPERTS, world.tokens, 2), "spare_weights": world.floats(world.tokens, 2)}
+    more = spares if world.rng.random() < 0.5 else {}
+    return {"x": x, "hidden": np.empty_like(x), "ids": ids, "weights": weights, **more}
 
 
 @call("RouterLayer.workspace_bytes", "formats that are unknown, sizes below 0, what is no number of bytes")

@@ -58,6 +58,28 @@ def _rank_prefetches(world: World) -> Arguments:
     }  # fmt: skip
 
 
+def _fits(given: Arguments, found: Any) -> bool:
+    """Every expert is one of the layer, and as many were changed as is said."""
+    ids = given["ids"]
+    return bool((ids >= 0).all() and (ids < 6).all()) and 0 <= sum(found) <= ids.size
+
+
+@call(
+    "substitute",
+    "slices below 1 or that the states are no multiple of, arrays of other shapes, spares without weights, an id that "
+    "has no state, a most_lost that is below 0, or not below 1",
+    holds=_fits,
+)
+def _substitute(world: World) -> Arguments:
+    slices, tokens = world.rng.choice([1, 2]), world.rng.choice([1, 3])
+    return {
+        "states": world.numbers.integers(0, 3, 6 * slices, np.uint8), "slices": slices,
+        "ids": world.whole(6, tokens, 2), "weights": world.floats(tokens, 2),
+        "spare_ids": world.whole(6, tokens, 3), "spare_weights": world.floats(tokens, 3),
+        "keeps_sum": world.rng.random() < 0.5, "most_lost": 0.4,
+    }  # fmt: skip
+
+
 def _goes_on(given: Arguments, total: Any) -> bool:
     """The sum of two parts is that of both."""
     both = np.concatenate([np.arange(5, dtype=np.uint8), given["data"]])

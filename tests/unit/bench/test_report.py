@@ -22,6 +22,7 @@ COLD: Any = {
     "policy": "lru",
     "predictor": "eamc",
     "routing": "",
+    "approx": "",
     "reader": "io_uring",
     "expert_cache_mib": 1024.0,
     "experts": 34,

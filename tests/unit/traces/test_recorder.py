@@ -49,7 +49,7 @@ class Live:
         for layer in layers:
             guess = routing(self.rng, num_tokens)
             if self.ahead and layer + 1 < layers.stop:
-                self.recorder.expect(layer + 1, *guess)
+                self.recorder.expect(layer + 1, guess.ids, guess.weights)
             if layer == ends_at:
                 return
             routed = routing(self.rng, num_tokens)
@@ -58,7 +58,7 @@ class Live:
                 token["routed"][layer] = routed.ids[number].copy(), routed.weights[number].copy()
                 if self.ahead and layer + 1 < layers.stop:
                     token["guessed"][layer + 1] = guess.ids[number].copy(), guess.weights[number].copy()
-            for array in (*routed, *guess):
+            for array in (routed.ids, routed.weights, guess.ids, guess.weights):
                 array[:] = 0  # it is the caller's again
         self.passes.append((self.phase, tokens))
 

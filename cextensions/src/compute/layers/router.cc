@@ -8,9 +8,10 @@
 namespace moeinf {
 namespace {
 
-// The k largest of softmax(logits); logits are overwritten. A NaN counts as the smallest, so ids stay
-// distinct, and makes every weight NaN: the caller sees that the choice means nothing.
-void top_softmax(const RouterWeights& router, float* logits, std::int64_t* ids, float* weights) {
+// The k largest of softmax(logits), and the spares behind them; logits are overwritten. A NaN counts as the
+// smallest, so ids stay distinct, and makes every weight NaN: the caller sees that the choice means nothing.
+void top_softmax(const RouterWeights& router, float* logits, std::int64_t* ids, float* weights,
+                 const RouterSpares& spares) {
   const std::int64_t count = router.gate.rows, k = router.top_k;
   float largest = -INFINITY;
   float total = 0, chosen = 0;
@@ -34,6 +35,12 @@ void top_softmax(const RouterWeights& router, float* logits, std::int64_t* ids, 
     logits[best] = -1;
   }
   for (std::int64_t j = 0; router.normalise && j < k; ++j) weights[j] /= chosen;
+  for (std::int64_t j = 0; j < spares.count; ++j) {
+    const std::int64_t best = std::max_element(logits, logits + count) - logits;
+    spares.ids[j] = best;
+    spares.weights[j] = logits[best] / total / (router.normalise ? chosen : 1);
+    logits[best] = -1;
+  }
 }
 
 }  // namespace
@@ -48,14 +55,15 @@ void layer_norm(Kernels& kernels, RowSpan<const float> x, const float* weight, c
 }
 
 void route(Kernels& kernels, const RouterWeights& router, RowSpan<const float> x, float* hidden,
-           std::int64_t* ids, float* weights) {
+           std::int64_t* ids, float* weights, const RouterSpares& spares) {
   const std::int64_t experts = router.gate.rows, k = router.top_k;
   norm_tokens(kernels, {router.norm, nullptr, router.norm_eps}, x, hidden);
   Workspace::Frame memory(kernels.workspace());
   auto* const logits = memory.take<float>(x.rows * experts);
   kernels.linear(router.gate, {hidden, x.rows, x.cols}, logits);
   each_token(kernels, x.rows, [&](std::int64_t t) {
-    top_softmax(router, logits + t * experts, ids + t * k, weights + t * k);
+    const RouterSpares own = {spares.count, spares.ids + t * spares.count, spares.weights + t * spares.count};
+    top_softmax(router, logits + t * experts, ids + t * k, weights + t * k, own);
   });
 }
 

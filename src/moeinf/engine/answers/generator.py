@@ -112,7 +112,7 @@ class Generator:
         """Yields the pieces of the answer as they are made; `last` and `answer` then hold all of it."""
         text, constraint, prompt = begun.text, begun.constraint, begun.prompt
         limit, cut_by = self._limit(prompt.ids, request.params.num_predict)
-        answer.token_ids, answer.stats.seed = text.token_ids, begun.sampler.seed
+        answer.token_ids, answer.stats.made.seed = text.token_ids, begun.sampler.seed
         chooser = begun.reporting(request.params.top_logprobs, hooks, self.prompts.tokenizer.eos_ids)
         stats, asker = answer.stats, request.asker
         made = self.measured(prompt, chooser, limit, stats, hooks, makes_steps=makes_steps, asker=asker)

@@ -130,4 +130,6 @@ class RequestMonitor:
         stats.cached_from = self.timing.cached_from
         stats.prompt_s = self.timing.encode_s + self.timing.prefill_s
         stats.total_s = stats.load_s + time.perf_counter() - self._started_s
+        if runner_approx := self._runner.approx:
+            stats.made.approx = str(runner_approx.within)
         stats.peak = PeakMemory(peak_rss_bytes(), self._runner.peak_device_bytes())

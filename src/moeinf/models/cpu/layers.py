@@ -67,9 +67,11 @@ class NativeLayers:
         tensors: Mapping[str, StoredTensor],
         kept: KVFormat,
         pages: SequencePages | None = None,
+        spares: int = 0,
     ) -> None:
-        """kept: the format of keys and values. pages: where sequences share theirs."""
-        self.weights = NativeWeights(kernels, tensors)
+        """kept: the format of keys and values. pages: where sequences share theirs. spares: experts that routers are
+        to name behind those that they choose."""
+        self.weights = NativeWeights(kernels, tensors, spares)
         self.memory = HostMemory(self.weights, kept, pages)
 
     def rows_of_sequence(self) -> AbstractContextManager[SharedRows | None]:

@@ -8,7 +8,7 @@ import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.routers import SoftmaxRouterPart
-from moeinf.types import Float32Array, Routing
+from moeinf.types import Float32Array, IntArray, Routing, Spares
 
 
 class SoftmaxRouter:
@@ -22,14 +22,23 @@ class SoftmaxRouter:
         norm_weight = None if norm is None else weights.norm_vectors(norm.name, norm.kind)[0]
         matrix, eps = weights.linear(part.gate).native, 0.0 if norm is None else norm.eps
         self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, eps, top_k, part.normalise)
-        self._cols, self._top_k = weights.tensors[part.gate].shape[1], top_k
+        experts, self._cols = weights.tensors[part.gate].shape
+        self._top_k, self._spares, self._keeps_sum = top_k, min(weights.spares, experts - top_k), part.normalise
         self._of_token = self._room(1)  # new arrays take as long as the norm and the choice together
 
     def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:
         hidden, routing = self._of_token if len(x) == 1 else self._room(len(x))
-        self._native.run(x, hidden, routing.ids, routing.weights)
+        if routing.spares is None:
+            self._native.run(x, hidden, routing.ids, routing.weights)
+        else:
+            spares = routing.spares
+            self._native.run(x, hidden, routing.ids, routing.weights, spares.ids, spares.weights)
         return hidden, routing
 
     def _room(self, tokens: int) -> tuple[Float32Array, Routing]:
-        ids, weights = np.empty((tokens, self._top_k), np.int64), np.empty((tokens, self._top_k), np.float32)
-        return np.empty((tokens, self._cols), np.float32), Routing(ids, weights)
+        spares = Spares(*_choice(tokens, self._spares), self._keeps_sum) if self._spares else None
+        return np.empty((tokens, self._cols), np.float32), Routing(*_choice(tokens, self._top_k), spares)
+
+
+def _choice(tokens: int, experts: int) -> tuple[IntArray, Float32Array]:
+    return np.empty((tokens, experts), np.int64), np.empty((tokens, experts), np.float32)

@@ -15,16 +15,17 @@ from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.layers.attention.token_rows import K
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
-from moeinf.types import ByteArray, Float32Array, KVFormat, Routing, format_bytes
+from moeinf.types import ByteArray, Float32Array, KVFormat, Routing, Spares, format_bytes
 
 
 class NativeWeights:
     """The dense weights by name, which the native kernels multiply by as they are stored."""
 
-    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], spares: int = 0) -> None:
         self.kernels = kernels
         self.math = NumpyMath()
         self.tensors = tensors
+        self.spares = spares
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -64,7 +65,7 @@ class NativeWeights:
         """The same, in which queries and keys that are narrower than values are filled up."""
         narrow = narrow_heads(config, prefix)
         wide = {name: wider_heads(self.tensors[name], heads, config.head_dim) for name, heads in narrow.items()}
-        return NativeWeights(self.kernels, {**self.tensors, **wide}) if wide else self
+        return NativeWeights(self.kernels, {**self.tensors, **wide}, self.spares) if wide else self
 
     def norm(self, config: NormConfig | None) -> Callable[[Float32Array], Float32Array]:
         if config is None:
@@ -80,8 +81,13 @@ class NativeWeights:
             return weight, np.zeros_like(weight)
         return (weight + 1 if kind == "rms+1" else weight), None
 
-    def routing(self, ids: np.ndarray, weights: Float32Array) -> Routing:
-        return Routing(ids, np.ascontiguousarray(weights, np.float32))
+    def routing(
+        self, ids: np.ndarray, weights: Float32Array, spares: tuple[np.ndarray, Float32Array, bool] | None = None
+    ) -> Routing:
+        others = None
+        if spares is not None:
+            others = Spares(np.ascontiguousarray(spares[0]), np.ascontiguousarray(spares[1], np.float32), spares[2])
+        return Routing(ids, np.ascontiguousarray(weights, np.float32), others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ _NOWHERE: Final = torch.device("meta")
 class DeviceWeights:
     """The dense weights by name. A tensor is copied to the device, piece by piece, when a layer asks for it."""
 
+    spares = 0  # kernels route, and know of no others
+
     def __init__(
         self,
         device: Device,
@@ -136,7 +138,7 @@ class DeviceWeights:
             return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
         return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
 
-    def routing(self, ids: Tensor, weights: Tensor) -> DeviceRouting:
+    def routing(self, ids: Tensor, weights: Tensor, spares: tuple[Tensor, Tensor, bool] | None = None) -> DeviceRouting:
         return DeviceRouting(ids.to(torch.int32).contiguous(), weights.contiguous())
 
     def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

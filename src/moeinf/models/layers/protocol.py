@@ -130,8 +130,13 @@ class WeightsOf(Protocol[A, R_co]):
         """None: what is given, as it is."""
         ...
 
-    def routing(self, ids: A, weights: A) -> R_co:
-        """Routing of what math.top_k chose; weights [tokens, top_k]."""
+    @property
+    def spares(self) -> int:
+        """How many experts a router is to name behind those that it chooses; 0, unless answers may differ."""
+        ...
+
+    def routing(self, ids: A, weights: A, spares: tuple[A, A, bool] | None = None) -> R_co:
+        """Routing of what math.top_k chose; weights [tokens, top_k]. spares: as moeinf.types.Spares."""
         ...
 
 

@@ -86,7 +86,7 @@ class SigmoidRouter:
     def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
         weights = layers.weights
         self._top_k, self._scoring = moe.moe.top_k, moe.scoring
-        self._math, self._routing = weights.math, weights.routing
+        self._math, self._routing, self._num_spares = weights.math, weights.routing, weights.spares
         self._norm, self._gate = weights.norm(site.norm), self._gate_of(weights, site.block + moe.names.gate)
         self._bias = weights.vector(site.block + moe.names.bias) if moe.scoring.corrected else None
         self._groups = Groups(weights.math, moe.scoring)
@@ -102,10 +102,20 @@ class SigmoidRouter:
         kept = self._groups.kept(by, partial(best_two, math), self.outside)
         ids = math.top_k(kept, self._top_k)
         weights = math.take(scores, ids)
-        if s.normalise:
-            weights = weights / self._total(weights)
-        routing = self._routing(ids, weights * s.scaling)
+        total = self._total(weights) if s.normalise else None
+        others = self._spares(kept, scores, total)
+        if total is not None:
+            weights = weights / total
+        routing = self._routing(ids, weights * s.scaling, others)
         return hidden, routing
+
+    def _spares(self, kept: Array, scores: Array, total: Array | None) -> tuple[Array, Array, bool] | None:
+        """The experts behind the chosen ones, where somebody asks for them; total: what weights are divided by."""
+        if not self._num_spares:
+            return None
+        ids = self._math.top_k(kept, self._top_k + self._num_spares)[:, self._top_k :]
+        weights = self._math.take(scores, ids)
+        return ids, (weights if total is None else weights / total) * self._scoring.scaling, total is not None
 
     def _scores(self, logits: Array) -> Array:
         return self._math.sigmoid(logits)
@@ -129,7 +139,7 @@ class GroupedSoftmaxRouter:
     def __init__(self, layers: Layers, moe: Moe, site: BlockSite) -> None:
         weights = layers.weights
         self._top_k, self._scoring = moe.moe.top_k, moe.scoring
-        self._math, self._routing = weights.math, weights.routing
+        self._math, self._routing, self._num_spares = weights.math, weights.routing, weights.spares
         self._norm, self._gate = weights.norm(site.norm), weights.linear(site.block + moe.names.gate)
         self._groups = Groups(weights.math, moe.scoring)
 
@@ -137,12 +147,22 @@ class GroupedSoftmaxRouter:
         math, hidden = self._math, self._norm(x)
         kept = self._groups.kept(math.softmax(self._gate(hidden)), self._best, 0.0)
         ids = math.top_k(kept, self._top_k)
-        return hidden, self._routing(ids, self._weighted(math.take(kept, ids)))
+        weights = math.take(kept, ids)
+        return hidden, self._routing(ids, self._weighted(weights, weights), self._spares(kept, weights))
 
     def _best(self, grouped: Array) -> Array:
         return self._math.max(grouped, -1, False)
 
-    def _weighted(self, weights: Array) -> Array:
+    def _weighted(self, weights: Array, chosen: Array) -> Array:
+        """chosen: the weights of the chosen experts."""
         if self._scoring.normalise and self._top_k > 1:
-            return weights / (self._math.sum(weights, -1, True) + 1e-20)
+            return weights / (self._math.sum(chosen, -1, True) + 1e-20)
         return weights * self._scoring.scaling
+
+    def _spares(self, kept: Array, chosen: Array) -> tuple[Array, Array, bool] | None:
+        """The experts behind the chosen ones, where somebody asks for them."""
+        if not self._num_spares:
+            return None
+        ids = self._math.top_k(kept, self._top_k + self._num_spares)[:, self._top_k :]
+        keeps_sum = self._scoring.normalise and self._top_k > 1
+        return ids, self._weighted(self._math.take(kept, ids), chosen), keeps_sum

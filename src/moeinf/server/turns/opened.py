@@ -174,7 +174,7 @@ class OpenModels:
         self.longest_context(stored)  # so that nobody waits for the disk later, who asks for it
         if asked is not None and config.memory.context == stored.manifest.info.context_length < asked:
             log.info("a context of %d is beyond the %s tokens of %s", asked, config.memory.context, stored.name)
-        model = self._open(stored, config, Reporting(_notice, _notice, progress, progress), room.on)
+        model = self._open(stored, config, Reporting(_notice, _notice, progress, progress, log.info), room.on)
         log.info("%s", model.describe())
         return Loaded(stored, model, config, None, told)
 

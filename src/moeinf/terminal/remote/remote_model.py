@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from moeinf.config.option import http_options
-from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, PeakMemory
+from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, Made, PeakMemory
 from moeinf.engine.stored.facts import StoredFacts, json_file
 from moeinf.engine.vision.parts import text_alone
 from moeinf.errors import UsageError
@@ -180,7 +180,7 @@ def _stats(line: Line) -> GenerationStats:
         decode_cache=_cache(told["decode_cache"]),
         peak=PeakMemory(told["peak_rss_bytes"], told["peak_vram_bytes"]),
         drafts=DraftCounts(told["draft_n"], told["draft_n_accepted"]),
-        seed=told["seed"],
+        made=Made(told["seed"], told["approx"]),
     )
 
 

@@ -48,6 +48,8 @@ class Observer:
 class Runner:
     """Of moeinf.engine.runner.ModelRunner what a monitor looks at."""
 
+    approx = None
+
     def __init__(self, stats: CacheStats, observer: Observer) -> None:
         self._stats, self.observers = stats, [observer]
         self.tier, self.reader = SimpleNamespace(end_request=lambda: None), SimpleNamespace(notice="it is slow")

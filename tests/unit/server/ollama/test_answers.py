@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from moeinf.engine.completion import Completion, GenerationStats
+from moeinf.engine.completion import Completion, GenerationStats, Made
 from moeinf.errors import ContextLengthError
 from moeinf.server.ask import Ask, Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.http import Answer
@@ -27,7 +27,7 @@ def told(lines: Lines, *events: Event | None) -> list[dict[str, Any]]:
 
 
 def a_completion() -> Completion:
-    stats = GenerationStats(prompt_tokens=9, prompt_s=0.5, generated_tokens=3, token_s=[0.25, 0.25], seed=7)
+    stats = GenerationStats(prompt_tokens=9, prompt_s=0.5, generated_tokens=3, token_s=[0.25, 0.25], made=Made(seed=7))
     return Completion("one two", [1, 2, 3], "length", stats, cut_by="num_predict")
 
 

@@ -15,10 +15,17 @@ struct RouterWeights {
   bool normalise;  // whether the chosen weights are made to sum to 1
 };
 
+// The experts that come behind the chosen ones, [num_tokens, count], with weights on the scale of theirs.
+struct RouterSpares {
+  std::int64_t count = 0;
+  std::int64_t* ids = nullptr;
+  float* weights = nullptr;
+};
+
 // hidden [num_tokens, gate.cols] = norm(x); ids, weights [num_tokens, top_k]: the largest of softmax(hidden
 // gate^T), largest first, of equals the lower id.
 void route(Kernels& kernels, const RouterWeights& router, RowSpan<const float> x, float* hidden,
-           std::int64_t* ids, float* weights);
+           std::int64_t* ids, float* weights, const RouterSpares& spares = {});
 std::size_t router_workspace_bytes(std::int64_t hidden, std::int64_t num_experts, const PassShape& pass);
 
 // out [tokens, count] = x / rms(x) * weight. out may be x.

@@ -45,9 +45,9 @@ class SoftmaxRouter(GroupedSoftmaxRouter):
     def _best(self, grouped: Array) -> Array:
         return best_two(self._math, grouped)
 
-    def _weighted(self, weights: Array) -> Array:
+    def _weighted(self, weights: Array, chosen: Array) -> Array:
         if self._scoring.normalise:
-            weights = weights / (self._math.sum(weights, -1, True) + 1e-20)
+            weights = weights / (self._math.sum(chosen, -1, True) + 1e-20)
         return weights * self._scoring.scaling
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Scores, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder, sliding_layers
@@ -70,7 +70,17 @@ class BiasedRouter:
         hidden, math = self._norm(x), self._weights.math
         scores = self._gate(hidden)  # [tokens, experts]
         ids = math.top_k(scores, self._top_k)
-        return hidden, self._weights.routing(ids, math.softmax(math.take(scores, ids)))
+        chosen = math.take(scores, ids)
+        return hidden, self._weights.routing(ids, math.softmax(chosen), self._spares(scores, chosen))
+
+    def _spares(self, scores: Array, chosen: Array) -> tuple[Array, Array, bool] | None:
+        """The experts behind the chosen ones, where somebody asks for them."""
+        math, spares = self._weights.math, self._weights.spares
+        if not spares:
+            return None
+        ids = math.top_k(scores, self._top_k + spares)[:, self._top_k :]
+        best = math.max(chosen, -1, True)
+        return ids, math.exp(math.take(scores, ids) - best) / math.sum(math.exp(chosen - best), -1, True), True
 
 
 @dataclass(frozen=True, slots=True)

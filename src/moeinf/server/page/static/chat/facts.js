@@ -7,6 +7,7 @@ export function factsOf({ prompt_eval_count: read, eval_count: tokens, eval_dura
   const facts = [];
   if (tokens) facts.push(`${countText(tokens)} tokens`);
   if (tokens && nanoseconds) facts.push(`${rateText(tokens / (nanoseconds / 1e9))} tokens/s`);
+  if (tokens && moeinf?.approx) facts.push(moeinf.approx);
   if (typeof moeinf?.hit_rate === "number") facts.push(`${percentText(moeinf.hit_rate)} hits`);
   if (moeinf?.read_bytes) facts.push(`${bytesText(moeinf.read_bytes)} read`);
   if (moeinf?.stall_s >= 0.05) facts.push(`stalled ${secondsText(moeinf.stall_s)}`);
