@@ -173,6 +173,16 @@ def test_every_figure_says_so(own: StoredModel) -> None:
     assert told in format_rows(rows, "md")
 
 
+def test_a_model_that_can_give_up_nothing_is_exact_and_says_so(tmp_path: Path) -> None:
+    """A token has a single expert, and the router names no other."""
+    config = all_configs()["zaya"]
+    source = write_checkpoint(tmp_path / "source", scaled(random_tensors(config, layout=-1), 0.1), config)
+    stored, said = pull(str(source), PullOptions(), home=tmp_path / "home"), list[str]()
+    with opened(stored, said, approx=0.5, expert_cache="40%") as model:
+        assert model.runner.approx is not None and model.runner.approx.within.most_lost == 0
+    assert said[-1] == "approx KL <= 0.5 (measured 0): no expert can be given up within it; answers are exact"
+
+
 def test_answers_side_by_side_are_approximate_too(own: StoredModel) -> None:
     with opened(own, approx=0.3) as model:
         assert model.runner.approx is not None

@@ -156,3 +156,16 @@ def test_experts_of_a_file_in_place_are_read_slice_by_slice(
     for share in ("50%", "75%"):
         assert np.array_equal(logits_of(stored, expert_cache=share), whole)
     assert cut[0] is not None and cut[0].most > 2
+
+
+@pytest.mark.usefixtures("cut")
+def test_an_expert_of_which_a_slice_is_absent_may_be_given_up(demo: StoredModel, tmp_path: Path) -> None:
+    folder = shutil.copytree(demo.path, tmp_path / demo.id, ignore=shutil.ignore_patterns("*.npz", "*.json.lock"))
+    config = RuntimeConfig.of(device="cpu", threads=2, expert_cache="25%", approx=0.05)
+    with Model(StoredModel(demo.name, demo.id, folder), config) as model:
+        approx = model.runner.approx
+        assert approx is not None and model.tier.shape.num_experts > demo.manifest.moe.num_experts, "nothing is cut"
+        before = approx.instead
+        model.generate(PROMPT, model.params(temperature=0.0, num_predict=24, stop=()))
+        assert approx.instead > before and 0 < approx.within.measured <= 0.05
+        model.tier.check_integrity()

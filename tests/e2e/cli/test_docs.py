@@ -30,7 +30,7 @@ WORDS = {
     "README.md": 1_400,
     "agents.md": 950,
     "apis.md": 1_400,
-    "approx.md": 1_200,
+    "approx.md": 1_350,
     "batch.md": 700,
     "formats.md": 1_500,
     "gpu.md": 700,

@@ -38,7 +38,7 @@ def approximate(context: BuildContext, runner: ModelRunner, experts: Approximate
         f"{within}: a token may do without experts of {within.most_lost:.0%} of its weight in a layer; the same prompt "
         "may get another answer the next time"
         if within.most_lost
-        else f"{within}: any experts that are left out cost more; answers are exact"
+        else f"{within}: no expert can be given up within it; answers are exact"
     )
 
 

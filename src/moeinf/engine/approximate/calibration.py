@@ -79,6 +79,8 @@ def calibrated(
                 beyond = level
     runner.cache.truncate(0)
     runner.tier.end_request()
+    if not (experts.instead or experts.left_out):
+        found = Within(budget)  # whatever a token may do without, it has nothing of the kind
     experts.within = found
     return found
 
