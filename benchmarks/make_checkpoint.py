@@ -28,14 +28,11 @@ from moeinf.types import TensorPlan
 
 def cut_config(path: Path, layers: int, vocab: int) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(path.read_text())
-    config |= {
-        "num_hidden_layers": layers,
-        "vocab_size": vocab,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
+    config |= {"tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    text: dict[str, Any] = config.get("text_config", config)
+    text |= {"num_hidden_layers": layers, "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 0}
+    if text is not config:
+        text["tie_word_embeddings"] = True
     return config
 
 
@@ -52,10 +49,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def plan_shards(plan: TensorPlan) -> dict[str, Shapes]:
     """The tensors of each file: a layer's, and one with the rest."""
-    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()}
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()} | dict(plan.vision)
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
-        groups.setdefault(name.split(".")[2] if ".layers." in name else "rest", {})[name] = shape
+        groups.setdefault(name.partition(".layers.")[2].partition(".")[0] or "rest", {})[name] = shape
     return {
         f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
         for number, group in enumerate(groups.values(), start=1)

@@ -1048,8 +1048,18 @@ class Kernels:
     def pass_tokens(self) -> int:
         """What begin_pass was last told; 0 before."""
 
-    def linear(self, x: npt.NDArray[np.float32], w: Matrix, y: npt.NDArray[np.float32]) -> None:
-        """y [n, rows] = x [n, cols] times the transpose of w. ValueError for shapes that do not fit."""
+    def linear(
+        self,
+        x: npt.NDArray[np.float32],
+        w: Matrix,
+        y: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None = None,
+        activation: str | None = None,
+    ) -> None:
+        """y [n, rows] = activation(x [n, cols] times the transpose of w + bias [rows]).
+
+        ValueError for shapes that do not fit, and an activation that is unknown or has limits.
+        """
 
     @staticmethod
     def linear_workspace_bytes(cols: int, shape: PassShape) -> int:

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from moeinf.engine.vision.tower_file import kept_of, layers_of
+from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.weights import StoredTensor
+from moeinf.types import Format
 from tests.support.pairs.seeing import SeeingPair
 from tests.support.tiny_models import all_configs
 
@@ -40,6 +45,33 @@ def test_the_tower_gives_the_rows_of_the_reference(pair: SeeingPair) -> None:
         theirs = torch.cat([features.pooler_output[0], *deep], 1)
         assert theirs.shape == (rows * cols, 64 * (1 + len(deep))) and theirs.std() > 0.05
         assert (torch.from_numpy(pair.rows(image)) - theirs).abs().max() < 2e-5 * theirs.abs().max().clamp(min=1)
+
+
+def _rounded(tensor: StoredTensor) -> Tensor:
+    """float32 to bfloat16."""
+    return torch.from_numpy(tensor.data.view(np.float32)).bfloat16()
+
+
+def test_a_tower_of_16_bits_loses_its_last_digits_alone(pair: SeeingPair) -> None:
+    image, numbers = picture(pair, 6, 7), dict[str, np.ndarray]()
+    formats: dict[Format, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+    for format, dtype in formats.items():
+        rounded = {
+            name: StoredTensor(_rounded(each).to(dtype).view(torch.uint8).numpy(), format, each.shape)
+            for name, each in pair.tensors.items()
+        }
+        kept = kept_of((each.format, each.shape) for each in rounded.values())
+        assert kept == ("f32" if format == "f32" else "bf16")
+
+        def part(prefix: str, found: dict[str, Any] = rounded, kept: Any = kept) -> Layers:
+            tensors = {name: each for name, each in found.items() if name.startswith(prefix)}
+            return layers_of(pair.kernels, pair.vision.tower.prepared(tensors), kept)
+
+        numbers[format] = pair.vision.tower.rows(part, pair.form.patches(image))
+    floats, found, halves = numbers.values()
+    lengths = np.linalg.norm(floats, axis=1) * np.linalg.norm(found, axis=1)
+    assert ((floats * found).sum(1) / lengths).min() > 0.9995
+    assert not np.array_equal(floats, found) and np.abs(found - halves).max() < 1e-3 * np.abs(floats).max()
 
 
 @torch.inference_mode()

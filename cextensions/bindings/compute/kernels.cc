@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -61,15 +62,6 @@ nb::object to_numpy(const std::vector<std::int64_t>& values) {
   return nb::cast(nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>(copy, {values.size()}, owner));
 }
 
-void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const FloatsOut& y) {
-  const moeinf::Matrix matrix = w.view();
-  const auto num_x = static_cast<std::int64_t>(x.shape(0));
-  require_shape("x", x, num_x, matrix.cols);
-  require_shape("y", y, num_x, matrix.rows);
-  const moeinf::GilRelease released;
-  kernels.linear(matrix, moeinf::rows_of(x), y.data());
-}
-
 void require_span(std::int64_t num_bytes, int repeats) {
   moeinf::require(num_bytes >= 0 && repeats <= 1000, "num_bytes is negative, or there are too many repeats");
 }
@@ -111,6 +103,23 @@ moeinf::Activation activation_named(const std::string& name) {
   throw std::invalid_argument("activation is '" + name +
                               "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'swiglu_clamped', "
                               "'silu_clamped', 'clamped_silu' or 'softcapped'");
+}
+
+void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const FloatsOut& y,
+            const std::optional<Array<const float, 1>>& bias, const std::optional<std::string>& activation) {
+  const moeinf::Matrix matrix = w.view();
+  const auto num_x = static_cast<std::int64_t>(x.shape(0));
+  require_shape("x", x, num_x, matrix.cols);
+  require_shape("y", y, num_x, matrix.rows);
+  moeinf::require(!bias || bias->shape(0) == static_cast<std::size_t>(matrix.rows),
+                  "the bias has another number than the matrix has rows");
+  moeinf::Finish finish;
+  if (bias) finish.bias = bias->data();
+  if (activation) finish.activation = activation_named(*activation);
+  moeinf::require(!finish.activation || *finish.activation <= moeinf::Activation::kSquaredRelu,
+                  "the activation has limits");
+  const moeinf::GilRelease released;
+  kernels.linear(matrix, moeinf::rows_of(x), y.data(), finish);
 }
 
 moeinf::ExpertPart part_of(const Part& part) {
@@ -284,7 +293,8 @@ void moeinf::bind_kernels(nb::module_& m) {
           [](Kernels& kernels, std::int64_t tokens) { kernels.begin_pass(moeinf::times({tokens})); },
           nb::arg("tokens"))
       .def_prop_ro("pass_tokens", [](const Kernels& kernels) { return kernels.tokens_of_pass(0); })
-      .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert())
+      .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert(),
+           nb::arg("bias").noconvert() = nb::none(), nb::arg("activation") = nb::none())
       .def_static(
           "linear_workspace_bytes",
           [](std::int64_t cols, nb::handle pass) {

@@ -34,12 +34,14 @@ void Kernels::release_scratch() {
 std::size_t Kernels::scratch_bytes() const { return thread_scratch_.used_bytes() + workspace_.used_bytes(); }
 
 void Kernels::linears(const std::vector<Matrix>& ws, RowSpan<const float> x, const std::vector<float*>& ys) {
-  linears(ws, x, ys.data());
+  linears(ws, x, ys.data(), {});
 }
 
-void Kernels::linear(const Matrix& w, RowSpan<const float> x, float* y) { linears({&w, 1}, x, &y); }
+void Kernels::linear(const Matrix& w, RowSpan<const float> x, float* y, const Finish& finish) {
+  linears({&w, 1}, x, &y, finish);
+}
 
-void Kernels::linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys) {
+void Kernels::linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys, const Finish& finish) {
   if (ws.empty() || x.rows == 0) return;
   for (const Matrix& w : ws)
     if (w.cols != x.cols) throw std::invalid_argument("the matrices differ in their columns from the rows");
@@ -56,6 +58,13 @@ void Kernels::linears(Span<const Matrix> ws, RowSpan<const float> x, float* cons
     const void* input = inputs[static_cast<std::size_t>(kind)];
     if (last == ws[m].rows && m + 1 < ws.size()) fetch_rows(ws[m + 1].data);
     multiply(ws[m], first, last, kind, input, x.rows, thread, ys[m], ws[m].rows);
+    if (finish.bias == nullptr && !finish.activation) return;
+    for (std::int64_t i = 0; i < x.rows; ++i) {
+      float* const y = ys[m] + i * ws[m].rows;
+      for (std::int64_t r = first; finish.bias != nullptr && r < last; ++r) y[r] += finish.bias[r];
+      if (finish.activation)
+        ops_.activate(*finish.activation, {}, y + first, nullptr, y + first, last - first);
+    }
   });
 }
 

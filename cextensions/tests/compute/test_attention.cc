@@ -386,7 +386,7 @@ TEST(prompts_by_tiles_give_what_products_of_floats_give_however_they_are_cut) {
   if (std::find(isas.begin(), isas.end(), "amx") == isas.end()) return;
   constexpr std::int64_t kTokens = 300;
   for (const auto& [heads, kv_heads, dim] :
-       {std::array{8, 1, 64}, std::array{2, 2, 128}, std::array{80, 2, 64}}) {
+       {std::array{8, 1, 64}, std::array{2, 2, 128}, std::array{80, 2, 64}, std::array{6, 3, 72}}) {
     std::mt19937 random(9);
     const Layer layer(plain_shape(48, heads, kv_heads, dim, 1e-6f, HeadNorm::kEach, 0.0f, 0), kSinks, random);
     const Floats x = random_floats(kTokens * 48, 1, random),
@@ -401,6 +401,32 @@ TEST(prompts_by_tiles_give_what_products_of_floats_give_however_they_are_cut) {
     CHECK(tiles != floats);  // they go ways of their own
     CHECK(of("amx", 1, {1, 130, 2, 100, 67}) == tiles);
     CHECK(of("amx", 3, {64, 236}) == tiles);
+  }
+}
+
+// As of the patches of a picture, each of which sees all others, with heads of 72 numbers, no whole number of
+// tiles.
+TEST(tokens_that_see_each_other_attend_by_tiles_as_by_floats) {
+  const std::vector<std::string> isas = moeinf::available_isas();
+  if (std::find(isas.begin(), isas.end(), "amx") == isas.end()) return;
+  std::mt19937 random(9);
+  for (const std::int64_t tokens : {150, 640}) {
+    const Layer layer(plain_shape(48, 2, 2, 72, 1e-6f, HeadNorm::kEach, 0.0f, 0), kBiases, random);
+    const Floats x = random_floats(tokens * 48, 1, random), angles = random_floats(tokens * 36, 1, random);
+    const std::vector<std::int64_t> ends(std::size_t(tokens), tokens);
+    const auto of = [&](const std::string& isa, int threads) {
+      Kernels kernels(threads, isa);
+      Cache cache(layer.shape, Format::kBF16, tokens);
+      Floats found = x;
+      const moeinf::RowSpan<const float> turns = {angles.data(), tokens, 36};
+      moeinf::attend(kernels, layer.shape, layer.weights(), cache.view(), 0, {turns, turns},
+                     {found.data(), tokens, 48}, {ends.data(), ends.size()});
+      return found;
+    };
+    const Floats floats = of("avx512bf16", 2), tiles = of("amx", 2);
+    CHECK(largest_difference(tiles, floats) < 1e-4);
+    CHECK(tiles != floats);
+    CHECK(of("amx", 1) == tiles && of("amx", 3) == tiles);
   }
 }
 

@@ -134,7 +134,7 @@ void compare(const LatentShape& shape, const std::vector<std::int64_t>& passes) 
 // Queries that share rows, of which the fourth sees none and the others fewer and fewer. Values are the first
 // numbers of the rows, or lie apart; then what rounding takes of queries is multiplied, too.
 struct SharedRowsCase {
-  static constexpr std::int64_t kWidth = 96, kRank = 64, kRows = 300;
+  static constexpr std::int64_t kWidth = 96, kRank = 96, kRows = 300;
 
   SharedRowsCase(std::mt19937& random, Format format, bool has_values)
       : matrix(random, format, kRows, kWidth), value_matrix(random, format, kRows, kRank), apart(has_values) {

@@ -51,12 +51,14 @@ def _product(given: Arguments, _: Any) -> bool:
     return bool(np.isfinite(given["y"]).all())
 
 
-@call("Kernels.linear", "shapes that do not fit", holds=_product)
+@call("Kernels.linear", "shapes that do not fit, functions that are unknown or have limits", holds=_product)
 def _linear(world: World) -> Arguments:
     rows = world.rng.choice([1, 16, 50])
     w = world.matrix(rows, world.rng.choice([32, 256]) if world.rng.random() < 0.5 else 64)
     cols = next(cols for cols in (32, 64, 256) if _fits(w, cols, rows))
-    return {"x": world.floats(world.tokens, cols), "w": w, "y": world.floats(world.tokens, rows)}
+    given = {"x": world.floats(world.tokens, cols), "w": w, "y": world.floats(world.tokens, rows)}
+    finish = {"bias": world.floats(rows), "activation": world.rng.choice(["gelu", "relu2"])}
+    return given | (finish if world.rng.random() < 0.5 else {})
 
 
 def _fits(w: Any, cols: int, rows: int) -> bool:

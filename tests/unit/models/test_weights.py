@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from moeinf._native import Kernels, dequantise
 from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.weights import Embedding, StoredTensor, narrowed, vector
+from moeinf.models.layers.weights import Embedding, StoredTensor, as_bfloat16, narrowed, vector
 from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
 from tests.support.blocks import even_blocks
 
@@ -61,6 +63,20 @@ def test_float32_that_was_bfloat16_is_held_in_half_the_bytes_and_means_the_same(
         assert np.array_equal(NativeWeights(kernels, narrow).linear("router")(x), expected)
         assert np.array_equal(Embedding(narrow["router"])([3, 0]), weights[[3, 0]])
         assert np.array_equal(vector(narrow["router"]), weights.reshape(-1))
+
+
+def test_float16_that_was_bfloat16_is_that_again_and_else_stays_as_it_is() -> None:
+    weights = rounded_to_bf16(np.random.default_rng(2).standard_normal((12, 70), np.float32))
+    weights[0, 0] = 2**-24 * 3  # which float16 has no exponent for
+    halves = StoredTensor(weights.astype(np.float16).reshape(-1).view(np.uint8), "f16", weights.shape)
+    found = as_bfloat16(halves)
+    assert (found.format, found.num_bytes) == ("bf16", 2 * weights.size)
+    assert np.array_equal(Embedding(found)(range(12)), weights)
+    bias = replace(halves, shape=(weights.size,))
+    weights[3, 5] = 1 + 2**-9
+    exact = StoredTensor(weights.astype(np.float16).reshape(-1).view(np.uint8), "f16", weights.shape)
+    for each in (bias, exact, of_floats(weights), found):
+        assert as_bfloat16(each) is each
 
 
 def test_what_cannot_become_narrow_stays_as_it_is() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.types import FORMAT_BLOCKS, ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
+from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.layers.array_math import function_of
+from moeinf.types import FORMAT_BLOCKS, Activation, ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
 from tests.oracles.kernels import ExpertPart, ReferenceExpertKernel, reference_linear
 from tests.support.blocks import WRITTEN, even_blocks
 
@@ -126,6 +128,23 @@ def test_a_linear_equals_its_twin(kernels: _native.Kernels, format: Format) -> N
             y = np.full((num_x, rows), np.nan, np.float32)
             kernels.linear(inputs[:num_x], matrix, y)
             assert_near(y, expected[:num_x], format, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_tanh", "relu", "relu2"])
+def test_a_bias_and_a_function_finish_a_product(kernels: _native.Kernels, activation: Activation | None) -> None:
+    rng = np.random.default_rng(3)
+    matrix = _native.Matrix(stored("bf16", 300, 96, rng), "bf16", 300, 96)
+    inputs, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((70, 96), (300,)))
+    function = (lambda x: x) if activation is None else function_of(NumpyMath(), activation)
+    for num_x in (1, 9, 70):
+        plain, biased, found = (np.empty((num_x, 300), np.float32) for _ in range(3))
+        kernels.linear(inputs[:num_x], matrix, plain)
+        kernels.linear(inputs[:num_x], matrix, biased, bias)
+        kernels.linear(inputs[:num_x], matrix, found, bias, activation)
+        assert np.array_equal(biased, plain + bias)
+        assert np.abs(found - function(biased)).max() < 1e-5 * np.abs(biased).max() ** 2
+        kernels.linear(inputs[:num_x], matrix, found, activation=activation)
+        assert np.abs(found - function(plain)).max() < 1e-5 * np.abs(plain).max() ** 2
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "bf16"])
@@ -367,6 +386,10 @@ def test_sizes_that_do_not_fit_are_refused_by_name() -> None:
         kernels.linear(x.astype(np.float64), matrix, y)
     with pytest.raises(TypeError):
         kernels.linear(np.zeros((16, 2), np.float32).T, matrix, y)
+    with pytest.raises(ValueError, match="the bias has another number"):
+        kernels.linear(x, matrix, y, np.zeros(5, np.float32))
+    with pytest.raises(ValueError, match="the activation has limits"):
+        kernels.linear(x, matrix, y, activation="softcapped")
 
 
 def test_experts_refuse_arrays_and_blocks_that_do_not_fit() -> None:

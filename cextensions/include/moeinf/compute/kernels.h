@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,13 @@ constexpr std::int64_t kFewTokens = 64;
 inline void fetch_rows(const unsigned char* rows) {
   for (int line = 0; line < 4096; line += 64) __builtin_prefetch(rows + line);
 }
+
+// What is done to a product before others see it: a bias [rows] is added, then a function of each number
+// taken.
+struct Finish {
+  const float* bias = nullptr;
+  std::optional<Activation> activation{};  // of those without limits
+};
 
 class Kernels {
  public:
@@ -51,7 +59,7 @@ class Kernels {
   // ys[m] [x.rows, ws[m].rows] = x times the transposed ws[m], for all m in one parallel region; x is
   // prepared once for each kind. Throws std::invalid_argument for ws of other cols than x has.
   void linears(const std::vector<Matrix>& ws, RowSpan<const float> x, const std::vector<float*>& ys);
-  void linear(const Matrix& w, RowSpan<const float> x, float* y);
+  void linear(const Matrix& w, RowSpan<const float> x, float* y, const Finish& finish = {});
 
   // Rows of one matrix that a task takes, of a call that goes over total_rows rows of such matrices: so many
   // bytes that taking a task costs nothing beside reading them, but several tasks for each thread. A multiple
@@ -75,7 +83,7 @@ class Kernels {
   std::size_t scratch_bytes() const;  // of the workspace and of all threads, as far as calls have used them
 
  private:
-  void linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys);
+  void linears(Span<const Matrix> ws, RowSpan<const float> x, float* const* ys, const Finish& finish);
   std::array<const void*, kActivationKinds> prepare_for(Workspace::Frame& memory, Span<const Matrix> ws,
                                                         RowSpan<const float> x);
   void split_rows(Span<const Matrix> ws, std::int64_t num_x);

@@ -89,7 +89,7 @@ struct SharedRowsTask {
   int num_queries;
   const unsigned char* rows;  // [num_rows, width] in `format`: bf16 or q8_0
   Format format;
-  std::int64_t num_rows, width, rank;  // width a multiple of 32, rank one of 64
+  std::int64_t num_rows, width, rank;  // width and rank multiples of 32
   const std::int64_t* seen;            // [num_queries]: how many of the rows, from the first on
   void* scratch;  // shared_rows_bytes(width, rank, whether there are values), 64-byte aligned
   const unsigned char* values = nullptr;  // [num_rows, rank] in `format`

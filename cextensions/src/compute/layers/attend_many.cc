@@ -270,7 +270,7 @@ std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& p
   const std::int64_t rows = tokens_of_task(shape) * (shape.num_heads / shape.num_kv_heads);
   Workspace::Frame memory;
   take_memory(memory, {rows, shape.head_dim}, pass.kept, shape.num_kv_heads, count, pass.num_threads);
-  return std::max(memory.num_bytes(), tiles_workspace_bytes(shape, pass.num_threads));
+  return std::max(memory.num_bytes(), tiles_workspace_bytes(shape, pass));
 }
 
 }  // namespace moeinf

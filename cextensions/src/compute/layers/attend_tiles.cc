@@ -1,6 +1,7 @@
 #include "attend_tiles.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 namespace moeinf {
@@ -14,93 +15,194 @@ struct Held {
   void* scratch;
 };
 
-std::size_t thread_bytes(std::int64_t head_dim) {
-  const std::size_t rows = row_bytes(Format::kBF16, 2 * kMaxSharing * head_dim);  // queries and rests
-  return rows + static_cast<std::size_t>(4 * (2 + kMaxSharing) * head_dim) +
-         shared_rows_bytes(head_dim, head_dim, true);
+// width: of queries and rows as they are multiplied.
+std::size_t thread_bytes(std::int64_t width) {
+  const std::size_t rows = row_bytes(Format::kBF16, 2 * kMaxSharing * width);  // queries and rests
+  return rows + static_cast<std::size_t>(4 * (2 + kMaxSharing) * width) +
+         shared_rows_bytes(width, width, true);
 }
 
-Held held_in(unsigned char* memory, std::int64_t head_dim) {
-  const std::size_t rows = row_bytes(Format::kBF16, kMaxSharing * head_dim);
+Held held_in(unsigned char* memory, std::int64_t width) {
+  const std::size_t rows = row_bytes(Format::kBF16, kMaxSharing * width);
   Held held;
   held.queries = memory;
   held.rests = held.queries + rows;
   held.scaled = reinterpret_cast<float*>(held.rests + rows);
-  held.widened = held.scaled + head_dim;
-  held.sums = held.widened + head_dim;
-  held.scratch = held.sums + kMaxSharing * head_dim;
+  held.widened = held.scaled + width;
+  held.sums = held.widened + width;
+  held.scratch = held.sums + kMaxSharing * width;
   return held;
 }
 
-// As bf16, and what that took of it.
-void round_query(const Ops& ops, const float* query, float scale, std::int64_t dim, const Held& held,
-                 std::int64_t place) {
-  const std::size_t at = row_bytes(Format::kBF16, place * dim);
+// As bf16, and what that took of it; zeros from `dim` to `width`.
+void round_query(const Ops& ops, const float* query, float scale, std::int64_t dim, std::int64_t width,
+                 const Held& held, std::int64_t place) {
+  const std::size_t at = row_bytes(Format::kBF16, place * width);
   for (std::int64_t c = 0; c < dim; ++c) held.scaled[c] = query[c] * scale;
-  ops.store_kv(Format::kBF16, held.scaled, dim, held.queries + at);
-  ops.widen_kv(Format::kBF16, held.queries + at, dim, held.widened);
-  for (std::int64_t c = 0; c < dim; ++c) held.scaled[c] -= held.widened[c];
-  ops.store_kv(Format::kBF16, held.scaled, dim, held.rests + at);
+  std::fill(held.scaled + dim, held.scaled + width, 0.0f);
+  ops.store_kv(Format::kBF16, held.scaled, width, held.queries + at);
+  ops.widen_kv(Format::kBF16, held.queries + at, width, held.widened);
+  for (std::int64_t c = 0; c < width; ++c) held.scaled[c] -= held.widened[c];
+  ops.store_kv(Format::kBF16, held.scaled, width, held.rests + at);
 }
+
+// Keys and values of some heads, whose rows are `width` wide, and those of each head `stride` bytes behind
+// the one before.
+struct WideRows {
+  const unsigned char *keys, *values;
+  std::size_t stride;
+};
+
+constexpr std::int64_t kColumns = 32;       // of bf16 in a tile
+constexpr std::int64_t kLeastHeadDim = 64;  // narrower ones are filled up with too many zeros
+std::int64_t wide(std::int64_t dim) { return (dim + kColumns - 1) / kColumns * kColumns; }
+
+class TileAttention {
+ public:
+  TileAttention(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
+                std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
+                const std::int64_t* ends, const OfQueries& own)
+      : kernels_(kernels),
+        s_(shape),
+        sinks_(sinks),
+        kv_(kv),
+        length_(length),
+        query_(query),
+        mixed_(mixed),
+        ends_(ends),
+        own_(own),
+        group_(shape.num_heads / shape.num_kv_heads),
+        rows_(tokens * group_),
+        width_(wide(shape.head_dim)),
+        frame_(kernels.workspace()),
+        threads_(static_cast<unsigned char*>(frame_.take_bytes(
+            thread_bytes(width_) * static_cast<std::size_t>(kernels.pool().num_threads())))) {}
+
+  void run() {
+    if (width_ == s_.head_dim) {
+      attend_heads(
+          0, s_.num_kv_heads,
+          {static_cast<const unsigned char*>(kv_.keys), static_cast<const unsigned char*>(kv_.values),
+           row_bytes(Format::kBF16, kv_.capacity * s_.head_dim)});
+      return;
+    }
+    const std::int64_t positions = seen_by(0, rows_);
+    const std::size_t of_head = row_bytes(Format::kBF16, positions * width_);
+    auto* const keys = static_cast<unsigned char*>(frame_.take_bytes(2 * of_head));
+    for (std::int64_t head = 0; head < s_.num_kv_heads; ++head) {
+      widen_rows(kv_.keys, head, positions, keys);
+      widen_rows(kv_.values, head, positions, keys + of_head);
+      attend_heads(head, 1, {keys, keys + of_head, of_head});
+    }
+  }
+
+ private:
+  // How many positions some of these rows, of the heads of a group for one token after the other, see.
+  std::int64_t seen_by(std::int64_t first, std::int64_t count) const {
+    std::int64_t most = 0;
+    for (std::int64_t token = first / group_; token <= (first + count - 1) / group_; ++token)
+      most = std::max(most, ends_ == nullptr ? length_ + token + 1 : ends_[token]);
+    return most;
+  }
+
+  // Copies rows of a head, with zeros behind each.
+  void widen_rows(const void* kept, std::int64_t head, std::int64_t count, unsigned char* out) const {
+    constexpr std::int64_t kRows = 256;  // of a task
+    const std::size_t narrow = row_bytes(Format::kBF16, s_.head_dim),
+                      bytes = row_bytes(Format::kBF16, width_);
+    const auto* const from =
+        static_cast<const unsigned char*>(kept) + static_cast<std::size_t>(head * kv_.capacity) * narrow;
+    kernels_.pool().run((count + kRows - 1) / kRows, [&](std::int64_t task, int) {
+      const std::int64_t end = std::min(count, (task + 1) * kRows);
+      for (std::int64_t at = task * kRows; at < end; ++at) {
+        unsigned char* const to = out + static_cast<std::size_t>(at) * bytes;
+        std::memcpy(to, from + static_cast<std::size_t>(at) * narrow, narrow);
+        std::memset(to + narrow, 0, bytes - narrow);
+      }
+    });
+  }
+
+  void attend_heads(std::int64_t first_head, std::int64_t num_heads, const WideRows& rows) const {
+    const std::int64_t blocks = (rows_ + kMaxSharing - 1) / kMaxSharing;
+    kernels_.pool().run(blocks * num_heads, [&](std::int64_t index, int thread) {
+      const std::int64_t first = (blocks - 1 - index / num_heads) * kMaxSharing;  // longest first
+      const std::int64_t head = index % num_heads;
+      const std::size_t kept = static_cast<std::size_t>(head) * rows.stride;
+      attend(first, first_head + head, rows.keys + kept, rows.values + kept,
+             held_in(threads_ + thread_bytes(width_) * static_cast<std::size_t>(thread), width_));
+    });
+  }
+
+  void attend(std::int64_t first, std::int64_t kv_head, const unsigned char* keys,
+              const unsigned char* values, const Held& held) const {
+    const std::int64_t dim = s_.head_dim, count = std::min<std::int64_t>(kMaxSharing, rows_ - first);
+    SoftmaxState states[kMaxSharing];
+    std::int64_t seen[kMaxSharing], place[kMaxSharing];
+    for (std::int64_t r = 0; r < count; ++r) {
+      const std::int64_t token = (first + r) / group_, head = kv_head * group_ + (first + r) % group_;
+      place[r] = (token * s_.num_heads + head) * dim;
+      seen[r] = seen_by(first + r, 1);
+      const float* const sink = sinks_ != nullptr       ? sinks_ + head
+                                : own_.sinks == nullptr ? nullptr
+                                                        : own_.sinks + token * s_.num_heads + head;
+      states[r] =
+          sink == nullptr ? SoftmaxState{-std::numeric_limits<float>::infinity(), 0} : SoftmaxState{*sink, 1};
+      round_query(kernels_.ops(), query_ + place[r], s_.scale, dim, width_, held, r);
+    }
+    SharedRowsTask task;
+    task.queries = held.queries;
+    task.rests = held.rests;
+    task.query_bytes = static_cast<std::int64_t>(row_bytes(Format::kBF16, width_));
+    task.num_queries = static_cast<int>(count);
+    task.rows = keys;
+    task.values = values;
+    task.format = Format::kBF16;
+    task.num_rows = seen_by(first, count);
+    task.width = task.rank = width_;
+    task.seen = seen;
+    task.scratch = held.scratch;
+    kernels_.ops().attend_shared(task, states, held.sums);
+    for (std::int64_t r = 0; r < count; ++r) {
+      const float share = 1.0f / states[r].total;
+      for (std::int64_t c = 0; c < dim; ++c) mixed_[place[r] + c] = held.sums[r * width_ + c] * share;
+    }
+  }
+
+  Kernels& kernels_;
+  const AttentionShape& s_;
+  const float* sinks_;
+  const KVView& kv_;
+  std::int64_t length_;
+  const float* query_;
+  float* mixed_;
+  const std::int64_t* ends_;
+  const OfQueries& own_;
+  std::int64_t group_, rows_, width_;
+  Workspace::Frame frame_;
+  unsigned char* threads_;
+};
 
 }  // namespace
 
 bool attends_by_tiles(const Kernels& kernels, const AttentionShape& shape, Format kept,
                       const OfQueries& own) {
-  return kernels.ops().attend_shared != nullptr && kept == Format::kBF16 && shape.head_dim % 64 == 0 &&
-         shape.window == 0 && shape.cap == 0 && own.relative.states == nullptr;
+  return kernels.ops().attend_shared != nullptr && kept == Format::kBF16 && shape.head_dim % 8 == 0 &&
+         shape.head_dim >= kLeastHeadDim && shape.window == 0 && shape.cap == 0 &&
+         own.relative.states == nullptr;
 }
 
 void attend_tiles(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                   std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
                   const std::int64_t* ends, const OfQueries& own) {
-  const std::int64_t dim = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
-  const std::int64_t rows = tokens * group, blocks = (rows + kMaxSharing - 1) / kMaxSharing;
-  Workspace::Frame memory(kernels.workspace());
-  const std::size_t of_thread = thread_bytes(dim);  // a multiple of 64
-  auto* const threads = static_cast<unsigned char*>(
-      memory.take_bytes(of_thread * static_cast<std::size_t>(kernels.pool().num_threads())));
-  kernels.pool().run(blocks * shape.num_kv_heads, [&](std::int64_t index, int thread) {
-    const Held held = held_in(threads + of_thread * static_cast<std::size_t>(thread), dim);
-    const std::int64_t first = (blocks - 1 - index / shape.num_kv_heads) * kMaxSharing;  // longest first
-    const std::int64_t count = std::min<std::int64_t>(kMaxSharing, rows - first);
-    const std::int64_t kv_head = index % shape.num_kv_heads;
-    SoftmaxState states[kMaxSharing];
-    std::int64_t seen[kMaxSharing], place[kMaxSharing];
-    for (std::int64_t r = 0; r < count; ++r) {
-      const std::int64_t token = (first + r) / group, head = kv_head * group + (first + r) % group;
-      place[r] = (token * shape.num_heads + head) * dim;
-      seen[r] = ends == nullptr ? length + token + 1 : ends[token];
-      const float* const sink = sinks != nullptr       ? sinks + head
-                                : own.sinks == nullptr ? nullptr
-                                                       : own.sinks + token * shape.num_heads + head;
-      states[r] =
-          sink == nullptr ? SoftmaxState{-std::numeric_limits<float>::infinity(), 0} : SoftmaxState{*sink, 1};
-      round_query(kernels.ops(), query + place[r], shape.scale, dim, held, r);
-    }
-    const std::size_t kept = row_bytes(kv.format, kv_head * kv.capacity * dim);
-    SharedRowsTask task;
-    task.queries = held.queries;
-    task.rests = held.rests;
-    task.query_bytes = static_cast<std::int64_t>(row_bytes(Format::kBF16, dim));
-    task.num_queries = static_cast<int>(count);
-    task.rows = static_cast<const unsigned char*>(kv.keys) + kept;
-    task.values = static_cast<const unsigned char*>(kv.values) + kept;
-    task.format = kv.format;
-    task.num_rows = *std::max_element(seen, seen + count);
-    task.width = task.rank = dim;
-    task.seen = seen;
-    task.scratch = held.scratch;
-    kernels.ops().attend_shared(task, states, held.sums);
-    for (std::int64_t r = 0; r < count; ++r) {
-      const float share = 1.0f / states[r].total;
-      for (std::int64_t c = 0; c < dim; ++c) mixed[place[r] + c] = held.sums[r * dim + c] * share;
-    }
-  });
+  TileAttention(kernels, shape, sinks, kv, length, query, mixed, tokens, ends, own).run();
 }
 
-std::size_t tiles_workspace_bytes(const AttentionShape& shape, int num_threads) {
-  return thread_bytes(shape.head_dim) * static_cast<std::size_t>(num_threads);
+std::size_t tiles_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
+  const std::int64_t width = wide(shape.head_dim);
+  Workspace::Frame memory;
+  memory.take_bytes(thread_bytes(width) * static_cast<std::size_t>(pass.num_threads));
+  if (width != shape.head_dim) memory.take_bytes(2 * row_bytes(Format::kBF16, pass.positions * width));
+  return memory.num_bytes();
 }
 
 }  // namespace moeinf

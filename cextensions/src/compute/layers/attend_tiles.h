@@ -13,6 +13,6 @@ bool attends_by_tiles(const Kernels& kernels, const AttentionShape& shape, Forma
 void attend_tiles(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                   std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
                   const std::int64_t* ends, const OfQueries& own);
-std::size_t tiles_workspace_bytes(const AttentionShape& shape, int num_threads);
+std::size_t tiles_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 
 }  // namespace moeinf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Final, Protocol, cast
 
@@ -14,7 +14,7 @@ from moeinf.errors import StoreError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.vision.vision import Part, Tower
-from moeinf.models.layers.weights import in_memory
+from moeinf.models.layers.weights import StoredTensor, as_bfloat16, in_memory
 from moeinf.runtime.io.file_pieces import FilePieces
 from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.store.dense import dense_tensors
@@ -22,7 +22,7 @@ from moeinf.store.dense_sums import DenseSums
 from moeinf.store.format import VISION_FILE
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import MANIFEST_FILE
-from moeinf.types import SumRun
+from moeinf.types import Format, KVFormat, SumRun
 
 _BUFFER_BYTES: Final = 8 << 20
 
@@ -58,6 +58,7 @@ class StoredTower:
     def opened(self, kernels: Kernels) -> Iterator[Part]:
         self._sums.check_header()
         specs = dense_tensors(self._path)
+        kept = kept_of((spec.dtype, spec.shape) for spec in specs)
         if {spec.name: spec.shape for spec in specs} != self._tower.shapes:
             raise StoreError(f"{self._path} has other tensors than the tower of this family; pull the model again")
         with closing(
@@ -70,7 +71,7 @@ class StoredTower:
                     for spec in specs
                     if spec.name.startswith(prefix)
                 }
-                return cast(Layers, NativeLayers(kernels, self._tower.prepared(tensors), "f32"))
+                return layers_of(kernels, self._tower.prepared(tensors), kept)
 
             yield part
 
@@ -91,9 +92,25 @@ class PlacedTower:
         if {name: recipe.kind.shape for name, recipe in recipes.items()} != self._tower.shapes:
             raise StoreError(f"{where} has other tensors than the tower of this family; pull the model again")
 
+        kept = kept_of((recipe.kind.format, recipe.kind.shape) for recipe in recipes.values())
+
         def part(prefix: str) -> Layers:
             wanted = [recipe for name, recipe in recipes.items() if name.startswith(prefix)]
             tensors = self._reads.read(wanted, self._config, self._on_wait)
-            return cast(Layers, NativeLayers(kernels, self._tower.prepared(tensors), "f32"))
+            return layers_of(kernels, self._tower.prepared(tensors), kept)
 
         yield part
+
+
+def kept_of(kinds: Iterable[tuple[Format, Sequence[int]]]) -> KVFormat:
+    """The format of keys and values of a tower whose tensors have these formats and shapes: rounded where matrices are.
+
+    All of its layers share a cache, so they have one format.
+    """
+    return "f32" if any(format == "f32" and len(shape) > 1 for format, shape in kinds) else "bf16"
+
+
+def layers_of(kernels: Kernels, tensors: Mapping[str, StoredTensor], kept: KVFormat) -> Layers:
+    """Over tensors as the tower wants them. Files of other programs may have what was published as bfloat16 in float16,
+    whose products are slow: it is made that again."""
+    return cast(Layers, NativeLayers(kernels, {name: as_bfloat16(each) for name, each in tensors.items()}, kept))

@@ -15,7 +15,7 @@ from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.layers.attention.token_rows import K
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import StoredTensor, transposed, vector, wider_heads
-from moeinf.types import ByteArray, Float32Array, KVFormat, Routing, Spares, format_bytes
+from moeinf.types import Activation, ByteArray, Float32Array, KVFormat, Routing, Spares, format_bytes
 
 
 class NativeWeights:
@@ -34,8 +34,8 @@ class NativeWeights:
         """A norm or a bias, in float32."""
         return vector(self.tensors[name])
 
-    def linear(self, name: str, bias: str | None = None) -> Linear:
-        return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
+    def linear(self, name: str, bias: str | None = None, activation: Activation | None = None) -> Linear:
+        return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias), activation)
 
     def adding(self, name: str) -> Callable[[Float32Array, Float32Array], None]:
         product = self.linear(name)
@@ -145,9 +145,16 @@ class HostRows(Generic[K]):
 class Linear:
     """A weight matrix [rows, cols], multiplied by the native kernels in the format in which it is stored."""
 
-    def __init__(self, kernels: _native.Kernels, tensor: StoredTensor, bias: Float32Array | None = None) -> None:
+    def __init__(
+        self,
+        kernels: _native.Kernels,
+        tensor: StoredTensor,
+        bias: Float32Array | None = None,
+        activation: Activation | None = None,
+    ) -> None:
+        """bias, activation: what is added to a product, and then taken of it."""
         rows, cols = tensor.shape
-        self._bias = bias
+        self._bias, self._activation = bias, activation
         self.native = _native.Matrix(tensor.data, tensor.held_as, rows, cols, tensor.scale)
         self._kernels = kernels
         self._rows = rows
@@ -155,9 +162,7 @@ class Linear:
     def __call__(self, x: Float32Array) -> Float32Array:
         """x [tokens, cols] -> [tokens, rows]."""
         y = np.empty((len(x), self._rows), np.float32)
-        self._kernels.linear(x, self.native, y)
-        if self._bias is not None:
-            y += self._bias
+        self._kernels.linear(x, self.native, y, self._bias, self._activation)
         return y
 
 

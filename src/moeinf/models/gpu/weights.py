@@ -16,6 +16,7 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
+from moeinf.models.layers.array_math import function_of
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
 from moeinf.models.layers.weights import (
     Embedding,
@@ -27,7 +28,7 @@ from moeinf.models.layers.weights import (
     vector,
     wider_heads,
 )
-from moeinf.types import DEVICE_FORMATS, ByteArray
+from moeinf.types import DEVICE_FORMATS, Activation, ByteArray
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NOWHERE: Final = torch.device("meta")
@@ -108,9 +109,15 @@ class DeviceWeights:
         """What multiplies."""
         return self.vector(name) + 1 if kind == "rms+1" else self.vector(name)
 
-    def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
+    def linear(
+        self, name: str, bias: str | None = None, activation: Activation | None = None
+    ) -> Callable[[Tensor], Tensor]:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
-        return partial(self.product, matrix=matrix, bias=added)
+        product = partial(self.product, matrix=matrix, bias=added)
+        if activation is None:
+            return product
+        function = function_of(self.math, activation)
+        return lambda x: function(product(x))
 
     def adding(self, name: str) -> Callable[[Tensor, Tensor], None]:
         matrix = self.matrix(name)

@@ -15,7 +15,7 @@ from moeinf.models.layers.array_math import A, Array, ArrayMathOf
 from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState, SharedRows, Span
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import Activation, Float32Array, IntArray
 
 # Each protocol is of a device's arrays A, positions P (as `rotary` gives them and `attention` takes them), routing R.
 P = TypeVar("P")
@@ -110,8 +110,8 @@ class WeightsOf(Protocol[A, R_co]):
         """A norm, a bias or another small tensor, in float32, flattened."""
         ...
 
-    def linear(self, name: str, bias: str | None = None) -> Callable[[A], A]:
-        """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
+    def linear(self, name: str, bias: str | None = None, activation: Activation | None = None) -> Callable[[A], A]:
+        """x [tokens, cols] -> activation(x w^T + bias), [tokens, rows]; the activation is one without limits."""
         ...
 
     def adding(self, name: str) -> Callable[[A, A], None]:

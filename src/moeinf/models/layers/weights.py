@@ -82,6 +82,14 @@ def _narrow(tensor: StoredTensor) -> StoredTensor:
     return replace(tensor, data=data[: len(data) // 2], is_narrow=True) if narrow else tensor
 
 
+def as_bfloat16(tensor: StoredTensor) -> StoredTensor:
+    """A matrix of float16 as the bfloat16 that it was made of, where it was; else itself."""
+    if tensor.format != "f16" or len(tensor.shape) != 2:
+        return tensor
+    data: ByteArray = tensor.data.view(np.float16).astype(np.float32).view(np.uint8)
+    return replace(tensor, data=data[: len(data) // 2].copy(), format="bf16") if narrow_in_place(data) else tensor
+
+
 def _address(tensor: StoredTensor) -> int:
     address: int = tensor.data.__array_interface__["data"][0]
     return address

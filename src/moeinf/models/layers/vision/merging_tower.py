@@ -181,10 +181,10 @@ class MergingTower(Tower):
     def _block(self, part: Layers, name: str, x: Array, cache: Cache, turned: object) -> None:
         attend_all(part, self.attention, AttentionSite(0, f"{name}attn.", f"{name}norm1.weight"), x, cache, turned)
         weights, norm = part.weights, part.weights.norm(NormConfig(f"{name}norm2.weight", _EPS, "layer"))
-        up, down = (
-            weights.linear(f"{name}mlp.{n}.weight", f"{name}mlp.{n}.bias") for n in ("linear_fc1", "linear_fc2")
-        )
-        by_blocks(x, lambda rows: down(weights.math.gelu_tanh(up(norm(rows)))))
+        one, two = f"{name}mlp.linear_fc1.", f"{name}mlp.linear_fc2."
+        up = weights.linear(f"{one}weight", f"{one}bias", "gelu_tanh")
+        down = weights.linear(f"{two}weight", f"{two}bias")
+        by_blocks(x, lambda rows: down(up(norm(rows))))
 
     def _joined(self, x: Array) -> Array:
         """The patches of each token, one behind the other."""
@@ -193,8 +193,9 @@ class MergingTower(Tower):
 
     def _projected(self, part: Layers, name: str, joined: Array) -> Array:
         weights = part.weights
-        one, two = (weights.linear(f"{name}{n}.weight", f"{name}{n}.bias") for n in ("linear_fc1", "linear_fc2"))
-        return two(weights.math.gelu(one(joined)))
+        one, two = f"{name}linear_fc1.", f"{name}linear_fc2."
+        inner = weights.linear(f"{one}weight", f"{one}bias", "gelu")(joined)
+        return weights.linear(f"{two}weight", f"{two}bias")(inner)
 
 
 def turned_by_pictures(config: JsonObject, rope: Rope | None, default: list[int]) -> Rope | None:

@@ -148,11 +148,12 @@ class PoolingTower(Tower):
         site = AttentionSite(0, f"{name}self_attn.", front, output_norm=behind)
         attend_all(part, self.attention, site, x, cache, turned)
         before, after = (weights.norm(NormConfig(norm, eps)) for norm in others)
-        gate, up, down = (weights.linear(f"{name}mlp.{each}.weight") for each in MLP_NAMES)
+        first, *rest = (f"{name}mlp.{each}.weight" for each in MLP_NAMES)
+        gate, (up, down) = weights.linear(first, activation="gelu_tanh"), map(weights.linear, rest)
 
         def mlp(rows: Array) -> Array:
             normed = before(rows)
-            return after(down(weights.math.gelu_tanh(gate(normed)) * up(normed)))
+            return after(down(gate(normed) * up(normed)))
 
         by_blocks(x, mlp)
 
