@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls agents lab memory-rates lint native-test native-address native-thread sanitize \
+.PHONY: demo test fuzz faults denied-calls agents lab memory-rates bench-peers lint native-test native-address native-thread sanitize \
   pythons pythons-ends gpu-test gpu-compile ranks-test long-test clean
 
 demo: $(RUNS)
@@ -70,6 +70,28 @@ RATES ?=
 
 memory-rates: $(RUNS)
 	$(BIN)/python benchmarks/memory_rates.py $(RATES)
+
+# GGUF files on this machine by moeinf and by the engines that pip installs, as docs/benchmarks.md: FILES names them, and
+# without it there is one of random weights. The first time llama.cpp is built. PEERS takes options of the script.
+FILES ?=
+PEERS ?=
+PEERS_ENV := build/peers
+RANDOM_FILE := $(PEERS_ENV)/qwen3-30b-a3b-4-layers-q4_k_m.gguf
+
+bench-peers: $(RUNS) $(PEERS_ENV)/.ready $(if $(FILES),,$(RANDOM_FILE))
+	MOEINF_HOME=$(CURDIR)/$(PEERS_ENV)/home $(BIN)/python benchmarks/peers/bench_peers.py $(or $(FILES),$(RANDOM_FILE)) \
+	  --peers $(PEERS_ENV)/bin/python --random $(notdir $(RANDOM_FILE)) $(PEERS)
+
+$(PEERS_ENV)/.ready:
+	$(PYTHON) -m venv $(PEERS_ENV)
+	$(PEERS_ENV)/bin/python -m pip install --quiet --no-binary llama-cpp-python llama-cpp-python mistralrs
+	touch $@
+
+$(RANDOM_FILE): | $(RUNS)
+	mkdir -p $(PEERS_ENV)
+	$(BIN)/python benchmarks/peers/gguf_files/random_gguf.py benchmarks/peers/gguf_files/qwen3-30b-a3b.json $@.part Q4_K_M \
+	  --layers 4 --vocab 151936
+	mv $@.part $@
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples

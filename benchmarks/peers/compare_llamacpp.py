@@ -145,13 +145,22 @@ def _repacked(path: Path) -> bool:
 
 def weight_bytes_per_token(path: Path) -> int:
     """Bytes of weights that a GGUF's model reads for one token: not idle experts, nor an embedding that is no head."""
+    return _per_token(path, "n_bytes")
+
+
+def weights_per_token(path: Path) -> int:
+    """The same as a count of weights."""
+    return _per_token(path, "n_elements")
+
+
+def _per_token(path: Path, size: str) -> int:
     reader = gguf.GGUFReader(path)
     fields = {name.split(".")[-1]: field for name, field in reader.fields.items() if "expert" in name}
     share = fields["expert_used_count"].contents() / fields["expert_count"].contents()
     names = {tensor.name for tensor in reader.tensors}
     idle = {"token_embd.weight"} if "output.weight" in names else set()
     return sum(
-        round(int(tensor.n_bytes) * (share if "_exps" in tensor.name else 1))
+        round(int(getattr(tensor, size)) * (share if "_exps" in tensor.name else 1))
         for tensor in reader.tensors
         if tensor.name not in idle
     )
