@@ -87,6 +87,7 @@ def answer_once(conversation: Conversation, text: str, *, raw: bool, as_json: bo
 
 def _as_object(conversation: Conversation, completion: Completion) -> JsonObject:
     stats = asdict(completion.stats)
+    stats |= stats.pop("made")
     return {
         "model": conversation.model.name,
         "server": getattr(conversation.model, "url", None),

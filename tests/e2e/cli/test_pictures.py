@@ -43,11 +43,12 @@ def response(done: Done) -> str:
 
 
 def test_a_picture_among_the_words_is_shown(stored: StoredModel, pictures: Path, command: Callable[..., Done]) -> None:
-    with Model(stored, RuntimeConfig.of(device="cpu", context=300)) as model:
-        params = model.params(temperature=0.0, num_predict=6)
-        one, both = (
-            model.generate(asking("What is this?", *given), params).text for given in ([png(1)], [png(1), png(2)])
-        )
+
+    def answer(*given: bytes) -> str:
+        with Model(stored, RuntimeConfig.of(device="cpu", context=300)) as model:
+            return model.generate(asking("What is this?", *given), model.params(temperature=0.0, num_predict=6)).text
+
+    one, both = answer(png(1)), answer(png(1), png(2))
     assert response(command("run", "source", "1.png", "What is this?", *OPTIONS, "--json")) == one
     assert response(command("run", "source", "What is", "1.png", "this?", *OPTIONS, "--json")) == one
     assert response(command("run", "source", "1.png", "2.png", "What is this?", *OPTIONS, "--json")) == both
