@@ -22,8 +22,9 @@ demo: $(RUNS)
 # failed runs again for that.
 TESTS := $(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 test: export PYTHONDONTWRITEBYTECODE :=
+test: export SAMPLED_TESTS := 1
 test: $(RUNS)
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread pythons-ends
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address pythons-ends
 	$(TESTS) --assert=plain || { $(TESTS) --last-failed --last-failed-no-failures none; exit 1; }
 
 # A long run of what `make test` has a short one of: other files, bits, messages and calls each time, unless FUZZ_SEED
@@ -130,10 +131,10 @@ gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_card_compile.py
 
-# Of two test files all cases, of which `make test` has a half and a third: every field of every family, and a kill at each
-# step of a pull. It takes a quarter of an hour.
-long-test: $(READY)
-	LONG_TESTS=1 $(BIN)/python -m pytest tests/parity/test_every_field.py tests/e2e/pull/test_killed.py -n $(JOBS)
+# Every test, of many of which `make test` has a sample (tests/support/sample.py), and the native ones under both
+# sanitizers. It takes an hour.
+long-test: lint native-test pythons-ends
+	$(TESTS)
 
 # Every family and format on two ranks, and ranks in network namespaces, which need root: a few minutes.
 ranks-test: $(READY)

@@ -19,6 +19,7 @@ from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
 from tests.support.browser import missing
 from tests.support.published_data import PUBLISHED_DATA
+from tests.support.sample import SAMPLED, sample
 
 # Tensors of tests are small, and two workers share the cores: more threads of torch would only wait for each other. It
 # is read when torch is imported, by commands that tests start as well.
@@ -26,7 +27,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine must not fail a test: nothing here asserts times.
 hypothesis.settings.register_profile(
-    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    max_examples=30 if SAMPLED else 100,
 )
 hypothesis.settings.load_profile("unhurried")
 
@@ -48,6 +52,13 @@ def _freeze() -> None:
         gc.collect()
         gc.freeze()
         _frozen_modules = len(sys.modules)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if SAMPLED:
+        chosen = sample(item.nodeid for item in items)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -29,6 +28,7 @@ from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
 from tests.support.pairs.experts import layout_in, owning, read_by, resident_experts, stored
+from tests.support.sample import SAMPLED
 from tests.support.tiny_models import all_configs, reference, text_of
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
@@ -490,10 +490,10 @@ def wrong_with(family: str, name: str) -> str:
 def test_each_field_is_followed_or_refused_by_name(family: str) -> None:
     """In one test: the fields of all families are known from transformers, in seconds of each process that collects.
 
-    Most fields are those of many families: each is tried with a third of these, and with all by `make long-test`.
+    Most fields are those of many families: `make test` tries each with a third of these.
     """
     alone = fields_of(family).keys() - followed_together(family)
-    if not os.environ.get("LONG_TESTS"):
+    if SAMPLED:
         alone = {name for name in alone if crc32(f"{family} {name}".encode()) % 3 == 0}
     wrong = {name: wrong_with(family, name) for name in sorted(alone) if (family, name) not in NOT_COMPUTED}
     assert not {name: said for name, said in wrong.items() if said}

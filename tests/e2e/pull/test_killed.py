@@ -19,11 +19,11 @@ from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.support.checkpoints import content, write_checkpoint
 from tests.support.hub_server import HEAD_BYTES, RANGE_BYTES, REPO, Hub, point_client_at, serving
+from tests.support.sample import SAMPLED
 
 WINDOW = 4 * RANGE_BYTES
 FALLIBLE = ("open", "pwrite", "ftruncate", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "preadv")
-LONG = bool(os.environ.get("LONG_TESTS"))  # `make long-test`
-SEEDS = range(6 if LONG else 3)
+SEEDS = range(3 if SAMPLED else 6)
 KILLS = 2  # of each seed, before the pull that may finish
 
 # A server process that has imported once what this file needs forks a child in 10 ms; nothing of a pull happens in it
@@ -163,7 +163,7 @@ def test_a_pull_survives_a_kill_at_each_step_of_publishing(
     """The last points of a pull: model moved, name written, work folder deleted."""
     points, reference = whole_folder
     back = {"rename": range(41, 61), "names": range(21, 41), "journal": range(1, 21)}[step]
-    for distance in back[:: 4 if LONG else 8]:
+    for distance in back[:: 8 if SAMPLED else 4]:
         home = tmp_path / f"killed-{distance}"
         assert run(str(checkpoint), home, "", points - distance, None) == -signal.SIGKILL
         absent_or_complete(home, reference)
