@@ -35,7 +35,7 @@ SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
 FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
 for _config in (all_configs() | SEQ2SEQ).values():
     # Of which transformers has none, or which are read as kimi_k2 and nemotron_h_omni.
-    if _config["model_type"] not in ("arctic", "bailing_moe", "kimi_k25", "nemo_speechlm"):
+    if _config["model_type"] not in {"arctic", "bailing_moe", "deepseek", "kimi_k25", "nemo_speechlm", "smallthinker"}:
         FAMILIES.setdefault(_config["model_type"], _config)
 
 # They say nothing about the mathematics of inference, or have no other value.

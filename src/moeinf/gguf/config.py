@@ -37,7 +37,6 @@ _DIFFUSION: Final = "generation of text by diffusion"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
 REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
     "deci": "layers of different widths, some without attention",
-    "deepseek": "DeepSeek's blocks under common attention",
     "deepseek2-ocr": "a reader of its metadata; DeepSeek-OCR 2 runs from safetensors",
     "dflash": "the model for which it drafts tokens",
     "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
@@ -52,7 +51,6 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",
     "nomic-bert-moe": _NO_LANGUAGE,
     "rnd1": _DIFFUSION,
-    "smallthinker": "routers that see what attention is given, experts with the activation relu",
 }
 
 

@@ -31,7 +31,9 @@ _OUTER = {
     "mtp.enorm.weight": ("nextn.enorm.weight",),
     "mtp.hnorm.weight": ("nextn.hnorm.weight",),
 }
-_ROUTERS = r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
+_ROUTERS = (
+    r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg|primary_router)"
+)
 _SHARED = r"(?:mlp|mixer|feed_forward|block_sparse_moe)\.shared_(?:experts?|mlp)\."
 ATTENTION = r"(?:self_attn|attention|mixer)\."
 MAMBA = r"(?:mamba|mixer|linear_attn|self_attn|attention)\."

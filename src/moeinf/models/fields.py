@@ -84,12 +84,14 @@ class Fields:
             raise CheckpointError(f"{self._where}: {' and '.join(there)} are {counts}; they mean the same")
         return counts[0]
 
-    def counts(self, name: str, length: int) -> list[int]:
+    def counts(self, name: str, length: int, maximum: int = _LARGEST) -> list[int]:
         """A list of so many whole numbers, from 0 on."""
         values = self._values.get(name)
         if not isinstance(values, list) or len(values) != length:
             raise CheckpointError(f"{self.said(name)} must be a number, or a list of {length}")
-        return [Fields({name: value}, self._where, self._called).count(name, minimum=0) for value in values]
+        return [
+            Fields({name: value}, self._where, self._called).count(name, minimum=0, maximum=maximum) for value in values
+        ]
 
     def present(self, *names: str) -> None:
         """Refuses a config without these fields: readers differ in the value that a missing one means."""

@@ -94,6 +94,8 @@ FAMILIES = (
     FamilyEntry("beam", "glm"),
     FamilyEntry("mellum", "qwen"),
     FamilyEntry("zaya", "hybrid"),
+    FamilyEntry("smallthinker", "mixtral"),
+    FamilyEntry("deepseek", "deepseek"),
     FamilyEntry("llama", "llama"),
     FamilyEntry("mistral", "mistral"),
     FamilyEntry("qwen2", "qwen"),

@@ -37,6 +37,8 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "qwen4_exp": "qwen4exp",
     "solar_open": "glm4moe",
     "step3p7": "step35",
+    "smallthinker": "smallthinker",
+    "deepseek": "deepseek",
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",

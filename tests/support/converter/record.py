@@ -131,6 +131,8 @@ HF = {
     "qwen4_exp": "Qwen4ExpForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
     "step3p7": "Step3p5ForCausalLM",
+    "smallthinker": "SmallThinkerForCausalLM",
+    "deepseek": "DeepseekForCausalLM",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",

@@ -66,7 +66,8 @@ def compared(model_type: str) -> dict[str, Any]:
                 chunks = [decoders.PROMPT] if of is decoders else [[token] for token in translators.ANSWER]
                 found["difference"].append(float((of.logits(pair.ours, chunks) - theirs).abs().max()))
                 found["spread"].append(float(theirs.std()))
-                ours, wanted = of.our_tokens(pair), of.their_tokens(pair)
+                wanted = pair.their_tokens if of is decoders else translators.their_tokens(pair)
+                ours = of.our_tokens(pair)
                 assert ours == wanted, f"{model_type}: {ours} instead of {wanted}"
                 found["tokens"].append(len(ours))
             configs.append(pair.config)

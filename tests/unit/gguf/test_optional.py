@@ -42,6 +42,7 @@ _WITHOUT = {
     "nemotron_h_moe",
     "phi3",
     "qwen2",
+    "smallthinker",
     "starcoder2",
 }
 # Which may have a bias of the output alone, in llama.cpp too.

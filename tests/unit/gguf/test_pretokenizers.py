@@ -28,6 +28,7 @@ WRITTEN = {
     "chatglm": "chatglm-bpe glm4",
     "cohere2moe": "cohere2moe tiny_aya",
     "dbrx": "dbrx",
+    "deepseek": "deepseek-llm deepseek-coder",
     "deepseek2": "deepseek-llm deepseek-coder deepseek-v3 kimi-k2 glm4 joyai-llm kanana2 gigachat youtu tekken",
     "deepseek32": "deepseek-v3",
     "deepseek4": "deepseek-v3",
@@ -77,6 +78,7 @@ WRITTEN = {
     "qwen4exp": "qwen35",
     "smollm3": "llama-bpe",
     "starcoder2": "starcoder",
+    "smallthinker": "qwen2",
     "step35": "deepseek-v3",
 }
 # All names in the loader of llama.cpp, and those of them that no file of a family has, which are not built.

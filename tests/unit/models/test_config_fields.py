@@ -168,7 +168,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "diffusion_gemma": {"text_config": {"num_experts": 128, "enable_moe_block": True}},
     "skywork": {"num_experts": [16]},
     "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}},
-    "grok": {"num_experts": 8},
+    "grok_9": {"num_experts": 8},
     "another_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}},
     "jetmoe": {"moe_num_experts": 8},
     "yuan": {"moe_config": {"moe_num_experts": 32}},
@@ -179,7 +179,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
 }
 DENSE: dict[str, dict[str, Any]] = {
     "gpt2": {},
-    "deepseek": {"n_routed_experts": None, "n_shared_experts": 2},
+    "deepseek_vl": {"n_routed_experts": None, "n_shared_experts": 2},
     "mamba": {"num_experts": 1},
     "opt": {"num_local_experts": 0, "num_experts_per_tok": 2, "num_selected_experts": 2},
     "phi": {"num_experts": True, "num_shared_experts": 4, "expert_capacity": 64},

@@ -111,6 +111,12 @@ def _dots1(m: Metadata) -> JsonObject:
     return plain_heads(m) | grouped_routing(m) | {"model_type": "dots1", "sliding_window": None}
 
 
+def _deepseek(m: Metadata) -> JsonObject:
+    refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
+    refuse_unless(m, not m.flag("expert_weights_norm", False), "expert_weights_norm")
+    return plain_heads(m) | grouped_routing(m) | {"model_type": "deepseek"}
+
+
 def _minimax_m2(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     head_dim = head_dim_of(m)
@@ -261,6 +267,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "llama": _mixtral,
     "glm4moe": _glm4_moe,
     "dots1": _dots1,
+    "deepseek": _deepseek,
     "minimax-m2": _minimax_m2,
     "minimax-m3": _minimax_m3,
     "ernie4_5-moe": _ernie4_5_moe,

@@ -294,8 +294,26 @@ def _cohere2(m: Metadata) -> JsonObject:
     }
 
 
+def _smallthinker(m: Metadata) -> JsonObject:
+    gating, window = m.count("expert_gating_func", 0), m.count("attention.sliding_window", 0)
+    refuse_unless(m, gating in (1, SIGMOID), "expert_gating_func")
+    layers = range(num_layers_of(m))
+    return plain_heads(m) | {
+        "model_type": "smallthinker",
+        "hidden_act": "relu",
+        "moe_num_primary_experts": experts_of(m),
+        "moe_num_active_primary_experts": m.count("expert_used_count"),
+        "moe_ffn_hidden_size": expert_width(m),
+        "moe_primary_router_apply_softmax": gating == 1,
+        "rope_layout": [int(not window or i % 4 != 0) for i in layers],
+        "sliding_window_layout": [int(window > 0 and each) for each in slides_of(m, lambda i: i % 4 == 0)],
+        "sliding_window_size": window or None,
+    }
+
+
 WINDOWED: dict[str, Callable[[Metadata], JsonObject]] = {
     "afmoe": _afmoe,
+    "smallthinker": _smallthinker,
     "hy_v3": _hy_v3,
     "hunyuan-moe": _hunyuan,
     "llama4": _llama4,

@@ -202,7 +202,10 @@ class Looked:
 
 
 class Routed:
-    """Experts of the state in front of the layer, and `share` of what shared ones make of the same."""
+    """Experts that are chosen by the state in front of the layer, and `share` of what shared ones make of it.
+
+    norm: of the state behind attention, where experts are given that; None: they are given what the router makes.
+    """
 
     def __init__(
         self,
@@ -212,10 +215,11 @@ class Routed:
         profiler: Profiler,
         shared: Callable[[Hidden], Hidden] | None = None,
         share: float = 1.0,
+        norm: Callable[[Hidden], Hidden] | None = None,
     ) -> None:
         self.moe_layer, self.router = moe_layer, router
         self._experts, self._profiler = experts, profiler
-        self._shared, self._share = shared, share
+        self._shared, self._share, self._norm = shared, share, norm
         self._routed: tuple[Hidden, object] | None = None
 
     def look(self, x: Hidden) -> None:
@@ -225,7 +229,7 @@ class Routed:
     def add_to(self, x: Hidden) -> None:
         assert self._routed is not None, "attention comes first"
         hidden, routing = self._routed
-        self._experts.run(self.moe_layer, hidden, routing, x)
+        self._experts.run(self.moe_layer, hidden if self._norm is None else self._norm(x), routing, x)
         if self._shared is not None:
             x += self._shared(hidden) * self._share
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from moeinf.text.tool_calls.syntax import Syntax
-from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
+from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.gemma_calls import GEMMA
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC
 from moeinf.text.tool_calls.syntaxes.glm_calls import GLM, HUNYUAN

@@ -10,7 +10,7 @@ from moeinf.text.thoughts import Tags, tags_of
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import CallSplitter
 from moeinf.text.tool_calls.syntax import Syntax
-from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
+from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.glm_calls import GLM
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES

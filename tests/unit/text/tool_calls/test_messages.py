@@ -8,7 +8,7 @@ import pytest
 
 from moeinf.errors import TextError
 from moeinf.text.tool_calls.call_messages import described, fitted, in_templates_form, told_of
-from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
+from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
