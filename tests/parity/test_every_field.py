@@ -32,10 +32,11 @@ from tests.support.sample import SAMPLED
 from tests.support.tiny_models import all_configs, reference, text_of
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
+# Of which transformers has none, or which are read as kimi_k2 and nemotron_h_omni.
+WITHOUT_CLASS = ("arctic", "bailing_moe", "deepseek", "deepseek_v41", "kimi_k25", "nemo_speechlm", "smallthinker")
 FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
 for _config in (all_configs() | SEQ2SEQ).values():
-    # Of which transformers has none, or which are read as kimi_k2 and nemotron_h_omni.
-    if _config["model_type"] not in {"arctic", "bailing_moe", "deepseek", "kimi_k25", "nemo_speechlm", "smallthinker"}:
+    if _config["model_type"] not in WITHOUT_CLASS:
         FAMILIES.setdefault(_config["model_type"], _config)
 
 # They say nothing about the mathematics of inference, or have no other value.

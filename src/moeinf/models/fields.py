@@ -13,7 +13,7 @@ from moeinf.types import Json, JsonObject, MoeShape
 MOST_LAYERS = 1000
 _MOST_EXPERTS = 100_000  # of all layers
 _LARGEST = (1 << 31) - 1  # of any other count
-_NUMBERS = (1e-15, 1e15)  # products and powers of a few of them stay finite
+_NUMBERS = (1e-21, 1e15)  # products and powers of a few of them stay finite
 
 
 class Fields:

@@ -28,6 +28,7 @@ FAMILIES = (
     FamilyEntry("deepseek_v2", "deepseek"),
     FamilyEntry("deepseek_v3", "deepseek"),
     FamilyEntry("deepseek_v4", "deepseek"),
+    FamilyEntry("deepseek_v41", "deepseek", also=("deepseek_v41_text",)),
     FamilyEntry("hy_v4", "hunyuan"),
     FamilyEntry("hy_v4_vl", "hunyuan", also=("hy_v4_vl_text",)),
     FamilyEntry("glm5_next", "deepseek", also=("glm5_next_text",)),

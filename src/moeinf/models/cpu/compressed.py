@@ -12,7 +12,8 @@ from moeinf.models.cpu.indexed import best, scores_of
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.attention.rotation import turned_at_end
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.compressed import CompressedPart, EntryState, kept_shapes
+from moeinf.models.layers.latent.compressed import Candidates, Choice, CompressedPart, EntryState, kept_shapes
+from moeinf.models.layers.latent.rounding import Rounding
 from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Float32Array, IntArray, Routing
 
@@ -25,6 +26,7 @@ class NativeCompressedCore:
         self._memory, self._math = memory, memory.weights.math
         self._layer, self._number = part.layer, part.number
         self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
+        self._rounding = Rounding[Float32Array](self._math, part.heads.rounded, lambda x: np.frexp(x)[0], np.rint)
 
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
         return RecurrentState(self._math, *kept_shapes(self._heads), rows_alone=True)
@@ -34,9 +36,8 @@ class NativeCompressedCore:
 
     def store(self, rows: Float32Array, raw: Float32Array | None, cache: Cache, positions: Angles) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
-        self._rows = np.concatenate(
-            [state.conv, turned_at_end(self._math, rows[:, None], *positions, interleaved=True)[:, 0]]
-        )
+        turned = turned_at_end(self._math, rows[:, None], *positions, interleaved=True)[:, 0]
+        self._rows = np.concatenate([state.conv, self._rounding.window_rows(turned)])
         state.new_conv[...] = self._rows[len(self._rows) - len(state.new_conv) :]
         if raw is not None:
             joined = np.concatenate([state.heads, raw])
@@ -54,24 +55,40 @@ class NativeCompressedCore:
         tables = h.rope.within(cache.capacity, cache.reach).tables(first * h.rate, (last - first) * h.rate)
         angles = [table[:: h.rate] for table in tables]
         made = self._pools.entries(needed, np.arange(first, last, dtype=np.float32))
-        for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
-            into[first:last] = turned_at_end(self._math, entries[:, None], *angles, interleaved=True)[:, 0]
+        kept = ((state.entries, self._rounding.entries), (state.keys, self._rounding.index_keys))
+        for (into, rounded), entries in zip(kept, made, strict=False):  # keys: where there is an indexer
+            turned = turned_at_end(self._math, entries[:, None], *angles, interleaved=True)[:, 0]
+            into[first:last] = rounded(turned)
 
     def choose(
-        self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
-    ) -> list[IntArray | None]:
-        """The entries of each token; None: all that are behind it."""
+        self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int, among: object
+    ) -> Choice:
+        """The entries of each token, and candidates; None: all that are behind it."""
         h, state, tokens = self._heads, cache.states[self._number], len(queries)
         assert h.index is not None
         by_head = queries.reshape(tokens, h.index.num_heads, -1)
         turned = turned_at_end(self._math, by_head, *(table[at : at + tokens] for table in positions), interleaved=True)
-        chosen = list[IntArray | None]()
+        turned = self._rounding.index_keys(turned)
+        leaves = h.candidates if h.candidates is not None and h.candidates.leaves else None
+        allowed: list[IntArray | None] = among if isinstance(among, list) else [None] * tokens
+        chosen, left = list[IntArray | None](), list[IntArray | None]()
         for i, seen in enumerate(self._seen(cache.length + at, tokens)):
-            if seen <= h.index.top_k:
-                chosen.append(None)
+            own = allowed[i]
+            all_seen = (seen if own is None else len(own)) <= h.index.top_k
+            all_left = leaves is None or seen <= leaves.count * leaves.size
+            if all_seen and all_left:
+                chosen.append(own)
+                left.append(None)
+                continue
+            scores = scores_of(turned[i], weights[i], state.keys[:seen])
+            left.append(None if leaves is None or all_left else _in_best_blocks(scores, leaves))
+            if all_seen:
+                chosen.append(own)
+            elif own is None:
+                chosen.append(best(scores, h.index.top_k))
             else:
-                chosen.append(best(scores_of(turned[i], weights[i], state.keys[:seen]), h.index.top_k))
-        return chosen
+                chosen.append(own[best(scores[own], h.index.top_k)])
+        return chosen, (among if leaves is None else left)
 
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at
@@ -98,3 +115,14 @@ class NativeCompressedCore:
         """How many entries lie wholly behind the end of each of the tokens from position `start`."""
         rate = self._heads.rate
         return [(start + i + 1) // rate if rate else 0 for i in range(tokens)]
+
+
+def _in_best_blocks(scores: Float32Array, candidates: Candidates) -> IntArray:
+    """The numbers of the entries in the blocks with the best of the scores, and in that of the newest, ascending."""
+    size, seen = candidates.size, len(scores)
+    padded = np.concatenate([scores, np.full(-seen % size, -np.inf, np.float32)])
+    of_blocks = padded.reshape(-1, size).max(1)
+    of_blocks[-1] = np.inf
+    numbers = best(of_blocks, candidates.count)[:, None] * size + np.arange(size)
+    found: IntArray = numbers.reshape(-1)
+    return found[found < seen]

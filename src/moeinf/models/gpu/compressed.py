@@ -14,7 +14,8 @@ from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceMemory
 from moeinf.models.layers.attention.rotation import turned_at_end
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.latent.compressed import FIXED, CompressedPart, EntryState, kept_shapes
+from moeinf.models.layers.latent.compressed import FIXED, Candidates, Choice, CompressedPart, EntryState, kept_shapes
+from moeinf.models.layers.latent.rounding import Rounding
 from moeinf.models.layers.recurrent.state import RecurrentState
 
 
@@ -26,6 +27,7 @@ class DeviceCompressedCore:
         self._memory, self._math = memory, memory.weights.math
         self._layer, self._number = part.layer, part.number
         self._rows = torch.empty((0, part.heads.head_dim), device=part.sinks.device)  # of the pass, the window before
+        self._rounding = Rounding[Tensor](self._math, part.heads.rounded, _fractions, torch.round)
 
     def new_state(self, capacity: int) -> RecurrentState[Tensor]:
         return RecurrentState(self._math, *kept_shapes(self._heads))
@@ -36,7 +38,8 @@ class DeviceCompressedCore:
     def store(self, rows: Tensor, raw: Tensor | None, cache: Cache, positions: DevicePositions) -> None:
         state: RecurrentState[Tensor] = cache.states[self._layer]
         where = positions_of(positions, 0, len(rows))
-        self._rows = torch.cat([state.conv, self._turned(rows[:, None], positions, where)[:, 0]])
+        turned = self._turned(rows[:, None], positions, where)[:, 0]
+        self._rows = torch.cat([state.conv, self._rounding.window_rows(turned)])
         state.new_conv[...] = self._rows[len(rows) :]
         if raw is not None:
             joined = torch.cat([state.heads, raw])
@@ -56,29 +59,54 @@ class DeviceCompressedCore:
             needed = raw[start : start + (last - first - 1) * h.rate + h.members]
             windows = torch.arange(first, last, device=raw.device)
         made = self._pools.entries(needed, windows)
-        for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
-            into.index_copy_(0, windows, self._turned(entries[:, None], positions, windows * h.rate)[:, 0])
+        kept = ((state.entries, self._rounding.entries), (state.keys, self._rounding.index_keys))
+        for (into, rounded), entries in zip(kept, made, strict=False):  # keys: where there is an indexer
+            turned = self._turned(entries[:, None], positions, windows * h.rate)[:, 0]
+            into.index_copy_(0, windows, rounded(turned))
 
     def choose(
-        self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int
-    ) -> Tensor | None:
-        """The entries of each token, best first, [tokens, top_k]; None: all that are behind it."""
+        self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int, among: object
+    ) -> Choice:
+        """The entries of each token, best first, [tokens, top_k], -1 for none; None: all that are behind it.
+
+        Candidates are [tokens, entries], 0 of one and -inf of others; None: all are."""
         h, state, tokens = self._heads, cache.states[self._number], len(queries)
         assert h.index is not None
-        count = self._count(tokens, cache, positions, at)
-        if count <= h.index.top_k:
-            return None
+        count, allowed = self._count(tokens, cache, positions, at), among if isinstance(among, Tensor) else None
+        leaves = h.candidates if h.candidates is not None and h.candidates.leaves else None
+        all_left = leaves is None or count <= leaves.count * leaves.size
+        if count <= h.index.top_k and allowed is None and all_left:
+            return None, (among if leaves is None else None)
         where = positions_of(positions, at, tokens)
         by_head = self._turned(queries.view(tokens, h.index.num_heads, -1), positions, where)
-        size, chosen = max(1, FIXED // (4 * h.index.num_heads * count)), []
+        by_head = self._rounding.index_keys(by_head)
+        size, chosen, left = max(1, FIXED // (4 * h.index.num_heads * count)), list[Tensor](), list[Tensor]()
+        numbers = torch.arange(count, device=where.device)
         for i in range(0, tokens, size):
             products = torch.relu(by_head[i : i + size] @ state.keys[:count].T)  # [tokens, num_heads, count]
             scores = torch.bmm(weights[i : i + size, None], products)[:, 0]
-            scores = torch.where(
-                self._is_seen(torch.arange(count, device=where.device), where[i : i + size]), scores, -torch.inf
-            )
-            chosen.append(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : h.index.top_k])
-        return torch.cat(chosen)
+            scores = torch.where(self._is_seen(numbers, where[i : i + size]), scores, -torch.inf)
+            if leaves is not None and not all_left:
+                left.append(self._in_best_blocks(scores, where[i : i + size], leaves))
+            if allowed is not None:
+                scores = scores + allowed[i : i + size]
+            ordered = torch.sort(scores, dim=-1, descending=True, stable=True)
+            there = ordered.values[:, : h.index.top_k] > -torch.inf
+            chosen.append(torch.where(there, ordered.indices[:, : h.index.top_k], -1))
+        return torch.cat(chosen), (among if leaves is None else torch.cat(left) if left else None)
+
+    def _in_best_blocks(self, scores: Tensor, where: Tensor, candidates: Candidates) -> Tensor:
+        """scores [tokens, entries] -> 0 of each in one of the best blocks, or in that of the newest, -inf of others."""
+        size, count = candidates.size, scores.shape[1]
+        padded = torch.nn.functional.pad(scores, (0, -count % size), value=-torch.inf)
+        of_blocks = padded.view(len(scores), -1, size).amax(-1)
+        newest = ((where + 1) // self._heads.rate - 1) // size
+        blocks = torch.arange(of_blocks.shape[1], device=where.device)
+        of_blocks = torch.where(blocks == newest[:, None], torch.inf, of_blocks)
+        ordered = torch.sort(of_blocks, dim=-1, descending=True, stable=True)
+        best = ordered.indices[:, : candidates.count]
+        kept = torch.full_like(of_blocks, -torch.inf).scatter_(1, best, 0.0)
+        return kept.repeat_interleave(size, 1)[:, :count]
 
     def attend(self, queries: Tensor, chosen: object, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
         h, where = self._heads, positions_of(positions, at, len(queries))
@@ -99,7 +127,8 @@ class DeviceCompressedCore:
         entries = cache.states[self._number].entries
         if isinstance(chosen, Tensor):
             numbers = chosen[at : at + size]
-            return numbers, entries.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
+            there = entries.index_select(0, numbers.clamp(min=0).flatten())
+            return numbers, there.view(*numbers.shape, -1)
         return torch.arange(count, device=entries.device)[None], entries[None, :count]
 
     def _mixed(self, queries: Tensor, where: Tensor, at: int, entries: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -118,8 +147,8 @@ class DeviceCompressedCore:
         return mixed if entries is None else mixed + shares[..., h.window : -1] @ entries[1]
 
     def _is_seen(self, numbers: Tensor, where: Tensor) -> Tensor:
-        """[tokens, n]: whether entries lie wholly behind the ends of the tokens at these positions."""
-        return (numbers + 1) * self._heads.rate <= where[:, None] + 1
+        """[tokens, n]: whether entries lie wholly behind the ends of the tokens at these positions; -1 is none."""
+        return ((numbers + 1) * self._heads.rate <= where[:, None] + 1) & (numbers >= 0)
 
     def _count(self, tokens: int, cache: Cache, positions: DevicePositions, at: int) -> int:
         """The entries that tokens of a pass look at."""
@@ -131,3 +160,7 @@ class DeviceCompressedCore:
         """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs."""
         cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
         return turned_at_end(self._math, x, cos, -sin if back else sin, interleaved=True)
+
+
+def _fractions(x: Tensor) -> Tensor:
+    return torch.frexp(x).mantissa

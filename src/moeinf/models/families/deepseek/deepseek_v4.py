@@ -5,6 +5,7 @@ Tensors have the names of the published checkpoints; transformers saves those ou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError
@@ -32,11 +33,30 @@ _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "
 _RATES = {_SPARSE: 4, _HEAVY: 128}  # tokens that an entry stands for, where config.json does not say
 _OLD_RATES = {_SPARSE: "compress_rate_csa", _HEAVY: "compress_rate_hca"}
 _NAMES = BlockNames(block="ffn.", bias="gate.bias", experts=("w1", "w3", "w2"), in_shared=("w1", "w3", "w2"))
-_STREAMS = StreamNames("hc_attn_", "hc_ffn_", "hc_head_")
+STREAMS = StreamNames("hc_attn_", "hc_ffn_", "hc_head_")
 _TABLE = "gate.tid2eid"
+AHEAD = (r"mtp\..*",)
+RENAMED = (
+    (r"^(layers\..*)\.scale$", r"\1.weight_scale"),
+    (r"^model\.embed_tokens\.", "embed."),
+    (r"^model\.hc_head\.hc_", "hc_head_"),
+    (r"^model\.(.*\.attn)\.norm\.", r"\1.kv_norm."),
+    (r"^model\.", ""),
+    (r"^head\.", "lm_head."),
+)
 
 
 def _parse(f: Fields) -> Spec:
+    decoder, (main, compressed) = parse_v4(f)
+    mixers, hashed = _attention(f, decoder, main, compressed), _hashed(f, decoder.num_layers)
+    tables = tuple(f"layers.{i}.{_NAMES.block}{_TABLE}" for i in hashed)
+    blocks = v4_blocks(f, decoder.num_layers)
+    connections = HashedConnections(v4_streams(f, decoder), STREAMS, tables, blocks.moe.top_k)
+    return Spec(rotated(decoder, mixers, compressed), replace(blocks, hashed=hashed), mixers, connections)
+
+
+def parse_v4(f: Fields, norm_eps: float = 1e-6) -> tuple[DecoderConfig, tuple[Rope, Rope]]:
+    """The decoder, and the positions of layers with a window alone and of the others. norm_eps: the default."""
     f.only("hidden_act", *SILU, None)
     f.fixed(
         scoring_func="sqrtsoftplus",
@@ -48,33 +68,39 @@ def _parse(f: Fields) -> Spec:
     )
     f.only("intermediate_size", f.get("moe_intermediate_size"), None)  # transformers' other name for it
     head_dim, context = f.count("head_dim", 512), f.count("max_position_embeddings")
-    main, compressed = _ropes(f, head_dim, context)
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=main, num_kv_heads=1, head_dim=head_dim)
-    num_layers, hidden, norm_eps = decoder.num_layers, decoder.attention.hidden_size, decoder.attention.norm_eps
-    mixers = _attention(f, decoder, main, compressed)
-    of_entries = replace(decoder.attention, rope=compressed)
+    ropes = _ropes(f, head_dim, context)
+    decoder = parse_decoder(f, norm_eps=norm_eps, theta=1e4, rope=ropes[0], num_kv_heads=1, head_dim=head_dim)
     norms = LayerNorms(attention="attn_norm", block="ffn_norm")
-    decoder = replace(
-        decoder.named(norms=norms, prefix="", embedding="embed", attention="attn"),
-        special={i: of_entries for i, mixer in mixers.items() if mixer.heads.rate},
-        replaces=True,
+    named = decoder.named(norms=norms, prefix="", embedding="embed", attention="attn")
+    return replace(named, replaces=True), ropes
+
+
+def rotated(decoder: DecoderConfig, mixers: Mapping[int, CompressedConfig], rope: Rope) -> DecoderConfig:
+    """The same where layers that see entries have other positions."""
+    of_entries = replace(decoder.attention, rope=rope)
+    return replace(decoder, special={i: of_entries for i, mixer in mixers.items() if mixer.heads.rate})
+
+
+def v4_streams(f: Fields, decoder: DecoderConfig) -> MixedStreams:
+    return MixedStreams(
+        f.count("hc_mult", 4, minimum=2, maximum=64),
+        decoder.attention.hidden_size,
+        decoder.attention.norm_eps,
+        f.number("hc_eps", 1e-6),
+        f.count("hc_sinkhorn_iters", 20, maximum=1000),
     )
+
+
+def v4_blocks(f: Fields, num_layers: int) -> HashedMoe:
+    """With routers in all layers."""
+    scaling, limit = f.number("routed_scaling_factor", 1.5), f.number("swiglu_limit", 10.0)
     blocks = sigmoid_moe(
-        f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=_scaling(f)),
+        f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=scaling),
         num_layers,
         router=LearnedRouter,
         num_future_layers=1,
         moe_layers=range(num_layers),
     )
-    limit = f.number("swiglu_limit", 10.0)
-    streams = MixedStreams(
-        f.count("hc_mult", 4, minimum=2, maximum=64),
-        hidden,
-        norm_eps,
-        f.number("hc_eps", 1e-6),
-        f.count("hc_sinkhorn_iters", 20, maximum=1000),
-    )
-    hashed = _hashed(f, num_layers)
     blocks = replace(
         blocks,
         names=_NAMES,
@@ -82,35 +108,42 @@ def _parse(f: Fields) -> Spec:
         expert_form=ExpertForm("silu_clamped", limit=limit),
         num_future_layers=0,  # they lie apart
     )
-    tables = tuple(f"layers.{i}.{_NAMES.block}{_TABLE}" for i in hashed)
-    connections = HashedConnections(streams, _STREAMS, tables, blocks.moe.top_k)
-    return Spec(decoder, widened(HashedMoe, blocks, hashed=hashed), mixers, connections)
+    return widened(HashedMoe, blocks)
 
 
-def _scaling(f: Fields) -> float:
-    return f.number("routed_scaling_factor", 1.5)
+def v4_index(f: Fields, num_heads: int, rotary_dim: int) -> IndexHeads:
+    """num_heads: the default."""
+    index = IndexHeads(
+        f.count("index_n_heads", num_heads),
+        f.count("index_head_dim", 128),
+        f.count("index_topk", 512),
+        interleaved=True,
+    )
+    if index.head_dim < rotary_dim:
+        raise CheckpointError(
+            f"{f.where}: index_head_dim {index.head_dim} is below the {rotary_dim} numbers that are rotated"
+        )
+    return index
+
+
+def v4_ranks(f: Fields, num_heads: int) -> tuple[int, int, int]:
+    """Of queries; how many groups of heads there are; of a group."""
+    groups = f.count("o_groups", 8)
+    if num_heads % groups:
+        raise CheckpointError(f"{f.where}: {num_heads} heads are no whole number of {groups} groups (o_groups)")
+    return f.count("q_lora_rank", 1024), groups, f.count("o_lora_rank", 1024)
 
 
 def _attention(f: Fields, decoder: DecoderConfig, main: Rope, compressed: Rope) -> dict[int, CompressedConfig]:
     """Of each layer."""
     a, kinds, rates = decoder.attention, _kinds(f, decoder.num_layers), _rates(f)
-    index = IndexHeads(
-        f.count("index_n_heads", 64), f.count("index_head_dim", 128), f.count("index_topk", 512), interleaved=True
-    )
-    groups = f.count("o_groups", 8)
-    if a.num_heads % groups:
-        raise CheckpointError(f"{f.where}: {a.num_heads} heads are no whole number of {groups} groups (o_groups)")
-    if index.head_dim < compressed.rotary_dim:
-        raise CheckpointError(
-            f"{f.where}: index_head_dim {index.head_dim} is below the {compressed.rotary_dim} numbers that are rotated"
-        )
-    window = f.count("sliding_window", 128)
+    index, window = v4_index(f, 64, compressed.rotary_dim), f.count("sliding_window", 128)
     of_kind = {
         _WINDOW: CompressedHeads(a.num_heads, a.head_dim, main, window),
         _SPARSE: CompressedHeads(a.num_heads, a.head_dim, compressed, window, rates[_SPARSE], True, index),
         _HEAVY: CompressedHeads(a.num_heads, a.head_dim, compressed, window, rates[_HEAVY]),
     }
-    ranks = f.count("q_lora_rank", 1024), groups, f.count("o_lora_rank", 1024)
+    ranks = v4_ranks(f, a.num_heads)
     return {i: CompressedConfig(a.hidden_size, of_kind[kind], *ranks, a.norm_eps) for i, kind in enumerate(kinds)}
 
 
@@ -264,12 +297,5 @@ class Family(DecoderFamily):
     name = "deepseek_v4"
     divisible = False
     parse = staticmethod(_parse)
-    ahead = (r"mtp\..*",)
-    renamed = (
-        (r"^(layers\..*)\.scale$", r"\1.weight_scale"),
-        (r"^model\.embed_tokens\.", "embed."),
-        (r"^model\.hc_head\.hc_", "hc_head_"),
-        (r"^model\.(.*\.attn)\.norm\.", r"\1.kv_norm."),
-        (r"^model\.", ""),
-        (r"^head\.", "lm_head."),
-    )
+    ahead = AHEAD
+    renamed = RENAMED

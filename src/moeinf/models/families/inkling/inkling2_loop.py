@@ -171,6 +171,9 @@ class ToldResidual:
         given, told = self._residual.read(streams)[0], self._passes.for_experts
         return (given if told is None else self._gate(given, told)), None  # none: a guess, before the pass begins
 
+    def look(self, streams: Hidden) -> Hidden:
+        return self.read(streams)[0]
+
     def write(self, streams: Hidden, added: Hidden, known: object) -> None:
         self._residual.write(streams, added, known)
 

@@ -36,6 +36,15 @@ SLICE = 64  # tokens whose queries exist at once
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """Among which later layers choose entries: the best blocks of neighbouring ones, and the one of the newest."""
+
+    count: int  # of blocks
+    size: int  # entries of a block
+    leaves: bool  # whether the layer chooses the blocks, for those behind it; else it chooses entries in them
+
+
+@dataclass(frozen=True, slots=True)
 class CompressedHeads:
     """The heads of attention to a window of tokens and to entries that stand for several each."""
 
@@ -45,12 +54,21 @@ class CompressedHeads:
     window: int  # tokens that a token sees, itself among them
     rate: int = 0  # tokens that an entry stands for; 0: there are none
     overlapping: bool = False  # an entry is made of the tokens before those, too
-    index: IndexHeads | None = None  # by which entries are chosen; None: all are seen
+    index: IndexHeads | None = None  # by which entries are chosen; None: all are seen, or those of another layer
+    makes: bool = True  # entries of its own, where there are any; else it sees those of a layer in front
+    keys_of_entries: bool = False  # index keys are made of entries, and not as they are
+    rounded: bool = False  # rows, entries, and index queries and keys are (rounding.py)
+    candidates: Candidates | None = None
 
     @property
     def scale(self) -> float:
         """Of the scores."""
         return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the layer makes entries."""
+        return self.rate > 0 and self.makes
 
     @property
     def members(self) -> int:
@@ -61,6 +79,9 @@ class CompressedHeads:
     def entry_dim(self) -> int:
         """Of an entry, and of its index key behind it."""
         return self.head_dim + (0 if self.index is None else self.index.head_dim)
+
+
+Choice = tuple[object, object]  # entries, as `attend` takes them, and the candidates that are left to later layers
 
 
 class PoolsOf(Protocol[A]):
@@ -82,8 +103,8 @@ class CompressedCoreOf(Protocol[A, P_contra]):
         """rows [tokens, head_dim], not rotated yet; raw: what entries are made of, where there are any."""
         ...
 
-    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
-        """As IndexedCore.choose; what is chosen are entries."""
+    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int, among: object) -> Choice:
+        """As IndexedCore.choose; what is chosen are entries. among: candidates that an earlier layer has left."""
         ...
 
     def attend(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
@@ -155,17 +176,22 @@ class CompressedConfig(Mixer):
 
 def kept_shapes(heads: CompressedHeads) -> tuple[tuple[int, int], tuple[int, int]]:
     """Of the last tokens: their rows, and what entries are made of."""
-    return (heads.window - 1, heads.head_dim), (max(heads.members - 1, 0), raw_columns(heads))
+    kept = max(heads.members - 1, 0) if heads.has_own else 0
+    return (heads.window - 1, heads.head_dim), (kept, raw_columns(heads))
 
 
 def raw_columns(heads: CompressedHeads) -> int:
     """Numbers of a token that entries and their keys are made of."""
-    return heads.entry_dim * (4 if heads.overlapping else 2) if heads.rate else 0
+    if not heads.has_own:
+        return 0
+    if heads.keys_of_entries:
+        return heads.head_dim * (2 if heads.rate > 1 else 1)
+    return heads.entry_dim * (4 if heads.overlapping else 2)
 
 
 def entry_share(heads: CompressedHeads) -> int:
     """Numbers of an entry and its key for each token that it stands for."""
-    return -(-heads.entry_dim // heads.rate) if heads.rate else 0
+    return -(-heads.entry_dim // heads.rate) if heads.has_own else 0
 
 
 class Pool:
@@ -206,6 +232,12 @@ class Pool:
         return self._norm(math.sum(numbers * shares, 1, False) / math.sum(shares, 1, False))
 
 
+class RawPools(PoolsOf[Array], Protocol):
+    def raw(self, hidden: Hidden) -> Array:
+        """[tokens, hidden] -> what entries are made of."""
+        ...
+
+
 class Pools:
     """What makes the entries of a layer, and their keys behind them."""
 
@@ -243,15 +275,20 @@ class CompressedAttention(OneByOne[Array, Positions]):
             weights.linear(f"{prefix}{name}.weight") for name in ("wq_a", "wq_b", "wkv", "wo_b")
         )
         self._of_groups = weights.linears(f"{prefix}wo_a.weight", c.group_rows)
-        self._pools = Pools(weights, prefix, heads, c.norm_eps) if heads.rate else None
+        self._pools = self.make_pools(weights, prefix) if heads.has_own else None
         if heads.index is not None:
             self._index_queries = weights.linear(f"{prefix}indexer.wq_b.weight")
             self._index_weights = weights.linear(f"{prefix}indexer.weights_proj.weight")
         sinks = weights.vector(f"{prefix}attn_sink")
         self._core = layers.make(CompressedPart(heads, sinks, self._pools, site.layer, number))
 
+    def make_pools(self, weights: Weights, prefix: str) -> RawPools:
+        """prefix: of the layer's tensors."""
+        return Pools(weights, prefix, self._heads, self._config.norm_eps)
+
     @property
     def has_entries(self) -> bool:
+        """Of its own."""
         return self._pools is not None
 
     def new_state(self, capacity: int) -> LayerState:
@@ -261,21 +298,32 @@ class CompressedAttention(OneByOne[Array, Positions]):
         return self._core.new_entries(capacity)
 
     def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
-        c, index, hidden = self._config, self._heads.index, self._norm(x)
+        c, hidden = self._config, self._norm(x)
         raw = None if self._pools is None else self._pools.raw(hidden)
         self._core.store(self._row_norm(self._rows(hidden)), raw, cache, positions)
         for at in range(0, len(x), SLICE):
             part = hidden[at : at + SLICE]
-            compressed, chosen = self._query_norm(self._into(part)), None
-            if index is not None:
-                weights = self._index_weights(part) * (index.num_heads * index.head_dim) ** -0.5
-                chosen = self._core.choose(self._index_queries(compressed), weights, cache, positions, at)
-            queries = self._unit(self._queries(compressed).reshape(len(part), -1, self._heads.head_dim))
+            compressed = self._query_norm(self._into(part))
+            chosen = self.chosen(part, compressed, cache, positions, at)
+            queries = self.scaled(self._queries(compressed).reshape(len(part), -1, self._heads.head_dim))
             mixed = self._core.attend(queries, chosen, cache, positions, at).reshape(len(part), c.groups, -1)
             grouped = [project(mixed[:, g] * 1.0) for g, project in enumerate(self._of_groups)]
             x[at : at + SLICE] = self._output(self._math.concatenate(grouped, 1))
 
-    def _unit(self, queries: Array) -> Array:
+    def chosen(self, part: Hidden, compressed: Hidden, cache: Cache, positions: Positions, at: int) -> object:
+        """The entries of tokens from `at` of the pass; compressed: what queries are made of."""
+        return None if self._heads.index is None else self.choice(part, compressed, cache, positions, at, None)[0]
+
+    def choice(
+        self, part: Hidden, compressed: Hidden, cache: Cache, positions: Positions, at: int, among: object
+    ) -> Choice:
+        """By the layer's indexer."""
+        index = self._heads.index
+        assert index is not None
+        weights = self._index_weights(part) * (index.num_heads * index.head_dim) ** -0.5
+        return self._core.choose(self._index_queries(compressed), weights, cache, positions, at, among)
+
+    def scaled(self, queries: Array) -> Array:
         """[tokens, heads, head_dim], each head divided by its RMS."""
         mean = self._math.sum(queries * queries, -1, True) * (1 / self._heads.head_dim)
         return queries * (mean + self._config.norm_eps) ** -0.5
@@ -295,11 +343,12 @@ def _compressed_shapes(c: CompressedConfig, site: AttentionSite) -> Shapes:
         f"{prefix}wo_b.weight": (hidden, c.groups * c.group_rank),
         f"{prefix}attn_sink": (heads.num_heads,),
     }
-    if heads.rate:
+    if heads.rate and not heads.keys_of_entries:
         shapes |= _pool_shapes(c, heads, f"{prefix}compressor.", heads.head_dim)
     if heads.index is not None:
         index = f"{prefix}indexer."
-        shapes |= _pool_shapes(c, heads, f"{index}compressor.", heads.index.head_dim)
+        if not heads.keys_of_entries:
+            shapes |= _pool_shapes(c, heads, f"{index}compressor.", heads.index.head_dim)
         shapes[f"{index}wq_b.weight"] = (heads.index.num_heads * heads.index.head_dim, c.query_rank)
         shapes[f"{index}weights_proj.weight"] = (heads.index.num_heads, hidden)
     return shapes
@@ -315,7 +364,15 @@ def _pool_shapes(c: CompressedConfig, heads: CompressedHeads, prefix: str, width
     }
 
 
-MATRICES = (".wq_a.weight", ".wq_b.weight", ".wkv.weight", ".wo_a.weight", ".wo_b.weight", ".wgate.weight")
+MATRICES = (
+    ".wq_a.weight",
+    ".wq_b.weight",
+    ".wkv.weight",
+    ".wo_a.weight",
+    ".wo_b.weight",
+    ".wgate.weight",
+    ".wk.weight",
+)
 
 
 def _compressed_workspace(c: CompressedConfig) -> Workspace:

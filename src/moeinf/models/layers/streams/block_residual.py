@@ -62,6 +62,9 @@ class BlockResidual:
     def read(self, streams: Hidden) -> tuple[Hidden, None]:
         return self._states.given(streams, self._query)[0], None
 
+    def look(self, streams: Hidden) -> Hidden:
+        return self.read(streams)[0]
+
     def write(self, streams: Hidden, added: Hidden, known: object) -> None:
         streams += added
 

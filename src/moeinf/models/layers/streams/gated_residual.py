@@ -67,6 +67,9 @@ class GatedResidual(Generic[A]):
         shares = [share for _, share in parts if share is not None]
         return given, joined(shares, 0) if shares else None
 
+    def look(self, streams: A) -> A:
+        return self.read(streams)[0]
+
     def _read(self, streams: A) -> tuple[A, A | None]:
         c, math = self._config, self._math
         normed = self._norm(streams)

@@ -21,6 +21,10 @@ class Connection(Protocol):
         """What the layer is given, [tokens, hidden], in memory of its own; and what `write` is to know."""
         ...
 
+    def look(self, streams: Hidden) -> Hidden:
+        """What the layer would be given, where the streams were these; nothing is kept of it."""
+        ...
+
     def write(self, streams: Hidden, added: Hidden, known: object) -> None:
         """Brings what the layer gives, [tokens, hidden], into the streams."""
         ...
@@ -62,7 +66,7 @@ class StreamedMoeBlock(StreamedBlock):
 
     def router(self, x: Hidden) -> tuple[Hidden, object]:
         """Of the streams, as a guess at a later layer's routing has them."""
-        return self._router(self._connection.read(x)[0])
+        return self._router(self._connection.look(x))
 
 
 def streamed(connection: Connection, block: Block) -> Block:

@@ -11,7 +11,7 @@ from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import LayerState
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
-from moeinf.models.layers.streams.hyper import StreamedAttention, streamed
+from moeinf.models.layers.streams.hyper import Connection, StreamedAttention, streamed
 from moeinf.models.layers.streams.mixed_residual import (
     MixedResidual,
     MixedStreams,
@@ -80,11 +80,10 @@ class MixedConnections(Connections):
         profiler: Profiler,
         beside: Beside,
     ) -> Decoder:
-        weights, connected, parts = layers.weights, list[Attention](), list[Block]()
-        for i, (layer, block) in enumerate(zip(attention, blocks, strict=True)):
-            in_front, behind = (MixedResidual(weights, self.streams, name) for name in self.names.of_layer(d, i))
-            connected.append(StreamedAttention(in_front, layer))
-            parts.append(streamed(behind, block))
+        weights = layers.weights
+        connected, parts = self.connected(
+            [MixedResidual(weights, self.streams, name) for name in self.of_all_layers(d)], attention, blocks
+        )
         head = self.names.head
         last = None if head is None else MixedResidual(weights, self.streams, d.prefix + head, writes=False)
 
@@ -93,3 +92,15 @@ class MixedConnections(Connections):
 
         stem = StreamsStem(layers, d, self.streams.count, mixed, beside.columns, beside.given, beside.states)
         return Decoder(d, layers, parts, experts, profiler, connected, stem)
+
+    def of_all_layers(self, decoder: DecoderConfig) -> list[str]:
+        """What the names of connections begin with, in the order in which they come."""
+        return [name for i in range(decoder.num_layers) for name in self.names.of_layer(decoder, i)]
+
+    def connected(
+        self, connections: Sequence[Connection], attention: Sequence[Attention], blocks: Sequence[Block]
+    ) -> tuple[list[Attention], list[Block]]:
+        """connections: of the attention and the block of each layer in turn."""
+        in_front, behind = connections[::2], connections[1::2]
+        streamed_attention = [StreamedAttention(*each) for each in zip(in_front, attention, strict=True)]
+        return list(streamed_attention), [streamed(*each) for each in zip(behind, blocks, strict=True)]

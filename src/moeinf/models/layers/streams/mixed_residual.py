@@ -77,13 +77,26 @@ class MixedResidual(Generic[A]):
                 out = out + mixing[at : at + SLICE][:, s, :, None] * x[:, s : s + 1]
             part[...] = out.reshape(len(part), c.width)
 
+    def look(self, streams: A) -> A:
+        return self.read(streams)[0]
+
     def _read(self, streams: A) -> tuple[A, A]:
+        numbers = self._numbers_of(streams)
+        return self._given(streams, self._shares(numbers)), numbers
+
+    def _numbers_of(self, streams: A) -> A:
         c, math = self._config, self._math
         rms = (math.sum(streams * streams, -1, True) * (1 / c.width) + c.norm_eps) ** 0.5
-        numbers = self._numbers(streams) / rms
-        before = math.sigmoid(numbers[:, : c.count] * self._scale[:1] + self._base[: c.count]) + c.eps
-        x = streams.reshape(len(streams), c.count, c.hidden_size)
-        return math.sum(x * before[:, :, None], 1, False), numbers
+        return self._numbers(streams) / rms
+
+    def _shares(self, numbers: A) -> A:
+        """Of each stream in the mixture."""
+        c = self._config
+        return self._math.sigmoid(numbers[:, : c.count] * self._scale[:1] + self._base[: c.count]) + c.eps
+
+    def _given(self, streams: A, shares: A) -> A:
+        x = streams.reshape(len(streams), self._config.count, self._config.hidden_size)
+        return self._math.sum(x * shares[:, :, None], 1, False)
 
     def _after(self, numbers: A) -> A:
         c, at = self._config, slice(self._config.count, 2 * self._config.count)

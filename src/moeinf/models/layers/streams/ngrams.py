@@ -25,7 +25,7 @@ from moeinf.types import ByteArray, Float32Array, IntArray
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _SEEDS_APART = 10007
-_MOST_ROWS = 1 << 40
+MOST_ROWS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class NgramConfig:
     layers: tuple[int, ...]  # decoder layers that have a table
     primes: tuple[tuple[int, ...], ...]  # rows of each head's table, by layer
     multipliers: tuple[tuple[int, ...], ...]  # of the last tokens' ids, by layer
+
+    @property
+    def filler(self) -> int:
+        """What counts as the tokens in front of an end."""
+        return self.end_id
 
     @staticmethod
     def parse(f: Fields, hidden_size: int, vocab_size: int, num_layers: int) -> NgramConfig | None:
@@ -125,7 +130,7 @@ class NgramTable:
         for back in range(1, c.size):
             earlier = ids[before - back : len(ids) - back]
             ended |= earlier == c.end_id
-            mixed = mixed ^ np.where(ended, c.end_id, earlier) * self._multipliers[back]
+            mixed = mixed ^ np.where(ended, c.filler, earlier) * self._multipliers[back]
             found[:, back - 1] = mixed[:, None] % self._primes[back - 1] + self._offsets[back - 1]
         return found.reshape(tokens, c.all_heads)
 
@@ -180,20 +185,20 @@ class LastTokens:
 
 
 def _primes(f: Fields, tables: int, heads: int) -> tuple[tuple[int, ...], ...]:
-    given = _given(f, "ngram_heads_vocab_sizes", tables, heads, _MOST_ROWS)
+    given = lists_of_numbers(f, "ngram_heads_vocab_sizes", tables, heads, MOST_ROWS)
     if given is not None:
         return given
     least = f.count("ngram_vocab_size_base", 20_000_000, minimum=2)
-    if least * heads * tables > _MOST_ROWS:
+    if least * heads * tables > MOST_ROWS:
         raise CheckpointError(f"{f.where}: ngram_vocab_size_base {least} is beyond what moeinf takes")
-    found = _primes_from(least)
+    found = primes_from(least)
     return tuple(tuple(next(found) for _ in range(heads)) for _ in range(tables))
 
 
 def _multipliers(f: Fields, tables: int, size: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     largest = ((1 << 63) - 1) // vocab_size  # whose products with an id stay whole numbers of 64 bits
     seed, half = f.count("seed", 1234, minimum=0), max(1, largest // 2)
-    given = _given(f, "layer_multipliers", tables, size, largest)
+    given = lists_of_numbers(f, "layer_multipliers", tables, size, largest)
     if given is not None:
         return given
     return tuple(
@@ -202,7 +207,9 @@ def _multipliers(f: Fields, tables: int, size: int, vocab_size: int) -> tuple[tu
     )
 
 
-def _given(f: Fields, name: str, tables: int, length: int, largest: int) -> tuple[tuple[int, ...], ...] | None:
+def lists_of_numbers(
+    f: Fields, name: str, tables: int, length: int, largest: int
+) -> tuple[tuple[int, ...], ...] | None:
     """A list of numbers for each table, as GGUF files have them; None where config.json leaves them to follow."""
     value = f.get(name)
     if value is None:
@@ -224,7 +231,7 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _primes_from(least: int) -> Iterator[int]:
+def primes_from(least: int) -> Iterator[int]:
     number = max(least, 2)
     while True:
         if number == 2 or (number % 2 and all(number % d for d in range(3, isqrt(number) + 1, 2))):
