@@ -23,7 +23,8 @@ PREFILL_CHUNK = 512  # where none is given
 MOST_AT_ONCE: Final = 4096  # tokens of a prompt in a piece that slots lend memory to, or what is left beside all
 UNUSED_SHARE: Final = 4  # a longer piece takes at most a quarter of what nobody has a use for
 PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
-OVERHEAD_BYTES = 24 << 20  # allocator and libraries, still to be touched after this point; beside the text process
+OVERHEAD_BYTES = 8 << 20  # what the allocator and libraries are still to touch; beside the text process
+SERVER_BYTES: Final = 16 << 20  # of libraries and clients, where several answers are made side by side
 
 # Left to other programs where no size was asked for: a twentieth, within these bounds, but no more than a fifth, nor
 # than half of what experts could have. The cache shrinks when they need more, so it has to last for the second until
@@ -133,7 +134,7 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
     chunk = config.memory.prefill_chunk or PREFILL_CHUNK
     context = wanted_context(footprint.info, config)
     if not footprint.workspace.source:
-        others = footprint.dense_bytes + program_bytes(footprint)
+        others = footprint.dense_bytes + program_bytes(footprint, config.parallel)
 
         def room_with(tokens: int) -> int:
             return machine.available_bytes - others - activation_bytes(footprint, chunk, tokens, threads)
@@ -149,7 +150,7 @@ def _without_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine
         activations = activation_bytes(footprint, chunk, context, threads)
         kv_bytes = sequence_bytes(footprint.info, shared_tokens(context, config.parallel or 1))
         fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, footprint.sizes)
-        fixed = replace(fixed, program_bytes=program_bytes(footprint))
+        fixed = replace(fixed, program_bytes=program_bytes(footprint, config.parallel))
         room = machine.available_bytes - fixed.total_bytes - fixed.program_bytes
         if chunk > MIN_CHUNK and config.memory.prefill_chunk is None and token_bytes <= room < FEW_TOKENS * token_bytes:
             half = max(MIN_CHUNK, chunk // 2)
@@ -270,9 +271,12 @@ def smallest_bytes(footprint: Footprint, num_threads: int) -> int:
     return footprint.dense_bytes + kv_bytes + program_bytes(footprint) + activations + cache_bytes
 
 
-def program_bytes(footprint: Footprint) -> int:
-    """What this process and the one that holds the tokenizer are still to touch beside what a plan counts."""
-    return OVERHEAD_BYTES + footprint.text_bytes
+def program_bytes(footprint: Footprint, parallel: int = 1) -> int:
+    """What this process and the one that holds the tokenizer are still to touch beside what a plan counts.
+
+    parallel: as of RuntimeConfig.
+    """
+    return OVERHEAD_BYTES + (SERVER_BYTES if parallel != 1 else 0) + footprint.text_bytes
 
 
 def within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
