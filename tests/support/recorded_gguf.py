@@ -27,7 +27,7 @@ _OF_GRANITE = {
     "shared_mlp.input_linear.weight": "ffn_up_shexp.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
 }
-_ROTATED = {"deepseek", "granite", "granitemoe_swa", "granitemoeshared", "llama", "smollm3"}
+_ROTATED = {"deepseek", "granite", "granitemoe_swa", "granitemoeshared", "llama", "minicpm", "smollm3"}
 _MIXERS = {
     "attn_hyper_connection": "blk.{bid}.hc_attn",
     "mlp_hyper_connection": "blk.{bid}.hc_ffn",

@@ -45,8 +45,6 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "kimi-k3": "attention to the residuals of earlier layers, experts of the activation SiTU on narrower states",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,
-    "maple": "experts whose gates are clamped, under layers with windows of which the others have no positions",
-    "minicpm": "Mixtral's experts between MiniCPM's scaled residuals",
     "minimax-01": "a reader of its metadata; MiniMax-Text-01 runs from safetensors",
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",
     "nomic-bert-moe": _NO_LANGUAGE,

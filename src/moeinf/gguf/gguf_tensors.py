@@ -73,7 +73,7 @@ class Placement:
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {
     *("llama", "granite", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"),
-    *("smollm3", "deepseek"),
+    *("smollm3", "deepseek", "minicpm"),
 }
 _PLUS_ONE = {
     "gemma",

@@ -97,6 +97,8 @@ FAMILIES = (
     FamilyEntry("zaya", "hybrid"),
     FamilyEntry("smallthinker", "mixtral"),
     FamilyEntry("deepseek", "deepseek"),
+    FamilyEntry("maple", "qwen"),
+    FamilyEntry("minicpm", "llama"),
     FamilyEntry("llama", "llama"),
     FamilyEntry("mistral", "mistral"),
     FamilyEntry("qwen2", "qwen"),

@@ -122,13 +122,16 @@ class Layer(nn.Module):
 class PlainReference(nn.Module):
     """With as much of transformers' interface as the parity tests use: one sequence at a time, greedy."""
 
+    embedding_name = "embed_tokens"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         layers = nn.ModuleList(self.layer(i) for i in range(config["num_hidden_layers"]))
         norm = nn.RMSNorm(hidden, config["rms_norm_eps"])
-        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(vocabulary, hidden), "layers": layers, "norm": norm})
+        embedding = nn.Embedding(vocabulary, hidden)
+        self.model = nn.ModuleDict({self.embedding_name: embedding, "layers": layers, "norm": norm})
         if not config["tie_word_embeddings"]:
             self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
         for parameter in self.parameters():
@@ -143,13 +146,13 @@ class PlainReference(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Of what the last norm gives."""
-        embedding: Any = self.model["embed_tokens"]
+        embedding: Any = self.model[self.embedding_name]
         head = embedding.weight if self.config["tie_word_embeddings"] else self.lm_head.weight
         found: Tensor = x @ head.T
         return found
 
     def forward(self, ids: Tensor) -> SimpleNamespace:
-        x = self.embedded(self.model["embed_tokens"](ids[0]))
+        x = self.embedded(self.model[self.embedding_name](ids[0]))
         for layer in self.model["layers"]:  # type: ignore[attr-defined]
             x = layer(x)
         return SimpleNamespace(logits=self.logits(self.model["norm"](x))[None])

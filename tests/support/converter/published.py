@@ -39,6 +39,8 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "step3p7": "step35",
     "smallthinker": "smallthinker",
     "deepseek": "deepseek",
+    "maple": "maple",
+    "minicpm": "minicpm",
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",

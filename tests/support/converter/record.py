@@ -133,6 +133,8 @@ HF = {
     "step3p7": "Step3p5ForCausalLM",
     "smallthinker": "SmallThinkerForCausalLM",
     "deepseek": "DeepseekForCausalLM",
+    "maple": "MapleForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",

@@ -35,6 +35,7 @@ _WITHOUT = {
     "kimi-linear",
     "lfm2moe",
     "llama",
+    "maple",
     "mimo2",
     "minimax-m2",
     "minimax-m3",
@@ -128,3 +129,23 @@ def test_without_an_output_matrix_the_embedding_is_taken(architecture: str) -> N
 def test_how_states_become_a_vector_is_in_the_config(kind: int, pooling: str | None) -> None:
     assert config_of(saying(example("qwen3moe"), {"pooling_type": kind})).get("pooling") == pooling
     assert "qwen3moe.pooling_type = 4" in refusal(saying(example("qwen3moe"), {"pooling_type": 4}))
+
+
+def test_experts_of_minicpm_are_read_though_the_converter_knows_none() -> None:
+    """llama.cpp runs such files."""
+    gguf = example("minicpm")
+    left = {name: each for name, each in gguf.tensors.items() if ".ffn_" not in name or "norm" in name}
+    added = [
+        (f"blk.{layer}.ffn_{name}.weight", shape)
+        for layer in range(3)
+        for name, shape in (
+            ("gate_inp", (8, 64)),
+            ("gate_exps", (8, 48, 64)),
+            ("up_exps", (8, 48, 64)),
+            ("down_exps", (8, 64, 48)),
+        )
+    ]
+    mixture = saying(beside(replace(gguf, tensors=left), *added), {"expert_count": 8, "expert_used_count": 2})
+    config = config_of(mixture)
+    assert (config["num_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (8, 2, 48)
+    assert {name for name, _ in added} <= placed(mixture).tensors()

@@ -263,6 +263,21 @@ def _dbrx(m: Metadata) -> JsonObject:
     }
 
 
+def minicpm(m: Metadata) -> JsonObject:
+    """Old files say nothing of what is scaled, and mean the numbers of every published checkpoint."""
+    layers, width = num_layers_of(m), m.count("embedding_length")
+    depth = m.number("residual_scale", 1.4 / layers**0.5) * layers**0.5
+    experts = {"num_experts": experts_of(m), "intermediate_size": expert_width(m)} if has_experts(m) else {}
+    return plain_heads(m) | {
+        "model_type": "minicpm",
+        "scale_emb": m.number("embedding_scale", 12.0),
+        "scale_depth": round(depth, 6),
+        "dim_model_base": round(width / m.number("logit_scale", width / 256)),
+        "intermediate_size": m.count("feed_forward_length"),
+        **experts,
+    }
+
+
 ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "llama": _mixtral,
     "glm4moe": _glm4_moe,
@@ -279,4 +294,5 @@ ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "phimoe": _phimoe,
     "arctic": _arctic,
     "dbrx": _dbrx,
+    "minicpm": minicpm,
 }

@@ -311,9 +311,24 @@ def _smallthinker(m: Metadata) -> JsonObject:
     }
 
 
+def _maple(m: Metadata) -> JsonObject:
+    limits = m.values("swiglu_clamp_exp") or [m.number("swiglu_clamp_exp", 0.0)]
+    refuse_unless(m, set(limits) == {7.0}, "swiglu_clamp_exp")
+    found = plain_heads(m)
+    found.setdefault("partial_rotary_factor", 1.0)
+    return found | {
+        "model_type": "maple",
+        "num_experts": experts_of(m),
+        "moe_intermediate_size": expert_width(m),
+        "sliding_window": m.count("attention.sliding_window"),
+        "layer_types": _kinds(m, lambda i: (i + 1) % 4 == 0),
+    }
+
+
 WINDOWED: dict[str, Callable[[Metadata], JsonObject]] = {
     "afmoe": _afmoe,
     "smallthinker": _smallthinker,
+    "maple": _maple,
     "hy_v3": _hy_v3,
     "hunyuan-moe": _hunyuan,
     "llama4": _llama4,

@@ -14,7 +14,7 @@ from moeinf.gguf.configs.common import (
     refuse_unless,
     slides_of,
 )
-from moeinf.gguf.configs.plain import gemma4
+from moeinf.gguf.configs.plain import gemma4, minicpm
 from moeinf.gguf.metadata import Metadata
 from moeinf.types import JsonObject
 
@@ -134,5 +134,6 @@ DENSE: dict[str, Callable[[Metadata], JsonObject]] = {
     "ernie4_5": _ernie4_5,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
+    "minicpm": minicpm,
     "olmo2": lambda m: _whole_heads(m) | {"model_type": "olmo2"},
 }
