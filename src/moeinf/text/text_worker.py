@@ -34,7 +34,7 @@ from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC
-from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens
+from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens, token_kinds
 from moeinf.types import Json, JsonMapping, JsonObject
 
 if TYPE_CHECKING:  # loads llguidance, which only an answer of a given form needs
@@ -229,6 +229,7 @@ def _answer(worker: TextWorker, request: JsonMapping) -> JsonObject:
         "decode": worker.decode,
         "token_id": worker.token_id,
         "token_shape": worker.token_shape,
+        "token_kinds": lambda request: {"kinds": token_kinds(worker._tokenizer)},
         "token_bytes": worker.token_bytes,
         "open": worker.open,
         "constrain": worker.constrain,

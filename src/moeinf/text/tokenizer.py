@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -28,6 +28,7 @@ _GRAMMAR_CPU_S = 1.0
 _CALLS_LIMIT_S = 10.0  # for the schemas of all tools of an agent
 _LONG_TEXT = 1 << 16  # letters, which are encoded in a moment
 _MOST_LEVELS = 200  # of values in values
+_KINDS_LIMIT_S = 120.0  # all tokens, once
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
 _REMEMBERED = ("open", "constrain", "accept", "step")  # what is asked of a stream that changes its later answers
 _CONTEXT_TOKENS = 32  # end of the prompt: tells whether a space comes before the first word, what is open or begun
@@ -212,12 +213,25 @@ def check_text_files(files: Mapping[str, bytes], where: str) -> int:
             f"{where} has no {TOKENIZER_FILE}, without which it cannot run; add one to a copy of the checkpoint "
             "(transformers makes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)) and pull that folder"
         )
+    with _loaded(files, where) as process:
+        return int(process.info()["num_ids"])
+
+
+def token_kinds_of(files: Mapping[str, bytes], where: str) -> list[int]:
+    """What moeinf.text.vocabulary.token_kinds gives of the tokenizer among the files. Raises CheckpointError."""
+    with _loaded(files, where) as process:
+        kinds: list[int] = process.request("token_kinds", _KINDS_LIMIT_S)["kinds"]
+        return kinds
+
+
+@contextmanager
+def _loaded(files: Mapping[str, bytes], where: str) -> Iterator[TextProcess]:
     try:
         with scratch_folder() as folder:
             for name, data in files.items():
                 (folder / name).write_bytes(data)
             with closing(TextProcess(folder, where, "mend or replace the file, then pull")) as process:
-                return int(process.info()["num_ids"])
+                yield process
     except TextError as error:
         raise CheckpointError(str(error)) from error
 

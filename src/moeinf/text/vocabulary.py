@@ -1,13 +1,17 @@
-"""The tokens of a vocabulary that are no text."""
+"""The tokens of a vocabulary that are no text, and those that are written alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers
 
 from moeinf.text.harmony_channels import is_harmony
 from moeinf.types import JsonMapping
+
+_ONE_SPACE: Final = "\ue000"  # stands for the text of one space, which would be stripped; no token has this letter
+_UNKNOWN: Final = "\ufffd"  # in what is decoded of a part of a letter
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.
@@ -57,3 +61,27 @@ def control_tokens(tokenizer: Tokenizer, config: JsonMapping) -> list[str]:
     said = {entry.get("content"): entry.get("special") for entry in entries}
     tokens = tokenizer.get_added_tokens_decoder().values()
     return [token.content for token in tokens if said.get(token.content, token.special) and token.content.strip()]
+
+
+def token_kinds(tokenizer: Tokenizer) -> list[int]:
+    """A number for each token, counted from 0 by first appearance: the same of those that are written alike but for
+    case, accents and spaces, as tables of n-grams count them (DeepSeek-V4.1)."""
+    alike = normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
+            normalizers.Replace(Regex(r"^ $"), _ONE_SPACE),
+            normalizers.Strip(),
+            normalizers.Replace(_ONE_SPACE, " "),
+        ]
+    )
+    kinds: dict[str | None, int] = {}
+    found = list[int]()
+    for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        written = tokenizer.id_to_token(token) if _UNKNOWN in text else alike.normalize_str(text) or text
+        found.append(kinds.setdefault(written, len(kinds)))
+    return found

@@ -51,6 +51,8 @@ class Family(ABC):
     vision: Vision | None = None  # how it sees pictures
     no_vision: str = "moeinf runs the text of this family alone"  # why it does not
 
+    of_tokenizer: str | None = None  # the field of config.json that lacks, and is made of, the kinds of tokens
+
     @abstractmethod
     def __init__(self, config: JsonObject) -> None: ...
 

@@ -27,7 +27,7 @@ from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
-from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
+from moeinf.text.tokenizer import beyond_the_embedding, check_text_files, token_kinds_of
 
 _GENERATION = "generation_config.json"
 
@@ -150,7 +150,9 @@ class CheckpointPull:
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
         """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
-        num_ids = check_text_files(self._small_files, self._source.origin.location)
+        files, where = self._small_files, self._source.origin.location
+        num_ids = check_text_files(files, where)
+        self._reading.heed_tokenizer(lambda: token_kinds_of(files, where))
         headers = self._source.headers()
         self._reading.heed(headers)
         self._of_text = (*beyond_the_embedding(num_ids, self._reading.family.info("bf16").vocab_size),)

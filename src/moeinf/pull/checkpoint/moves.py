@@ -37,7 +37,7 @@ class Move:
     target: int  # DENSE, AHEAD, VISION or a MoE layer
     target_offset: int
     transform: LayoutTransform | None = None
-    others: tuple[Range, ...] = ()  # what else the transform needs, as a whole, wherever it lies
+    others: tuple[Range, ...] = ()  # what else the transform needs, wherever it lies
 
     @property
     def unit_bytes(self) -> int:
@@ -52,6 +52,21 @@ class Move:
             num_bytes=num_bytes,
             target_offset=self.target_offset + (self.transform.stored_bytes(start) if self.transform else start),
             transform=self.transform.part(start) if self.transform else None,
+            others=self._others(start, num_bytes),
+        )
+
+    def _others(self, start: int, num_bytes: int) -> tuple[Range, ...]:
+        """As a whole, or of rows that have their own the share of these."""
+        if not isinstance(self.transform, CodedRows) or not self.transform.scheme.others_by_rows:
+            return self.others
+        whole = self.num_bytes
+        return tuple(
+            replace(
+                each,
+                offset=each.offset + each.num_bytes * start // whole,
+                num_bytes=each.num_bytes * num_bytes // whole,
+            )
+            for each in self.others
         )
 
 
@@ -135,7 +150,8 @@ def _coded_rows(tensors: Tensors, scheme: Scheme, span: range, spec: TensorSpec,
     start = entry.offset_bytes + entry.num_bytes * matrix // matrices
     if not scheme.by_rows:
         return Move(start, unit_bytes, target, offset, transform, others)
-    return Move(start + first_row * unit_bytes, count * unit_bytes, target, offset, transform, others)
+    whole = Move(start, rows * unit_bytes, target, offset, replace(transform, rows=range(rows)), others)
+    return replace(whole.part(first_row * unit_bytes, count * unit_bytes), target_offset=offset, transform=transform)
 
 
 def _strided(

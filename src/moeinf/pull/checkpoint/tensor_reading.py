@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.source import Source, read_config
 from moeinf.store.format import Header
 from moeinf.store.quantisation import Quantisation
-from moeinf.types import ModelInfo
+from moeinf.types import JsonObject, ModelInfo
 
 
 class Reading:
@@ -44,8 +44,19 @@ class Reading:
         rows = router_rows(plan, self._source.shards, headers, declared_by(self.config))
         config = pruned_config(self.config, plan.moe, rows)
         if config is not None:
-            self.config, self.family = config, family_of(config)
-            self.own_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+            self._mend(config)
+
+    def heed_tokenizer(self, kinds: Callable[[], list[int]]) -> None:
+        """Some families have a field that is made of the tokenizer. kinds: as text.vocabulary.token_kinds has them."""
+        field = self.family.of_tokenizer
+        if field is not None:
+            inside = self.config.get("text_config")
+            said = {field: kinds()}
+            self._mend({**self.config, **(said if inside is None else {"text_config": {**inside, **said}})})
+
+    def _mend(self, config: JsonObject) -> None:
+        self.config, self.family = config, family_of(config)
+        self.own_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
     def heed_copies(self, headers: Mapping[str, Header], downloads: Path | None = None) -> None:
         """What config.json takes for a copy of the embedding may be none, which the numbers tell.

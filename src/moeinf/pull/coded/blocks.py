@@ -80,7 +80,7 @@ class CodedRows:
         for at in range(0, len(rows), step):
             taken = rows[at : at + step]
             codes = data[at * self.unit_bytes :][: len(taken) * self.unit_bytes] if scheme.by_rows else data
-            decoded = scheme.decode(codes, others, taken)
+            decoded = scheme.decode(codes, self._beside(others, at, len(taken), len(rows)), taken)
             out[at : at + step], stored = _encoded(decoded, self.format, scheme.through, bool(self.kind))
             if self.kind:
                 weights = decoded.weights()
@@ -95,6 +95,12 @@ class CodedRows:
         if plain and first_not_finite(found, plain, scheme.name) >= 0:
             raise ValueError(f"has weights or scales that are NaN or infinite; {NOT_FINITE}")
         return found, {self.kind: Loss(error / largest if largest else 0.0, lost, squares)} if self.kind else {}
+
+    def _beside(self, others: Sequence[memoryview], first: int, count: int, of: int) -> Sequence[memoryview]:
+        """Of `others`, which are those of so many rows, the parts of some."""
+        if not self.scheme.others_by_rows:
+            return others
+        return [each[len(each) // of * first :][: len(each) // of * count] for each in others]
 
 
 def loss_kind(scheme: Scheme, format: Format) -> str:

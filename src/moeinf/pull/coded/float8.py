@@ -20,8 +20,8 @@ _SCALES = ("_scale_inv", "_scale")  # behind the name of the weights; both multi
 class Float8(Scheme):
     """Each weight is multiplied by the scale of its tile; the last tiles are smaller where no whole ones fit.
 
-    A tile is [128, 128] in DeepSeek-V3 (arXiv 2412.19437, 3.3), a row, or the whole matrix. The weights are the
-    products in bf16, which is what published programs compute with.
+    A tile is [128, 128] in DeepSeek-V3 (arXiv 2412.19437, 3.3), a part of a row in tables of DeepSeek-V4.1, a row, or
+    the whole matrix. The weights are the products in bf16, which is what published programs compute with.
     """
 
     tile: tuple[int, int]
@@ -30,10 +30,14 @@ class Float8(Scheme):
     through: ClassVar[Literal["f32", "bf16"]] = "bf16"
     by_rows: ClassVar[bool] = True
 
+    @property
+    def others_by_rows(self) -> bool:
+        return self.tile[0] == 1
+
     def decode(self, codes: memoryview, others: Sequence[memoryview], rows: range) -> Decoded:
         values = E4M3[np.frombuffer(codes, np.uint8)].reshape(-1, self.cols)
         factors = floats(others[0], self.scale_dtype).reshape(-1, -(-self.cols // self.tile[1]))
-        scales = factors[np.arange(rows.start, rows.stop) // self.tile[0]]
+        scales = factors if self.others_by_rows else factors[np.arange(rows.start, rows.stop) // self.tile[0]]
         return Decoded(values, scales, None if scales.shape[1] == 1 else np.arange(self.cols) // self.tile[1])
 
 
@@ -45,6 +49,7 @@ def float8(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme:
     stack, rows, cols = shape[:-2], shape[-2], shape[-1]
     high, wide = declared.tile_of(name) or (rows, cols)
     kinds: dict[Shape, tuple[int, int]] = {
+        (*stack, rows, -(-cols // wide)): (1, wide),
         (*stack, -(-rows // high), -(-cols // wide)): (high, wide),
         (*stack, rows, 1): (1, cols),
         (*stack, rows): (1, cols),

@@ -63,6 +63,11 @@ class Scheme(ABC):
     by_rows: ClassVar[bool] = False
 
     @property
+    def others_by_rows(self) -> bool:
+        """Whether each row has its own part of what is read beside the codes, one behind the other."""
+        return False
+
+    @property
     def rows(self) -> int:
         return self.shape[-2]
 
@@ -77,7 +82,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def decode(self, codes: memoryview, others: Sequence[memoryview], rows: range) -> Decoded:
-        """Decodes rows of a matrix. codes: of the whole matrix; where it can be cut, of these rows alone.
+        """Decodes rows of a matrix. codes, others: of the whole matrix; where they can be cut, of these rows alone.
 
         Raises ValueError for values that the scheme does not allow. Any thread may call it.
         """

@@ -26,7 +26,7 @@ from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.latent.compressed import Candidates, CompressedHeads
 from moeinf.models.layers.latent.shared_entries import SharedConfig
 from moeinf.models.layers.rope import Rope
-from moeinf.models.layers.streams.engram import EngramConfig, EngramConnections
+from moeinf.models.layers.streams.engram import TOKEN_MAP, EngramConfig, EngramConnections
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject
 
@@ -109,4 +109,8 @@ class Family(DecoderFamily):
     renamed = RENAMED
 
     def __init__(self, config: JsonObject) -> None:
-        self.take(_parse(text_part(config).fields))
+        spec = _parse(text_part(config).fields)
+        self.take(spec)
+        assert isinstance(spec.connections, EngramConnections)
+        tables = spec.connections.tables
+        self.of_tokenizer = TOKEN_MAP if tables is not None and not tables.token_map else None

@@ -129,6 +129,10 @@ class EngramColumns(NgramColumns):
     """Rows of the tables, by the kinds of tokens."""
 
     def __init__(self, layers: Layers, config: EngramConfig, prefixes: Sequence[str], number: int) -> None:
+        if not config.token_map:
+            raise CheckpointError(
+                f"config.json has no {TOKEN_MAP}, which pull makes of the tokenizer; pull the model again"
+            )
         super().__init__(layers, config, prefixes, number)
         self._kinds = np.array(config.token_map, np.int64)
 
