@@ -26,16 +26,21 @@ from moeinf.gguf.header import Gguf, GgufTensor, read_gguf
 from moeinf.models.family import family_of
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
+from tests.support.deepseek41_gguf import write_deepseek41
 from tests.support.gguf_files import write_gguf
 
 SUPPORTED = sorted(ARCHITECTURES | DENSE | HYBRIDS | LATENT | QWEN | WINDOWED)
 EXAMPLES = {each["architecture"]: name for name, each in reversed(list(recorded().items()))}  # the first of each
+EXAMPLES["deepseek41"] = "deepseek_v41"
 
 
 @cache
 def example(architecture: str) -> Gguf:
+    path = Path(_folder().name) / f"{architecture}.gguf"
+    if architecture == "deepseek41":
+        return read_gguf(write_deepseek41(path, {}))
     config, tensors = checkpoint(EXAMPLES[architecture])
-    return read_gguf(write_gguf(Path(_folder().name) / f"{architecture}.gguf", config, tensors)[0])
+    return read_gguf(write_gguf(path, config, tensors)[0])
 
 
 @cache

@@ -15,7 +15,7 @@ POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_lon
 _PROPORTIONAL = ("gemma4", "rope_freqs.weight")  # whose config has the share of pairs that turn instead
 _UNTURNED = {"glm5-next", "jamba", "kimi-linear", "nemotron_h_moe"}  # architectures whose heads have no positions
 _TOWERS = ("v.", "mm.", "a.")  # what models of pictures and sounds begin with, which some programs put in the same file
-_OF_PICTURES = ("deepseek4", ".exp_probs_b_vl.bias")  # the choice of experts for tokens of pictures
+_OF_PICTURES = (("deepseek4", "deepseek41"), ".exp_probs_b_vl.bias")  # the choice of experts for tokens of pictures
 _OF_ACTIVATIONS = ".input_scale"  # for kernels that round what is multiplied, too
 
 
@@ -33,7 +33,7 @@ def refuse_leftovers(gguf: Gguf, used: Collection[str]) -> None:
         if name not in used
         and name not in POSITIONS
         and not name.startswith((*ahead, *_TOWERS))
-        and not (m.architecture == _OF_PICTURES[0] and name.endswith(_OF_PICTURES[1]))
+        and not (m.architecture in _OF_PICTURES[0] and name.endswith(_OF_PICTURES[1]))
         and not (name.endswith(_OF_ACTIVATIONS) and name.replace(_OF_ACTIVATIONS, ".weight") in used)
     ]
     if left:

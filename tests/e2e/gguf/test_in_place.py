@@ -24,10 +24,12 @@ from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.configs.deepseek_v41 import DEEPSEEK_V41
 from tests.support.converter.meant import meant
 from tests.support.converter.published import published
 from tests.support.converter.record import NAMES, checkpoint
+from tests.support.deepseek41_gguf import is_whole, write_deepseek41
 from tests.support.gguf_files import write_gguf
 from tests.support.mixed_gguf import small, without_vocabulary
 
@@ -93,6 +95,19 @@ def test_a_table_of_n_grams_stays_in_the_file(tmp_path: Path) -> None:
     sizes = PlacedSizes(stored.manifest.in_place, family_of(config_of(read_gguf(file))).tensors, stored.path)
     [table] = [name for name in sizes.recipes if ".ngram_embedding." in name]
     assert sizes.recipes[table].kind.shape == (432, 12) and table in sizes.in_file and table not in sizes.kinds
+
+
+def test_deepseek_v41_computes_what_its_checkpoint_does_and_its_tables_stay_in_the_file(tmp_path: Path) -> None:
+    drawn = random_tensors(DEEPSEEK_V41).items()
+    tensors = {name: tensor.float() if is_whole(name, tensor.dim()) else tensor for name, tensor in drawn}
+    folder = write_checkpoint(tmp_path / "checkpoint", tensors, DEEPSEEK_V41, num_shards=0)
+    wanted = logits(pull(str(folder), home=tmp_path / "home"))
+    file = write_deepseek41(tmp_path / "model.gguf", {})
+    stored = ensure(str(file), home=tmp_path / "home")
+    assert stored.manifest.in_place is not None and np.isfinite(wanted).all()
+    assert np.array_equal(logits(stored, expert_cache="50%"), wanted)
+    sizes = PlacedSizes(stored.manifest.in_place, family_of(config_of(read_gguf(file))).tensors, stored.path)
+    assert {f"layers.{i}.engram.embed.weight" for i in (1, 4)} <= set(sizes.in_file) - sizes.kinds.keys()
 
 
 def test_experts_in_fp4_and_tables_of_experts_are_those_of_the_published_checkpoint(tmp_path: Path) -> None:

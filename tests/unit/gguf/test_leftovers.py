@@ -16,6 +16,7 @@ from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.gguf.unread_tensors import left_out
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
+from tests.support.deepseek41_gguf import write_deepseek41
 from tests.support.example_gguf import EXAMPLES, SUPPORTED, beside, example, last_layer, placed, refusal, saying
 from tests.support.facts import declared, facts
 from tests.support.gguf_files import write_gguf
@@ -147,15 +148,18 @@ def test_layers_that_guess_ahead_towers_and_scales_of_activations_are_left_out()
     assert "3 tensors" in line and "v.blk.0.attn_q.weight" in line and "mmproj" in line
     assert left_out(gguf) == []
     choice = ("blk.1.exp_probs_b_vl.bias", (8,))
-    assert choice[0] not in placed(beside(example("deepseek4"), choice)).tensors()
+    for architecture in ("deepseek4", "deepseek41"):
+        assert choice[0] not in placed(beside(example(architecture), choice)).tensors()
     assert choice[0] in refusal(beside(gguf, choice))
 
 
 def positions(folder: Path, architecture: str, **factors: list[float]) -> Gguf:
     """The file with factors of positions, by the names of their tensors."""
     folder.mkdir(exist_ok=True)
-    config, tensors = checkpoint(EXAMPLES[architecture])
     more = {f"{name}.weight": np.array(numbers, np.float32) for name, numbers in factors.items()}
+    if architecture == "deepseek41":
+        return read_gguf(write_deepseek41(folder / "positions.gguf", {}, more=more))
+    config, tensors = checkpoint(EXAMPLES[architecture])
     return read_gguf(write_gguf(folder / "positions.gguf", config, tensors, scales=more)[0])
 
 

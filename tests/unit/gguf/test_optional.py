@@ -23,6 +23,7 @@ _WITHOUT = {
     "deepseek2",
     "deepseek32",
     "deepseek4",
+    "deepseek41",
     "ernie4_5",
     "ernie4_5-moe",
     "exaone-moe",

@@ -32,6 +32,7 @@ WRITTEN = {
     "deepseek2": "deepseek-llm deepseek-coder deepseek-v3 kimi-k2 glm4 joyai-llm kanana2 gigachat youtu tekken",
     "deepseek32": "deepseek-v3",
     "deepseek4": "deepseek-v3",
+    "deepseek41": "deepseek-v3",  # as converters of its own pull request write it
     "dots1": "qwen2",
     "ernie4_5": "",
     "ernie4_5-moe": "",

@@ -14,7 +14,7 @@ SIGMOID, SQRT_SOFTPLUS = 2, 4  # of expert_gating_func, which is softmax (1) els
 def num_layers_of(m: Metadata) -> int:
     """Without those that guess tokens ahead, which lie behind the others."""
     layers, ahead = m.count("block_count"), m.count("nextn_predict_layers", 0)
-    if m.architecture == "deepseek4" and m.tensor(f"blk.{layers - ahead}.nextn.eh_proj.weight") is None:
+    if m.architecture in ("deepseek4", "deepseek41") and m.tensor(f"blk.{layers - ahead}.nextn.eh_proj.weight") is None:
         ahead = 0  # llama.cpp counts them only where they are in the file
     if not ahead < layers <= len(m.gguf.tensors):
         raise CheckpointError(
@@ -245,3 +245,11 @@ def _longrope(m: Metadata, trained: int, attention: float) -> JsonObject:
             )
         found[f"{name}_factor"] = numbers_of(m.gguf, tensor)
     return found | ({"attention_factor": attention} if attention else {})
+
+
+def whole_numbers(m: Metadata, name: str) -> list[int]:
+    """A list that is none of layers; [] where there is none."""
+    found = m.values(name) or []
+    if not all(type(number) is int for number in found):
+        raise CheckpointError(f"{m.where}: {m.architecture}.{name} must be whole numbers; the file is damaged")
+    return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
-from moeinf.errors import UnsupportedModelError
+from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.configs.common import (
     SIGMOID,
     SQRT_SOFTPLUS,
@@ -18,6 +19,7 @@ from moeinf.gguf.configs.common import (
     refuse_unless,
     refuse_unless_sigmoid,
     routing_is_corrected,
+    whole_numbers,
 )
 from moeinf.gguf.metadata import Metadata
 from moeinf.types import JsonObject
@@ -75,12 +77,33 @@ def _limit(m: Metadata) -> float:
     return limit
 
 
-def _deepseek4(m: Metadata) -> JsonObject:
+def _with_window(m: Metadata) -> JsonObject:
+    """What DeepSeek-V4's and V4.1's files have in common."""
     refuse_unless(m, m.count("expert_gating_func") == SQRT_SOFTPLUS, "expert_gating_func")
     refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
     refuse_unless(m, m.count("expert_shared_count") == 1, "expert_shared_count")
     refuse_unless(m, m.count("expert_group_count", 1) < 2, "expert_group_count")
     m.count("embedding_length_out", 0), m.count("expert_group_used_count", 1)
+    return _streams(m) | {
+        "head_dim": head_dim_of(m),
+        "qk_rope_head_dim": m.count("rope.dimension_count"),
+        "q_lora_rank": m.count("attention.q_lora_rank"),
+        "o_groups": m.count("attention.output_group_count"),
+        "o_lora_rank": m.count("attention.output_lora_rank"),
+        "sliding_window": m.count("attention.sliding_window"),
+        "compress_rope_theta": m.number("attention.compress_rope_freq_base"),
+        "index_n_heads": m.count("attention.indexer.head_count"),
+        "index_head_dim": m.count("attention.indexer.key_length"),
+        "index_topk": m.count("attention.indexer.top_k"),
+        "hc_sinkhorn_iters": m.count("hyper_connection.sinkhorn_iterations"),
+        "n_routed_experts": experts_of(m),
+        "moe_intermediate_size": expert_width(m),
+        "routed_scaling_factor": m.number("expert_weights_scale"),
+        "swiglu_limit": _limit(m),
+    }
+
+
+def _deepseek4(m: Metadata) -> JsonObject:
     layers, ratios = range(num_layers_of(m)), m.values("attention.compress_ratios") or []
     chooses = [m.tensor(f"blk.{i}.indexer.attn_q_b.weight") is not None for i in layers]
     rates = {
@@ -97,27 +120,74 @@ def _deepseek4(m: Metadata) -> JsonObject:
         _SPARSE if each else _HEAVY if ratio else "sliding_attention"
         for ratio, each in zip(ratios, chooses, strict=False)
     ]
-    return _streams(m) | {
+    return _with_window(m) | {
         "model_type": "deepseek_v4",
-        "head_dim": head_dim_of(m),
-        "qk_rope_head_dim": m.count("rope.dimension_count"),
-        "q_lora_rank": m.count("attention.q_lora_rank"),
-        "o_groups": m.count("attention.output_group_count"),
-        "o_lora_rank": m.count("attention.output_lora_rank"),
-        "sliding_window": m.count("attention.sliding_window"),
         "layer_types": kinds,
         "compress_rates": {kind: each.pop() for kind, each in rates.items() if each},
-        "compress_rope_theta": m.number("attention.compress_rope_freq_base"),
-        "index_n_heads": m.count("attention.indexer.head_count"),
-        "index_head_dim": m.count("attention.indexer.key_length"),
-        "index_topk": m.count("attention.indexer.top_k"),
-        "hc_sinkhorn_iters": m.count("hyper_connection.sinkhorn_iterations"),
         "num_hash_layers": m.count("hash_layer_count"),
-        "n_routed_experts": experts_of(m),
-        "moe_intermediate_size": expert_width(m),
-        "routed_scaling_factor": m.number("expert_weights_scale"),
-        "swiglu_limit": _limit(m),
     }
+
+
+def _deepseek41(m: Metadata) -> JsonObject:
+    """Which layers make entries and choose them is seen in the tensors; candidates of which a file says nothing are as
+    published."""
+    layers = range(num_layers_of(m))
+    refuse_unless(m, m.count("hash_layer_count", 0) == 0, "hash_layer_count")
+    for name in ("kv_source_layer_ids", "index_source_layer_ids"):
+        m.values(f"attention.{name}")
+    sources, choosing = (
+        [i for i in layers if m.tensor(f"blk.{i}.{name}.weight") is not None]
+        for name in ("attn_compressor_kv", "indexer.attn_q_b")
+    )
+    said = m.get("attention.candidate_source_layer_id")
+    found = {
+        "model_type": "deepseek_v41",
+        "compress_ratios": m.values("attention.compress_ratios"),
+        "kv_source_layer_ids": sources,
+        "index_source_layer_ids": choosing,
+        "candidate_source_layer_id": max(sources, default=-1) if said is None else said,
+        "candidate_topk_blocks": m.count("attention.candidate_topk_blocks", 2048),
+        "candidate_block_size": m.count("attention.candidate_block_size", 8),
+    }
+    return _with_window(m) | found | _engram(m)
+
+
+def _engram(m: Metadata) -> JsonObject:
+    """Tables of n-grams, and the numbers that choose their rows."""
+    layers = whole_numbers(m, "engram.layer_ids")
+    if not layers:
+        return {"engram_layer_ids": []}
+    tables = [m.tensor(f"blk.{i}.engram_embd.weight") for i in layers]
+    size, heads, kinds = (
+        m.count("engram.max_ngram_size"),
+        m.count("engram.head_count"),
+        whole_numbers(m, "engram.token_map"),
+    )
+    pad = m.count("engram.pad_id")  # as the map has it
+    if None in tables or pad not in kinds:
+        raise CheckpointError(
+            f"{m.where}: {m.architecture}.engram names a table, or a kind of tokens ({pad}), that is not there; take "
+            "another file"
+        )
+    columns = (size - 1) * heads
+    primes, offsets = (_cut(whole_numbers(m, f"engram.{name}"), columns) for name in ("primes", "offsets"))
+    refuse_unless(m, offsets == [[*accumulate(each, initial=0)][:-1] for each in primes], "engram.offsets")
+    return {
+        "engram_layer_ids": layers,
+        "engram_num_embeddings": [table.shape[0] for table in tables if table is not None],
+        "engram_max_ngram_size": size,
+        "engram_n_heads": heads,
+        "engram_head_dim": m.count("engram.key_length"),
+        "engram_primes": primes,
+        "engram_multipliers": _cut(whole_numbers(m, "engram.multipliers"), size),
+        "engram_token_map": kinds,
+        "engram_compressed_vocab_size": max(kinds) + 1,
+        "engram_pad_token_id": kinds.index(pad),
+    }
+
+
+def _cut(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[at : at + size] for at in range(0, len(numbers), size)]
 
 
 def _glm_dsa(m: Metadata) -> JsonObject:
@@ -266,6 +336,7 @@ LATENT: dict[str, Callable[[Metadata], JsonObject]] = {
     "deepseek2": _deepseek,
     "deepseek32": _indexed,
     "deepseek4": _deepseek4,
+    "deepseek41": _deepseek41,
     "glm-dsa": _glm_dsa,
     "glm5-next": _glm5_next,
     "hy_v4": _hy_v4,

@@ -15,6 +15,7 @@ from moeinf.gguf.configs.common import (
     plain_heads,
     refuse_unless,
     shared_width,
+    whole_numbers,
 )
 from moeinf.gguf.metadata import Metadata
 from moeinf.types import JsonObject
@@ -112,7 +113,7 @@ def _qwen4_exp(m: Metadata) -> JsonObject:
 def _ngrams(m: Metadata) -> JsonObject:
     """The one table of n-grams, which lies whole in the file, and the numbers that choose its rows."""
     names = ("ple.layers", "ple.head_vocab_sizes", "ple.head_offsets", "ple.layer_multipliers")
-    layers, of_heads, offsets, multipliers = (_whole_numbers(m, name) for name in names)
+    layers, of_heads, offsets, multipliers = (whole_numbers(m, name) for name in names)
     if not layers:
         return {"ple_layer_ids": []}
     table = m.tensor("per_layer_token_embd.weight")
@@ -140,14 +141,6 @@ def _ngrams(m: Metadata) -> JsonObject:
         "split_ngram_parts": 1,
         "eos_token_id": [end, ends] if type(ends) is int and ends != end else end,
     }
-
-
-def _whole_numbers(m: Metadata, name: str) -> list[int]:
-    """A list that is none of layers; [] where there is none."""
-    found = m.values(name) or []
-    if not all(type(number) is int for number in found):
-        raise CheckpointError(f"{m.where}: {m.architecture}.{name} must be whole numbers; the file is damaged")
-    return found
 
 
 def _qwen3_vl_moe(m: Metadata) -> JsonObject:
