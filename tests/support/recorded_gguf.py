@@ -53,6 +53,8 @@ _NEW = {  # which the gguf package that is released does not know
         for each in _HYPER
     },
     "self_attn.linear_gate": "blk.{bid}.attn_gate",
+    "self_attn.output_gate": "blk.{bid}.attn_gate",
+    "self_attn.norm": "blk.{bid}.attn_norm_2",
     **{
         f"self_attn.indexer.index_kpool_compress_{each}": f"blk.{{bid}}.indexer_compressor_{each}.weight"
         for each in ("ape", "gate")

@@ -37,7 +37,6 @@ _DIFFUSION: Final = "generation of text by diffusion"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
 REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
     "deci": "layers of different widths, some without attention",
-    "deepseek2-ocr": "a reader of its metadata; DeepSeek-OCR 2 runs from safetensors",
     "dflash": "the model for which it drafts tokens",
     "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
     "grok": "bounds of the scores of attention and routing (soft caps), a plain MLP beside the experts",
@@ -45,7 +44,6 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "kimi-k3": "attention to the residuals of earlier layers, experts of the activation SiTU on narrower states",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,
-    "minimax-01": "a reader of its metadata; MiniMax-Text-01 runs from safetensors",
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",
     "nomic-bert-moe": _NO_LANGUAGE,
     "rnd1": _DIFFUSION,

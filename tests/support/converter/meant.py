@@ -12,6 +12,11 @@ UNSAID: dict[str, dict[str, Any]] = {
     "afmoe": {"global_attn_every_n_layers": 4, "mup_enabled": True},
     "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
     "minimax_m3_vl": {"swiglu_limit": 7.0},
+    "minimax": {  # one scale of all that is kept, and none of what layers add
+        **{f"{kind}_alpha_factor": 1.5 for kind in ("full_attn", "linear_attn", "mlp")},
+        **{f"{kind}_beta_factor": 1.0 for kind in ("full_attn", "linear_attn", "mlp")},
+        "block_size": 256,  # of tables that files do not have
+    },
     "mimo_v2_flash": {"routed_scaling_factor": 1.0},
     "glm": {"max_position_embeddings": 64, "rms_norm_eps": 1e-5},  # the converter's: the width, and an epsilon
 }

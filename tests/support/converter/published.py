@@ -40,6 +40,8 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "smallthinker": "smallthinker",
     "deepseek": "deepseek",
     "maple": "maple",
+    "deepseek_ocr2": "deepseek2-ocr",
+    "minimax": "minimax-01",
     "minicpm": "minicpm",
     "llama": "llama",
     "qwen2": "qwen2",
@@ -61,6 +63,8 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
 def as_published(config: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "bailing_hybrid": _ling,
+        "deepseek_ocr2": _deepseek_ocr,
+        "minimax": _minimax_01,
         "dbrx": lambda c: c | {"model_type": "databricks", "max_seq_len": c["max_position_embeddings"]},  # as of MiMo
         "deepseek_v4": _deepseek4,
         "glm5_next": _glm5,
@@ -74,6 +78,21 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
         "step3p7": _step,
     }
     return own.get(config["model_type"], dict)(config)
+
+
+def _deepseek_ocr(c: dict[str, Any]) -> dict[str, Any]:
+    text: dict[str, Any] = c["text_config"]
+    dense = text["mlp_layer_types"].count("dense")
+    return text | {"model_type": "deepseek_ocr", "first_k_dense_replace": dense, "qk_rope_head_dim": 0}  # as of MiMo
+
+
+def _minimax_01(c: dict[str, Any]) -> dict[str, Any]:
+    kinds = ("full_attention", "linear_attention", "mlp")
+    scales = {f"layernorm_{kind}_alpha": c["full_attn_alpha_factor"] for kind in kinds}
+    ones = {f"layernorm_{kind}_beta": 1.0 for kind in kinds}
+    return (
+        c | scales | ones | {"model_type": "minimax_text_01", "rotary_dim": c["head_dim"], "rms_norm_eps": 1e-5}
+    )  # as of MiMo
 
 
 def _deepseek4(c: dict[str, Any]) -> dict[str, Any]:

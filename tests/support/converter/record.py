@@ -134,6 +134,8 @@ HF = {
     "smallthinker": "SmallThinkerForCausalLM",
     "deepseek": "DeepseekForCausalLM",
     "maple": "MapleForCausalLM",
+    "deepseek_ocr2": "DeepseekOCRForCausalLM",
+    "minimax": "MiniMaxText01ForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -248,6 +250,7 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     kind = converter_of(hf)
     for each in (kind, getattr(kind, "Mistral4Model", kind)):
         each.set_vocab = lambda self: None
+        each._get_suppress_tokens = lambda self: []
     kind.no_mtp = True
     path = folder / "model.gguf"
     with torch.inference_mode():

@@ -34,7 +34,7 @@ NOBODYS = (
     "blk.{}.attn_rot_embd",
     "blk.{}.ffn_up_exps.lora_a",
     "blk.{}.ffn_gate_chexps.weight",
-    "blk.{}.attn_norm_2.weight",
+    "blk.{}.attn_sub_norm.weight",
     "blk.{}.ffn_act.scales",
     "blk.{}.ffn_up_exps.weight_scale",
     "blk.{}.ffn_down_exps.0.weight",

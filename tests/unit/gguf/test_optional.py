@@ -38,6 +38,7 @@ _WITHOUT = {
     "llama",
     "maple",
     "mimo2",
+    "minimax-01",
     "minimax-m2",
     "minimax-m3",
     "mistral4",

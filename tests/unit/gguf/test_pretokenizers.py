@@ -30,6 +30,7 @@ WRITTEN = {
     "dbrx": "dbrx",
     "deepseek": "deepseek-llm deepseek-coder",
     "deepseek2": "deepseek-llm deepseek-coder deepseek-v3 kimi-k2 glm4 joyai-llm kanana2 gigachat youtu tekken",
+    "deepseek2-ocr": "deepseek-v3",
     "deepseek32": "deepseek-v3",
     "deepseek4": "deepseek-v3",
     "deepseek41": "deepseek-v3",  # as converters of its own pull request write it
@@ -63,6 +64,7 @@ WRITTEN = {
     "mellum": "mellum2",
     "mimo2": "qwen2",
     "minicpm": "",
+    "minimax-01": "minimax-m2",
     "minimax-m2": "minimax-m2",
     "minimax-m3": "minimax-m2",
     "mistral4": "tekken",

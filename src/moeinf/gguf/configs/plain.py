@@ -14,6 +14,7 @@ from moeinf.gguf.configs.common import (
     grouped_routing,
     has_experts,
     head_dim_of,
+    mlps_of,
     num_layers_of,
     plain_heads,
     positions_of,
@@ -115,6 +116,35 @@ def _deepseek(m: Metadata) -> JsonObject:
     refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     refuse_unless(m, not m.flag("expert_weights_norm", False), "expert_weights_norm")
     return plain_heads(m) | grouped_routing(m) | {"model_type": "deepseek"}
+
+
+def _deepseek_ocr(m: Metadata) -> JsonObject:
+    refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
+    refuse_unless(m, m.count("attention.sliding_window", 0) == 0, "attention.sliding_window")
+    head_dim, found = head_dim_of(m), grouped_routing(m)
+    rotated = m.count("rope.dimension_count", 0)  # 0 is what checkpoints say of latent attention, which they have not
+    refuse_unless(m, rotated in (0, head_dim), "rope.dimension_count")
+    return found | {
+        "model_type": "deepseek_ocr2",
+        "head_dim": head_dim,
+        "mlp_layer_types": mlps_of(m),
+        "topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy",
+    }
+
+
+def _minimax_01(m: Metadata) -> JsonObject:
+    m.values("attention.recurrent_layers"), m.count("full_attention_interval", 8)  # the tensors say it
+    head_dim, scale = head_dim_of(m), m.number("residual_scale")
+    linear = [m.tensor(f"blk.{i}.attn_norm_2.weight") is not None for i in range(num_layers_of(m))]
+    scales = {f"{kind}_alpha_factor": scale for kind in ("full_attn", "linear_attn", "mlp")}
+    return scales | {
+        "model_type": "minimax",
+        "head_dim": head_dim,
+        "rotary_dim": m.count("rope.dimension_count", head_dim),
+        "num_local_experts": experts_of(m),
+        "intermediate_size": expert_width(m),
+        "layer_types": ["linear_attention" if each else "full_attention" for each in linear],
+    }
 
 
 def _minimax_m2(m: Metadata) -> JsonObject:
@@ -283,6 +313,8 @@ ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "glm4moe": _glm4_moe,
     "dots1": _dots1,
     "deepseek": _deepseek,
+    "deepseek2-ocr": _deepseek_ocr,
+    "minimax-01": _minimax_01,
     "minimax-m2": _minimax_m2,
     "minimax-m3": _minimax_m3,
     "ernie4_5-moe": _ernie4_5_moe,
