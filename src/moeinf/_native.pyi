@@ -778,6 +778,28 @@ class HeadsLayer:
         query, where there are profiles; sinks [tokens, heads]: a further score, whose weight goes nowhere.
         """
 
+def attend_shared_rows(
+    kernels: Kernels,
+    queries: npt.NDArray[np.float32],
+    window: npt.NDArray[np.float32],
+    others: npt.NDArray[np.float32],
+    seen: npt.NDArray[np.int64],
+    picked: npt.NDArray[np.int64],
+    scale: float,
+    sinks: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Writes out [tokens, heads * head_dim]: what heads give of rows that are their keys and their values at once.
+
+    queries [tokens, heads * head_dim]; window [rows, head_dim]; others: rows that begin with as many numbers; sinks
+    [heads]: a further score of each, whose weight goes nowhere. seen [tokens, 4]: what each token attends to, as its
+    first row of the window and how many, where the numbers of those of `others` begin in `picked`, and how many these
+    are; -1 in the place of where: the first ones. What a token gets depends on no other token, nor on the number of
+    threads.
+
+    ValueError for sizes that do not fit together, and for rows that are not there.
+    """
+
 class LatentLayer:
     """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a rotated key."""
 

@@ -8,12 +8,14 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "arrays.h"
 #include "bindings.h"
 #include "compute/kept.h"
 #include "gil.h"
 #include "moeinf/compute/layers/attention.h"
+#include "moeinf/compute/layers/shared_rows.h"
 
 namespace nb = nanobind;
 
@@ -83,9 +85,49 @@ class HeadsLayer {
   moeinf::AttentionShape shape_{};
 };
 
+using Numbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Quadruples = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Whether first.. and so many behind it are rows of an array of so many.
+bool within(std::int64_t first, std::int64_t count, std::int64_t rows) {
+  return first >= 0 && count >= 0 && first <= rows && count <= rows - first;
+}
+
+void give_shared_rows(Kernels& kernels, ConstRows queries, ConstRows window, ConstRows others,
+                      Quadruples seen, Numbers picked, double scale, moeinf::Vector sinks, Rows out) {
+  const std::int64_t tokens = moeinf::size(queries, 0), head_dim = moeinf::size(window, 1),
+                     num_heads = moeinf::size(sinks, 0), num_others = moeinf::size(others, 0);
+  const std::int64_t width = moeinf::times({num_heads, head_dim});
+  require(
+      num_heads > 0 && head_dim > 0 && head_dim <= moeinf::kMaxHeadDim && moeinf::size(others, 1) >= head_dim,
+      "rows are of no width, or of too large a one");
+  require(has_shape(queries, tokens, width) && has_shape(out, tokens, width) && has_shape(seen, tokens, 4),
+          "queries, results or what is seen are of other sizes than rows and sinks say");
+  require(scale > 0, "the scale of the scores is not positive");
+  for (std::size_t i = 0; i < picked.shape(0); ++i)
+    require(picked.data()[i] >= 0 && picked.data()[i] < num_others, "a row is picked that is not there");
+  std::vector<moeinf::SeenRows> rows(static_cast<std::size_t>(tokens));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t *const s = seen.data() + t * 4, first = s[0], count = s[1], at = s[2], behind = s[3];
+    require(within(first, count, moeinf::size(window, 0)) &&
+                within(at < 0 ? 0 : at, behind, at < 0 ? num_others : moeinf::size(picked, 0)) &&
+                count + behind > 0,
+            "a token sees rows that are not there, or none");
+    rows[static_cast<std::size_t>(t)] = {first, count, at < 0 ? nullptr : picked.data() + at, behind};
+  }
+  const moeinf::SharedRowsShape shape{num_heads, head_dim, static_cast<float>(scale), sinks.data()};
+  const moeinf::GilRelease released;
+  moeinf::attend_shared_rows(kernels, shape, window.data(), moeinf::rows_of(others), rows, queries.data(),
+                             out.data());
+}
+
 }  // namespace
 
 void moeinf::bind_heads(nb::module_& m) {
+  m.def("attend_shared_rows", &give_shared_rows, nb::arg("kernels"), nb::arg("queries").noconvert(),
+        nb::arg("window").noconvert(), nb::arg("others").noconvert(), nb::arg("seen").noconvert(),
+        nb::arg("picked").noconvert(), nb::arg("scale"), nb::arg("sinks").noconvert(),
+        nb::arg("out").noconvert(), "Writes out [tokens, heads * head_dim].");
   nb::class_<HeadsLayer>(m, "HeadsLayer", "Attention of heads that a model makes itself.")
       .def(nb::init<nb::object, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
                     double, OptionalRows>(),

@@ -144,6 +144,20 @@ def _run_heads(world: World) -> Arguments:
     return given
 
 
+@call(
+    "attend_shared_rows",
+    "sizes that do not fit together, a scale that is not above 0, rows that are not there",
+    holds=_finite("out"),
+)
+def _shared_rows(world: World) -> Arguments:
+    tokens, picked = world.tokens, [world.rng.randrange(9) for _ in range(world.rng.choice([0, 5]))]
+    seen = [[t, 3, -1 if t % 2 else 0, len(picked)] for t in range(tokens)]
+    return {"kernels": world.get("Kernels"), "queries": world.floats(tokens, HEADS * DIM),
+            "window": world.floats(tokens + 3, DIM), "others": world.floats(9, DIM),
+            "seen": np.array(seen, np.int64).reshape(tokens, 4), "picked": np.array(picked, np.int64), "scale": 0.2,
+            "sinks": world.floats(HEADS), "out": world.floats(tokens, HEADS * DIM)}  # fmt: skip
+
+
 RANK, NOPE, VALUE, TURNED = 64, 32, 16, 32
 
 

@@ -1,4 +1,4 @@
-"""Attention to a window and to entries (layers/latent/compressed.py) on the CPU, in numpy.
+"""Attention to a window and to entries (layers/latent/compressed.py) on the CPU: native, but for the choice of entries.
 
 Each token is scored and attends on its own, over what it sees: so it does not depend on the tokens of its call.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeinf import _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.indexed import best, scores_of
 from moeinf.models.cpu.weights import HostMemory
@@ -22,7 +23,7 @@ class NativeCompressedCore:
     """A CompressedPart."""
 
     def __init__(self, memory: HostMemory, part: CompressedPart[Float32Array, Angles, Routing]) -> None:
-        self._heads, self._sinks, self._pools = part.heads, part.sinks[:, None], part.pools
+        self._heads, self._sinks, self._pools = part.heads, part.sinks, part.pools
         self._memory, self._math = memory, memory.weights.math
         self._layer, self._number = part.layer, part.number
         self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
@@ -93,23 +94,25 @@ class NativeCompressedCore:
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at
         cos, sin = (table[at : at + tokens] for table in positions)
-        turned, out = turned_at_end(self._math, queries, cos, sin, interleaved=True), np.empty_like(queries)
-        for i, seen in enumerate(self._seen(start, tokens)):
-            rows = self._rows[at + i + max(h.window - 1 - start - i, 0) : at + i + h.window]
-            if seen:
-                entries = cache.states[self._number].entries
-                picked = chosen[i] if isinstance(chosen, list) else None
-                rows = np.concatenate([rows, entries[:seen] if picked is None else entries[picked]])
-            out[i] = self._mixed(turned[i], rows)
+        turned, out = (
+            turned_at_end(self._math, queries, cos, sin, interleaved=True),
+            np.empty(queries.shape, np.float32),
+        )
+        seen, picked, so_far = np.empty((tokens, 4), np.int64), [np.empty(0, np.int64)], 0
+        for i, behind in enumerate(self._seen(start, tokens)):
+            hidden = max(h.window - 1 - start - i, 0)  # rows of the window in front of the first token
+            numbers = chosen[i] if isinstance(chosen, list) and behind else None
+            seen[i] = at + i + hidden, h.window - hidden, -1, behind
+            if numbers is not None:
+                seen[i, 2:] = so_far, len(numbers)
+                so_far += len(numbers)
+                picked.append(numbers)
+        entries = cache.states[self._number].whole if h.rate else self._rows[:0]
+        _native.attend_shared_rows(
+            self._memory.weights.kernels, np.ascontiguousarray(turned).reshape(tokens, -1), self._rows, entries, seen,
+            np.concatenate(picked), h.scale, self._sinks, out.reshape(tokens, -1),
+        )  # fmt: skip
         return turned_at_end(self._math, out, cos, -sin, interleaved=True)
-
-    def _mixed(self, queries: Float32Array, rows: Float32Array) -> Float32Array:
-        """queries [heads, head_dim] over what one token sees, [n, head_dim]."""
-        scores = queries @ rows.T * np.float32(self._heads.scale)
-        most = np.maximum(scores.max(1, keepdims=True), self._sinks)
-        shares = np.exp(scores - most)
-        mixed: Float32Array = shares @ rows / (shares.sum(1, keepdims=True) + np.exp(self._sinks - most))
-        return mixed
 
     def _seen(self, start: int, tokens: int) -> list[int]:
         """How many entries lie wholly behind the end of each of the tokens from position `start`."""

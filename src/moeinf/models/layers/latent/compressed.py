@@ -121,8 +121,8 @@ class EntryState(TokenState, Generic[A]):
         count = -(-capacity // heads.rate)
         shares = memory.floats(count * heads.rate, entry_share(heads))
         super().__init__(shares)
-        whole = shares.data.reshape(count, -1)
-        self.entries, self.keys = whole[:, : heads.head_dim], whole[:, heads.head_dim : heads.entry_dim]
+        self.whole = shares.data.reshape(count, -1)
+        self.entries, self.keys = self.whole[:, : heads.head_dim], self.whole[:, heads.head_dim : heads.entry_dim]
 
 
 CompressedCore = CompressedCoreOf[Array, Positions]
