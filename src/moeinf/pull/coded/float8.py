@@ -49,13 +49,13 @@ def float8(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme:
     stack, rows, cols = shape[:-2], shape[-2], shape[-1]
     high, wide = declared.tile_of(name) or (rows, cols)
     kinds: dict[Shape, tuple[int, int]] = {
-        (*stack, rows, -(-cols // wide)): (1, wide),
         (*stack, -(-rows // high), -(-cols // wide)): (high, wide),
         (*stack, rows, 1): (1, cols),
         (*stack, rows): (1, cols),
         (*stack, 1, 1): (rows, cols),
         (*stack, 1): (rows, cols),
         stack: (rows, cols),
+        (*stack, rows, -(-cols // wide)): (1, wide),
     }
     try:
         entry = member(pool, name, scales, FLOATS | {POWERS}, *kinds)
