@@ -58,9 +58,8 @@ checkpoint also sees, hears or speaks, and there is no "yes", moeinf runs the pa
 with its reference, and what the types of transformers that do not run would need.
 
 The last rows are families without experts: dense models, which also draft for larger ones (`--draft`). Every token uses
-all of them. One that fits in memory is held there. Of a larger one, attention stays in memory and the MLPs that do not
-fit are read for each token, layer by layer, so that a token takes as long as reading them. Whatever else moeinf says of
-experts then means the MLPs, one a layer.
+all of them. Of one that does not fit in memory, attention stays there and the other MLPs are read for each token, layer
+by layer. What else moeinf says of experts then means the MLPs, one a layer.
 
 | family | for example | GGUF | pictures |
 |---|---|---|---|

@@ -71,6 +71,7 @@ def footprint_of(name: str) -> Footprint:
         ("nemotron-3-super", 121, 13, 262_144),
         ("nemotron-3-ultra", 549, 56, 262_144),
         ("qwen3-coder-480b", 480, 35, 262_144),
+        ("smallthinker-4ba0.6b", 4, 1, 32_768),
         ("qwen3-next-80b-a3b-thinking", 80, 4, 262_144),
         ("qwen3.5-35b-a3b", 35, 3, 262_144),
         ("qwen3-vl-30b-a3b", 31, 3, 262_144),
