@@ -1,7 +1,6 @@
 """MiniCPM in plain torch: embeddings, what layers add, and logits are scaled.
 
-Written from what modeling_minicpm.py computes, which was published with openbmb/MiniCPM-MoE-8x2B, whose experts have
-the names that vLLM reads.
+Written from what vLLM's minicpm.py computes of openbmb/MiniCPM-MoE-8x2B, names of experts included.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MiniCPM, with experts and without: Llama or Mixtral with Granite's multipliers under other names.
 
-Follows modeling_minicpm.py of openbmb/MiniCPM-MoE-8x2B (arXiv 2404.06395, table 7; MiniCPMForCausalLM).
+As vLLM's minicpm.py reads and computes openbmb/MiniCPM-MoE-8x2B (arXiv 2404.06395, table 7; MiniCPMForCausalLM).
 """
 
 from __future__ import annotations
