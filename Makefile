@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls agents lab memory-rates bench-peers lint native-test native-address native-thread sanitize \
+.PHONY: demo test fuzz faults denied-calls agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
   pythons pythons-ends gpu-test gpu-compile ranks-test long-test clean
 
 demo: $(RUNS)
@@ -24,7 +24,7 @@ TESTS := $(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist l
 test: export PYTHONDONTWRITEBYTECODE :=
 test: export SAMPLED_TESTS := 1
 test: $(RUNS)
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address pythons-ends
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address
 	$(TESTS) --assert=plain || { $(TESTS) --last-failed --last-failed-no-failures none; exit 1; }
 
 # A long run of what `make test` has a short one of: other files, bits, messages and calls each time, unless FUZZ_SEED
@@ -101,12 +101,13 @@ lint: $(READY)
 	cextensions/tests/alone.sh
 	$(BIN)/mypy
 
-native-test: native-address native-thread
+native-test: native-address native-thread native-calls
 
-native-address: $(READY)
-native-thread: $(RUNS)  # it is built while the packages of the tests are installed
-native-address native-thread: native-%:
+native-address native-thread: native-%: $(RUNS)  # they are built while the packages of the tests are installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh $*
+
+native-calls: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/python.sh address -m tests.fuzz.native_calls --cases 800
 
 # The whole product under both: answers of models in many formats and configurations, a server with clients, and the
 # tests that call native code most. It takes up to an hour.
@@ -115,7 +116,7 @@ sanitize: native-test
 	$(BIN)/python -m tests.sanitized thread
 
 # The first minutes of a user, and the tests that need no torch, under every Python of the machine from 3.10 to 3.14; for
-# `make test` the first minutes alone, under the oldest and the newest.
+# `make long-test` the first minutes alone, under the oldest and the newest.
 pythons: $(READY)
 	$(BIN)/python -m tests.pythons
 
@@ -131,8 +132,8 @@ gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_card_compile.py
 
-# Every test, of many of which `make test` has a sample (tests/support/sample.py), and the native ones under both
-# sanitizers. It takes an hour.
+# Every test, of many of which `make test` has a sample (tests/support/sample.py), the native ones under both sanitizers,
+# hostile calls under one, and the first minutes under two more versions of Python. It takes an hour and a quarter.
 long-test: lint native-test pythons-ends
 	$(TESTS)
 
