@@ -19,7 +19,8 @@ _CASES = 8  # one in so many runs
 _STARTED = 3
 _STARTING = "tests/e2e/"
 _COMPILING = ("tests/unit/gpu/test_matrix_compile.py", "tests/unit/gpu/test_vector_compile.py")
-_FOLDERS = (_STARTING, "tests/parity/", "tests/unit/gguf/", "tests/unit/gpu/", "tests/unit/models/")
+_UNITS = ("gguf", "gpu", "models", "native", "text")
+_FOLDERS = (_STARTING, "tests/faults/", "tests/fuzz/", "tests/parity/", *(f"tests/unit/{unit}/" for unit in _UNITS))
 
 
 def sample(ids: Iterable[str]) -> set[str]:
