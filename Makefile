@@ -127,7 +127,7 @@ pythons-ends: $(READY)
 gpu-test:
 	$(PYTHON) -m pytest tests/gpu
 
-# What `make test` compiles for one GPU, four formats and some shapes, compiled for others and all.
+# What `make long-test` compiles for one GPU, four formats and some shapes, compiled for others and all.
 gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_card_compile.py

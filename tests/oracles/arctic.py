@@ -6,16 +6,15 @@ configuration_arctic.py of Snowflake/snowflake-arctic-instruct); nothing of moei
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.oracles.reference import Reference
 
 
 class Mlp(nn.Module):
@@ -113,7 +112,7 @@ class Layer(nn.Module):
         return result
 
 
-class ArcticReference(nn.Module):
+class ArcticReference(Reference):
     """With as much of transformers' interface as the parity tests use: one sequence at a time, greedy."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -137,12 +136,3 @@ class ArcticReference(nn.Module):
         for layer in self.model["layers"]:  # type: ignore[attr-defined]
             x = layer(x)
         return SimpleNamespace(logits=self.lm_head(self.model["norm"](x))[None])
-
-    def generate(self, ids: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-        for _ in range(max_new_tokens):
-            ids = torch.cat([ids, self(ids).logits[:, -1:].argmax(-1)], 1)
-        return ids
-
-    def save_pretrained(self, folder: Path) -> None:
-        save_file(self.state_dict(), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.config))

@@ -6,16 +6,15 @@ modeling_bailing_moe_v2.py of inclusionAI/Ling-V2); nothing of moeinf is used.
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.oracles.reference import Reference
 
 Config = dict[str, Any]
 
@@ -133,7 +132,7 @@ class Layer(nn.Module):
         return result
 
 
-class BailingReference(nn.Module):
+class BailingReference(Reference):
     """With as much of transformers' interface as the parity tests use: one sequence at a time, greedy."""
 
     def __init__(self, config: Config) -> None:
@@ -155,12 +154,3 @@ class BailingReference(nn.Module):
         for layer in self.model["layers"]:  # type: ignore[attr-defined]
             x = layer(x)
         return SimpleNamespace(logits=self.lm_head(self.model["norm"](x))[None])
-
-    def generate(self, ids: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-        for _ in range(max_new_tokens):
-            ids = torch.cat([ids, self(ids).logits[:, -1:].argmax(-1)], 1)
-        return ids
-
-    def save_pretrained(self, folder: Path) -> None:
-        save_file(self.state_dict(), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.config))

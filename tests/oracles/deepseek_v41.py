@@ -7,17 +7,16 @@ by torch's own types of floats.
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.oracles.reference import Reference
 
 _FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -335,13 +334,13 @@ class Layer(nn.Module):
         return streams, pre
 
 
-class DeepseekV41Reference(nn.Module):
+class DeepseekV41Reference(Reference):
     """With as much of transformers' interface as the parity tests use: one sequence at a time, greedy."""
 
     def __init__(self, whole: dict[str, Any]) -> None:
         super().__init__()
         config = whole.get("text_config", whole)
-        self.whole, self.config = whole, config
+        self.config, self.text = whole, config
         hidden, vocabulary, std = config["hidden_size"], config["vocab_size"], config["initializer_range"]
         self.embed = nn.Embedding(vocabulary, hidden)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config["num_hidden_layers"]))
@@ -355,22 +354,13 @@ class DeepseekV41Reference(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
     def forward(self, ids: Tensor) -> SimpleNamespace:
-        tokens, count = ids[0].tolist(), self.config["hc_mult"]
+        tokens, count = ids[0].tolist(), self.text["hc_mult"]
         streams, shared = self.embed(ids[0])[:, None].repeat(1, count, 1), dict[str, Any]()
         pre = F.one_hot(torch.zeros(len(tokens), dtype=torch.long), count).float()
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             if layer.engram is not None:
                 assert self.hashes is not None
-                streams = layer.engram(streams, self.hashes.rows(self.config["engram_layer_ids"].index(i), tokens))
+                streams = layer.engram(streams, self.hashes.rows(self.text["engram_layer_ids"].index(i), tokens))
             streams, pre = layer(streams, pre, shared)
         return SimpleNamespace(logits=self.head(self.norm((pre[..., None] * streams).sum(1)))[None])
-
-    def generate(self, ids: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-        for _ in range(max_new_tokens):
-            ids = torch.cat([ids, self(ids).logits[:, -1:].argmax(-1)], 1)
-        return ids
-
-    def save_pretrained(self, folder: Path) -> None:
-        save_file(self.state_dict(), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.whole))

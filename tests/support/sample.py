@@ -1,9 +1,10 @@
 """Which tests `make test` runs, in the twenty minutes that it may take: those of which it has all, and of the others a
 sample that is the same each time. `make long-test` runs every test, and so does pytest without SAMPLED_TESTS.
 
-A test with many cases tries most of its code with each of them: it has an eighth of them. Every other test of tests/e2e
-starts processes and opens models: a third of these run. Which ones do is decided by their names, so that the cases of
-one family or format are spread over the tests. What `make gpu-compile` compiles is left to it.
+In the folders that take most of the time, a test with many cases tries most of its code with each of them: an eighth of
+them run. Of the other tests of tests/e2e, which start processes and open models, a third run. Which ones do is decided
+by their names, so that the cases of one family or format are spread over the tests. Kernels of GPUs are compiled by
+`make long-test` and `make gpu-compile` alone.
 """
 
 from __future__ import annotations

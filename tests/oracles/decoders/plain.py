@@ -5,17 +5,16 @@ Written from what published modeling code has in common; nothing of moeinf is us
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.oracles.reference import Reference
 
 Config = dict[str, Any]
 Function = Callable[[Tensor], Tensor]
@@ -119,7 +118,7 @@ class Layer(nn.Module):
         return result
 
 
-class PlainReference(nn.Module):
+class PlainReference(Reference):
     """With as much of transformers' interface as the parity tests use: one sequence at a time, greedy."""
 
     embedding_name = "embed_tokens"
@@ -156,12 +155,3 @@ class PlainReference(nn.Module):
         for layer in self.model["layers"]:  # type: ignore[attr-defined]
             x = layer(x)
         return SimpleNamespace(logits=self.logits(self.model["norm"](x))[None])
-
-    def generate(self, ids: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-        for _ in range(max_new_tokens):
-            ids = torch.cat([ids, self(ids).logits[:, -1:].argmax(-1)], 1)
-        return ids
-
-    def save_pretrained(self, folder: Path) -> None:
-        save_file(self.state_dict(), folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.config))

@@ -27,7 +27,7 @@ from moeinf.models.layers.streams.lagged import LaggedConnections
 from moeinf.models.layers.streams.mixed_decoder import Beside
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.layers.streams.ngram_layer import Given
-from moeinf.models.layers.streams.ngrams import MOST_ROWS, NgramConfig, lists_of_numbers, primes_from
+from moeinf.models.layers.streams.ngrams import NgramConfig, lists_of_numbers, primes_of
 from moeinf.models.layers.streams.spread import NgramColumns, NoColumns
 from moeinf.types import Float32Array, Profiler, TensorPlan, Workspace
 
@@ -75,7 +75,7 @@ class EngramConfig(NgramConfig):
             1,
             _NONE,
             layers,
-            _primes(f, len(layers), (size - 1) * heads),
+            primes_of(f, "engram_primes", "engram_vocab_size", 16_000_000, len(layers), (size - 1) * heads),
             _multipliers(f, layers, size, kinds),
             tuple(f.counts("engram_num_embeddings", len(layers))),
             pad.count("engram_pad_token_id", minimum=0, maximum=vocab_size - 1),
@@ -89,17 +89,6 @@ class EngramConfig(NgramConfig):
                     f"{sum(primes)} (engram_vocab_size)"
                 )
         return config
-
-
-def _primes(f: Fields, tables: int, heads: int) -> tuple[tuple[int, ...], ...]:
-    given = lists_of_numbers(f, "engram_primes", tables, heads, MOST_ROWS)
-    if given is not None:
-        return given
-    least = f.count("engram_vocab_size", 16_000_000, minimum=2)
-    if least * heads * tables > MOST_ROWS:
-        raise CheckpointError(f"{f.said('engram_vocab_size')} {least} is beyond what moeinf takes")
-    found = primes_from(least)
-    return tuple(tuple(next(found) for _ in range(heads)) for _ in range(tables))
 
 
 def _multipliers(f: Fields, layers: Sequence[int], size: int, kinds: int) -> tuple[tuple[int, ...], ...]:

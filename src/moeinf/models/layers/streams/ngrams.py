@@ -65,7 +65,9 @@ class NgramConfig:
             f.count("split_ngram_parts", 512, maximum=1 << 16),
             end.count("eos_token_id", minimum=0),
             tuple(layer - 1 for layer in layers),
-            _primes(f, len(layers), (size - 1) * heads),
+            primes_of(
+                f, "ngram_heads_vocab_sizes", "ngram_vocab_size_base", 20_000_000, len(layers), (size - 1) * heads
+            ),
             _multipliers(f, len(layers), size, vocab_size),
         )
         if config.embed_dim % config.all_heads:
@@ -184,13 +186,16 @@ class LastTokens:
         self.ids = kept.copy().view(np.int64)
 
 
-def _primes(f: Fields, tables: int, heads: int) -> tuple[tuple[int, ...], ...]:
-    given = lists_of_numbers(f, "ngram_heads_vocab_sizes", tables, heads, MOST_ROWS)
+def primes_of(
+    f: Fields, given_by: str, above: str, default: int, tables: int, heads: int
+) -> tuple[tuple[int, ...], ...]:
+    """Of each table and head, as the field given_by has them, else those above the number of the field `above`."""
+    given = lists_of_numbers(f, given_by, tables, heads, MOST_ROWS)
     if given is not None:
         return given
-    least = f.count("ngram_vocab_size_base", 20_000_000, minimum=2)
+    least = f.count(above, default, minimum=2)
     if least * heads * tables > MOST_ROWS:
-        raise CheckpointError(f"{f.where}: ngram_vocab_size_base {least} is beyond what moeinf takes")
+        raise CheckpointError(f"{f.said(above)} {least} is beyond what moeinf takes")
     found = primes_from(least)
     return tuple(tuple(next(found) for _ in range(heads)) for _ in range(tables))
 
