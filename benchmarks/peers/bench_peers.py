@@ -44,6 +44,7 @@ RESULT, PAGE, PICTURE = (
 )
 OURS, LLAMA, MISTRAL = "moeinf", "llama.cpp", "mistral.rs"
 PROMPT, DECODE = 512, 32
+SLOW_TS = 1.0  # an engine that decodes more slowly with all the memory runs once
 ALL, THIRD = "all of it", "a third"
 TIMEOUT_S = 300  # for a process; what a third of the memory makes slower than that is named
 
@@ -178,6 +179,8 @@ def measure(files: list[Path], given: argparse.Namespace) -> dict[str, Any]:
             for limit in (None, third) if can_limit() else (None,):
                 ways = list(setting.ways().items())
                 for engine, way in reversed(ways) if number % 2 else ways:
+                    if slow(held["runs"], setting.path.name, engine):
+                        continue
                     if limit is None:
                         into_page_cache(setting.path)
                     held["gflops"] = max(held.get("gflops", 0.0), product_gflops(given.threads))
@@ -186,6 +189,14 @@ def measure(files: list[Path], given: argparse.Namespace) -> dict[str, Any]:
                     print(f"{run.file}, {run.memory}: {engine}: {said}", file=sys.stderr, flush=True)
                     held["runs"].append({name: value for name, value in asdict(run).items() if value})
     return held
+
+
+def slow(runs: list[dict[str, Any]], file: str, engine: str) -> bool:
+    """Whether an engine has run once with all the memory, and shown that more of its runs would take the hours."""
+    return any(
+        (run["file"], run["memory"], run["engine"]) == (file, ALL, engine) and 0 < run.get("decode_ts", 0) < SLOW_TS
+        for run in runs
+    )
 
 
 def attempted(file: str, engine: str, way: Callable[[int | None], Run], limit: int | None) -> Run:
