@@ -169,7 +169,7 @@ def measure(files: list[Path], given: argparse.Namespace) -> dict[str, Any]:
             ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT, check=False
         ).stdout.strip(),
         "threads": given.threads,
-        "versions": versions(given.peers),
+        "versions": versions(given.peers, given.built),
         "files": {each.path.name: about(each.path, given) for each in settings},
         "runs": [],
     }
@@ -228,10 +228,10 @@ def processor() -> str:
     return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB"
 
 
-def versions(peers: str) -> dict[str, str]:
+def versions(peers: str, built: str) -> dict[str, str]:
     said = "from importlib.metadata import version as v; print(v('llama-cpp-python'), v('mistralrs'))"
     llama, mistral = output_of([peers, "-c", said]).split()
-    return {LLAMA: f"of llama-cpp-python {llama}, built for this machine", MISTRAL: mistral}
+    return {LLAMA: f"of llama-cpp-python {llama}, built {built}", MISTRAL: mistral}
 
 
 # What was measured, as a page.
@@ -324,9 +324,14 @@ def page(held: dict[str, Any]) -> str:
 
 
 def wrapped(part: str) -> str:
-    """A paragraph in lines of 120 columns; anything else as it is."""
-    if part.startswith(("#", "|", "!", "`", "- ")):
+    """A paragraph, or the items of a list, in lines of 120 columns; anything else as it is."""
+    if part.startswith(("#", "|", "!", "`")):
         return part
+    if part.startswith("- "):
+        return "\n".join(
+            textwrap.fill(each, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            for each in part.split("\n")
+        )
     return textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
 
 
@@ -362,6 +367,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--machine", default="", help="what the page says of it [default: the CPU's name]")
+    parser.add_argument("--built", default="for this machine", metavar="WORDS", help="how llama.cpp was built")
     parser.add_argument("--random", action="append", default=[], metavar="NAME", help="a file whose weights are random")
     parser.add_argument(
         "--only-page", action="store_true", help="write the page and the picture from what was measured"
