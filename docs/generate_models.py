@@ -16,8 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.footprint import Footprint
-from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
+from moeinf.engine.memory.plan import PROCESS_BYTES, plan_memory, smallest_bytes
+from moeinf.errors import OutOfMemoryError
+from moeinf.hardware import Machine
 from moeinf.models.family import family_of
 from moeinf.models.layers.assemble import Family
 from moeinf.models.refused import REFUSED
@@ -43,11 +46,14 @@ other model of a family below is named by its repository, as in `moeinf pull Qwe
 
 All figures are for 4 bits a weight (`--quant q4_k`) on a CPU. With the *least memory* the model runs, and reads nearly
 every expert from the disk. With as much memory as it takes of the *disk*, all experts stay in memory. Everything in
-between works, and is faster the more memory there is.
+between works, and is faster the more memory there is. The columns behind it tell for machines of 8 to 64 GB, of which
+other programs have a quarter, how many of the experts stay in memory: the others are read from the disk when they are
+needed. Nothing stands where the model does not run.
 
-| checkpoint | parameters | used for a token | disk at 4 bits | least memory | family |
-|---|---|---|---|---|---|
+| checkpoint | parameters | for a token | disk at 4 bits | least memory | 8 GB | 16 GB | 32 GB | 64 GB | family |
+|---|---|---|---|---|---|---|---|---|---|
 """
+MACHINES = (8, 16, 32, 64)  # GB
 RUN = """\
 ## Families that run
 
@@ -143,9 +149,22 @@ def _memory(path: Path, num_bytes: int) -> str:
         f"{small.info.active_params / 1e9:.1f}B",
         f"{num_bytes / 1e9:.1f} GB",
         f"{least / 1e9:.1f} GB",
+        *(_resident(small, gigabytes) for gigabytes in MACHINES),
         family.name,
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _resident(small: Footprint, gigabytes: int) -> str:
+    """The share of the experts that stay in memory on a machine; "" where the model does not run."""
+    available = gigabytes * 10**9 * 3 // 4 - PROCESS_BYTES
+    machine = Machine(cores=4, total_bytes=gigabytes * 10**9, available_bytes=available, limited_by="")
+    try:
+        plan = plan_memory(small, RuntimeConfig(), machine)
+    except OutOfMemoryError:
+        return ""
+    percent = int(100 * plan.held_experts / small.moe.total_experts)
+    return "all" if percent >= 100 else f"{percent} %" if percent else "<1 %"
 
 
 def _bytes_at_4_bits(path: Path) -> int:
