@@ -32,7 +32,7 @@ from moeinf.terminal.agents.launch_verb import launch
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.first_steps import first_steps
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
-from moeinf.terminal.arguments.named import AsJson, ModelName, PromptWords, Quant, Quiet, StoredName
+from moeinf.terminal.arguments.named import AsJson, Lora, ModelName, PromptWords, Quant, Quiet, StoredName
 from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.arguments.short_help import add_verb, help_width
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
@@ -96,6 +96,7 @@ def run(
     sampling: SamplingOptions,
     config: RuntimeConfig,
     quant: Quant = None,
+    lora: Lora = None,
 ) -> None:
     """Answer a prompt, or chat, or all requests of a file. A model that is not stored yet is pulled first.
 
@@ -110,7 +111,10 @@ def run(
     from moeinf.terminal.session_opening import check_template, ensure_stored, hold_chat, opened
     from moeinf.terminal.user_notes import Notices
 
+    made = PullOptions(quant=quant, lora=lora)
     if plan:
+        if lora:
+            raise UsageError("--lora: an adapter changes neither the size nor the speed of a model; leave it out")
         return print_fitted(planned_text(model, config, quant))
     config = with_launched(config, model, quiet=options.quiet)
     if many.batch is not None:
@@ -119,7 +123,7 @@ def run(
         if prompt or file or json:
             given = "a prompt" if prompt else "--file" if file else "--json"
             raise UsageError(f"--batch has its prompts in a file, and writes JSON; leave {given} out")
-        answer_batch(model, many, BatchDefaults(sampling, options, raw), config, quant)
+        answer_batch(model, many, BatchDefaults(sampling, options, raw), config, made)
         return
     pictures, words = pictures_among(prompt or [])
     text = prompt_text(words, file)
@@ -127,7 +131,7 @@ def run(
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
     if raw:
         refuse_template_options(options)
-    stored = ensure_stored(model, quiet=options.quiet, quant=quant)
+    stored = ensure_stored(model, made, quiet=options.quiet)
     check_template(stored, options)
     check_pictures(stored, pictures, words)
     notices, parts = Notices(), [picture_part(path) for path in pictures]

@@ -18,6 +18,7 @@ from moeinf.batch.batch_run import BatchRow, answer_rows
 from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
 from moeinf.config.environment import store_home
+from moeinf.config.pull_options import PullOptions
 from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.stored.preset import Preset
 from moeinf.engine.vision.parts import without_pictures
@@ -65,12 +66,12 @@ class BatchDefaults:
 
 
 def answer_batch(
-    model: str, options: BatchOptions, defaults: BatchDefaults, config: RuntimeConfig, quant: str | None
+    model: str, options: BatchOptions, defaults: BatchDefaults, config: RuntimeConfig, made: PullOptions
 ) -> int:
     """Answers what --batch names; returns the exit code. Raises UsageError, and what opening a model raises."""
     _refuse_unused(options, defaults.chat, config)
     text, quiet = _read(options.batch or _STANDARD), defaults.chat.quiet
-    stored = ensure_stored(model, quiet=quiet, quant=quant)
+    stored = ensure_stored(model, made, quiet=quiet)
     check_template(stored, defaults.chat)
     salt = json.dumps([stored.own_id, config.memory.kv_cache, defaults.told()], sort_keys=True, default=list)
     try:

@@ -33,6 +33,7 @@ class KeptLayers:
     """moeinf.pull.source.Source: what a store keeps of its checkpoint beside the model that it runs."""
 
     requested = ""
+    told: tuple[str, ...] = ()
     shards = Shards((AHEAD_FILE,), None)
 
     def __init__(self, stored: StoredModel) -> None:
@@ -62,6 +63,9 @@ class KeptLayers:
     def fetch_bytes(self, shard: str, folder: Path) -> int:
         return 0
 
+    def copied_bytes(self, shard: str, folder: Path) -> int:
+        return 0
+
     def headers(self) -> Mapping[str, Header]:
         with errors_named(self._path / AHEAD_FILE, CheckpointError):
             return {AHEAD_FILE: read_header(self._path / AHEAD_FILE)}
@@ -69,8 +73,8 @@ class KeptLayers:
     def open_shard(self, shard: str, folder: Path) -> Path:
         return self._path / shard
 
-    def release_shard(self, shard: str, folder: Path) -> None:
-        """Does nothing, as nothing was downloaded."""
+    def release_shard(self, shard: str, folder: Path, *, keep: bool) -> None:
+        """Does nothing, as nothing was written."""
 
     def check_unchanged(self) -> None:
         """What a store has does not change: another state of the checkpoint has another folder."""

@@ -18,6 +18,7 @@ from moeinf.store.naming.names import (
     default_name,
     full_name,
     has_tag,
+    name_from,
     outside_source,
     parse_name,
     plain_name,
@@ -27,6 +28,7 @@ from moeinf.store.naming.names import (
 from moeinf.store.processes.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
 
+_ADAPTER_CHARS = 48  # of an adapter's name, in a tag
 _LEAST_BEGINNING = 3  # letters by which a name may be known
 
 
@@ -38,12 +40,15 @@ class Origin:
     name: str
     quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
     repacked: bool = False  # a GGUF file, of which the store has a copy in files of its own
+    adapter: ModelSource | None = None  # a LoRA adapter that is merged into the weights
 
     @property
     def locator(self) -> str:
         """Two pulls with the same locator, into the same formats, share one work folder."""
         source = self.source
-        return f"{source.kind}:{source.location}@{source.revision}" + (f":{source.file}" if source.file else "")
+        file, adapter = f":{source.file}" if source.file else "", self.adapter
+        merged = f" with {adapter.kind}:{adapter.location}@{adapter.revision}" if adapter else ""
+        return f"{source.kind}:{source.location}@{source.revision}{file}{merged}"
 
     def at(self, revision: str) -> Origin:
         """At another revision, with a name of its own where it had its source's."""
@@ -52,13 +57,15 @@ class Origin:
         return replace(self, source=source, name=self.name if own else default_name(source))
 
     def variant_name(self, wanted: Quantisation, name: str | None = None) -> str:
-        """Its name with the formats as its tag; without a tag if the source's formats are kept.
+        """Its name with adapter and formats as its tag; without a tag if there is neither.
 
-        A tag of its own name that tells its revision stays. name: that the user gave, without a tag.
+        A tag of its own name that tells its revision stays. name: that the user gave, without a tag, and that says
+        enough of an adapter.
         """
         word, tag = parse_name(name or self.name)
         revision = revision_tag(self.source.revision)
         parts = [revision] if name is None and revision and f"{tag}-".startswith(f"{revision}-") else []
+        parts += [name_from(self.adapter.location)[:_ADAPTER_CHARS]] if self.adapter and name is None else []
         parts += [] if wanted == KEEP else [wanted.tag]
         return f"{word}:{'-'.join(parts)}" if parts else word
 
@@ -104,16 +111,19 @@ def _stored(reference: str, library: Library) -> Origin | None:
         asked = parse_source_record(model.source_record())
         if asked is None:
             raise StoreError(f"{damaged}: `moeinf pull SOURCE --name {model.name}`, from where it came") from damaged
-        return Origin(asked.source, model.name, asked.quantisation)
-    source = replace(manifest.source, revision=model.revision)
+        return Origin(asked.source, model.name, asked.quantisation, adapter=asked.adapter)
+    source, asked = replace(manifest.source, revision=model.revision), parse_source_record(model.source_record())
     repacked = manifest.in_place is None and (source.kind == "file" or bool(source.file))
-    return Origin(source, model.name, manifest.formats.asked, repacked)
+    return Origin(source, model.name, manifest.formats.asked, repacked, asked.adapter if asked else None)
 
 
 def _begun(reference: str, library: Library) -> Origin | None:
     """What an interrupted pull of this name was of, to go on with it."""
     begun = _unfinished(reference, library)
-    return None if begun is None else Origin(begun[0].source, begun[0].name, begun[0].quantisation)
+    if begun is None:
+        return None
+    asked, _ = begun
+    return Origin(asked.source, asked.name, asked.quantisation, adapter=asked.adapter)
 
 
 def _known(reference: str, library: Library) -> Origin | None:
@@ -165,16 +175,25 @@ def _unknown(reference: str, library: Library) -> ModelNotFoundError:
     )
 
 
-def stored_model(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:
-    """Returns the stored model that a reference means, in the wanted formats; None where it has to be pulled."""
+def stored_model(
+    reference: str, library: Library, wanted: Quantisation | None, adapter: ModelSource | None = None
+) -> StoredModel | None:
+    """Returns the stored model that a reference means, in the wanted formats and with an adapter; None where it has to
+    be pulled.
+    """
     outside = outside_source(reference)
     if outside is not None and outside.kind in ("folder", "file"):
         return None  # the pull finds it up to date, or converts what has changed
     try:
-        if wanted is None:
+        if wanted is None and adapter is None:
             return library.find(reference)
         origin = resolve(reference, library)
-        model = library.find(origin.variant_name(wanted))
+        if adapter is not None:
+            origin = replace(origin, adapter=adapter)
+        model = library.find(origin.variant_name(wanted or origin.quantisation))
+        asked = parse_source_record(model.source_record())
+        if (asked.adapter if asked else None) != origin.adapter:
+            return None
         return model if model.is_later(origin.source) else None  # the pull says whose it is
     except ModelNotFoundError:
         return None

@@ -11,8 +11,11 @@ from moeinf.pull.checkpoint.checkpoint_pull import CheckpointPull
 from moeinf.pull.checkpoint.convert import PORTIONS, Portions
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.gguf.local import FilePull
+from moeinf.pull.lora.adapter import Adapter
+from moeinf.pull.lora.adapter_origin import adapter_source, open_adapter
+from moeinf.pull.lora.merged_source import MergedSource
 from moeinf.pull.origins import continues, resolve, stored_model
-from moeinf.pull.source import FolderSource
+from moeinf.pull.source import FolderSource, Source
 from moeinf.pull.steps import Headers, PullPlan, Steps
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_home
@@ -69,24 +72,23 @@ def read_headers(
 
 
 def ensure(
-    reference: str,
-    *,
-    home: Path,
-    quant: str | None = None,
-    token: str | None = None,
-    progress: PullProgress | None = None,
+    reference: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
 ) -> StoredModel:
     """Returns the stored model that `run` means, and pulls it first if need be. A stored one needs no network.
 
-    Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision]. quant: as for `pull`, which
-    makes another model of the same source: `demo:q4_k`.
+    Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision]. A format and an adapter make
+    another model of the same source: `demo:q4_k`.
     """
-    library = Library(home)
+    library, wanted = Library(home), chosen(options.quant)
+    adapter = None if options.lora is None else adapter_source(options.lora)
     with errors_named(home):
-        stored = stored_model(reference, library, chosen(quant))
-        if stored is None and progress is not None and continues(reference, library, chosen(quant)):
+        stored = stored_model(reference, library, wanted, adapter)
+        if stored is not None and adapter is not None and adapter.kind == "folder":
+            state = open_adapter(adapter, options.token, progress or SilentProgress()).fingerprint
+            stored = stored if f" with {state}" in stored.source_record().get("fingerprint", "") else None
+        begun = stored is None and adapter is None and continues(reference, library, wanted)
+        if begun and progress is not None:
             progress.note(f"the pull of {reference} was interrupted; going on with it")
-    options = PullOptions(quant=quant, token=token)
     return stored or pull(reference, options, home=home, progress=progress, checked=False)
 
 
@@ -102,8 +104,11 @@ def _steps(
     library, name = Library(home), options.name
     wanted = chosen(options.quant, options.quant_experts, options.quant_dense)
     origin = resolve(source, library, options.revision)
-    if wanted is not None and (name is None or not has_tag(name)):
-        name = origin.variant_name(wanted, name)
+    if options.lora is not None:
+        origin = replace(origin, adapter=adapter_source(options.lora))
+    tagged = wanted is not None or (options.lora is not None and name is None)
+    if tagged and (name is None or not has_tag(name)):
+        name = origin.variant_name(wanted or origin.quantisation, name)
     target, progress = full_name(name or origin.name), progress or SilentProgress()
     task = PullTask(source, origin, target, wanted, options, library, progress, portions, checked)
     return _KINDS[origin.source.kind](task)
@@ -111,7 +116,7 @@ def _steps(
 
 def _of_folder(task: PullTask) -> Steps:
     task.progress.stage("pulling manifest")
-    return CheckpointPull(task, FolderSource(Path(task.origin.source.location)))
+    return CheckpointPull(task, _merged(task, FolderSource(Path(task.origin.source.location))))
 
 
 def _of_the_package(task: PullTask) -> Steps:
@@ -119,7 +124,8 @@ def _of_the_package(task: PullTask) -> Steps:
     location = task.origin.source.location
     word, _, tag = location.partition(":")  # the weights, and the folder in it of files beside them
     over = DATA / word / tag if tag else None
-    return CheckpointPull(task, FolderSource(DATA / word, ModelSource("embedded", location), over=over))
+    source = FolderSource(DATA / word, ModelSource("embedded", location), over=over)
+    return CheckpointPull(task, _merged(task, source))
 
 
 def _of_the_hub(task: PullTask) -> Steps:
@@ -133,9 +139,17 @@ def _of_the_hub(task: PullTask) -> Steps:
         task.origin.source,
         task.options.token,
         task.progress,
-        lambda source: CheckpointPull(task, source),
+        lambda source: CheckpointPull(task, _merged(task, source)),
         lambda repository: HubFilePull(task, repository),
     )
+
+
+def _merged(task: PullTask, source: Source) -> Source:
+    """With the adapter that was asked for, or that the model had before."""
+    adapter = task.origin.adapter
+    if adapter is None:
+        return source
+    return MergedSource(source, Adapter(open_adapter(adapter, task.options.token, task.progress)))
 
 
 _KINDS: Mapping[SourceKind, Callable[[PullTask], Steps]] = {

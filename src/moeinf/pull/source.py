@@ -20,6 +20,7 @@ from moeinf.types import JsonObject
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers: how the states of tokens become a vector
 _MOST_JSON_BYTES = {
     "config.json": 1 << 20,
@@ -65,6 +66,11 @@ class Source(Protocol):
     @property
     def shards(self) -> Shards: ...
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Lines for users, of what its name does not say."""
+        ...
+
     def kept_files(self) -> list[str]:
         """Returns the names of the small files that a stored model takes over."""
         ...
@@ -77,6 +83,10 @@ class Source(Protocol):
         """Returns the bytes that `open_shard` has to download into the folder; 0 if the shard is on this machine."""
         ...
 
+    def copied_bytes(self, shard: str, folder: Path) -> int:
+        """Returns the bytes that `open_shard` writes into the folder beside those that it downloads."""
+        ...
+
     def headers(self) -> Mapping[str, Header]:
         """Reads the header of every shard, without downloading the shard."""
         ...
@@ -85,8 +95,8 @@ class Source(Protocol):
         """Returns the shard as a whole and checked file, downloaded into the folder if need be."""
         ...
 
-    def release_shard(self, shard: str, folder: Path) -> None:
-        """Deletes what `open_shard` has downloaded."""
+    def release_shard(self, shard: str, folder: Path, *, keep: bool) -> None:
+        """Deletes what `open_shard` has written; with `keep` not what it has downloaded."""
         ...
 
     def check_unchanged(self) -> None:
@@ -115,7 +125,10 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
     elif INDEX_FILE in names:
         shards = parse_index(read(INDEX_FILE))
     else:
-        raise CheckpointError(f"{where} {_instead_of_shards(names)}" + (f"; try `moeinf pull {base}`" if base else ""))
+        remedy = f"; try `moeinf pull {base}`" if base else ""
+        if ADAPTER_CONFIG in names:
+            remedy = f": pull its model with it, `moeinf pull {base or 'MODEL'} --lora {where}`"
+        raise CheckpointError(f"{where} {_instead_of_shards(names)}{remedy}")
     for shard in shards.files:
         if shard not in names:
             raise CheckpointError(
@@ -140,6 +153,8 @@ def most_bytes(name: str) -> int:
 
 
 def _instead_of_shards(names: Collection[str]) -> str:
+    if ADAPTER_CONFIG in names:
+        return "is an adapter"
     if any(name.lower().endswith(".gguf") for name in names):
         return "has only GGUF files; name the one that you want"
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
@@ -166,6 +181,8 @@ def parse_index(data: bytes) -> Shards:
 
 class FolderSource:
     """A checkpoint folder on this machine. It is only read."""
+
+    told: tuple[str, ...] = ()
 
     def __init__(
         self, path: Path, origin: ModelSource | None = None, fingerprint: str = "", over: Path | None = None
@@ -207,6 +224,9 @@ class FolderSource:
     def fetch_bytes(self, shard: str, folder: Path) -> int:
         return 0
 
+    def copied_bytes(self, shard: str, folder: Path) -> int:
+        return 0
+
     def headers(self) -> Mapping[str, Header]:
         found = {}
         for shard in self.shards.files:
@@ -218,8 +238,8 @@ class FolderSource:
     def open_shard(self, shard: str, folder: Path) -> Path:
         return self._file(shard)
 
-    def release_shard(self, shard: str, folder: Path) -> None:
-        """Does nothing, as nothing was downloaded."""
+    def release_shard(self, shard: str, folder: Path, *, keep: bool) -> None:
+        """Does nothing, as nothing was written."""
 
     def check_unchanged(self) -> None:
         if self._state() != self._state_at_open:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import api_key, server_address, store_home
+from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import preset_of
@@ -35,17 +36,18 @@ if TYPE_CHECKING:
     from moeinf.terminal.remote.remote_model import RemoteModel
 
 
-def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> StoredModel:
+def ensure_stored(name: str, options: PullOptions = NO_OPTIONS, *, quiet: bool) -> StoredModel:
     """The stored model, which is pulled where there is none."""
     home = store_home()
-    with errors_named(home):
-        stored = stored_model(name, Library(home), chosen(quant))
-    if stored is not None:
-        return stored
+    if options.lora is None:
+        with errors_named(home):
+            stored = stored_model(name, Library(home), chosen(options.quant))
+        if stored is not None:
+            return stored
     from moeinf.pull.pull import ensure  # what only a pull needs takes a tenth of a second to load
 
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        return ensure(name, home=home, quant=quant, progress=display)
+        return ensure(name, options, home=home, progress=display)
 
 
 @contextmanager

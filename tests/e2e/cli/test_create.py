@@ -17,6 +17,7 @@ from moeinf.server.ollama.descriptions import identity
 from moeinf.server.prompt.prompt_preset import with_preset
 from moeinf.store.library import Library
 from moeinf.terminal.conversation_loop import Conversation
+from tests.support.adapters import Q, factors, write_adapter
 from tests.support.cli.commands import Done
 from tests.support.rates import rates_of_this_machine
 
@@ -53,6 +54,23 @@ def test_a_created_model_answers_as_its_options_say(store: Library, command: Com
     assert mine["response"] == same["response"]
     other = command("run", "cats", *words, "--temperature", "1.5", "--seed", "3")  # a flag counts more
     assert json.loads(other.out)["response"] != mine["response"]
+
+
+def test_an_adapter_is_merged_into_the_model_it_is_made_of(store: Library, command: Command, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "mine" / "tuned", factors(Q, 128, 128))
+    (tmp_path / "mine" / "Modelfile").write_text(MODELFILE + "ADAPTER ./tuned\n")
+    assert command("create", "cats", "-f", "mine/Modelfile").out == "created 'cats'\n"
+    assert store.find("cats").id == store.find("demo:tuned").id != store.find("demo:chat").id
+    words = ("Tell me a story.", "-n", "12", "--temperature", "0", "-q")
+    tuned, by_run, without = (
+        command("run", *which, *words)
+        for which in (["demo:tuned"], ["demo:chat", "--lora", "mine/tuned"], ["demo:chat"])
+    )
+    assert tuned.out == by_run.out != without.out
+    assert "merged with the LoRA adapter" in command("show", "cats").out
+    refused = command("run", "demo:chat", "--lora", "mine/tuned", "--plan")
+    assert refused.code == 2 and "--lora: an adapter changes neither" in refused.err
+    assert command("show", "cats", "--modelfile").out.startswith("FROM demo:tuned\n")
 
 
 def test_plans_and_benchmarks_go_by_its_options(store: Library, command: Command) -> None:
@@ -125,7 +143,7 @@ def test_one_that_is_made_of_another_says_what_it_says(store: Library, command: 
     [
         (MODELFILE, ("a//b",), "a//b"),
         ("FROM nowhere-at-all", ("cats",), "model 'nowhere-at-all' not found"),
-        ("FROM demo:chat\nADAPTER x", ("cats",), "adapters are not supported"),
+        ("FROM demo:chat\nADAPTER x", ("cats",), "--lora 'x' is neither a folder nor org/repo"),
         (MODELFILE, ("cats", "-f", "missing"), "specified Modelfile wasn't found"),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_sizes_are_said_before_the_first_shard_also_by_a_run(server: Hub, tm
 
     model = ensure(REPO, home=tmp_path, progress=Noting())
     fetched = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-    small = ensure(REPO, home=tmp_path, quant="q4_k", progress=SilentProgress())
+    small = ensure(REPO, PullOptions(quant="q4_k"), home=tmp_path, progress=SilentProgress())
     weights = {
         stored.id: sum(path.stat().st_size for path in (stored.dense_path, *stored.shard_paths))
         for stored in (model, small)
@@ -133,7 +133,7 @@ def test_the_sizes_are_said_before_the_first_shard_also_by_a_run(server: Hub, tm
     assert small.name == "tiny-moe:q4_k" and weights[small.id] < weights[model.id] / 2
     server.seen.clear()
     for reference in (REPO, "tiny-moe", "tiny-moe:q4_k"):
-        assert ensure(reference, home=tmp_path, quant="q4_k") == small
+        assert ensure(reference, PullOptions(quant="q4_k"), home=tmp_path) == small
     assert server.seen == []
 
 

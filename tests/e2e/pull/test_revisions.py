@@ -80,7 +80,7 @@ def test_a_moved_default_branch_keeps_the_revisions(server: Hub, tmp_path: Path)
 
 def test_formats_of_a_revision_are_its_own(server: Hub, tmp_path: Path) -> None:
     made = {
-        (revision, quant): ensure(f"{REPO}{revision}", home=tmp_path, quant=quant)
+        (revision, quant): ensure(f"{REPO}{revision}", PullOptions(quant=quant), home=tmp_path)
         for revision in ("", "@dev")
         for quant in (None, "q8_0")
     }
@@ -92,7 +92,7 @@ def test_formats_of_a_revision_are_its_own(server: Hub, tmp_path: Path) -> None:
     }
     server.seen.clear()
     for (revision, quant), model in made.items():
-        assert ensure(f"{REPO}{revision}", home=tmp_path, quant=quant) == model
+        assert ensure(f"{REPO}{revision}", PullOptions(quant=quant), home=tmp_path) == model
     assert server.seen == []
 
 
@@ -106,10 +106,10 @@ def test_a_name_that_another_revision_has_asks_for_one_of_its_own(other: str, se
 
 
 def test_a_branch_with_the_name_of_a_format_throws_nothing_away(server: Hub, tmp_path: Path) -> None:
-    quantised = ensure(REPO, home=tmp_path, quant="q8_0")
+    quantised = ensure(REPO, PullOptions(quant="q8_0"), home=tmp_path)
     with pytest.raises(UsageError, match="--name OTHER"):
         ensure(f"{REPO}@q8_0", home=tmp_path)
-    assert ensure(REPO, home=tmp_path, quant="q8_0") == quantised
+    assert ensure(REPO, PullOptions(quant="q8_0"), home=tmp_path) == quantised
 
 
 def printed(capfd: pytest.CaptureFixture[str], *words: str) -> str:

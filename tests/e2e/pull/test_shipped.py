@@ -253,7 +253,7 @@ class Downloading(FolderSource):
             self.fetched.append(shard)
         return folder / shard
 
-    def release_shard(self, shard: str, folder: Path) -> None:
+    def release_shard(self, shard: str, folder: Path, *, keep: bool) -> None:
         (folder / shard).unlink(missing_ok=True)
 
 

@@ -419,10 +419,10 @@ def test_only_a_pull_that_goes_on_is_called_interrupted(
     progress = Recorder()
     with pull_lock(partial.path, "mine", print):
         ensure("mine", home=home, progress=progress)
-    ensure("mine", home=home, quant="q8_0", progress=progress)
+    ensure("mine", PullOptions(quant="q8_0"), home=home, progress=progress)
     assert not progress.lines, "one is running, the other begins anew"
     for quant in (None, "keep"):
-        ensure("mine", home=home, quant=quant, progress=progress)
+        ensure("mine", PullOptions(quant=quant), home=home, progress=progress)
     assert progress.lines == ["the pull of mine was interrupted; going on with it"] * 2
 
 

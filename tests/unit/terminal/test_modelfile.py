@@ -150,7 +150,7 @@ def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> 
         ("FROM a\nFROM b", "line 2: there is a second FROM"),
         ("FROM a\n\nTEMPLATE {{ .Prompt }}", "line 3: each checkpoint brings its own chat template"),
         ('FROM a\nTEMPLATE """{{ .System }}\n{{ .Prompt }}"""', "line 2: each checkpoint"),
-        ("FROM a\nADAPTER ./lora", "line 2: adapters are not supported"),
+        ("FROM a\nADAPTER b\nADAPTER c", "line 3: there is a second ADAPTER"),
         ("FROM a\nMESSAGE user hi", "line 2: a Modelfile has no messages here"),
         ("FROM a\nPARAMETER stop", "line 2: PARAMETER stop is followed by nothing"),
         ("FROM a\nPARAMETER nothing 1", "line 2: unknown option 'nothing'"),
@@ -159,7 +159,7 @@ def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> 
         ("FROM a\nPARAMETER json_calls maybe", "line 2: json_calls must be on or off"),
         ("FROM a\nPARAMETER expert_cache much", "line 2: "),
         ('FROM a\nSYSTEM """never closed', "line 2: the three quotes are not closed"),
-        ("FROM a\nFORM b", "line 2: 'FORM' is no command; known: FROM, PARAMETER, SYSTEM"),
+        ("FROM a\nFORM b", "line 2: 'FORM' is no command; known: FROM, ADAPTER, PARAMETER, SYSTEM"),
     ],
 )
 def test_what_would_be_ignored_is_refused_with_its_line(text: str, said: str) -> None:

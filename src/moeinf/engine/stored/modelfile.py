@@ -12,6 +12,7 @@ from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import UsageError
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import written
+from moeinf.store.processes.partials import parse_source_record
 from moeinf.store.quantisation import KEEP
 
 _QUOTES: Final = '"""'
@@ -42,7 +43,7 @@ def commands(text: str, where: str) -> Iterator[Command]:
         word = word.upper()
         name, rest = _split(rest) if word == "PARAMETER" else ("", rest)
         value = _value(rest, lines, f"{where}, line {number}")
-        yield Command(number, word, name.lower(), _unquoted(value, "'") if word == "FROM" else value)
+        yield Command(number, word, name.lower(), _unquoted(value, "'") if word in ("FROM", "ADAPTER") else value)
 
 
 def own_modelfile(stored: StoredModel) -> str:
@@ -71,8 +72,9 @@ def _base(stored: StoredModel) -> str:
         return stored.name
     library = Library(stored.home)
     names = [model.name for model in library.list() if model.id == stored.id and not model.preset_text]
-    source = stored.manifest.source
-    if names or stored.manifest.formats.asked != KEEP:  # no pull of FROM would store the source in those formats
+    source, asked = stored.manifest.source, parse_source_record(stored.source_record())
+    other = stored.manifest.formats.asked != KEEP or (asked is not None and asked.adapter is not None)
+    if names or other:  # no pull of FROM would store the source like that
         return min(names, default=stored.name)
     if "/" in source.file:
         return f"hf.co/{source.location}/blob/{source.revision}/{source.file}"

@@ -35,7 +35,7 @@ _GENERATION = "generation_config.json"
 class CheckpointPull:
     """Converts a checkpoint; an interrupted one goes on where it stopped."""
 
-    TAKES: Final = ("quant",)
+    TAKES: Final = ("quant", "lora")
 
     def __init__(self, task: PullTask, source: Source) -> None:
         task.require(*self.TAKES)
@@ -47,7 +47,7 @@ class CheckpointPull:
         self._library.check_origin(self._name, origin.source)
         self._source = source
         self._fingerprint = quantisation.of(source.fingerprint)
-        self._asked = PulledAs(self._name, origin.source, quantisation)
+        self._asked = PulledAs(self._name, origin.source, quantisation, origin.adapter)
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._reading = Reading(source, self._journal)
         self._sizes = Sizes(source, self._journal)
@@ -144,8 +144,8 @@ class CheckpointPull:
             if not journal.converted(shard):
                 self._convert(shard, headers, conversion, downloads)
             for done in (shard, *conversion.others[shard]):
-                if not self._options.keep_source and not self._sizes.awaited(done, conversion):
-                    self._source.release_shard(done, downloads)
+                if not self._sizes.awaited(done, conversion):
+                    self._source.release_shard(done, downloads, keep=self._options.keep_source)
         return self._seal(conversion)
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
@@ -159,7 +159,7 @@ class CheckpointPull:
         return self._conversion(headers, self._quantisation), headers
 
     def _conversion(self, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
-        return self._reading.conversion(headers, quantisation, self._of_text)
+        return self._reading.conversion(headers, quantisation, (*self._source.told, *self._of_text))
 
     @property
     def _small_files(self) -> dict[str, bytes]:

@@ -51,11 +51,11 @@ class Sizes:
         source, journal = self._source, self._journal
         shards = [shard for shard in source.shards.files if not journal.converted(shard)]
         largest = max(
-            (
-                sum(source.fetch_bytes(each, downloads) for each in (shard, *conversion.others[shard]))
-                for shard in shards
-            ),
+            (sum(self._work_bytes(each, downloads) for each in (shard, *conversion.others[shard])) for shard in shards),
             default=0,
         )
-        held = sum(source.fetch_bytes(shard, downloads) for shard in together)
+        held = sum(self._work_bytes(shard, downloads) for shard in together)
         return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest + held) * _SPACE_MARGIN)
+
+    def _work_bytes(self, shard: str, downloads: Path) -> int:
+        return self._source.fetch_bytes(shard, downloads) + self._source.copied_bytes(shard, downloads)

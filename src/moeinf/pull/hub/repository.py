@@ -140,6 +140,16 @@ class HubRepository:
 
         return read
 
+    def header(self, shard: str) -> Header:
+        """Reads the header of a safetensors file alone, by range."""
+        num_bytes, where = self.num_bytes(shard), f"{self._repo}: {shard}"
+        read = self.reader(shard)
+        head = read(0, min(HEAD_BYTES, num_bytes))
+        length = header_length(head[:8], num_bytes, where)
+        if 8 + length > len(head):
+            head += read(len(head), 8 + length - len(head))
+        return parse_header(head[8 : 8 + length], num_bytes, where)
+
     def fetch(self, name: str, folder: Path) -> Path:
         """Downloads a file into the folder, going on where that stopped, and checks it."""
         with self._named_errors():
@@ -186,6 +196,8 @@ class HubRepository:
 class HubSource:
     """A repository that is a checkpoint."""
 
+    told: tuple[str, ...] = ()
+
     def __init__(self, repository: HubRepository) -> None:
         """Raises CheckpointError where it is none."""
         self._repository = repository
@@ -204,6 +216,9 @@ class HubSource:
     def fetch_bytes(self, shard: str, folder: Path) -> int:
         return 0 if self._repository.in_cache(shard) else self._repository.missing_bytes(shard, folder)
 
+    def copied_bytes(self, shard: str, folder: Path) -> int:
+        return 0
+
     def headers(self) -> Mapping[str, Header]:
         """Reads the headers alone, by range, so that faults of form are found before gigabytes are fetched."""
         cached = {shard: path for shard in self.shards.files if (path := self._repository.in_cache(shard))}
@@ -213,24 +228,16 @@ class HubSource:
                 found[shard] = read_header(path)
         rest = [shard for shard in self.shards.files if shard not in cached]
         with ThreadPoolExecutor(_HEADER_THREADS) as pool:
-            return found | dict(zip(rest, pool.map(self._remote_header, rest), strict=True))
-
-    def _remote_header(self, shard: str) -> Header:
-        num_bytes, where = self._repository.num_bytes(shard), f"{self._repository.repo}: {shard}"
-        read = self._repository.reader(shard)
-        head = read(0, min(HEAD_BYTES, num_bytes))
-        length = header_length(head[:8], num_bytes, where)
-        if 8 + length > len(head):
-            head += read(len(head), 8 + length - len(head))
-        return parse_header(head[8 : 8 + length], num_bytes, where)
+            return found | dict(zip(rest, pool.map(self._repository.header, rest), strict=True))
 
     def open_shard(self, shard: str, folder: Path) -> Path:
         # The cache is another program's: read in place, left alone.
         return self._repository.in_cache(shard) or self._repository.fetch(shard, folder)
 
-    def release_shard(self, shard: str, folder: Path) -> None:
+    def release_shard(self, shard: str, folder: Path, *, keep: bool) -> None:
         with errors_named(folder):
-            (folder / shard).unlink(missing_ok=True)
+            if not keep:
+                (folder / shard).unlink(missing_ok=True)
 
     def check_unchanged(self) -> None:
         """Does nothing, as a commit does not change."""

@@ -45,7 +45,7 @@ CREATE: Final = NAMED | Fields(
         "modelfile": Refused("give from, system and parameters"),
         "template": Refused("each checkpoint brings its own chat template"),
         "messages": Refused("say it in system"),
-        "adapters": Refused("merge the adapter into the weights"),
+        "adapters": Refused("pull the model with its adapter (--lora)"),
         "files": Refused("`moeinf pull` takes files, on the machine that holds them"),
         "quantize": Refused("`moeinf pull SOURCE --quant q8_0` stores a model so"),
         "quantization": Refused("`moeinf pull SOURCE --quant q8_0` stores a model so"),

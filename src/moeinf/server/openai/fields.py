@@ -54,7 +54,7 @@ _REFUSED: Final = {
     # SGLang
     "stop_regex": Refused("give texts in stop"),
     "no_stop_trim": Refused("an answer ends before its stop", _FLAG),
-    "lora_path": Refused("merge the adapter into the weights", ("", [], [None])),
+    "lora_path": Refused("pull the model with its adapter (--lora)", ("", [], [None])),
     "session_params": Refused("send the whole conversation"),
     "custom_logit_processor": Refused("clients run no code here"),
     "custom_params": Refused("clients run no code here"),
@@ -93,7 +93,7 @@ _REFUSED: Final = {
     "t_max_predict_ms": Refused("answers are bounded by max_tokens", (0, -1)),
     "return_tokens": Refused(_FORM, _FLAG),
     "response_fields": Refused(_FORM),
-    "lora": Refused("merge the adapter into the weights"),
+    "lora": Refused("pull the model with its adapter (--lora)"),
     "grammar_lazy": Refused("a grammar holds from the answer's beginning", _FLAG),
     "grammar_triggers": Refused("a grammar holds from the answer's beginning"),
     "preserved_tokens": Refused("control tokens are left out of answers"),

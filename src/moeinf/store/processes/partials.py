@@ -33,9 +33,11 @@ class PulledAs:
     name: str  # "mixtral:latest"
     source: ModelSource  # its revision is the one that was asked for, "" for the default
     quantisation: Quantisation = KEEP
+    adapter: ModelSource | None = None  # that is merged into the weights
 
     def to_json(self) -> JsonObject:
-        return {"label": self.name, "source": self.source.to_json(), "quantisation": asdict(self.quantisation)}
+        value = {"label": self.name, "source": self.source.to_json(), "quantisation": asdict(self.quantisation)}
+        return value | ({"adapter": self.adapter.to_json()} if self.adapter else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,11 @@ def _parse_asked(values: JsonMapping, where: str) -> PulledAs:
         raise ValueError("not the journal of a pull")
     if formats.keys() != {"experts", "dense"} or not all(value in CHOICES for value in formats.values()):
         raise ValueError("formats that are not known")
-    return PulledAs(":".join(parse_name(name)), parse_source(source, where), Quantisation(**formats))
+    adapter = values.get("adapter")
+    if not isinstance(adapter, dict | None):
+        raise ValueError("an adapter that is none")
+    merged = None if adapter is None else parse_source(adapter, where)
+    return PulledAs(":".join(parse_name(name)), parse_source(source, where), Quantisation(**formats), merged)
 
 
 def parse_source_record(record: Mapping[str, str]) -> PulledAs | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.terminal.agents.known_agents import AGENTS
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.named import Quant, Quiet
@@ -50,7 +51,7 @@ def launch(
     from moeinf.terminal.session_opening import ensure_stored
 
     chosen = wanted_agent(agent)
-    stored = ensure_stored(model, quiet=quiet, quant=quant) if model else _newest(quiet=quiet)
+    stored = ensure_stored(model, PullOptions(quant=quant), quiet=quiet) if model else _newest(quiet=quiet)
     raise typer.Exit(run_agent(chosen, stored, config, words_behind_dashes(ctx), quiet=quiet))
 
 

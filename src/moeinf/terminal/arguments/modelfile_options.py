@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,6 @@ from moeinf.errors import UsageError
 _MOST_BYTES: Final = 1 << 16
 _REFUSED: Final = {
     "TEMPLATE": "each checkpoint brings its own chat template; leave TEMPLATE out",
-    "ADAPTER": "adapters are not supported; merge it into the weights first, and leave ADAPTER out",
     "MESSAGE": "a Modelfile has no messages here; say it in SYSTEM, or /save a chat, and leave MESSAGE out",
 }
 _PASSED_OVER: Final = {
@@ -29,6 +28,7 @@ _PASSED_OVER: Final = {
 class Modelfile:
     source: str  # of FROM: a name, a repository, a folder or a GGUF file
     preset: Preset
+    adapter: str | None = None  # of ADAPTER, as --lora has it
     notes: tuple[str, ...] = ()  # on commands that change nothing
 
 
@@ -46,26 +46,28 @@ def read_modelfile(path: Path) -> Modelfile:
     text = decoded(data)
     if "\ufffd" in text:
         raise UsageError(f"{path} is no UTF-8 text; save it as UTF-8")
-    return parse_modelfile(text, str(path))
+    asked = parse_modelfile(text, str(path))
+    beside = path.parent / (asked.adapter or "")
+    return replace(asked, adapter=str(beside)) if asked.adapter and beside.is_dir() else asked
 
 
 def parse_modelfile(text: str, where: str) -> Modelfile:
     """Raises as read_modelfile does."""
-    source, system, pairs, notes = "", "", list[tuple[str, str]](), list[str]()
+    given, system, pairs, notes = dict[str, str](), "", list[tuple[str, str]](), list[str]()
     for command in commands(text, where):
         at, word, value = f"{where}, line {command.line}", command.word, command.value
         if word in _REFUSED:
             raise UsageError(f"{at}: {_REFUSED[word]}")
         if word in _PASSED_OVER:
             notes.append(f"{at}: {_PASSED_OVER[word]}")
-        elif word not in ("FROM", "SYSTEM", "PARAMETER"):
-            raise UsageError(f"{at}: {word[:40]!r} is no command; known: FROM, PARAMETER, SYSTEM")
+        elif word not in ("FROM", "ADAPTER", "SYSTEM", "PARAMETER"):
+            raise UsageError(f"{at}: {word[:40]!r} is no command; known: FROM, ADAPTER, PARAMETER, SYSTEM")
         elif not value:
             raise UsageError(f"{at}: {word} {command.name}".rstrip() + " is followed by nothing")
-        elif word == "FROM":
-            if source:
-                raise UsageError(f"{at}: there is a second FROM; a model is made of one")
-            source = value
+        elif word in ("FROM", "ADAPTER"):
+            if word in given:
+                raise UsageError(f"{at}: there is a second {word}; a model is made of one")
+            given[word] = value
         elif word == "SYSTEM":
             system = value
         else:
@@ -74,6 +76,6 @@ def parse_modelfile(text: str, where: str) -> Modelfile:
                 Preset(options=(pairs[-1],))
             except UsageError as error:
                 raise UsageError(f"{at}: {error}") from error
-    if not source:
+    if "FROM" not in given:
         raise UsageError(f"{where} has no FROM line: it names the model, such as FROM mixtral")
-    return Modelfile(source, Preset(system, tuple(pairs)), tuple(notes))
+    return Modelfile(given["FROM"], Preset(system, tuple(pairs)), given.get("ADAPTER"), tuple(notes))

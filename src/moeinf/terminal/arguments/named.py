@@ -37,4 +37,5 @@ ServerHost = Annotated[
         "--host", metavar="ADDRESS", help="Where the server listens. [default: MOEINF_HOST, else this machine]"
     ),
 ]
+Lora = Annotated[str | None, typer.Option(metavar="ADAPTER", help=option_of(PullOptions, "lora").help)]
 Quant = Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moeinf.config.environment import store_home
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.terminal.arguments.named import AsJson, Quiet, StoredName
 from moeinf.terminal.arguments.shell_completion import stored_names
@@ -98,9 +99,9 @@ def create(
 ) -> None:
     """Name a model with a system message and options of its own.
 
-    A Modelfile has the lines FROM MODEL, PARAMETER NAME VALUE and SYSTEM TEXT, as in ollama; text within three double
-    quotes may have many lines. The options are those of `run -o`, and those that say how a model is run, such as
-    expert_cache. No weights are copied.
+    A Modelfile has the lines FROM MODEL, ADAPTER FOLDER, PARAMETER NAME VALUE and SYSTEM TEXT, as in ollama; text
+    within three double quotes may have many lines. The options are those of `run -o`, and those that say how a model is
+    run, such as expert_cache. An adapter is merged as by `pull --lora`; without one no weights are copied.
     """
     from moeinf.engine.stored.own_names import give_name
     from moeinf.store.library import Library
@@ -113,7 +114,7 @@ def create(
     asked = read_modelfile(file)
     for note in asked.notes:
         say(f"note: {note}")
-    stored = ensure_stored(asked.source, quiet=quiet)
+    stored = ensure_stored(asked.source, PullOptions(lora=asked.adapter), quiet=quiet)
     give_name(Library(store_home()), stored, name, asked.preset)
     print(f"created '{name}'")
 
