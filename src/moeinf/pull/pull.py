@@ -149,7 +149,7 @@ def _merged(task: PullTask, source: Source) -> Source:
     adapter = task.origin.adapter
     if adapter is None:
         return source
-    return MergedSource(source, Adapter(open_adapter(adapter, task.options.token, task.progress)))
+    return MergedSource(source, Adapter(open_adapter(adapter, task.options.token, task.progress)), task.progress)
 
 
 _KINDS: Mapping[SourceKind, Callable[[PullTask], Steps]] = {

@@ -16,6 +16,7 @@ from moeinf.pull.coded.declared import declared_by
 from moeinf.store.files import errors_named, open_regular, parse_json_object, read_small
 from moeinf.store.format import Header, read_header
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.lookup import printable
 from moeinf.types import JsonObject
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -24,6 +25,7 @@ ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers: how the states of tokens become a vector
 _MOST_JSON_BYTES = {
     "config.json": 1 << 20,
+    "adapter_config.json": 1 << 20,
     "generation_config.json": 1 << 20,
     POOLING_FILE: 1 << 20,
     INDEX_FILE: 64 << 20,
@@ -127,7 +129,9 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
     else:
         remedy = f"; try `moeinf pull {base}`" if base else ""
         if ADAPTER_CONFIG in names:
-            remedy = f": pull its model with it, `moeinf pull {base or 'MODEL'} --lora {where}`"
+            model = parse_json_object(read(ADAPTER_CONFIG), ADAPTER_CONFIG, CheckpointError)
+            of = model.get("base_model_name_or_path") or base or "MODEL"
+            remedy = f": pull its model with it, `moeinf pull {printable(str(of))} --lora {where}`"
         raise CheckpointError(f"{where} {_instead_of_shards(names)}{remedy}")
     for shard in shards.files:
         if shard not in names:

@@ -13,6 +13,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.declared import declared_by
+from moeinf.pull.events import PullProgress
 from moeinf.pull.lora.adapter import Adapter
 from moeinf.pull.lora.merging import Weights, merge
 from moeinf.pull.lora.placed import Placed, placed
@@ -27,8 +28,8 @@ class MergedSource:
     The copies lie beside what the other source downloads, one at a time as shards are converted.
     """
 
-    def __init__(self, base: Source, adapter: Adapter) -> None:
-        self._base, self._adapter = base, adapter
+    def __init__(self, base: Source, adapter: Adapter, progress: PullProgress) -> None:
+        self._base, self._adapter, self._progress = base, adapter, progress
         self.origin, self.requested, self.shards = base.origin, base.requested, base.shards
         self.told = (*base.told, adapter.line())
         self.fingerprint = f"{base.fingerprint} with {adapter.files.fingerprint}"
@@ -68,6 +69,7 @@ class MergedSource:
         if not copy.exists():
             part = copy.with_suffix(".part")
             source = self._base.open_shard(shard, folder)
+            self._progress.stage(f"merging the adapter into {shard}")
             with closing(Weights(self._adapter.files.weights(folder))) as weights, errors_named(part):
                 shutil.copyfile(source, part)
                 self._base.check_unchanged()

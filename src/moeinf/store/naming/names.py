@@ -114,7 +114,8 @@ def outside_source(text: str) -> ModelSource | None:
     looks_so = text in (".", "..", "~") or text.startswith(("/", "./", "../", "~/"))
     on_the_hub = ":" in path or address is not None  # org/repo:FILE.gguf, or a page
     is_gguf = path.lower().endswith(".gguf") and (os.path.isfile(path) or not on_the_hub)
-    if "\0" in text or not (looks_so or is_gguf or os.path.isfile(os.path.join(path, "config.json"))):
+    is_folder = any(os.path.isfile(os.path.join(path, f"{adapter}config.json")) for adapter in ("", "adapter_"))
+    if "\0" in text or not (looks_so or is_gguf or is_folder):
         return address
     found = Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links
     is_file = found.suffix.lower() == ".gguf" and not found.is_dir()
