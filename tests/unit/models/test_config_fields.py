@@ -167,7 +167,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "dbrx_2": {"ffn_config": {"moe_num_experts": 16}},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "enable_moe_block": True}},
     "skywork": {"num_experts": [16]},
-    "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}},
+    "deepseek_vl_v3": {"language_config": {"n_routed_experts": 64}},
     "grok_9": {"num_experts": 8},
     "another_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}},
     "jetmoe": {"moe_num_experts": 8},

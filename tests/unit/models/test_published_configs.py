@@ -6,6 +6,7 @@ docs/models.md says the same of them, and what the table of families says.
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,8 @@ def footprint_of(name: str) -> Footprint:
     ("name", "billions", "active", "context"),
     [
         ("dbrx-instruct", 132, 36, 32_768),
+        ("deepseek-moe-16b-base", 16, 3, 4_096),
+        ("deepseek-ocr-2", 3, 1, 8_192),
         ("deepseek-v3.2", 672, 38, 163_840),
         ("deepseek-v4-flash", 284, 14, 1_048_576),
         ("deepseek-v4-pro", 1573, 50, 1_048_576),
@@ -57,6 +60,7 @@ def footprint_of(name: str) -> Footprint:
         ("hunyuan-a13b", 80, 13, 32_768),
         ("jamba-v0.1", 52, 12, 262_144),
         ("kimi-k2", 1026, 33, 131_072),
+        ("kimi-linear-48b-a3b", 49, 3, 1_048_576),
         ("kimi-k2.5", 1026, 33, 262_144),
         ("laguna-s-2.1", 118, 8, 262_144),
         ("laguna-xs.2", 33, 3, 262_144),
@@ -64,6 +68,7 @@ def footprint_of(name: str) -> Footprint:
         ("llama-4-maverick", 401, 17, 1_048_576),
         ("llama-4-scout", 108, 17, 10_485_760),
         ("mimo-v2-flash", 309, 15, 262_144),
+        ("minimax-m1-80k", 456, 48, 10_240_000),
         ("minimax-m2.5", 229, 11, 196_608),
         ("minimax-m2.7", 229, 11, 204_800),
         ("minimax-m3", 426, 26, 1_048_576),
@@ -110,12 +115,44 @@ def test_memory_is_divided_for_a_published_model(name: str) -> None:
         ("laguna-s-2.1", {"mlp_only_layers": [1]}),
         ("laguna-s-2.1", {"gating_types": ["per_element"] * 48}),
         ("laguna-xs.2", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}),
+        ("deepseek-ocr-2", {"architectures": ["DeepseekVLV2ForCausalLM"]}),
+        ("deepseek-ocr-2", {"architectures": None}),
+        ("minimax-m1-80k", {"postnorm": False}),
+        ("minimax-m1-80k", {"shared_intermediate_size": 1024}),
+        ("deepseek-ocr-2", {"language_config": {"use_mla": True}}),
     ],
 )
 def test_what_a_published_field_does_not_mean_is_refused(name: str, changed: dict[str, Any]) -> None:
     """These fields are taken with the values that they were published with, which change nothing."""
     with pytest.raises(UnsupportedModelError, match=next(iter(changed)).replace("rope_parameters", "partial_rotary")):
         family_of(config_of(name) | changed)
+
+
+def parts_of(family: Any) -> list[Any]:
+    spec = family.spec
+    return [repr(spec.decoder), spec.blocks, list(spec.mixers), spec.connections, family.tensors.dense]
+
+
+def test_deepseek_ocr_is_read_as_published_and_as_saved() -> None:
+    """Published under the model_type of DeepSeek-VL2, which is another model, with layers counted otherwise."""
+    published = config_of("deepseek-ocr-2")
+    text = published["language_config"] | {"mlp_layer_types": ["dense"] + ["sparse"] * 11}
+    saved: Any = family_of({"model_type": "deepseek_ocr2", "text_config": text})
+    first: Any = family_of(published | {"architectures": ["DeepseekOCRForCausalLM"]})
+    assert parts_of(first) == parts_of(saved)
+    for name in ("model.vision_model.embeddings.class_embedding", "model.image_newline"):  # of the first alone
+        assert any(re.fullmatch(pattern, name) for pattern in first.tensors.ignored)
+
+
+def test_minimax_is_read_as_published_and_as_saved() -> None:
+    published = config_of("minimax-m1-80k") | {"layernorm_mlp_beta": 0.5}
+    kinds = ["linear_attention"] * 7 + ["full_attention"]
+    scales = {f"{kind}_alpha_factor": 3.5565588200778455 for kind in ("full_attn", "linear_attn", "mlp")}
+    own = {name: value for name, value in published.items() if "layernorm" not in name and name != "attn_type_list"}
+    saved: Any = family_of(own | {"model_type": "minimax", "layer_types": kinds * 10, "mlp_beta_factor": 0.5} | scales)
+    for model_type in ("minimax_m1", "minimax_text_01"):
+        found: Any = family_of(published | {"model_type": model_type})
+        assert parts_of(found) == parts_of(saved)
 
 
 def test_the_pages_are_what_their_script_writes() -> None:

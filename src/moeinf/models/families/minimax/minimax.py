@@ -1,6 +1,7 @@
 """MiniMax-Text-01 and M1: lightning attention in most layers, Mixtral's attention and experts (arXiv 2501.08313).
 
-What a layer adds to is the state behind its norm, and both are scaled (MiniMaxForCausalLM).
+What a layer adds to is the state behind its norm, and both are scaled (MiniMaxForCausalLM). transformers saves configs
+in other words than these models were published with.
 """
 
 from __future__ import annotations
@@ -27,6 +28,24 @@ from moeinf.models.layers.routers import softmax_router
 from moeinf.models.widened import widened
 from moeinf.types import Expected, Profiler, TensorPlan
 
+_PUBLISHED = ("minimax_m1", "minimax_text_01")
+_KINDS = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}  # of scales: as published
+_CALLED = {
+    f"{saved}_{letter}_factor": f"layernorm_{published}_{letter}"
+    for saved, published in _KINDS.items()
+    for letter in ("alpha", "beta")
+} | {"layer_types": "attn_type_list"}
+
+
+def _as_saved(f: Fields) -> Fields:
+    """A published config in the words of transformers."""
+    f.only("postnorm", True)  # else the residual would be the state in front of the norm
+    f.fixed(shared_intermediate_size=0)
+    attends = f.counts("attn_type_list", f.count("num_hidden_layers"), maximum=1)
+    kinds = ["full_attention" if full else "linear_attention" for full in attends]
+    values = {saved: f.get(published) for saved, published in _CALLED.items()} | {"layer_types": kinds}
+    return f.replaced(**values).renamed(_CALLED)
+
 
 @dataclass(frozen=True, slots=True)
 class Scales:
@@ -41,6 +60,7 @@ class Scales:
 
 
 def _parse(f: Fields) -> Spec:
+    f = _as_saved(f) if f.get("model_type") in _PUBLISHED else f
     silu_alone(f)  # which lightning attention has, too
     f.only("attention_bias", False, None)
     head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
