@@ -262,7 +262,9 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
 
 
 def show_help(
-    verb: Annotated[list[str] | None, typer.Argument(metavar="VERB", help="Only this one, such as trace show.")] = None,
+    verb: Annotated[
+        list[str] | None, typer.Argument(metavar="[VERB]...", help="Only this one, such as trace show.")
+    ] = None,
 ) -> None:
     """Show this, or the options of a verb."""
     raise typer.Exit(run_command([*(verb or ()), "--help"]))

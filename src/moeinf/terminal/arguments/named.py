@@ -24,7 +24,7 @@ StoredName = Annotated[
 PromptWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PROMPT",
+        metavar="[PROMPT]...",
         help="What to answer; without one, a chat. Piped standard input comes before it. "
         "PNG and JPEG files among its words are shown to a model that sees.",
     ),
