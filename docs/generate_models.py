@@ -205,7 +205,7 @@ def _format_of(shape: tuple[int, ...], format: Format) -> Format:
     """What a tensor of this shape is stored as where `format` is asked for."""
     if len(shape) == 1:
         return "bf16"
-    choices: tuple[Format, ...] = (format, "iq4_nl")
+    choices: tuple[Format, ...] = (format, "q5_0")
     for choice in choices:
         try:
             format_bytes(choice, shape)

@@ -9,14 +9,13 @@ from typing import Literal, cast, get_args
 from moeinf.errors import UsageError
 from moeinf.types import FORMAT_BLOCKS, Format, TensorPlan
 
-Choice = Literal["keep", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+Choice = Literal["keep", "q8_0", "q5_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 # 8 bits even where the rest has 4: logits come from this matrix, and it is read only once a token.
 _HEAD_FORMAT: Literal["q8_0"] = "q8_0"
-# Where rows are no whole number of blocks. Dense matrices are few bytes of a model, and every token reads them: 8 bits.
-# Experts are nearly all of it: the same 4.5 bits in blocks of 32, as 8 would make a model 1.9 times as large.
-_FALLBACKS: Mapping[tuple[str, Format], Format] = {("dense", "q4_k"): "q8_0", ("expert", "q4_k"): "iq4_nl"}
-_COSTS = {("expert", "iq4_nl"): ", which loses more (docs/formats.md); --quant-experts q8_0 is larger and loses little"}
+# Where rows are no whole number of blocks, never to one that loses more. Dense matrices are few bytes of a model: 8
+# bits. Experts are nearly all of it: 5.5, as in llama.cpp's files of that name.
+_FALLBACKS: Mapping[tuple[str, Format], Format] = {("dense", "q4_k"): "q8_0", ("expert", "q4_k"): "q5_0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class FormatPlan:
         )
         departures = (
             f"{_listed(kind, names)}: rows of {cols} are no whole number of {wanted} blocks "
-            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}{_COSTS.get((kind, found), '')}"
+            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
             for (kind, cols, wanted, found), names in self._departures.items()
         )
         return (*kept, *departures)

@@ -31,14 +31,14 @@ from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
 from tests.support.checkpoints import CONFIG, content, fused, random_tensors, write_checkpoint
 from tests.support.tiny_models import all_configs
 
-FORMATS: list[Format] = ["q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+FORMATS: list[Format] = ["q8_0", "q5_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
 # Whole blocks of any format.
 WIDE = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 512, "num_experts": 4}
 ODD = CONFIG | {"hidden_size": 96, "moe_intermediate_size": 40, "num_experts": 4}  # no q4_k; down fits no block at all
 SOURCE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
-def stored_as(wanted: Format | None, tensor: Tensor, instead: Format = "iq4_nl") -> tuple[Format, bytes]:
+def stored_as(wanted: Format | None, tensor: Tensor, instead: Format = "q5_0") -> tuple[Format, bytes]:
     """The format that rows of this length get, and the bytes. instead: of q4_k."""
     source = SOURCE[tensor.dtype]
     raw = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
@@ -263,8 +263,7 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     assert plan.store_bytes == sum(path.stat().st_size for path in weights)
     assert plan.fallbacks == model.manifest.formats.fallbacks
     assert plan.fallbacks[:2] == (
-        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl, which loses "
-        "more (docs/formats.md); --quant-experts q8_0 is larger and loses little",
+        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as q5_0",
         "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16",
     )
     again = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")

@@ -126,7 +126,8 @@ def _near(given: Arguments, _: Any) -> bool:
     holds=_near,
 )
 def _quantise(world: World) -> Arguments:
-    format, num_bytes = world.rng.choice([("q8_0", 272), ("q4_0", 144), ("q4_k", 144), ("iq4_nl", 144), ("mxfp4", 136)])
+    written = [("q8_0", 272), ("q5_0", 176), ("q4_0", 144), ("q4_k", 144), ("iq4_nl", 144), ("mxfp4", 136)]
+    format, num_bytes = world.rng.choice(written)
     source = np.clip(world.floats(1, 256), -3, 3).view(np.uint8).ravel()
     out = np.zeros(num_bytes, np.uint8)
     return {"format": format, "source": source, "source_dtype": "f32", "rows": 1, "cols": 256, "out": out}

@@ -18,9 +18,12 @@ from tests.support.blocks import QUANTISED, WRITTEN, Bytes, any_blocks, halves_o
 # gguf's names are those of the formats.
 GGML = {format: GGMLQuantizationType[format.upper()] for format in QUANTISED}
 # How far a weight may move, as a share of the largest of its block: half a step where values are widest apart; a whole
-# one where the range has no value at its other end (q4_0: 8 becomes 7; mxfp4: 8 becomes 6); for q4_k twice the step of
-# 15 that a range of both signs has, as scales are rounded too (to float16 all are, which q8_0 alone feels).
-LARGEST_MOVE = {"q8_0": 0.51 / 127 + 2**-11, "q4_0": 1.02 / 8, "q4_k": 4.2 / 15, "iq4_nl": 0.16, "mxfp4": 0.26}
+# one where the range has no value at its other end (q4_0: 8 becomes 7, q5_0: 16 becomes 15; mxfp4: 8 becomes 6); for
+# q4_k twice the step of 15 that a range of both signs has, as scales are rounded too (to float16 all are, which q8_0
+# alone feels).
+LARGEST_MOVE = {
+    "q8_0": 0.51 / 127 + 2**-11, "q5_0": 1.02 / 16, "q4_0": 1.02 / 8, "q4_k": 4.2 / 15, "iq4_nl": 0.16, "mxfp4": 0.26,
+}  # fmt: skip
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -70,7 +73,7 @@ def test_formats_that_are_only_read_are_not_written(format: Format) -> None:
         quantise(format, np.zeros(4 * weights, np.uint8), "f32", 1, weights, np.zeros(num_bytes, np.uint8))
 
 
-@pytest.mark.parametrize("format", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("format", ["q8_0", "q5_0", "q4_0"])
 def test_formats_that_leave_no_choice_are_rounded_as_by_ggml(format: Format) -> None:
     weights = np.random.default_rng(5).standard_normal((64, 256)).astype(np.float32)
     wanted = gguf.quantize(weights, GGML[format]).reshape(-1)

@@ -32,7 +32,7 @@ def test_nothing_chosen_is_told_apart_from_keep() -> None:
     [(("q5_k",), "--quant"), ((None, "Q8_0"), "--quant-experts"), (("q8_0", None, "bf16"), "--quant-dense")],
 )
 def test_an_unknown_format_is_refused_with_the_known_ones(given: tuple[str | None, ...], option: str) -> None:
-    with pytest.raises(UsageError, match=f"unknown {option} '.*'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"):
+    with pytest.raises(UsageError, match=f"unknown {option} '.*'; known: keep, q8_0, q5_0, q4_0, q4_k, iq4_nl, mxfp4"):
         chosen(*given)
 
 
@@ -49,11 +49,10 @@ def test_states_of_a_source_differ_by_what_is_made_of_them() -> None:
     )
 
 
-def test_the_rows_of_experts_keep_their_size_and_the_line_says_what_it_costs() -> None:
+def test_where_rows_are_no_whole_blocks_experts_get_more_bits_and_never_fewer() -> None:
     plan = FormatPlan()
-    assert plan.fit("expert", "expert down", "q4_k", 1408, "bf16") == "iq4_nl"
-    [line] = plan.fallbacks
-    assert "stored as iq4_nl, which loses more (docs/formats.md); --quant-experts q8_0" in line
+    assert plan.fit("expert", "expert down", "q4_k", 1408, "bf16") == "q5_0"
+    assert plan.fallbacks == ("expert down: rows of 1408 are no whole number of q4_k blocks (256); stored as q5_0",)
 
 
 def test_rows_decide_what_a_wanted_format_becomes() -> None:

@@ -70,6 +70,23 @@ void encode(const Tile& tile, BlockQ4_0* out, int num_groups) {
   }
 }
 
+// The same with 32 values: the extreme weight becomes -16.
+void encode(const Tile& tile, BlockQ5_0* out, int num_groups) {
+  const Floats d = extreme(tile) / -16.0f, inverse = inverse_or_zero(d);
+  Codes codes;
+  for (int i = 0; i < kGroup; ++i) {
+    codes.q[i] = to_ints(smaller(tile.x[i] * inverse + 16.5f, splat(31)));
+  }
+  for (int g = 0; g < num_groups; ++g) {
+    std::uint32_t high = 0;
+    for (int i = 0; i < kGroup; ++i) high |= static_cast<std::uint32_t>(codes.q[i][g] >> 4) << i;
+    for (int byte = 0; byte < 4; ++byte) out[g].high[byte] = static_cast<std::uint8_t>(high >> 8 * byte);
+    out[g].d = half_of_float(d[g]);
+  }
+  for (Ints& code : codes.q) code &= 15;
+  for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
+}
+
 // Between neighbours of kIQ4NLValues.
 constexpr float kIQ4NLBorders[15] = {-115.5f, -93.5f, -74,   -57,   -42, -28.5f, -16, -4.5f,
                                      7,       19,     31.5f, 45.5f, 61,  79,     101};
@@ -173,6 +190,8 @@ EncodeStep encoder(Format format) {
       return encode_step<BlockQ8_0>;
     case Format::kQ4_0:
       return encode_step<BlockQ4_0>;
+    case Format::kQ5_0:
+      return encode_step<BlockQ5_0>;
     case Format::kQ4_K:
       return encode_step<BlockQ4_K>;
     case Format::kIQ4_NL:

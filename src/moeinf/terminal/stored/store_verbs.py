@@ -60,8 +60,7 @@ def _list_available(prefix: str, *, as_json: bool) -> None:
 
 def rm(
     models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL...", help="Models and interrupted pulls.", autocompletion=stored_names),
+        list[str], typer.Argument(metavar="MODEL...", help="Models and interrupted pulls.", autocompletion=stored_names)
     ],
 ) -> None:
     """Delete models and interrupted pulls. Stops at the first that fails."""

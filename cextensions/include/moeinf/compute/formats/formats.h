@@ -46,6 +46,12 @@ struct BlockQ4_0 {  // 32 weights: d * (nibble - 8); byte i holds weight i (low 
   std::uint16_t d;
   std::uint8_t q[16];
 };
+struct BlockQ5_0 {  // 32 weights: d * (five bits - 16); nibbles as in BlockQ4_0, the fifth bit of weight i is
+                    // bit i
+  std::uint16_t d;
+  std::uint8_t high[4];
+  std::uint8_t q[16];
+};
 struct BlockIQ4_NL {  // 32 weights: d * kIQ4NLValues[nibble]; nibbles as in BlockQ4_0
   std::uint16_t d;
   std::uint8_t q[16];
@@ -59,8 +65,8 @@ struct BlockQ4_K {  // 256 weights in 8 sub-blocks s of 32: d * scale[s] * nibbl
   std::uint8_t scales[12];  // 8 scales and 8 mins of 6 bits, packed as ggml's get_scale_min_k4 reads them
   std::uint8_t q[128];      // 64 weights in each 32 bytes: low nibbles are sub-block 2j, high ones 2j + 1
 };
-static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockMXFP4) == 17 &&
-              sizeof(BlockQ4_K) == 144);
+static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ5_0) == 22 &&
+              sizeof(BlockMXFP4) == 17 && sizeof(BlockQ4_K) == 144);
 
 extern const std::int8_t kIQ4NLValues[16];
 // Doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives.
