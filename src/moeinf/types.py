@@ -209,7 +209,8 @@ class ExpertForm:
     biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. relu2: the square of relu.
     swiglu_clamped (gpt-oss): with g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
     silu_clamped (DeepSeek-V4): u * silu(g), of the same g and u. clamped_silu (Step 3.5): u * min(silu(gate), limit).
-    softcapped (Inkling 2): c(gate, gate_limit) * sigmoid(gate) * c(up, limit), with c(x, most) = most * tanh(x / most).
+    softcapped (Inkling 2): c(gate, gate_limit) * sigmoid(gate) * c(up, limit), with c(x, most) = most * tanh(x / most);
+      a limit of 0 leaves up as it is (Kimi K3's SiTU).
     """
 
     activation: Activation = "silu"

@@ -127,6 +127,7 @@ FORMS = [
     ExpertForm("silu_clamped", limit=0.5),
     ExpertForm("clamped_silu", limit=0.5),
     ExpertForm("softcapped", limit=0.5, gate_limit=0.3),
+    ExpertForm("softcapped", gate_limit=0.3),
 ]
 
 

@@ -70,7 +70,7 @@ def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) ->
         return product("down", up.clamp(-form.limit, form.limit) * torch.nn.functional.silu(gate).clamp(max=form.limit))
     if form.activation == "softcapped":
         capped = form.gate_limit * torch.tanh(gate / form.gate_limit) * torch.sigmoid(gate)
-        return product("down", capped * form.limit * torch.tanh(up / form.limit))
+        return product("down", capped * (form.limit * torch.tanh(up / form.limit) if form.limit else up))
     return product("down", _ACTIVATIONS[form.activation](gate) * up)
 
 

@@ -158,10 +158,10 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
     if form.activation == "clamped_silu":  # modeling_step3p7.py, Step3p7Experts
         assert gate is not None, "it has a gate"
         return F.silu(gate).clamp(max=form.limit) * up.clamp(-form.limit, form.limit)
-    if form.activation == "softcapped":  # modeling_inkling2.py, Inkling2SoftcappedSwiGLU
+    if form.activation == "softcapped":  # Inkling2SoftcappedSwiGLU of transformers, SituAndMul of vLLM
         assert gate is not None, "it has a gate"
         capped = form.gate_limit * torch.tanh(gate / form.gate_limit) * torch.sigmoid(gate)
-        return capped * form.limit * torch.tanh(up / form.limit)
+        return capped * (form.limit * torch.tanh(up / form.limit) if form.limit else up)
     functions: Mapping[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,

@@ -302,6 +302,11 @@ TEST(every_activation_is_that_of_double_arithmetic_with_and_without_a_gate) {
         CHECK(std::fabs(out[i] - expected) <= 4e-6 * std::max(1.0, std::fabs(expected)));
       }
     }
+    ops_for(isa).activate(Activation::kSoftcapped, {0.0f, 1.5f}, a.data(), up.data(), out.data(), 203);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double g = 1.5 * std::tanh(a[i] / 1.5) / (1 + std::exp(-static_cast<double>(a[i])));
+      CHECK(std::fabs(out[i] - g * up[i]) <= 4e-6 * std::max(1.0, std::fabs(g * up[i])));
+    }
   }
 }
 

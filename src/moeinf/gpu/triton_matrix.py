@@ -57,7 +57,10 @@ def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATE_LIM
     elif ACTIVATION == "clamped_silu":
         return tl.minimum(_function(gate, "silu"), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     elif ACTIVATION == "softcapped":
-        return softcap(gate, GATE_LIMIT) / (1.0 + tl.exp(-gate)) * softcap(up, LIMIT)
+        gate = softcap(gate, GATE_LIMIT) / (1.0 + tl.exp(-gate))
+        if LIMIT > 0:
+            up = softcap(up, LIMIT)
+        return gate * up
     elif GATED:
         return _function(gate, ACTIVATION) * up
     else:

@@ -75,6 +75,7 @@ FAMILIES = (
     FamilyEntry("glm_moe_dsa", "glm"),
     FamilyEntry("axk2", "deepseek"),
     FamilyEntry("kimi_linear", "kimi"),
+    FamilyEntry("kimi_k3", "kimi"),
     FamilyEntry("bailing_hybrid", "deepseek"),
     FamilyEntry("minimax", "minimax", also=("minimax_m1", "minimax_text_01")),
     FamilyEntry("minimax_m3_vl", "minimax"),

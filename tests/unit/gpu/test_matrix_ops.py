@@ -163,6 +163,7 @@ EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
     (ExpertForm("relu2", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
     (ExpertForm("gelu_tanh"), "f32"), (ExpertForm("silu_clamped", limit=2.0), "f32"),
     (ExpertForm("clamped_silu", limit=2.0), "f32"), (ExpertForm("softcapped", limit=2.0, gate_limit=1.5), "f32"),
+    (ExpertForm("softcapped", gate_limit=1.5), "f32"),
 ]  # fmt: skip
 
 
@@ -231,7 +232,7 @@ class Experts:
             elif self.form.activation in ("silu_clamped", "clamped_silu"):
                 other = u.clip(-self.form.limit, self.form.limit)
             elif self.form.activation == "softcapped":
-                other = self.form.limit * torch.tanh(u / self.form.limit)
+                other = self.form.limit * torch.tanh(u / self.form.limit) if self.form.limit else u
             ups.append((f * other, 1.15 * g_size * other.abs() + f.abs() * u_size))
             downs.append(self._product(expert, "down", act[pair]))
         return tuple(torch.stack(column) for columns in (ups, downs) for column in zip(*columns, strict=True))

@@ -244,6 +244,7 @@ FORMS = (
     ExpertForm("silu_clamped", limit=0.5),
     ExpertForm("clamped_silu", limit=0.5),
     ExpertForm("softcapped", limit=0.7, gate_limit=0.4),
+    ExpertForm("softcapped", gate_limit=0.4),
     ExpertForm("relu"),
     ExpertForm("relu", gated=False),
     ExpertForm("relu", gated=False, biased=True),

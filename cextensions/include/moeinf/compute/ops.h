@@ -28,7 +28,7 @@ enum class Activation : int {
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
   kSiluClamped,    // g sigmoid(g) u, of the same g and u
   kClampedSilu,    // min(a sigmoid(a), limit) u, of the same u
-  kSoftcapped,     // c(a, of_gate) sigmoid(a) c(up, limit), with c(x, most) = most tanh(x / most)
+  kSoftcapped,  // c(a, of_gate) sigmoid(a) c(up, limit), with c(x, most) = most tanh(x / most), c(x, 0) = x
 };
 
 // Of activations that are clamped.

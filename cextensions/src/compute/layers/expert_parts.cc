@@ -85,11 +85,12 @@ ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, ExpertForm form) {
   require_bias(all.up_bias, "up_bias", rows);
   require_bias(all.down_bias, "down_bias", cols);
   const bool clamped = activation == Activation::kSwigluClamped || activation == Activation::kSiluClamped ||
-                       activation == Activation::kClampedSilu || activation == Activation::kSoftcapped;
+                       activation == Activation::kClampedSilu;
   if (clamped && !(all.gate && limits.limit > 0))
     throw std::invalid_argument("an activation that is clamped needs a gate, and a limit above 0");
-  if (activation == Activation::kSoftcapped && !(limits.of_gate > 0))
-    throw std::invalid_argument("an activation that is softcapped needs a limit of its gate above 0");
+  if (activation == Activation::kSoftcapped && !(all.gate && limits.of_gate > 0 && limits.limit >= 0))
+    throw std::invalid_argument(
+        "an activation that is softcapped needs a gate with a limit above 0, and none below 0 of the rest");
   ExpertLayer layer{all.gate ? *all.gate : *all.up, all.gate ? all.up : std::nullopt, *all.down, form, {}};
   std::int64_t act_row = 0, down_row = 0;
   for (const ExpertSlice& slice : slices) {

@@ -240,7 +240,8 @@ class DecoderFamily(Family):
             return
         part = text_part(({"tie_word_embeddings": True} if self.text.tied else {}) | config, self.text.prefix)
         spec = self.parse(part.fields)
-        decoder = spec.decoder.named(prefix=part.prefix, head_prefix=self.text.head_prefix)
+        of_whole = part.prefix == self.text.prefix  # else the language model was saved alone
+        decoder = spec.decoder.named(prefix=part.prefix, head_prefix=self.text.head_prefix if of_whole else "")
         self.take(replace(spec, decoder=decoder))
 
     @staticmethod

@@ -27,6 +27,7 @@ class BlockSite:
     norm: NormConfig | None  # in front; None: it takes its input as it is
 
 
+Latent = tuple[Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]]
 MakeRouter = Callable[[Layers, "Moe", BlockSite], Router]
 
 
@@ -76,6 +77,7 @@ class MlpForm:
     biased: bool = False  # each matrix has a bias
     limit: float = 0.0  # of gate and up, before f; 0: there is none
     oai: bool = False  # as gpt-oss's experts
+    caps: tuple[float, float] | None = None  # of gate and up, as experts of the form "softcapped" have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +218,14 @@ class Moe:
             profiler,
             shared=self.shared_mlp(weights, decoder, site.block, site.layer),
             residual=decoder.residual,
+            latent=self.latent(weights, decoder, site),
             behind=self._norm_behind(decoder, weights, site.layer),
             replaces=decoder.replaces,
         )
+
+    def latent(self, weights: Weights, decoder: DecoderConfig, site: BlockSite) -> Latent | None:
+        """Into the space that routed experts compute in, and back, where that is not the model's own."""
+        return None
 
     def dense(self, decoder: DecoderConfig, layers: Layers, site: BlockSite) -> Block:
         """The block of a layer without experts."""
@@ -231,6 +238,7 @@ class Moe:
             names=self.names.dense,
             limit=form.limit,
             oai=form.oai,
+            caps=form.caps,
             activation=decoder.activation,
             biased=form.biased,
         )
@@ -251,6 +259,7 @@ class Moe:
             limit=after or self.form.limit,
             clamps_silu=after > 0,
             oai=self.form.oai,
+            caps=self.form.caps,
             activation=decoder.activation,
             biased=self.form.biased,
         )

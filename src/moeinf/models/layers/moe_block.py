@@ -101,7 +101,8 @@ class GatedMLP:
 class SharedExpert:
     """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own.
 
-    With `oai` it is down((up(x) + 1) * gate(x) * sigmoid(1.702 gate(x))), which is gpt-oss's.
+    With `oai` it is down((up(x) + 1) * gate(x) * sigmoid(1.702 gate(x))), which is gpt-oss's, and with `caps` that of
+    softcapped experts (ExpertForm).
     With a limit, gate(x) is at most that, or with clamps_silu silu(gate(x)), and up(x) between it and its negative. Its
     weights lie with the dense ones, and never move.
     """
@@ -117,11 +118,13 @@ class SharedExpert:
         oai: bool = False,
         activation: Activation = "silu",
         biased: bool = False,
+        caps: tuple[float, float] | None = None,
     ) -> None:
         """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]; activation: instead of silu;
         biased: whether each matrix has a bias."""
         self._activated = function_of(weights.math, activation)
         self._math, self._limit, self._clamps_silu, self._oai = weights.math, limit, clamps_silu, oai
+        self._caps = caps
         self._gate, self._up, self._down = (
             weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
         )
@@ -129,7 +132,16 @@ class SharedExpert:
 
     def __call__(self, hidden: Hidden) -> Hidden:
         """hidden [tokens, hidden] -> what the tokens are given."""
-        gate, up, limit, math = self._gate(hidden), self._up(hidden), self._limit, self._math
+        out = self._down(self._product(self._gate(hidden), self._up(hidden)))
+        return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
+
+    def _product(self, gate: Hidden, up: Hidden) -> Hidden:
+        """What down is given."""
+        limit, math = self._limit, self._math
+        if self._caps is not None:
+            of_gate, of_up = self._caps
+            gate = math.tanh(gate * (1 / of_gate)) * of_gate * math.sigmoid(gate)
+            return gate * (math.tanh(up * (1 / of_up)) * of_up if of_up else up)
         if limit:
             up = math.clip(up, -limit, limit)
         if limit and not self._clamps_silu:
@@ -137,8 +149,7 @@ class SharedExpert:
         gate = gate * math.sigmoid(gate * 1.702) if self._oai else self._activated(gate)
         if self._clamps_silu:
             gate = math.clip(gate, -float("inf"), limit)
-        out = self._down(gate * (up + 1 if self._oai else up))
-        return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
+        return gate * (up + 1 if self._oai else up)
 
 
 class DenseBlock:

@@ -23,10 +23,11 @@ class GatedExperts:
     names: tuple[str, str, str] | None  # gate, up and down, where each expert has tensors of its own, if it ever has
     fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
     transposed: bool = False  # these were published as [experts, hidden, 2 intermediate] and [.., intermediate, hidden]
+    hidden_size: int = 0  # that they are given and give; 0: the model's own
 
 
 def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, experts: GatedExperts) -> TensorPlan:
-    hidden, intermediate = config.attention.hidden_size, experts.intermediate_size
+    hidden, intermediate = experts.hidden_size or config.attention.hidden_size, experts.intermediate_size
     shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
     separate: Layout = {
         f"{block}experts.{expert}.{name}.weight": (shapes[part], (ExpertPiece(layer, expert, part, 0),))

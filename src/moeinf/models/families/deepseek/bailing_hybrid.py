@@ -11,7 +11,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, LatentGate, parse_latent
 from moeinf.models.layers.moe import BlockNames, sparse_layers
-from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
+from moeinf.models.layers.recurrent.kda import KdaConfig, below_zero, kda_mixer
 from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.types import TensorPlan
 
@@ -41,7 +41,8 @@ def _parse(f: Fields) -> Spec:
     }
     own = {name: f.count(name, value) for name, value in own.items()}
     kda = KdaConfig.parse(f.replaced(**own), a.hidden_size, a.norm_eps)
-    recurrent = kda_mixer(replace(kda, whole=True, lower_bound=_lower_bound(f), output=_OUTPUT), _MODULE)
+    kda = replace(kda, whole="fg", lower_bound=_lower_bound(f), output=_OUTPUT, decay_numbers=kda.num_heads)
+    recurrent = kda_mixer(kda, _MODULE)
     latent = replace(latent.named(module=_MODULE, output=_OUTPUT), gate=LatentGate("heads"))
     return Spec(
         decoder,
@@ -55,8 +56,7 @@ def _lower_bound(f: Fields) -> float | None:
     if not f.flag("kda_safe_gate", True):
         return None
     bound = f.get("kda_lower_bound")
-    number = -bound if isinstance(bound, int | float) and not isinstance(bound, bool) else bound
-    return -Fields({"kda_lower_bound": number}, f"{f.where}, less than 0").number("kda_lower_bound", 5.0)
+    return below_zero(f, "kda_lower_bound", -5.0 if bound is None else bound)
 
 
 def _without_small_gates(plan: TensorPlan) -> TensorPlan:

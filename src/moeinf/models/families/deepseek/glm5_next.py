@@ -16,7 +16,7 @@ from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.indexed import INDEX_MATRICES, NO_INDEX_MATRICES, IndexConfig, IndexedLatent
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, NO_LATENT_MATRICES, LatentConfig, parse_latent
 from moeinf.models.layers.moe import MlpForm, sparse_layers
-from moeinf.models.layers.recurrent.kda import KdaConfig, kda_mixer
+from moeinf.models.layers.recurrent.kda import KdaConfig, below_zero, kda_mixer
 from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
@@ -79,9 +79,9 @@ def _kda(f: Fields, hidden_size: int, norm_eps: float) -> KdaConfig:
     if bound is None and own.names:
         bound = -5.0
     if bound is not None:
-        number = -bound if isinstance(bound, int | float) and not isinstance(bound, bool) else bound
-        bound = -Fields({"linear_lower_bound": number}, f"{f.where}, less than 0").number("linear_lower_bound")
-    return replace(KdaConfig.parse(f, hidden_size, norm_eps), lower_bound=bound, flat_decays=True)
+        bound = below_zero(f, "linear_lower_bound", bound)
+    kda = KdaConfig.parse(f, hidden_size, norm_eps)
+    return replace(kda, lower_bound=bound, decay_numbers=kda.num_heads)
 
 
 def _index(f: Fields, latent: LatentConfig) -> IndexConfig:

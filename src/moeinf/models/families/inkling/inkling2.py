@@ -37,9 +37,14 @@ from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Pos
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, DynamicConvolution
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, block_states_workspace, rms_normed
+from moeinf.models.layers.streams.block_residual import (
+    BlockResidual,
+    BlocksStem,
+    BlockStates,
+    block_states_workspace,
+    rms_normed,
+)
 from moeinf.models.layers.streams.hyper import Connection, streamed
-from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.models.text_part import VISION
 from moeinf.models.widened import widened
 from moeinf.types import ExpertForm, JsonObject, Profiler, Workspace
@@ -221,28 +226,6 @@ class Inkling2Attention:
         mixed = mixed_of_spans(self._core, self._math, (q, k, v), spans, relative=relative, sinks=sinks)
         gated = mixed * self._math.sigmoid(self._gate(of_queries))
         return beside(ATTENTION, self._o(gated))
-
-
-class BlocksStem(NormedStem):
-    """moeinf.models.layers.streams.stem.Stem: at the end a choice among the states that blocks have left."""
-
-    def __init__(
-        self,
-        embedding: Callable[[Sequence[int]], Array],
-        norm: Callable[[Array], Array],
-        states: Sequence[NewState],
-        blocks: BlockStates[Array],
-        query: Array,
-    ) -> None:
-        super().__init__(embedding, norm, states)
-        self._blocks, self._query = blocks, query
-
-    def begin(self, x: Array) -> Hidden:
-        self._blocks.left.clear()
-        return super().begin(x)
-
-    def end(self, x: Hidden, pick: Callable[[Hidden], Hidden]) -> Hidden:
-        return self._blocks.given(pick(x), self._query, [pick(each) for each in self._blocks.left])[0]
 
 
 def query(weights: Weights, decoder: DecoderConfig, name: str) -> Array:

@@ -15,7 +15,6 @@ from moeinf.errors import CheckpointError
 from moeinf.models.families.inkling import inkling2
 from moeinf.models.families.inkling.inkling2 import (
     BlockConnections,
-    BlocksStem,
     ChoosingAttention,
     ChoosingMoe,
     Inkling2Attention,
@@ -31,7 +30,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside, convolutions_bytes
-from moeinf.models.layers.streams.block_residual import BlockResidual, BlockStates, rms_normed
+from moeinf.models.layers.streams.block_residual import BlockResidual, BlocksStem, BlockStates, rms_normed
 from moeinf.models.layers.streams.hyper import Connection
 from moeinf.models.widened import widened
 from moeinf.types import Profiler, Workspace

@@ -8,11 +8,11 @@ from __future__ import annotations
 from moeinf.models.families.deepseek import deepseek_v3
 from moeinf.models.text_part import TextIn
 
-_VISION = r"(vision_tower|mm_projector|multi_modal_projector)\..*"
+VISION = r"(vision_tower|mm_projector|multi_modal_projector)\..*"
 
 
 class Family(deepseek_v3.Family):
     name = "kimi_k25"
-    ignored = (_VISION,)
+    ignored = (VISION,)
     # Readers differ in what a config without tie_word_embeddings means: what is stored decides.
     text = TextIn("language_model.model.", "language_model.", tied=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -32,10 +32,19 @@ _INNER = {  # the same, inside of linear_attn_config
 }
 
 
+def _unchanged(kda: KdaConfig) -> KdaConfig:
+    return kda
+
+
 def _parse(f: Fields) -> Spec:
+    return parse_with(f)
+
+
+def parse_with(f: Fields, own: Collection[str] = (), changed: Callable[[KdaConfig], KdaConfig] = _unchanged) -> Spec:
+    """own: further fields of linear_attn_config, of a family that reads them; changed: what it makes of KDA."""
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     kinds = _kinds(f, num_layers)
-    f = _in_common_names(f)
+    f = _in_common_names(f, own)
     f.fixed(mla_use_nope=True, moe_router_activation_func="sigmoid", use_grouped_topk=True, moe_layer_freq=1)
     f.only("head_dim", f.get("head_dim"), None)  # of neither kind of layer
     f.present("routed_scaling_factor", "num_experts")
@@ -46,13 +55,13 @@ def _parse(f: Fields) -> Spec:
     layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 1, minimum=0))
     blocks = sigmoid_moe(f, num_layers, moe_layers=layers)
     a, blocks = decoder.attention, replace(blocks, names=BlockNames(experts=("w1", "w3", "w2")))
-    kda = kda_mixer(KdaConfig.parse(f, a.hidden_size, a.norm_eps))
+    kda = kda_mixer(changed(KdaConfig.parse(f, a.hidden_size, a.norm_eps)))
     return Spec(decoder, blocks, {i: kda if kind == "linear_attention" else latent for i, kind in enumerate(kinds)})
 
 
-def _in_common_names(f: Fields) -> Fields:
+def _in_common_names(f: Fields, own: Collection[str]) -> Fields:
     inner = f.within("linear_attn_config")
-    inner.refuse_others("kda_layers", "full_attn_layers", *_INNER.values())
+    inner.refuse_others("kda_layers", "full_attn_layers", *_INNER.values(), *own)
     return renamed(renamed(f, f, NAMES, required=True), inner, _INNER, required=False)
 
 

@@ -248,7 +248,6 @@ class IndexedLatentAttention(LatentAttention):
         prefix = _prefix(decoder, layer)
         growth = growth_of(None if index.growth is None else prefix + index.growth)
         self._index, self.selection, self._chooses = replace(index.heads, growth=growth), shared, index.chooses
-        self._replaces = decoder.replaces
         super().__init__(layers, decoder, c, layer)
         self._norm = norm or self._norm
         weights = layers.weights
@@ -295,7 +294,7 @@ class IndexedLatentAttention(LatentAttention):
             chosen = self.selection.parts[cache][at]
             mixed = core.attend_to(expanded, chosen, cache, positions, at)
             out = self._output(self._gated(mixed, gates))
-            x[at : at + size] = out if self._replaces else x[at : at + size] + out
+            self._leave(x[at : at + size], out)
 
 
 class PooledLatentAttention(IndexedLatentAttention):

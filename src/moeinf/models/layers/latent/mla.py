@@ -283,7 +283,7 @@ class LatentAttention(OneByOne[Array, Positions]):
         a, prefix = decoder.attention_of(layer), _prefix(decoder, c, layer)
         assert a.rope is not None
         weights = layers.weights
-        self._config, self._math = c, weights.math
+        self._config, self._math, self._replaces = c, weights.math, decoder.replaces
 
         def linear(name: str) -> Callable[[Hidden], Hidden]:
             biased = c.biased and name in (*_BIASED, c.names.output)
@@ -338,7 +338,7 @@ class LatentAttention(OneByOne[Array, Positions]):
                 core.store(rows[span.rows], span.cache, span.positions)
         _, queries, gates = self._queries(hidden)
         mixed = [core.attend(queries[span.rows], span.cache, span.positions, 0) for span in spans]
-        x += self._output(self._gated(self._math.concatenate(mixed, 0), gates))
+        self._leave(x, self._output(self._gated(self._math.concatenate(mixed, 0), gates)))
 
     def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         tokens, hidden = len(x), self._norm(x)
@@ -346,7 +346,15 @@ class LatentAttention(OneByOne[Array, Positions]):
         size = self._core.at_once(tokens)
         for at in range(0, tokens, size):
             _, queries, gates = self._queries(hidden[at : at + size])
-            x[at : at + size] += self._output(self._gated(self._core.attend(queries, cache, positions, at), gates))
+            out = self._output(self._gated(self._core.attend(queries, cache, positions, at), gates))
+            self._leave(x[at : at + size], out)
+
+    def _leave(self, x: Hidden, out: Hidden) -> None:
+        """x: what the layer was given, of the same tokens as what it gives."""
+        if self._replaces:
+            x[...] = out
+        else:
+            x += out
 
     def _queries(self, hidden: Hidden) -> tuple[Hidden, Hidden, Hidden | None]:
         """Compressed queries, where they are compressed; the queries; and what the gates of heads are made of,

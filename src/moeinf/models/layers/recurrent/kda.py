@@ -20,7 +20,7 @@ from moeinf.models.layers.recurrent.delta_config import SLICE
 from moeinf.models.layers.recurrent.delta_net import UNIT_EPS
 from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
-from moeinf.types import Workspace
+from moeinf.types import Json, Workspace
 
 _WIDEST = 1 << 15  # numbers of all heads together
 
@@ -32,9 +32,11 @@ class KdaConfig:
     head_dim: int  # of keys and of values
     kernel: int  # tokens that the convolutions in front see
     norm_eps: float
-    whole: bool = False  # decays and gates are projected at once (f_proj, g_proj), not through head_dim numbers
+    whole: str = (
+        ""  # "f" and "g": decays and gates are projected at once (f_proj, g_proj), not through head_dim numbers
+    )
     lower_bound: float | None = None  # of the logarithms of decays, which are then lower_bound sigmoid(e^A_log step)
-    flat_decays: bool = False  # A_log is [heads], as it is where decays are projected at once
+    decay_numbers: int = 0  # of A_log, a vector that begins with those of the heads; 0: it is [1, 1, heads, 1]
     output: str = "o_proj"  # what the projection of all heads' outputs is called
 
     @staticmethod
@@ -60,13 +62,12 @@ def kda_shapes(c: KdaConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors of a layer."""
     shapes: Shapes = {f"{prefix}{n}_proj.weight": (c.width, c.hidden_size) for n in "qkv"}
     shapes |= {f"{prefix}{n}_conv1d.weight": (c.width, 1, c.kernel) for n in "qkv"}
-    if c.whole:
-        shapes |= {f"{prefix}{n}_proj.weight": (c.width, c.hidden_size) for n in "fg"}
-    else:
-        shapes |= {f"{prefix}{n}_a_proj.weight": (c.head_dim, c.hidden_size) for n in "fg"}
-        shapes |= {f"{prefix}{n}_b_proj.weight": (c.width, c.head_dim) for n in "fg"}
+    apart = [n for n in "fg" if n not in c.whole]
+    shapes |= {f"{prefix}{n}_proj.weight": (c.width, c.hidden_size) for n in c.whole}
+    shapes |= {f"{prefix}{n}_a_proj.weight": (c.head_dim, c.hidden_size) for n in apart}
+    shapes |= {f"{prefix}{n}_b_proj.weight": (c.width, c.head_dim) for n in apart}
     return shapes | {
-        f"{prefix}A_log": (c.num_heads,) if c.whole or c.flat_decays else (1, 1, c.num_heads, 1),
+        f"{prefix}A_log": (c.decay_numbers,) if c.decay_numbers else (1, 1, c.num_heads, 1),
         f"{prefix}dt_bias": (c.width,),
         f"{prefix}b_proj.weight": (c.num_heads, c.hidden_size),
         f"{prefix}o_norm.weight": (c.head_dim,),
@@ -89,9 +90,9 @@ class Kda(Generic[A]):
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
         self._projections = [weights.linear(f"{prefix}{n}_proj.weight") for n in "qkv"]
         self._convolutions = [Convolution(weights, f"{prefix}{n}_conv1d.", c.width, c.kernel) for n in "qkv"]
-        self._steps, self._gates = (_projection(weights, f"{prefix}{n}", whole=c.whole) for n in "fg")
+        self._steps, self._gates = (_projection(weights, f"{prefix}{n}", whole=n in c.whole) for n in "fg")
         self._rate = weights.linear(f"{prefix}b_proj.weight")
-        self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))[:, None]  # [heads, 1]
+        self._decay = -self._math.exp(weights.vector(f"{prefix}A_log")[: c.num_heads])[:, None]  # [heads, 1]
         self._step = weights.vector(f"{prefix}dt_bias")
         self._head_norm = weights.norm(NormConfig(f"{prefix}o_norm.weight", c.norm_eps))
         self._output = weights.linear(f"{prefix}{c.output}.weight")
@@ -141,6 +142,12 @@ def _projection(weights: WeightsOf[A, R], prefix: str, *, whole: bool) -> Callab
         return weights.linear(f"{prefix}_proj.weight")
     into, out_of = (weights.linear(f"{prefix}_{side}_proj.weight") for side in "ab")
     return lambda hidden: out_of(into(hidden))
+
+
+def below_zero(f: Fields, name: str, value: Json) -> float:
+    """What a field says a lower bound is; value: the field's, or what stands for it."""
+    number = -value if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return -Fields({name: number}, f"{f.where}, less than 0").number(name)
 
 
 def kda_mixer(c: KdaConfig, module: str = "self_attn") -> Recurrent:

@@ -1,17 +1,20 @@
-"""Residuals that are chosen among what blocks of layers have left (Inkling2BlockAttentionResidual in transformers).
+"""Residuals that are chosen among what blocks of layers have left (Attention Residuals; Kimi K3, Inkling 2).
 
-The hidden state h of a token is what the layers of its present block have added up to. Of it and of the states that
+The hidden state h of a token is what the layers of its present block have added up to. Of it and of the states s_j that
 earlier blocks have left, each divided by its RMS, n_j, a layer with query q is given
-    sum over j of softmax_j(q . n_j / sqrt(hidden)) n_j
+    sum over j of softmax_j(q . n_j) s_j                        in Kimi K3 (KimiDecoderLayer of the published code)
+    sum over j of softmax_j(q . n_j / sqrt(hidden)) n_j         in Inkling 2 (Inkling2BlockAttentionResidual)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf, Hidden
+from moeinf.models.layers.kv_cache import LayerState
 from moeinf.models.layers.streams.gated_residual import SLICE
+from moeinf.models.layers.streams.stem import NormedStem
 from moeinf.types import Workspace
 
 _EPS = 1e-6
@@ -26,10 +29,16 @@ class BlockStates(Generic[A]):
 
     def add(self, x: A) -> None:
         """x: what a block has left, which may change afterwards."""
-        self.left.append(self.normed(x))
+        self.left.append(self._kept(x))
 
-    def normed(self, x: A) -> A:
+    def _kept(self, x: A) -> A:
+        """In memory of its own."""
         return rms_normed(self._math, x, _EPS)
+
+    def _scores(self, states: A, query: A) -> A:
+        """Of states [tokens, states, hidden], as they are kept, by which a query chooses."""
+        scale: float = states.shape[-1] ** -0.5
+        return self._math.sum(states * query, -1, False) * scale
 
     def given(self, x: A, queries: A, left: Sequence[A] | None = None) -> list[A]:
         """What each of queries [count, hidden] chooses of x and of what blocks have left, in memory of its own.
@@ -43,13 +52,27 @@ class BlockStates(Generic[A]):
         return [self._math.concatenate([part[i] for part in parts], 0) for i in range(len(queries))]
 
     def _given(self, x: A, queries: A, left: Sequence[A]) -> list[A]:
-        math, hidden = self._math, x.shape[-1]
-        states = math.concatenate([each[:, None] for each in (*left, self.normed(x))], 1)  # [tokens, states, hidden]
+        math = self._math
+        states = math.concatenate([each[:, None] for each in (*left, self._kept(x))], 1)  # [tokens, states, hidden]
         found = []
         for i in range(len(queries)):
-            shares = math.softmax(math.sum(states * queries[i : i + 1], -1, False) * hidden**-0.5)
+            shares = math.softmax(self._scores(states, queries[i : i + 1]))
             found.append(math.sum(states * shares[:, :, None], 1, False))
         return found
+
+
+class RawStates(BlockStates[A]):
+    """The same of states as blocks have left them, which are divided by their RMS for scores alone."""
+
+    def __init__(self, math: ArrayMathOf[A], eps: float) -> None:
+        super().__init__(math)
+        self._eps = eps
+
+    def _kept(self, x: A) -> A:
+        return x * 1.0
+
+    def _scores(self, states: A, query: A) -> A:
+        return self._math.sum(rms_normed(self._math, states, self._eps) * query, -1, False)
 
 
 class BlockResidual:
@@ -67,6 +90,43 @@ class BlockResidual:
 
     def write(self, streams: Hidden, added: Hidden, known: object) -> None:
         streams += added
+
+
+class OpeningResidual(BlockResidual):
+    """The same of the attention that a block begins with: what is there before is left, and its output remains."""
+
+    def read(self, streams: Hidden) -> tuple[Hidden, None]:
+        given = super().read(streams)
+        self._states.add(streams)
+        return given
+
+    def look(self, streams: Hidden) -> Hidden:
+        return super().read(streams)[0]
+
+    def write(self, streams: Hidden, added: Hidden, known: object) -> None:
+        streams[...] = added
+
+
+class BlocksStem(NormedStem):
+    """moeinf.models.layers.streams.stem.Stem: at the end a choice among the states that blocks have left."""
+
+    def __init__(
+        self,
+        embedding: Callable[[Sequence[int]], Array],
+        norm: Callable[[Array], Array],
+        states: Sequence[Callable[[int], LayerState]],
+        blocks: BlockStates[Array],
+        query: Array,
+    ) -> None:
+        super().__init__(embedding, norm, states)
+        self._blocks, self._query = blocks, query
+
+    def begin(self, x: Array) -> Hidden:
+        self._blocks.left.clear()
+        return super().begin(x)
+
+    def end(self, x: Hidden, pick: Callable[[Hidden], Hidden]) -> Hidden:
+        return self._blocks.given(pick(x), self._query, [pick(each) for each in self._blocks.left])[0]
 
 
 def rms_normed(math: ArrayMathOf[A], x: A, eps: float) -> A:
