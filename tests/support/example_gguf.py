@@ -28,10 +28,11 @@ from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded
 from tests.support.deepseek41_gguf import write_deepseek41
 from tests.support.gguf_files import write_gguf
+from tests.support.kimi_k3_gguf import published_k3, write_kimi_k3
 
 SUPPORTED = sorted(ARCHITECTURES | DENSE | HYBRIDS | LATENT | QWEN | WINDOWED)
 EXAMPLES = {each["architecture"]: name for name, each in reversed(list(recorded().items()))}  # the first of each
-EXAMPLES["deepseek41"] = "deepseek_v41"
+EXAMPLES |= {"deepseek41": "deepseek_v41", "kimi-k3": "kimi_k3"}
 
 
 @cache
@@ -39,6 +40,8 @@ def example(architecture: str) -> Gguf:
     path = Path(_folder().name) / f"{architecture}.gguf"
     if architecture == "deepseek41":
         return read_gguf(write_deepseek41(path, {}))
+    if architecture == "kimi-k3":
+        return read_gguf(write_kimi_k3(path, published_k3(), {}))
     config, tensors = checkpoint(EXAMPLES[architecture])
     return read_gguf(write_gguf(path, config, tensors)[0])
 

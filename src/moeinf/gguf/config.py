@@ -41,7 +41,6 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
     "grok": "bounds of the scores of attention and routing (soft caps), a plain MLP beside the experts",
     "grovemoe": "small experts beside the others, each of which several of them share",
-    "kimi-k3": "attention to the residuals of earlier layers, experts of the activation SiTU on narrower states",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",

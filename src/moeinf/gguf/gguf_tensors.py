@@ -12,11 +12,13 @@ from moeinf.gguf.gguf_names import ATTENTION, MAMBA, ROUTING_BIASES, layer_names
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.undo import (
     Columns,
+    FillUp,
     JoinLatentHeads,
     Kind,
     Log,
     LogOfNegative,
     Numbers,
+    Ones,
     Reshape,
     Rows,
     Stack,
@@ -175,7 +177,8 @@ class _Dense:
     def _place(self, name: str, shape: tuple[int, ...]) -> DenseSource:
         layer = of_layer(name)
         if layer is None:
-            return self._checked(name, (_find(self._gguf, outer_names(name)),), shape, self._norm(name))
+            undo = _of_score(name, shape) or self._norm(name)
+            return self._checked(name, (_find(self._gguf, outer_names(name)),), shape, undo)
         number, rest = layer
         if rest.endswith(".kv_b_proj.weight") and f"blk.{number}.attn_k_b.weight" in self._gguf.tensors:
             halves = tuple(_find(self._gguf, [f"blk.{number}.attn_{half}_b.weight"]) for half in "kv")
@@ -234,7 +237,8 @@ class _Dense:
         if rest.startswith("linear_attn."):
             return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
         if rest.endswith(".A_log"):
-            return (Log() if self._architecture == "bailingmoe3" else LogOfNegative(), Reshape(shape))
+            into = FillUp(shape[0]) if self._architecture == "kimi-k3" else Reshape(shape)
+            return (Log() if self._architecture == "bailingmoe3" else LogOfNegative(), into)
         if re.fullmatch(MAMBA + r"(D|norm\.weight|[qkv]?_?conv1d\.weight)|(conv\.conv|ple\.conv1d)\.weight", rest):
             return (Reshape(shape),)
         if re.fullmatch(ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
@@ -242,7 +246,7 @@ class _Dense:
         one_row = rest == "mlp.shared_expert_gate.weight" or re.fullmatch(ROUTING_BIASES, rest) is not None
         if one_row and tensor.shape != shape:
             return (Reshape(shape),)
-        return self._norm(rest)
+        return _of_score(rest, shape) or self._norm(rest)
 
     def _halves(self, rest: str, tensor: GgufTensor) -> Undo:
         heads = self._number("attention.head_count")
@@ -286,3 +290,10 @@ class _Dense:
                 f"{self._gguf.where}: {self._architecture}.{name} is {value!r:.50}; the file is damaged"
             )
         return value
+
+
+def _of_score(name: str, shape: tuple[int, ...]) -> Undo:
+    """Of a norm and a projection, whose product alone is stored."""
+    if name.endswith("_res_norm.weight"):
+        return (Ones(),)
+    return (Reshape(shape),) if name.endswith("_res_proj.weight") else ()

@@ -198,6 +198,35 @@ def _log(values: npt.NDArray[np.float32]) -> ByteArray:
 
 
 @dataclass(frozen=True, slots=True)
+class Ones:
+    """As many ones: a factor that was multiplied into the tensor."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        return Kind("f32", kinds[0].shape)
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        ones: ByteArray = np.ones(math.prod(sources[0].kind.shape), np.float32).view(np.uint8)
+        return ones
+
+
+@dataclass(frozen=True, slots=True)
+class FillUp:
+    """A vector of which zeros at the end were left out."""
+
+    count: int
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        fits = kind.format == "f32" and len(kind.shape) == 1 and kind.shape[0] <= self.count
+        return Kind("f32", (self.count,)) if fits else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        found: ByteArray = np.zeros(4 * self.count, np.uint8)
+        found[: len(sources[0].data)] = sources[0].data
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class JoinLatentHeads:
     """Keys [heads, rank, nope] and values [heads, value, rank] of latent attention: rows of each head's keys and then
     its values, [heads * (nope + value), rank]."""
@@ -247,7 +276,10 @@ class Widen:
 
 
 Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
-_KINDS = (Reshape, Rows, Columns, TakeRows, Stack, Subtract, Log, LogOfNegative, JoinLatentHeads, Numbers, Widen)
+_KINDS = (
+    *(Reshape, Rows, Columns, TakeRows, Stack, Subtract, Log, LogOfNegative, Ones, FillUp, JoinLatentHeads, Numbers),
+    Widen,
+)
 _STEPS: Mapping[str, type[Any]] = {each.__name__: each for each in _KINDS}
 
 

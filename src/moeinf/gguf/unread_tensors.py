@@ -13,7 +13,8 @@ from moeinf.types import JsonMapping, JsonObject
 # Tensors whose numbers a config is made of, or not at all: `refuse_unread_positions` has compared them.
 POSITIONS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _PROPORTIONAL = ("gemma4", "rope_freqs.weight")  # whose config has the share of pairs that turn instead
-_UNTURNED = {"glm5-next", "jamba", "kimi-linear", "nemotron_h_moe"}  # architectures whose heads have no positions
+# Architectures whose heads have no positions.
+_UNTURNED = {"glm5-next", "jamba", "kimi-k3", "kimi-linear", "nemotron_h_moe"}
 _TOWERS = ("v.", "mm.", "a.")  # what models of pictures and sounds begin with, which some programs put in the same file
 _OF_PICTURES = (("deepseek4", "deepseek41"), ".exp_probs_b_vl.bias")  # the choice of experts for tokens of pictures
 _OF_ACTIVATIONS = ".input_scale"  # for kernels that round what is multiplied, too

@@ -26,11 +26,13 @@ from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.configs.deepseek_v41 import DEEPSEEK_V41
+from tests.support.configs.kimi_k3 import KIMI_K3
 from tests.support.converter.meant import meant
 from tests.support.converter.published import published
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.deepseek41_gguf import is_whole, write_deepseek41
 from tests.support.gguf_files import write_gguf
+from tests.support.kimi_k3_gguf import published_k3, write_kimi_k3
 from tests.support.mixed_gguf import small, without_vocabulary
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
@@ -108,6 +110,23 @@ def test_deepseek_v41_computes_what_its_checkpoint_does_and_its_tables_stay_in_t
     assert np.array_equal(logits(stored, expert_cache="50%"), wanted)
     sizes = PlacedSizes(stored.manifest.in_place, family_of(config_of(read_gguf(file))).tensors, stored.path)
     assert {f"layers.{i}.engram.embed.weight" for i in (1, 4)} <= set(sizes.in_file) - sizes.kinds.keys()
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"activation_situ_linear_beta": None, "latent_moe_use_norm": False}], ids=["", "other"]
+)
+def test_kimi_k3_computes_what_its_checkpoint_does(tmp_path: Path, other: dict[str, Any]) -> None:
+    config = KIMI_K3 | {"text_config": KIMI_K3["text_config"] | other}
+    tensors = published_k3(config)
+    folder = write_checkpoint(tmp_path / "checkpoint", tensors, config, num_shards=0)
+    of_checkpoint = pull(str(folder), home=tmp_path / "home")
+    wanted = logits(of_checkpoint)
+    stored = ensure(str(write_kimi_k3(tmp_path / "model.gguf", tensors, {}, config)), home=tmp_path / "home")
+    assert stored.manifest.in_place is not None and np.isfinite(wanted).all()
+    for model, options in ((stored, {"expert_cache": "50%"}), (of_checkpoint, {"expert_cache": "30%"})):
+        np.testing.assert_allclose(logits(model, **options), wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
+    own = pull(str(tmp_path / "model.gguf"), PullOptions(repack=True), home=tmp_path / "home")
+    assert np.array_equal(logits(own), logits(stored))
 
 
 def test_experts_in_fp4_and_tables_of_experts_are_those_of_the_published_checkpoint(tmp_path: Path) -> None:

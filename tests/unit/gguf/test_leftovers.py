@@ -20,6 +20,7 @@ from tests.support.deepseek41_gguf import write_deepseek41
 from tests.support.example_gguf import EXAMPLES, SUPPORTED, beside, example, last_layer, placed, refusal, saying
 from tests.support.facts import declared, facts
 from tests.support.gguf_files import write_gguf
+from tests.support.kimi_k3_gguf import published_k3, write_kimi_k3
 
 # What belongs to no architecture, or to programs that look at it apart from the model.
 NOBODYS = (
@@ -159,6 +160,8 @@ def positions(folder: Path, architecture: str, **factors: list[float]) -> Gguf:
     more = {f"{name}.weight": np.array(numbers, np.float32) for name, numbers in factors.items()}
     if architecture == "deepseek41":
         return read_gguf(write_deepseek41(folder / "positions.gguf", {}, more=more))
+    if architecture == "kimi-k3":
+        return read_gguf(write_kimi_k3(folder / "positions.gguf", published_k3(), {}, more=more))
     config, tensors = checkpoint(EXAMPLES[architecture])
     return read_gguf(write_gguf(folder / "positions.gguf", config, tensors, scales=more)[0])
 

@@ -33,6 +33,7 @@ _WITHOUT = {
     "glm5-next",
     "hy_v4",
     "jamba",
+    "kimi-k3",
     "kimi-linear",
     "lfm2moe",
     "llama",

@@ -55,6 +55,7 @@ WRITTEN = {
     "hy_v3": "hunyuan hunyuan-dense",
     "hy_v4": "hy_v4",
     "jamba": "llama-bpe",
+    "kimi-k3": "kimi-k2",
     "kimi-linear": "kimi-k2",
     "laguna": "laguna",
     "lfm2moe": "lfm2",

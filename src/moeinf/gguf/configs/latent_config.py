@@ -315,6 +315,26 @@ def _kimi_linear(m: Metadata) -> JsonObject:
     }
 
 
+def _kimi_k3(m: Metadata) -> JsonObject:
+    found = _kimi_linear(m)
+    linear, bounded = _linear_layers(m), "kda.gate_lower_bound" in m
+    inner = found["linear_attn_config"] | {
+        "use_full_rank_gate": m.tensor(f"blk.{linear[0]}.ssm_g.weight") is not None,
+        "gate_lower_bound": m.number("kda.gate_lower_bound") if bounded else None,
+    }
+    return found | {
+        "model_type": "kimi_k3",
+        "linear_attn_config": inner,
+        "mla_use_output_gate": m.has_in_a_layer("attn_gate.weight"),
+        "attn_res_block_size": m.count("attn_res.block_size") or None,
+        "routed_expert_hidden_size": m.count("expert_latent_length", 0) or None,
+        "latent_moe_use_norm": m.has_in_a_layer("ffn_routed_norm.weight"),
+        "hidden_act": "situ",
+        "activation_situ_beta": m.number("activation.situ_beta"),
+        "activation_situ_linear_beta": max(m.number("activation.situ_linear_beta"), 0.0) or None,
+    }
+
+
 def _ling(m: Metadata) -> JsonObject:
     refuse_unless(m, m.flag("kda.safe_gate", True), "kda.safe_gate")
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
@@ -342,5 +362,6 @@ LATENT: dict[str, Callable[[Metadata], JsonObject]] = {
     "hy_v4": _hy_v4,
     "mistral4": _mistral4,
     "kimi-linear": _kimi_linear,
+    "kimi-k3": _kimi_k3,
     "bailingmoe3": _ling,
 }
