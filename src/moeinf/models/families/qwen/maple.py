@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moeinf.errors import CheckpointError
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
@@ -34,7 +35,9 @@ def _parse(f: Fields) -> Spec:
     f.present("head_dim", "layer_types", "partial_rotary_factor", "sliding_window")
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=1.0, head_norms=HeadNorms())
     layers = range(decoder.num_layers)
-    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention") or ()
+    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
+    if kinds is None:
+        raise CheckpointError(f"{f.said('layer_types')} is missing")
     slides = [kind == "sliding_attention" for kind in kinds]
     decoder = decoder.with_windows(slides, f.count("sliding_window"))
     decoder = decoder.without_positions({i for i in layers if not slides[i]}).named(embedding="word_embeddings")
