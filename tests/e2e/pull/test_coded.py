@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +31,9 @@ from moeinf.types import Float32Array, Format, TensorSpec
 from tests.oracles import coded_weights as oracle
 from tests.oracles.coded_weights import Coded
 from tests.support.checkpoints import CONFIG, Checkpoint, content, random_tensors, write_checkpoint
+from tests.support.configs.kimi_k3 import KIMI_K3
+from tests.support.kimi_k3_gguf import published_k3
+from tests.support.true_configs import PUBLISHED
 
 TINY = CONFIG | {"hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 256, "num_experts": 4, "vocab_size": 61}
 PROMPT = "a b b a b a a a b"
@@ -145,6 +149,29 @@ def stored(model: StoredModel) -> dict[str, tuple[Format, Tensor]]:
     return found | {
         spec.name: read(spec, dense) for spec in dense_tensors(model.dense_path, model.manifest.formats.dense)
     }
+
+
+def test_experts_of_kimi_k3_are_read_as_published(tmp_path: Path) -> None:
+    """The language model's object says how; experts alone are coded, though targets are all projections."""
+    said = json.loads((PUBLISHED / "kimi-k3" / "config.json").read_text())["text_config"]["quantization_config"]
+    config = KIMI_K3 | {"text_config": KIMI_K3["text_config"] | {"moe_intermediate_size": 32}}
+    shipped, meant, generator = dict[str, Tensor](), dict[str, Tensor](), torch.Generator().manual_seed(7)
+    for name, tensor in published_k3(config).items():
+        if ".experts." in name:
+            rows, cols = tensor.shape
+            tensors, meant[name] = oracle.mxfp4(rows, cols, generator)
+            shipped |= {name.removesuffix("weight") + part: value for part, value in tensors.items()}
+        else:
+            shipped[name] = tensor
+    whole = config | {"text_config": config["text_config"] | {"quantization_config": said}}
+    model = pull(str(write_checkpoint(tmp_path / "c", shipped, whole)), home=tmp_path / "home")
+    assert verify(model) == [] and model.manifest.formats.fallbacks == ()
+    found, parts = stored(model), {"w1": "gate", "w2": "down", "w3": "up"}
+    assert len(meant) == 4 * 12 * 3
+    for name, weights in meant.items():
+        layer, expert, part = re.findall(r"layers\.(\d+)\..*\.experts\.(\d+)\.(w\d)\.", name)[0]
+        kind, read = found[f"model.layers.{int(layer) - 1}.mlp.experts.{expert}.{parts[part]}_proj.weight"]
+        assert kind == "mxfp4" and torch.equal(read, weights.float()), name
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
