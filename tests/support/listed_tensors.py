@@ -2,15 +2,17 @@
 
 A line is a pattern of names: braces hold numbers, ranges of them or words, of which each is taken by turns. Behind it
 stands the type of numbers where that is not BF16. `total_size` is what the checkpoint's index says: the bytes of all
-tensors. An index has no shapes.
+tensors. An index has no shapes. `quantization_config` is what a quantised checkpoint's config.json says besides.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tests.support.true_configs import PUBLISHED
 
@@ -24,20 +26,24 @@ class Listing:
 
     dtypes: Mapping[str, str]  # by the name of the tensor, as files spell them
     total_size: int
+    config: Mapping[str, Any]  # the checkpoint's config.json
 
 
 def listing(name: str) -> Listing:
     dtypes: dict[str, str] = {}
-    total = 0
+    total, config = 0, json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
     for line in (PUBLISHED / name / FILE).read_text(encoding="utf-8").splitlines():
         pattern, _, rest = line.partition(" ")
         if pattern == "total_size":
             total = int(rest)
             continue
+        if pattern == "quantization_config":
+            config[pattern] = json.loads(rest)
+            continue
         for tensor in expanded(pattern):
             assert tensor not in dtypes, f"{name}: {tensor} is listed twice"
             dtypes[tensor] = rest or "BF16"
-    return Listing(dtypes, total)
+    return Listing(dtypes, total, config)
 
 
 def expanded(pattern: str) -> list[str]:

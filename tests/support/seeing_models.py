@@ -48,7 +48,9 @@ def write_seeing(
     """A checkpoint; sighted: with the tower's tensors."""
     config, marks = seeing_config(family), MARKS[family]
     plan = family_of(config).tensors
-    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[-1].items()}
+    shapes = dict(plan.dense) | {
+        name: shape for name, (shape, _) in plan.experts[0 if family == "gemma4" else -1].items()
+    }
     shapes |= plan.vision if sighted else {}
     generator = torch.Generator().manual_seed(5)
     tensors = {

@@ -1,7 +1,8 @@
 """Every tensor of a published checkpoint has a place in the plan of its config.json, and the plan lacks none.
 
 Names are those of the checkpoint's index, which has no shapes: each tensor is given the shape that the plan wants of
-it. That these are the checkpoint's own is seen where the index says how many bytes all tensors have.
+it, or that the coding of the plan's matrix wants. That these are the checkpoint's own is seen where the index says how
+many bytes all tensors have.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 import pytest
 
@@ -19,54 +19,57 @@ from moeinf.models.family import family_of
 from moeinf.models.registry import FAMILIES
 from moeinf.pull.checkpoint.conversion_plan import plan_conversion
 from moeinf.pull.checkpoint.tensor_names import Names
-from moeinf.pull.coded.declared import declared_by
+from moeinf.pull.coded.declared import Declared, declared_by
 from moeinf.pull.source import SINGLE_FILE, Shards
 from moeinf.store.format import Header, TensorEntry
 from moeinf.types import TensorPlan
-from tests.support.listed_tensors import FILE, LISTED, expanded, listing
+from tests.support.listed_tensors import FILE, LISTED, Listing, expanded, listing
 from tests.support.true_configs import PUBLISHED
 
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
 _UNKNOWN = (1,)  # the shape of what the plan leaves out
 
 
-def config_of(name: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
-    return config
-
-
-def plan_of(name: str) -> TensorPlan:
-    plan: TensorPlan = family_of(config_of(name)).tensors
+def plan_of(listed: Listing) -> TensorPlan:
+    plan: TensorPlan = family_of(dict(listed.config)).tensors
     return plan
 
 
-def header_of(dtypes: Mapping[str, str], plan: TensorPlan) -> Header:
+def header_of(listed: Listing, plan: TensorPlan) -> Header:
     """The header of a file with these tensors, in the shapes of the plan."""
-    shapes = shapes_of(dtypes, plan)
+    called = Names(listed.dtypes, plan)
+    planned = {name: called(name) for name in listed.dtypes}
+    shapes = shapes_of(set(planned.values()), plan, declared_by(listed.config))
+    found = {name: shapes.get(plan_name, _UNKNOWN) for name, plan_name in planned.items()}
     return {
-        name: TensorEntry(name, dtype, shapes[name], 0, math.prod(shapes[name]) * _BYTES[dtype])
-        for name, dtype in dtypes.items()
+        name: TensorEntry(name, dtype, found[name], 0, math.prod(found[name]) * _BYTES[dtype])
+        for name, dtype in listed.dtypes.items()
     }
 
 
-def shapes_of(names: Mapping[str, str], plan: TensorPlan) -> dict[str, tuple[int, ...]]:
-    called = Names(names, plan)
-    planned = {name: called(name) for name in names}
-    there = set(planned.values())
+def shapes_of(there: Collection[str], plan: TensorPlan, declared: Declared) -> dict[str, tuple[int, ...]]:
+    """Of what may be there by the plan's names, among them those of which coded matrices are made."""
     known = {**plan.dense, **plan.vision} | {copy: plan.dense[of] for copy, of in plan.copies.items()}
     for layout in plan.experts:
-        if layout.keys() <= there:
+        if all(name in there or f"{name}_packed" in there for name in layout):
             known |= {name: shape for name, (shape, _) in layout.items()}
             break
     known |= {scales: known[blocks][:-1] for blocks, scales in plan.scales.items() if blocks in known}
-    return {name: known.get(plan_name, _UNKNOWN) for name, plan_name in planned.items()}
+    for name, shape in list(known.items()):
+        args = declared.args_of(name)
+        if args is not None and args.group_size and f"{name}_packed" in there:
+            known[f"{name}_packed"] = (*shape[:-1], shape[-1] * args.bits // 32)
+            known[f"{name}_scale"] = (*shape[:-1], shape[-1] // args.group_size)
+            known[f"{name}_shape"] = (len(shape),)
+    return known
 
 
 @pytest.mark.parametrize("name", LISTED)
 def test_the_reader_knows_every_tensor_of_a_published_checkpoint(name: str) -> None:
-    plan, listed = plan_of(name), listing(name)
-    header = header_of(listed.dtypes, plan)
-    plan_conversion(plan, Shards((SINGLE_FILE,), None), {SINGLE_FILE: header}, declared=declared_by(config_of(name)))
+    listed = listing(name)
+    plan = plan_of(listed)
+    header = header_of(listed, plan)
+    plan_conversion(plan, Shards((SINGLE_FILE,), None), {SINGLE_FILE: header}, declared=declared_by(listed.config))
     num_bytes = sum(entry.num_bytes for entry in header.values() if entry.shape != _UNKNOWN)
     if any(entry.shape == _UNKNOWN for entry in header.values()):
         assert 0 < num_bytes <= listed.total_size
@@ -76,17 +79,26 @@ def test_the_reader_knows_every_tensor_of_a_published_checkpoint(name: str) -> N
 
 @pytest.mark.parametrize("name", LISTED)
 def test_a_tensor_less_or_more_is_noticed(name: str) -> None:
-    plan, dtypes = plan_of(name), listing(name).dtypes
-    header = header_of(dtypes, plan)
-    shards, declared = Shards((SINGLE_FILE,), None), declared_by(config_of(name))
+    listed = listing(name)
+    plan = plan_of(listed)
+    header = header_of(listed, plan)
+    shards, declared = Shards((SINGLE_FILE,), None), declared_by(listed.config)
     known = [tensor for tensor, entry in header.items() if entry.shape != _UNKNOWN]
     norm = next(tensor for tensor in known if tensor.endswith("norm.weight"))
     less = {tensor: entry for tensor, entry in header.items() if tensor != norm}
-    with pytest.raises(CheckpointError, match=re.escape(norm)):
+    with pytest.raises(CheckpointError, match=r"lacks tensor '[\w.]*norm\.weight'"):
         plan_conversion(plan, shards, {SINGLE_FILE: less}, declared=declared)
     more = norm.removesuffix("weight") + "offset"
     with pytest.raises(CheckpointError, match=re.escape(more)):
         plan_conversion(plan, shards, {SINGLE_FILE: {**header, more: header[norm]}}, declared=declared)
+
+
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "llama-4-scout"])
+def test_experts_that_were_published_in_one_tensor_may_lie_apart(name: str) -> None:
+    """As programs that quantise store them."""
+    plan = family_of(json.loads((PUBLISHED / name / "config.json").read_text())).tensors
+    apart = [name for layout in plan.experts for name in layout if name.endswith(".experts.1.down_proj.weight")]
+    assert len(apart) == plan.moe.num_layers
 
 
 def test_a_pattern_stands_for_names() -> None:
@@ -97,7 +109,8 @@ def test_a_pattern_stands_for_names() -> None:
 
 @pytest.mark.parametrize(("what", "file"), [("config.json", "config.json"), ("list of tensors", FILE)])
 def test_the_families_are_told_of_which_nothing_published_is_here(what: str, file: str) -> None:
-    here = {family_of(config_of(path.parent.name)).name for path in PUBLISHED.glob(f"*/{file}")}
+    configs = [json.loads((path.parent / "config.json").read_text()) for path in PUBLISHED.glob(f"*/{file}")]
+    here = {family_of(config).name for config in configs}
     lacking = ", ".join(entry.model_type for entry in FAMILIES if entry.model_type not in here)
     readme = " ".join((PUBLISHED / "README.md").read_text(encoding="utf-8").split())
     assert f"No {what} of these families is here: {lacking}." in readme

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
@@ -83,6 +84,8 @@ class MlpForm:
 @dataclass(frozen=True, slots=True)
 class Moe:
     """Experts in some layers, dense MLPs in the others: the Blocks (moeinf.models.layers.assemble) of most families."""
+
+    fused_first: ClassVar[bool] = False  # published so; experts that have tensors of their own were quantised
 
     moe: MoeShape
     moe_layers: tuple[int, ...]  # decoder layers that have experts
@@ -177,7 +180,14 @@ class Moe:
     def experts(self, decoder: DecoderConfig) -> GatedExperts:
         names = self.names
         blocks = [decoder.layer(i) + (names.block if names.routed is None else names.routed) for i in self.moe_layers]
-        return GatedExperts(blocks, self.moe_intermediate_size, names.experts, names.fused, transposed=self.transposed)
+        return GatedExperts(
+            blocks,
+            self.moe_intermediate_size,
+            names.experts,
+            names.fused,
+            fused_first=self.fused_first,
+            transposed=self.transposed,
+        )
 
     def workspace(self, decoder: DecoderConfig) -> Workspace:
         return block_workspace(self.shapes(decoder))

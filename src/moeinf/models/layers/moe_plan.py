@@ -22,6 +22,7 @@ class GatedExperts:
     intermediate_size: int
     names: tuple[str, str, str] | None  # gate, up and down, where each expert has tensors of its own, if it ever has
     fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
+    fused_first: bool = False  # which a checkpoint without experts is said to lack
     transposed: bool = False  # these were published as [experts, hidden, 2 intermediate] and [.., intermediate, hidden]
     hidden_size: int = 0  # that they are given and give; 0: the model's own
 
@@ -42,7 +43,7 @@ def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, expe
         moe,
         shapes,
         dense,
-        layouts,
+        [*layouts[1:], layouts[0]] if experts.fused_first else layouts,
         matrices=linear_names(dense),
         lookups=frozenset({config.embedding}),
         head=head(config),

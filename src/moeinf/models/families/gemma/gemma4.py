@@ -8,6 +8,7 @@ other in layers with a window; checkpoints also hold a model of sound, which is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
@@ -106,7 +107,7 @@ def _parse(f: Fields, prefix: str) -> Spec:
         f.count("moe_intermediate_size"),
         Router,
         scoring=Scoring(corrected=False),
-        names=BlockNames("", gate="router.proj.weight", experts=None),
+        names=BlockNames("", gate="router.proj.weight"),
         hidden_size=decoder.attention.hidden_size,
         expert_factors=f.flag("expert_factors", True),  # moeinf's own, of a GGUF file
     )
@@ -220,6 +221,7 @@ class ScaledBlock(MoeBlock):
 class GemmaMoe(Moe):
     """Experts beside a dense MLP in every layer."""
 
+    fused_first: ClassVar[bool] = True
     hidden_size: int
     expert_factors: bool  # of each expert, in a tensor of their own; in a GGUF file they lie with its weights
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def _parse(f: Fields) -> Spec:
         Router,
         scoring=Scoring(corrected=False),
         shared=Shared(1),
-        names=BlockNames("feed_forward.", gate="router.weight", shared="shared_expert.", experts=None),
+        names=BlockNames("feed_forward.", gate="router.weight", shared="shared_expert."),
         transposed=True,
     )
     return Spec(decoder, blocks, repeats=top_k > 1)
@@ -128,6 +129,8 @@ class SeveralExperts:
 
 @dataclass(frozen=True, slots=True)
 class Llama4Moe(Moe):
+    fused_first: ClassVar[bool] = True
+
     def routed(
         self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
     ) -> Block:
