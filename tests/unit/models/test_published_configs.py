@@ -48,7 +48,6 @@ def footprint_of(name: str) -> Footprint:
     ("name", "billions", "active", "context"),
     [
         ("dbrx-instruct", 132, 36, 32_768),
-        ("deepseek-moe-16b-base", 16, 3, 4_096),
         ("deepseek-ocr-2", 3, 1, 8_192),
         ("deepseek-v3.2", 672, 38, 163_840),
         ("deepseek-v4-flash", 284, 14, 1_048_576),
