@@ -40,7 +40,7 @@ from moeinf.types import format_bytes
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 RESULT, PAGE, PICTURE = (
-    ROOT / path for path in ("benchmarks/results/peers.json", "docs/benchmarks.md", "docs/peers.svg")
+    ROOT / path for path in ("benchmarks/results/peers/peers.json", "docs/benchmarks.md", "docs/peers.svg")
 )
 OURS, LLAMA, MISTRAL = "moeinf", "llama.cpp", "mistral.rs"
 PROMPT, DECODE = 512, 32
