@@ -610,7 +610,7 @@ def test_bench_decodes_side_by_side(command: Command) -> None:
     [["--help"], ["--version"], ["pull", "--help"], ["run", "--help"], ["list"], ["show", "demo"], ["rm", "--help"]],
 )
 def test_light_verbs_import_nothing_heavy(environment: dict[str, str], words: list[str]) -> None:
-    heavy = ["torch", "huggingface_hub", "transformers", "tokenizers", "prompt_toolkit", "jinja2"]
+    heavy = ["torch", "huggingface_hub", "transformers", "tokenizers", "prompt_toolkit", "jinja2", "pydantic"]
     if "demo" not in words and words != ["list"]:
         heavy.append("numpy")
     script = (

@@ -48,7 +48,7 @@ def test_a_model_with_an_adapter_stands_beside_the_one_without(checkpoint: Path,
     assert (plain.name, adapted.name) == ("tiny:latest", "tiny:my-adapter")
     assert torch.equal(dense(adapted, Q), merged()) and not torch.equal(dense(plain, Q), merged())
     same = {name for name, digest in content(adapted.path).items() if content(plain.path).get(name) == digest}
-    assert all(name.startswith("experts") for name in content(adapted.path).keys() - same) is False
+    assert any(name.startswith("experts") for name in same)
     for name in same - {"manifest.json"}:
         assert (adapted.path / name).stat().st_ino == (plain.path / name).stat().st_ino, "what is the same is shared"
     assert list((home / "partial").iterdir()) == [], "copies of shards are gone"

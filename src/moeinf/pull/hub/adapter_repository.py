@@ -40,6 +40,7 @@ class AdapterRepository:
         self._repository = HubRepository(source.location, source.revision, token, progress, Patience())
         check_names(frozenset(self._repository.names), self.where)
         self.config = self._repository.read_file(ADAPTER_CONFIG)
+        self._weights: Path | None = None  # once they are here, as each shard asks for them
 
     @property
     def fingerprint(self) -> str:
@@ -49,4 +50,6 @@ class AdapterRepository:
         return self._repository.header(WEIGHTS_FILE)
 
     def weights(self, folder: Path) -> Path:
-        return self._repository.in_cache(WEIGHTS_FILE) or self._repository.fetch(WEIGHTS_FILE, folder)
+        if self._weights is None:
+            self._weights = self._repository.in_cache(WEIGHTS_FILE) or self._repository.fetch(WEIGHTS_FILE, folder)
+        return self._weights
