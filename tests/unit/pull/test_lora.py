@@ -182,6 +182,19 @@ def test_what_is_not_merged_exactly_is_refused(case: str, checkpoint: Path, home
     assert Library(home).list() == []
 
 
+@pytest.mark.parametrize(
+    ("factor", "dtype"), [(float("nan"), torch.bfloat16), (1e30, torch.bfloat16), (1e3, torch.float16)]
+)
+def test_weights_that_are_no_numbers_are_the_adapters_fault(
+    factor: float, dtype: torch.dtype, home: Path, tmp_path: Path
+) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in random_tensors().items()}
+    checkpoint = write_checkpoint(tmp_path / "tiny", tensors)
+    adapter = write_adapter(tmp_path / "a", {name: tensor * factor for name, tensor in factors().items()})
+    with pytest.raises(CheckpointError, match=f"NaN or infinite numbers with '{Q}' of .*adapter_model"):
+        pull(str(checkpoint), PullOptions(lora=str(adapter)), home=home)
+
+
 def test_an_embedding_that_is_the_head_too(home: Path, tmp_path: Path) -> None:
     tensors = {name: tensor for name, tensor in random_tensors().items() if name != "lm_head.weight"}
     checkpoint = write_checkpoint(tmp_path / "tied", tensors, CONFIG | {"tie_word_embeddings": True})

@@ -24,7 +24,7 @@ class Weights:
     """The tensors of an adapter, read as they are needed. Those of one module are kept, as experts share them."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._kept: dict[str, Float32Array] = {}
         with errors_named(path, CheckpointError):
             self._fd = open_regular(path)
@@ -34,8 +34,8 @@ class Weights:
 
     def bytes_of(self, entry: TensorEntry) -> memoryview:
         data = memoryview(bytearray(entry.num_bytes))
-        with errors_named(self._path, CheckpointError):
-            read_fully(self._fd, data, entry.offset_bytes, self._path)
+        with errors_named(self.path, CheckpointError):
+            read_fully(self._fd, data, entry.offset_bytes, self.path)
         return data
 
     def matrix(self, entry: TensorEntry) -> Float32Array:
@@ -78,7 +78,8 @@ def merge(path: Path, entries: Mapping[str, TensorEntry], placed: Placed, weight
 def _replace(fd: int, path: Path, entry: TensorEntry, by: TensorEntry, weights: Weights) -> None:
     data = weights.bytes_of(by)
     if by.dtype != entry.dtype:
-        data = _stored(floats(data, STORE_DTYPES[by.dtype]), STORE_DTYPES[entry.dtype])
+        dtype = STORE_DTYPES[entry.dtype]
+        data = _stored(rounded(floats(data, STORE_DTYPES[by.dtype]), dtype), dtype)
     with errors_named(path):
         write_fully(fd, data, entry.offset_bytes, path)
 
@@ -95,14 +96,21 @@ def _update(fd: int, path: Path, entry: TensorEntry, update: Update, weights: We
             read_fully(fd, data, entry.offset_bytes + start * width, path)
         numbers = floats(data, dtype).copy()
         seen = np.lib.stride_tricks.as_strided(numbers, view.shape, [4 * step for step in view.strides])
-        if update.view.strides[0] < update.view.strides[1]:  # the columns of the view lie behind each other
-            seen += (right.T[rows] @ left.T) * np.float32(update.scale)
-        else:
-            seen += (left[rows] @ right) * np.float32(update.scale)
-        if length is not None:
-            seen *= (length[rows] / np.linalg.norm(seen, axis=1))[:, None]
+        with np.errstate(all="ignore"):  # what is no number is told below
+            if update.view.strides[0] < update.view.strides[1]:  # the columns of the view lie behind each other
+                seen += (right.T[rows] @ left.T) * np.float32(update.scale)
+            else:
+                seen += (left[rows] @ right) * np.float32(update.scale)
+            if length is not None:
+                seen *= (length[rows] / np.linalg.norm(seen, axis=1))[:, None]
+            kept = rounded(numbers, dtype)
+        if not np.isfinite(kept).all():
+            raise CheckpointError(
+                f"tensor {entry.name!r} has NaN or infinite numbers with {update.change.module!r} of {weights.path}: "
+                "fetch the adapter and the checkpoint again, or take another adapter"
+            )
         with errors_named(path):
-            write_fully(fd, _stored(numbers, dtype), entry.offset_bytes + start * width, path)
+            write_fully(fd, _stored(kept, dtype), entry.offset_bytes + start * width, path)
 
 
 def _pieces(view: View) -> Iterator[tuple[slice, View]]:
@@ -120,7 +128,7 @@ def _pieces(view: View) -> Iterator[tuple[slice, View]]:
 
 
 def _stored(numbers: Float32Array, dtype: DType) -> memoryview:
-    """Numbers in a type, each the nearest."""
+    """The bytes of numbers that the type holds."""
     if dtype == "bf16":
-        return (rounded(numbers, dtype).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).data
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).data
     return numbers.astype(np.float16 if dtype == "f16" else np.float32).view(np.uint8).data
