@@ -133,8 +133,8 @@ def nothing_outlives_a_power_cut() -> Iterator[None]:
 def memory_measured_quickly() -> Iterator[None]:
     """A benchmark reads half a gigabyte five times: what it tells is asked for in tests, and not how exact it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeinf.bench.bandwidth._SPAN_BYTES", 128 << 20)
-        patch.setattr("moeinf.bench.bandwidth._REPEATS", 1)
+        patch.setattr("moeinf.forecast.bandwidth._SPAN_BYTES", 128 << 20)
+        patch.setattr("moeinf.forecast.bandwidth._REPEATS", 1)
         patch.setattr("moeinf.engine.speed.kernel_rates._READING_REPEATS", 1)
         yield
 

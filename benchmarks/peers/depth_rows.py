@@ -33,8 +33,8 @@ from compare_llamacpp import weight_bytes_per_token
 from processes import Failed, output_of
 from side_by_side import row
 
-from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.config import RuntimeConfig
+from moeinf.forecast.bandwidth import memory_bytes_per_s
 
 HERE = Path(__file__).parent
 OURS = "moeinf"

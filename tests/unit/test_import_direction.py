@@ -12,7 +12,7 @@ import pytest
 from tests.support.imports import MODULES, SOURCE, imported
 
 ROOT = Path(__file__).parents[2]
-MOST_FLOORS = 11
+MOST_FLOORS = 12
 MOST_FILES = 15
 MOST_REPEATED = 19  # twins of models/cpu and models/gpu, and of the APIs of the server
 APART = {("sampling", "runtime"), ("runtime", "models"), ("runtime", "store"), ("models", "store"), ("store", "models")}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeinf import __version__
-from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.bench.decode_beside import byte_gain, decode_beside
 from moeinf.bench.disk_speed import disk_bytes_per_s
 from moeinf.bench.routing import recorded_routing
@@ -31,6 +30,7 @@ from moeinf.engine.reporting import Reporting, no_progress
 from moeinf.engine.speed.weight_bytes import formats_text, token_bytes
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DeviceError, UsageError
+from moeinf.forecast.bandwidth import memory_bytes_per_s
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
 from moeinf.pull.mtp_layer import ensure_draft

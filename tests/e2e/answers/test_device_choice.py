@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.bench.forecast.known import known_rates
-from moeinf.bench.forecast.subject import forecast_of, stored_subject
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.device_plan import plan_device_memory
 from moeinf.engine.model import Model
@@ -24,6 +22,8 @@ from moeinf.engine.speed.rates import CardRates, Reading
 from moeinf.engine.speed.rates_file import save
 from moeinf.engine.speed.speed import Step, device_decode_step
 from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
+from moeinf.forecast.known import known_rates
+from moeinf.forecast.subject import forecast_of, stored_subject
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.open_gpu import OpenGpu, open_gpu
 from moeinf.gpu.ops import Ops

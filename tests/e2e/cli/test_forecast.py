@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.forecast import checkup, known
+from moeinf.bench.forecast import checkup
 from moeinf.bench.forecast.forecast_report import rate_text
 from moeinf.config import RuntimeConfig
 from moeinf.engine.speed.rates import Rates, Reading
 from moeinf.engine.speed.rates_file import save
 from moeinf.errors import DeviceError
+from moeinf.forecast import known
 from moeinf.pull import steps
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.cli.commands import Done

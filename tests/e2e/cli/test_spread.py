@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.forecast import checkup, forecast_verbs, known
+from moeinf.bench.forecast import checkup, forecast_verbs
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.config import RuntimeConfig
 from moeinf.engine.speed.rates import Rates
 from moeinf.errors import DiskSpaceError, StoreError
+from moeinf.forecast import known
 from moeinf.pull import spreading
 from moeinf.pull.pull import ensure
 from moeinf.store.library import Library

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeinf.bench.forecast.forecast import forecast
 from moeinf.bench.forecast.forecast_report import memory_rows
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.engine.stored.outline import outline_of
+from moeinf.forecast.forecast import forecast
 from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import StoredModel

@@ -31,7 +31,7 @@ _BODY = {"model": "demo", "prompt": "The king said", "stream": False, "options":
 _IMPORTED = (
     *("cli", "engine.cpu", "engine.model", "terminal.conversation_loop", "terminal.oneshot"),
     *("terminal.session_opening", "pull.pull", "pull.checkpoint.checkpoint_pull", "server.serve"),
-    *("bench.forecast.forecast_verbs", "bench.forecast.measure"),
+    *("bench.forecast.forecast_verbs", "forecast.measure"),
 )
 
 

@@ -1,1 +1,1 @@
-"""What a model will take on this machine, and how fast it will be, before it is loaded."""
+"""The verbs that tell what this machine gives, and what a model will take of it."""

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from moeinf.bench.forecast.checkup import Finding
-from moeinf.bench.forecast.forecast import Forecast
-from moeinf.bench.forecast.products import MAIN_KINDS
-from moeinf.bench.forecast.subject import Subject
 from moeinf.engine.memory.plan import PROCESS_BYTES
 from moeinf.engine.memory.plan_notes import activations_text, sequence_text
 from moeinf.engine.speed.rates import Rates
 from moeinf.engine.speed.rates_file import rates_json
+from moeinf.forecast.forecast import Forecast
+from moeinf.forecast.products import MAIN_KINDS
+from moeinf.forecast.subject import Subject
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
 from moeinf.types import FORMAT_BLOCKS, Format

@@ -19,8 +19,8 @@ from moeinf.terminal.screen import print_fitted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moeinf.bench.forecast.subject import Subject
     from moeinf.engine.speed.rates import Disks, Kind, Rates
+    from moeinf.forecast.subject import Subject
     from moeinf.store.library import StoredModel
 
 _PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory", "also")
@@ -38,7 +38,7 @@ def doctor(
     """
     from moeinf.bench.forecast.checkup import check_machine, check_rates
     from moeinf.bench.forecast.forecast_report import doctor_json, doctor_lines
-    from moeinf.bench.forecast.products import MAIN_KINDS
+    from moeinf.forecast.products import MAIN_KINDS
     from moeinf.hardware import machine
 
     here = machine()
@@ -74,7 +74,7 @@ def fit(
     from the rates that `moeinf doctor` has measured, or measures now. How fast weights of the model's formats and
     widths are read is measured the first time that a model has them, in a fraction of a second.
     """
-    from moeinf.bench.forecast.subject import subject_of
+    from moeinf.forecast.subject import subject_of
     from moeinf.terminal.pull_progress import PullDisplay
 
     with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
@@ -85,7 +85,7 @@ def fit(
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     """One line for `run --plan`: the choice, and what follows from it."""
     from moeinf.bench.forecast.forecast_report import plan_line
-    from moeinf.bench.forecast.subject import disks_of, forecast_of, subject_of
+    from moeinf.forecast.subject import disks_of, forecast_of, subject_of
     from moeinf.hardware import machine
 
     subject = subject_of(model, quant, None, store_home())
@@ -95,8 +95,8 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
 
 def stored_forecast(stored: StoredModel) -> str:
     """For `show --plan`: what `fit` prints of a stored model."""
-    from moeinf.bench.forecast.subject import stored_subject
     from moeinf.config.environment import with_environment
+    from moeinf.forecast.subject import stored_subject
 
     return forecast_text(stored_subject(stored), with_environment())
 
@@ -104,7 +104,7 @@ def stored_forecast(stored: StoredModel) -> str:
 def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = False) -> str:
     """What `fit` prints of a model. Raises OutOfMemoryError where it cannot run."""
     from moeinf.bench.forecast.forecast_report import fit_json, fit_lines
-    from moeinf.bench.forecast.subject import disks_of, forecast_of
+    from moeinf.forecast.subject import disks_of, forecast_of
     from moeinf.hardware import machine
     from moeinf.pull.steps import free_bytes
 
@@ -117,7 +117,7 @@ def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = Fa
 
 def _rates(config: RuntimeConfig, kinds: Sequence[Kind], disks: Disks | None = None, *, again: bool = False) -> Rates:
     """disks: those that are read beside the store's; None: those of all folders that the store knows are told of."""
-    from moeinf.bench.forecast.known import known_rates
+    from moeinf.forecast.known import known_rates
     from moeinf.terminal.progress import StatusLine
     from moeinf.terminal.screen import can_draw
     from moeinf.terminal.user_notes import say

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from moeinf.bench.forecast.measure import disk_rates, measure
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import open_kernels
 from moeinf.engine.speed.kept import Report, keep, kept_rates, with_reading
 from moeinf.engine.speed.rates import Kind, Rates
+from moeinf.forecast.measure import disk_rates, measure
 from moeinf.hardware import machine
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from moeinf.bench.forecast.checkup import check_rates
-from moeinf.bench.forecast.forecast import forecast
-from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.engine.speed.rates import Kind, Rates
@@ -20,6 +18,8 @@ from moeinf.engine.speed.weight_bytes import main_kinds, token_weights
 from moeinf.engine.stored.hit_record import load_hits
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
+from moeinf.forecast.forecast import forecast
+from moeinf.forecast.subject import Subject, forecast_of, stored_subject, subject_of
 from moeinf.hardware import Machine, machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel

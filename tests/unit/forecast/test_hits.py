@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.forecast.hits import between, expected_hits
 from moeinf.engine.stored.hit_record import FILE, HitCount, load_hits, record_hits
+from moeinf.forecast.hits import between, expected_hits
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.store.library import StoredModel
 from moeinf.types import MoeShape

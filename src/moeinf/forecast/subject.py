@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeinf.bench.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
@@ -16,6 +15,7 @@ from moeinf.engine.stored.other_disks import also_folder, usable_copies
 from moeinf.engine.stored.outline import Outline, outline_of, outline_of_headers
 from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
 from moeinf.errors import OutOfMemoryError, UsageError
+from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
 from moeinf.pull.origins import stored_model

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.forecast import known, measure, products
 from moeinf.bench.forecast.checkup import _store
-from moeinf.bench.forecast.known import known_rates
 from moeinf.config import RuntimeConfig
 from moeinf.engine.speed import kernel_rates
 from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.engine.speed.rates_file import load, save
 from moeinf.errors import DiskSpaceError, OutOfMemoryError, StoreError
+from moeinf.forecast import known, measure, products
+from moeinf.forecast.known import known_rates
 from moeinf.hardware import Machine
 from moeinf.store.library import Library, StoredModel
 from tests.support.rates import rates_of_this_machine

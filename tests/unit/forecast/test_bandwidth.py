@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.bandwidth import memory_bytes_per_s
 from moeinf.bench.columns import COLUMNS
 from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.engine.speed.weight_bytes import token_bytes
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import UsageError
+from moeinf.forecast.bandwidth import memory_bytes_per_s
 from moeinf.hardware import Machine
 from moeinf.store.library import StoredModel
 
 
 def test_with_too_little_memory_no_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.bench.bandwidth.machine", lambda: Machine(100 << 20, "machine", 1))
+    monkeypatch.setattr("moeinf.forecast.bandwidth.machine", lambda: Machine(100 << 20, "machine", 1))
     assert memory_bytes_per_s(RuntimeConfig.of(threads=1)) == 0
 
 

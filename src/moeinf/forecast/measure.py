@@ -13,8 +13,6 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import Kernels
-from moeinf.bench.bandwidth import memory_bytes_per_s
-from moeinf.bench.forecast.products import FORMATS, MAIN_KINDS, SPAN_BYTES, ProductBench
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import open_kernels
 from moeinf.engine.model import Model
@@ -23,6 +21,8 @@ from moeinf.engine.speed.kernel_rates import measure_reading
 from moeinf.engine.speed.rates import Conditions, Products, Rates
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import DiskSpaceError, OutOfMemoryError
+from moeinf.forecast.bandwidth import memory_bytes_per_s
+from moeinf.forecast.products import FORMATS, MAIN_KINDS, SPAN_BYTES, ProductBench
 from moeinf.hardware import machine
 from moeinf.pull.pull import pull
 from moeinf.pull.steps import free_bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
 from moeinf.config import RuntimeConfig
 from moeinf.engine.memory.plan import MemoryPlan, plan_memory
 from moeinf.engine.memory.plan_notes import shortenings
@@ -14,6 +13,7 @@ from moeinf.engine.speed.speed import PROMPT_TOKENS, Step, decode_step, prefill
 from moeinf.engine.speed.weight_bytes import main_kinds
 from moeinf.engine.stored.hit_record import HitCount
 from moeinf.engine.stored.outline import Outline
+from moeinf.forecast.hits import ExpectedHits, expected_hits
 from moeinf.hardware import Machine
 from moeinf.types import MoeShape
 
