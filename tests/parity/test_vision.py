@@ -36,9 +36,7 @@ def test_the_tower_gives_the_rows_of_the_reference(pair: SeeingPair) -> None:
     for rows, cols in ((3, 4), (1, 5), (6, 2)):
         image = picture(pair, rows, cols)
         given = pair.their_inputs([1, image])
-        options = {"image_grid_thw": given["image_grid_thw"]} if "image_grid_thw" in given else {}
-        if "image_position_ids" in given:
-            options["image_position_ids"] = given["image_position_ids"]
+        options = {name: each for name, each in given.items() if name.startswith("image_")}
         features = pair.theirs.model.get_image_features(given["pixel_values"], **options)
         deep = [each[0] for each in getattr(features, "deepstack_features", None) or []]
         assert len(deep) == pair.vision.tower.deep

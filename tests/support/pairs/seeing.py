@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,18 +34,59 @@ from tests.support.pairs.on_device import on_device
 Prompt = Sequence[int | np.ndarray]  # token ids and pictures [height, width, 3], uint8
 
 
+def _merged(vision: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    merge = vision.get("spatial_merge_size", 2)
+    unit = vision["patch_size"] * merge
+    return Qwen2VLImageProcessorPil(
+        patch_size=vision["patch_size"],
+        merge_size=merge,
+        temporal_patch_size=vision.get("temporal_patch_size", 2),
+        size={"shortest_edge": unit * unit, "longest_edge": tokens * unit * unit},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+
+
+def _pooled(vision: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    return Gemma4ImageProcessorPil(
+        patch_size=vision["patch_size"], pooling_kernel_size=vision["pooling_kernel_size"], max_soft_tokens=tokens
+    )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a family is compared with."""
+
+    name: str  # of transformers' classes
+    processor: Callable[[Mapping[str, Any], int], Any]  # vision_config, the most tokens; one that needs no torchvision
+
+    def model(self, config: Mapping[str, Any]) -> Any:
+        import transformers
+
+        values = {key: value for key, value in config.items() if key != "model_type"}
+        made = getattr(transformers, f"{self.name}Config")(**values)
+        return getattr(transformers, f"{self.name}ForConditionalGeneration")(made).float().eval()
+
+
+REFERENCES: Mapping[str, Reference] = {
+    "gemma4": Reference("Gemma4", _pooled),
+    "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
+    "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
+}
+
+
 class SeeingPair:
     """Both, of a config with a vision tower; pictures are prepared by the image processor of each."""
 
     def __init__(self, config: dict[str, Any], folder: Path, tokens: int) -> None:
         """tokens: the most that a picture may have."""
-        import transformers
-
         torch.manual_seed(11)
-        name = {"qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe", "gemma4": "Gemma4"}[config["model_type"]]
-        values = {key: value for key, value in config.items() if key != "model_type"}
-        made = getattr(transformers, f"{name}Config")(**values)
-        self.theirs: Any = getattr(transformers, f"{name}ForConditionalGeneration")(made).float().eval()
+        self.reference = REFERENCES[config["model_type"]]
+        self.theirs: Any = self.reference.model(config)
         self._randomise()
         self.theirs.save_pretrained(folder)
         self.config = saved = json.loads((folder / "config.json").read_text())
@@ -131,34 +173,9 @@ class SeeingPair:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": torch.tensor([types])}
         if not images:
             return given
-        prepared = their_processor(self.config, self.tokens)(images, return_tensors="pt", **their_options(self))
+        processor = self.reference.processor(self.config["vision_config"], self.tokens)
+        prepared = processor(images, return_tensors="pt", do_resize=False)  # they have their sizes already
         return given | {name: value for name, value in prepared.items() if not name.startswith("num_soft")}
-
-
-def their_processor(config: dict[str, Any], tokens: int) -> Any:
-    """transformers' image processor, the one that needs no torchvision."""
-    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    vision = config["vision_config"]
-    if config["model_type"] == "gemma4":
-        return Gemma4ImageProcessorPil(
-            patch_size=vision["patch_size"], pooling_kernel_size=vision["pooling_kernel_size"], max_soft_tokens=tokens
-        )
-    unit = vision["patch_size"] * vision.get("spatial_merge_size", 2)
-    return Qwen2VLImageProcessorPil(
-        patch_size=vision["patch_size"],
-        merge_size=vision.get("spatial_merge_size", 2),
-        temporal_patch_size=vision.get("temporal_patch_size", 2),
-        size={"shortest_edge": unit * unit, "longest_edge": tokens * unit * unit},
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-    )
-
-
-def their_options(pair: SeeingPair) -> dict[str, Any]:
-    """Pictures of the pair have their sizes already."""
-    return {"do_resize": False}
 
 
 class Experts:
