@@ -52,14 +52,20 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
     from moeinf.config.environment import store_home, with_environment
+    from moeinf.config.pull_options import NO_OPTIONS
     from moeinf.engine.model import Model
+    from moeinf.engine.reporting import log_warning
     from moeinf.engine.stored.preset import preset_of
+    from moeinf.forecast.form_choice import settled_unasked
     from moeinf.pull.mtp_layer import ensure_draft
     from moeinf.pull.pull import ensure
 
-    stored = ensure(name, home=store_home())
+    asked, home = with_environment(**options), store_home()
+    tell = reporting.notify if reporting else log_warning
+    reference, given = settled_unasked(name, NO_OPTIONS, asked, home, tell)
+    stored = ensure(reference, given, home=home)
     preset = preset_of(stored)
-    config = preset.configured(with_environment(**options))
+    config = preset.configured(asked)
     ensure_draft(stored, config)
     return Model(stored, config, reporting, defaults=preset.params)
 

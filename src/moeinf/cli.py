@@ -32,7 +32,7 @@ from moeinf.terminal.agents.launch_verb import launch
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.first_steps import first_steps
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
-from moeinf.terminal.arguments.named import AsJson, Lora, ModelName, PromptWords, Quant, Quiet, StoredName
+from moeinf.terminal.arguments.named import AsJson, Lora, ModelName, PromptWords, Quant, Quiet, StoredName, Yes
 from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.arguments.short_help import add_verb, help_width
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
@@ -90,6 +90,7 @@ def run(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     json: AsJson = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and how fast it would be.")] = False,
+    yes: Yes = False,
     *,
     many: BatchOptions,
     options: ChatOptions,
@@ -131,7 +132,7 @@ def run(
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
     if raw:
         refuse_template_options(options)
-    stored = ensure_stored(model, made, quiet=options.quiet)
+    stored = ensure_stored(model, made, config, quiet=options.quiet, yes=yes)
     check_template(stored, options)
     check_pictures(stored, pictures, words)
     notices, parts = Notices(), [picture_part(path) for path in pictures]
@@ -162,17 +163,24 @@ def pull(
     options: PullOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
     quiet: Quiet = False,
+    yes: Yes = False,
 ) -> None:
-    """Fetch and convert a model, or go on where that stopped. GGUF files are used as they are."""
+    """Fetch and convert a model, or go on where that stopped. GGUF files are used as they are.
+
+    Of a name that moeinf knows, the form is fetched that suits this machine; a tag or --quant takes another.
+    """
     from moeinf.pull.pull import plan_pull
     from moeinf.pull.pull import pull as install
+    from moeinf.terminal.forms.choosing import chosen_form
     from moeinf.terminal.pull_progress import PullDisplay, again_text, plan_lines
 
+    usual = RuntimeConfig()
+    taken, taken_options = chosen_form(source, options, usual, "pull", yes=yes or dry_run, quiet=quiet)
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
-            plan = plan_pull(source, options, home=store_home(), progress=display) if dry_run else None
+            plan = plan_pull(taken, taken_options, home=store_home(), progress=display) if dry_run else None
             if plan is None:
-                stored = install(source, options, home=store_home(), progress=display)
+                stored = install(taken, taken_options, home=store_home(), progress=display)
     except (KeyboardInterrupt, Ended):
         print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
         raise

@@ -42,6 +42,8 @@ class Seen:
 class Hub:
     """One repository with one commit, and further branches, and what shall go wrong with it.
 
+    repos: other repositories, by their names: commit and files.
+
     faults: name -> how many of the next requests that it concerns it spoils. Of the CDN: "drop" (connection closed
     before an answer), "cut" (closed in the middle of the body), "hang" (silent there, in a file's second half),
     "flip" (one bit), "shift" (Content-Range of other bytes), "whole" (200 and the whole file), "etag" (another one than
@@ -52,6 +54,7 @@ class Hub:
     folder: Path
     commit: str = "c" * 40
     branches: dict[str, tuple[str, Path]] = field(default_factory=dict)  # their commits and files
+    repos: dict[str, tuple[str, Path]] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     gated: bool = False
     missing: bool = False
@@ -80,14 +83,15 @@ class Hub:
     def at(self, revision: str) -> tuple[str, Path] | None:
         """The commit and the files of a branch, or of a commit whose id may be shortened."""
         known = {"": (self.commit, self.folder), "main": (self.commit, self.folder)} | self.branches
+        known |= {commit: (commit, folder) for commit, folder in self.repos.values()}
         short = (each for each in known.values() if len(revision) >= 7 and each[0].startswith(revision))
         return known.get(revision) or next(short, None)
 
-    def info(self, commit: str, folder: Path) -> dict[str, Any]:
+    def info(self, repo: str, commit: str, folder: Path) -> dict[str, Any]:
         return {
             "_id": "0",
-            "id": REPO,
-            "modelId": REPO,
+            "id": repo,
+            "modelId": repo,
             "sha": commit,
             "private": False,
             "tags": [],
@@ -182,11 +186,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
+        repo = "/".join(path.removeprefix("/api/models").split("/")[1:3])
         if self.host == "cdn":
             self._serve_cdn(path)
+        elif path.startswith("/api/models/") and repo in self.hub.repos:
+            body = json.dumps(self.hub.info(repo, *self.hub.repos[repo])).encode()
+            self._send(200, body, {"Content-Type": "application/json"})
         elif path.startswith(f"/api/models/{REPO}"):
             self._serve_api(path)
-        elif path.startswith(f"/{REPO}/resolve/") and (found := self._at(path)) is not None:
+        elif repo in {REPO, *self.hub.repos} and "/resolve/" in path and (found := self._at(path)) is not None:
             self._serve_resolve(path.rpartition("/")[2], *found)
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -200,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif (found := self.hub.at(unquote(revision))) is None:
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
-            self._send(200, json.dumps(self.hub.info(*found)).encode(), {"Content-Type": "application/json"})
+            self._send(200, json.dumps(self.hub.info(REPO, *found)).encode(), {"Content-Type": "application/json"})
 
     def _at(self, path: str) -> tuple[str, Path] | None:
         """What a path of a file is of: its commit is the last but one part."""

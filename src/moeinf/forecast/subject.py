@@ -18,6 +18,7 @@ from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
+from moeinf.pull.forms.form import Form
 from moeinf.pull.origins import stored_model
 from moeinf.pull.pull import read_headers
 from moeinf.store.files import errors_named
@@ -57,6 +58,13 @@ def subject_of(
         small = read_headers(reference, PullOptions(quant=SMALL.dense, token=token), home=home)
         smaller = outline_of_headers(small.config, small.generation, small.manifest, small.dense)
     return Subject(reference, outline, headers.store_bytes, False, {}, smaller=smaller)
+
+
+def subject_of_form(name: str, form: Form) -> Subject:
+    """One of the forms in which a model is published."""
+    headers = form.headers
+    outline = outline_of_headers(headers.config, headers.generation, headers.manifest, headers.dense)
+    return Subject(name, outline, headers.store_bytes, False, {})
 
 
 def stored_subject(stored: StoredModel) -> Subject:

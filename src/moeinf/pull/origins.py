@@ -199,6 +199,11 @@ def stored_model(
         return None
 
 
+def is_begun(reference: str, library: Library) -> bool:
+    """Tells whether a pull of this name is under way or was interrupted."""
+    return _unfinished(reference, library) is not None
+
+
 def continues(reference: str, library: Library, wanted: Quantisation | None) -> bool:
     """Tells whether a pull would go on with an interrupted one, which is not running and makes the same formats."""
     begun = _unfinished(reference, library)

@@ -21,7 +21,7 @@ from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_home
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource, SourceKind
-from moeinf.store.naming.aliases import DATA
+from moeinf.store.naming.catalogue import DATA
 from moeinf.store.naming.names import full_name, has_tag
 from moeinf.store.quantisation import chosen
 

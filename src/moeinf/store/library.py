@@ -18,6 +18,7 @@ from moeinf.store.format import DENSE_FILE
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
 from moeinf.store.model_folders import ModelFolders
 from moeinf.store.naming.aliases import aliases
+from moeinf.store.naming.catalogue import sources_of
 from moeinf.store.naming.lookup import not_found, stored_name
 from moeinf.store.naming.name_files import Held, NameFiles, remedy
 from moeinf.store.naming.names import (
@@ -187,10 +188,10 @@ class _HeldModels:
         return stored_name(reference, self.names, lambda: aliases(self._home), self._is_other)
 
     def _is_other(self, full: str, source: ModelSource) -> bool:
-        """Whether the model of a name is not of this source, or is damaged."""
+        """Whether the model of a name is of no form of what this source is the checkpoint of, or is damaged."""
         with suppress(StoreError):
             model = self.of(full)
-            return model is not None and not model.manifest.source.same_origin(source)
+            return model is not None and not any(map(model.manifest.source.same_origin, sources_of(source)))
         return True
 
     def _remedy_of_gone(self, full: str, identifier: str) -> str:

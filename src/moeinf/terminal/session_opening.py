@@ -31,13 +31,18 @@ from moeinf.terminal.screen import can_draw, wrapped
 from moeinf.terminal.user_notes import Notices, say, say_below
 from moeinf.text.thinking_text import template_variables
 
+USUAL = RuntimeConfig()
+
 if TYPE_CHECKING:
     from moeinf.engine.model import Model
     from moeinf.terminal.remote.remote_model import RemoteModel
 
 
-def ensure_stored(name: str, options: PullOptions = NO_OPTIONS, *, quiet: bool) -> StoredModel:
-    """The stored model, which is pulled where there is none."""
+def ensure_stored(
+    name: str, options: PullOptions = NO_OPTIONS, config: RuntimeConfig = USUAL, *, quiet: bool, yes: bool = False
+) -> StoredModel:
+    """The stored model, which is pulled where there is none. config: by which the form of a known model is chosen; yes:
+    without a question."""
     home = store_home()
     if options.lora is None:
         with errors_named(home):
@@ -45,9 +50,11 @@ def ensure_stored(name: str, options: PullOptions = NO_OPTIONS, *, quiet: bool) 
         if stored is not None:
             return stored
     from moeinf.pull.pull import ensure  # what only a pull needs takes a tenth of a second to load
+    from moeinf.terminal.forms.choosing import chosen_form
 
+    reference, options = chosen_form(name, options, config, "run", yes=yes, quiet=quiet)
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        return ensure(name, options, home=home, progress=display)
+        return ensure(reference, options, home=home, progress=display)
 
 
 @contextmanager

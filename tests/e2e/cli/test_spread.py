@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.bench.forecast import checkup, forecast_verbs
+from moeinf.bench.forecast import checkup
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.config import RuntimeConfig
 from moeinf.engine.speed.rates import Rates
@@ -21,6 +21,7 @@ from moeinf.pull.pull import ensure
 from moeinf.store.library import Library
 from moeinf.store.processes.locks import take
 from moeinf.store.spread.copy_list import COPIES_FILE, Copy, CopyList
+from moeinf.terminal.forms.told_rates import told_rates
 from tests.support.cli.commands import Done
 from tests.support.rates import rates_of_this_machine
 
@@ -269,7 +270,7 @@ def test_forecasts_know_both_disks(
     both = speed()
     assert both == speed() > alone == speed("--also", "none")
     assert asked == [str(second)]  # it is measured once
-    rates = forecast_verbs._rates(RuntimeConfig(), [])
+    rates = told_rates(RuntimeConfig(), [])
     assert max(rates.disk.values()) == disk and max(rates.also[str(second)].values()) == 3 * disk
     command("rm", "demo")
     assert speed("--also", str(second)) > speed()

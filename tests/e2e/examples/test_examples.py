@@ -55,7 +55,7 @@ def test_a_larger_cache_hits_more_often(home: Path) -> None:
 
 
 def test_a_checkpoint_becomes_a_verified_model(tmp_path: Path, demo: StoredModel) -> None:
-    from moeinf.store.naming.aliases import DATA
+    from moeinf.store.naming.catalogue import DATA
 
     done = run(tmp_path, "convert.py", str(DATA / "demo"), "--quant", "q8_0", "--name", "mine:q8_0")
     assert done.returncode == 0, done.stderr

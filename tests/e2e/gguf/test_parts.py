@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from moeinf import cli
-from moeinf.store.naming.aliases import DATA
+from moeinf.store.naming.catalogue import DATA
 from tests.support.gguf_files import tokenizer_fields, write_gguf
 
 GREEDY = ("hi", "-n", "4", "--temperature", "0", "-t", "1", "--quiet")

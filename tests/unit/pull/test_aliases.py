@@ -29,15 +29,8 @@ def test_a_name_of_the_user_means_a_repository_at_a_commit(tmp_path: Path) -> No
     assert known["demo"] == "embedded" and list(known) == sorted(known)
 
 
-def test_names_that_come_with_moeinf_mean_one_commit(tmp_path: Path) -> None:
+def test_commits_of_names_that_come_with_moeinf_are_whole(tmp_path: Path) -> None:
     known = known_sources(tmp_path)
-    moving = [name for name, source in known.items() if "@" not in source and source != "embedded"]
-    assert moving == [
-        "arctic",
-        "deepseek-v2",
-        "granite3.1-moe:3b",
-        "nllb-moe",
-    ]  # no commit of them is known for certain
     commits = {source.partition("@")[2] for source in known.values()} - {""}
     assert all(len(commit) == 40 and int(commit, 16) for commit in commits)
 

@@ -17,9 +17,7 @@ from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.screen import print_fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from moeinf.engine.speed.rates import Disks, Kind, Rates
+    from moeinf.forecast.form_choice import Choice
     from moeinf.forecast.subject import Subject
     from moeinf.store.library import StoredModel
 
@@ -40,9 +38,10 @@ def doctor(
     from moeinf.bench.forecast.forecast_report import doctor_json, doctor_lines
     from moeinf.forecast.products import MAIN_KINDS
     from moeinf.hardware import machine
+    from moeinf.terminal.forms.told_rates import told_rates
 
     here = machine()
-    rates = _rates(RuntimeConfig(), MAIN_KINDS, again=again)
+    rates = told_rates(RuntimeConfig(), MAIN_KINDS, again=again)
     findings = [*check_machine(store_home(), here, rates.conditions.isa), *check_rates(rates)]
     if json:
         print(doctor_json(findings, rates))
@@ -74,23 +73,43 @@ def fit(
     from the rates that `moeinf doctor` has measured, or measures now. How fast weights of the model's formats and
     widths are read is measured the first time that a model has them, in a fraction of a second.
     """
-    from moeinf.forecast.subject import subject_of
-    from moeinf.terminal.pull_progress import PullDisplay
+    from moeinf.terminal.forms.choosing import choice_shown
+    from moeinf.terminal.forms.form_table import form_lines, forms_json
 
-    with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
-        subject = subject_of(model, quant, token, store_home(), display)
-    (print if json else print_fitted)(forecast_text(subject, config, as_json=json))
+    asked = PullOptions(quant=quant, token=token)
+    choice = choice_shown(model, asked, config)
+    if choice is not None and json:
+        return print(forms_json(choice))
+    if choice is not None:
+        print_fitted("\n".join([*form_lines(choice, "run"), ""]))
+    (print if json else print_fitted)(forecast_text(_subject(model, asked, choice), config, as_json=json))
 
 
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     """One line for `run --plan`: the choice, and what follows from it."""
     from moeinf.bench.forecast.forecast_report import plan_line
-    from moeinf.forecast.subject import disks_of, forecast_of, subject_of
+    from moeinf.forecast.subject import disks_of, forecast_of
     from moeinf.hardware import machine
+    from moeinf.terminal.forms.choosing import choice_shown
+    from moeinf.terminal.forms.told_rates import told_rates
 
-    subject = subject_of(model, quant, None, store_home())
+    asked = PullOptions(quant=quant)
+    subject = _subject(model, asked, choice_shown(model, asked, config))
     disks = disks_of(subject, config)
-    return plan_line(forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds, disks)))
+    return plan_line(forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks)))
+
+
+def _subject(model: str, asked: PullOptions, choice: Choice | None) -> Subject:
+    """choice: of the forms of a known model, of which one is taken."""
+    from moeinf.forecast.form_choice import named_form
+    from moeinf.forecast.subject import subject_of, subject_of_form
+    from moeinf.terminal.pull_progress import PullDisplay
+
+    if choice is not None:
+        return subject_of_form(choice.name, choice.taken.form)
+    with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
+        reference, options = named_form(model, asked, store_home()) or (model, asked)
+        return subject_of(reference, options.quant, options.token, store_home(), display)
 
 
 def stored_forecast(stored: StoredModel) -> str:
@@ -107,50 +126,13 @@ def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = Fa
     from moeinf.forecast.subject import disks_of, forecast_of
     from moeinf.hardware import machine
     from moeinf.pull.steps import free_bytes
+    from moeinf.terminal.forms.told_rates import told_rates
 
     disks = disks_of(subject, config)
-    found = forecast_of(subject, config, machine(), lambda kinds: _rates(config, kinds, disks))
+    found = forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks))
     _say_gpu()
     free = free_bytes(store_home())
     return fit_json(subject, found, free) if as_json else "\n".join(fit_lines(subject, found, free))
-
-
-def _rates(config: RuntimeConfig, kinds: Sequence[Kind], disks: Disks | None = None, *, again: bool = False) -> Rates:
-    """disks: those that are read beside the store's; None: those of all folders that the store knows are told of."""
-    from moeinf.forecast.known import known_rates
-    from moeinf.terminal.progress import StatusLine
-    from moeinf.terminal.screen import can_draw
-    from moeinf.terminal.user_notes import say
-
-    line, said = StatusLine(sys.stderr, enabled=can_draw(sys.stderr)), set[str]()
-
-    def report(text: str) -> None:
-        line.show(text)
-        note = "note: measuring this machine, which takes half a minute and is kept for the next time"
-        if not sys.stderr.isatty() and note not in said:
-            said.add(note)
-            say(note)
-
-    try:
-        folders = _folders_there() if disks is None else disks.folders
-        rates = known_rates(store_home(), config, report, again=again, kinds=kinds, folders=folders)
-    finally:
-        line.clear()
-    if (then := rates.conditions).was_busy:
-        say(
-            f"note: other programs computed when this machine was measured (load {then.load:g}, {then.threads} threads "
-            "here), so that the rates may be too low; `moeinf doctor --again` measures it once they have ended"
-        )
-    return rates if disks is None else rates.with_disks(disks)
-
-
-def _folders_there() -> list[str]:
-    from pathlib import Path
-
-    from moeinf.store.spread.copy_list import CopyList
-
-    folders = dict.fromkeys(copy.folder for copy in CopyList(store_home()).all())
-    return [folder for folder in folders if Path(folder).is_dir()]
 
 
 def _say_gpu() -> None:

@@ -98,6 +98,7 @@ class HubRepository:
         self.origin = ModelSource("hub", repo, self._commit)
         self.fingerprint = f"hub:{repo}@{self._commit}"
         self.base_model = _base_model(info, repo)
+        self.read_bytes = 0  # of parts of files so far
         self._cached: dict[str, Path | None] = {}
 
     @property
@@ -136,6 +137,7 @@ class HubRepository:
             data = bytearray()
             with self._named_errors():
                 remote.read(offset, offset + num_bytes, data.extend)
+            self.read_bytes += len(data)
             return bytes(data)
 
         return read
@@ -203,6 +205,7 @@ class HubSource:
         self._repository = repository
         self.origin, self.fingerprint, self.requested = repository.origin, repository.fingerprint, repository.requested
         self.shards = find_shards(repository.names, repository.read_file, repository.repo, repository.base_model)
+        self._headers: Mapping[str, Header] | None = None
 
     def kept_files(self) -> list[str]:
         return sorted(name for name in self._repository.names if is_kept(name))
@@ -221,6 +224,11 @@ class HubSource:
 
     def headers(self) -> Mapping[str, Header]:
         """Reads the headers alone, by range, so that faults of form are found before gigabytes are fetched."""
+        if self._headers is None:  # a commit does not change
+            self._headers = self._read_headers()
+        return self._headers
+
+    def _read_headers(self) -> Mapping[str, Header]:
         cached = {shard: path for shard in self.shards.files if (path := self._repository.in_cache(shard))}
         found = {}
         for shard, path in cached.items():

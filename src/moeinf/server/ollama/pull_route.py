@@ -13,8 +13,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from moeinf.config.environment import with_environment
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError
+from moeinf.forecast.form_choice import settled_unasked
 from moeinf.pull.origins import resolve
 from moeinf.pull.pull import pull as install
 from moeinf.server.http import SILENCE_S, json_response
@@ -23,6 +25,7 @@ from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.requests import PullRequest
 from moeinf.server.service import Service
 from moeinf.store.library import Library
+from moeinf.store.naming.catalogue import known_form
 from moeinf.store.quantisation import CHOICES
 from moeinf.types import JsonObject
 
@@ -62,6 +65,7 @@ class Pulls:
 
     def _run(self, running: RunningPull, source: str, options: PullOptions, library: Library) -> None:
         try:
+            source, options = settled_unasked(source, options, with_environment(), library.home, running.note)
             install(source, options, home=library.home, progress=running)
             last = SUCCESS
             running.put({"status": "writing manifest"})
@@ -81,6 +85,9 @@ def source_of(name: str, library: Library) -> tuple[str, PullOptions]:
     """
     word, _, tag = name.rpartition(":")
     options = PullOptions()
+    form = known_form(name)
+    if form is not None and form[0].checkpoint.kind == "hub":
+        return name, options  # the pull finds the file or the format that the tag names
     try:
         if word and tag in CHOICES and "gguf" not in word.lower() and not _stored(name, library):
             name, options = word, PullOptions(quant=tag)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.catalogue import KnownModel, catalogue, known_model
 from moeinf.store.naming.names import DEFAULT_TAG, address_source, parse_name, repository_source, written
 
-DATA = Path(__file__).parents[2] / "data"
 ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names
 
 
@@ -22,14 +21,17 @@ def alias_of(name: str) -> str:
 
 def aliases(home: Path) -> dict[str, ModelSource]:
     """What each name means. Raises UsageError for a file in `home` that is not sound."""
-    built_in: dict[str, dict[str, str]] = json.loads((DATA / ALIAS_FILE).read_text())
-    found = {
-        name: ModelSource("embedded", alias["name"])
-        if alias["kind"] == "embedded"
-        else ModelSource("hub", alias["repo"], alias.get("revision", ""))
-        for name, alias in built_in.items()
-    }
-    return found | _own_aliases(home / ALIAS_FILE)
+    return {name: model.checkpoint for name, model in catalogue().items()} | own_aliases(home)
+
+
+def known_forms(name: str, home: Path) -> KnownModel | None:
+    """The model that a name means of which several forms are known; None where the user's own names have it.
+
+    Raises UsageError for a file in `home` that is not sound.
+    """
+    model = known_model(name)
+    several = model is not None and model.checkpoint.kind == "hub"
+    return model if several and alias_of(name) not in own_aliases(home) else None
 
 
 def known_sources(home: Path) -> dict[str, str]:
@@ -41,8 +43,9 @@ def known_sources(home: Path) -> dict[str, str]:
     return {name: "embedded" if source.kind == "embedded" else written(source) for name, source in known}
 
 
-def _own_aliases(path: Path) -> dict[str, ModelSource]:
+def own_aliases(home: Path) -> dict[str, ModelSource]:
     """The user's names: {"small": "org/repo@commit"}. Raises UsageError for what is no name, or no repository."""
+    path = home / ALIAS_FILE
     try:
         given = parse_json_object(decoded(read_small(path, 1 << 20)).encode(), str(path), UsageError)
     except (FileNotFoundError, NotADirectoryError):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from moeinf.errors import ModelNotFoundError, UsageError
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.aliases import alias_of
+from moeinf.store.naming.catalogue import known_form, known_model
 from moeinf.store.naming.name_files import NameFiles
 from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, meant, parse_name
 
@@ -27,7 +28,7 @@ def stored_name(
     Raises ModelNotFoundError for what is neither a name nor a source; StoreError where the disk refuses to tell.
     """
     try:
-        found = names.find(reference)
+        found = names.find(reference) or _of_known_model(reference, names, is_other)
     except UsageError as error:
         if len(reference) <= MOST_CHARS and ("/" in reference or "@" in reference):  # a source
             return None
@@ -39,6 +40,19 @@ def stored_name(
         return name
     known = aliases().get(alias_of(parse_name(reference)[0]))
     return None if known is not None and is_other(name, known) else name
+
+
+def _of_known_model(reference: str, names: NameFiles, is_other: Callable[[str, ModelSource], bool]) -> list[str]:
+    """The full names of the forms of a known model that are stored under other names than this one of it."""
+    form, model = known_form(reference), known_model(reference)
+    if form is not None:
+        found, model = names.find(form[0].form_name(form[1])), form[0]
+    elif model is not None:
+        others = ((name, known_form(name)) for name in names.all({}))
+        found = [name for name, other in others if known_model(name) is model or (other and other[0] is model)]
+    else:
+        return []
+    return [name for name in found if not is_other(name, model.checkpoint)]
 
 
 def not_found(reference: str, names: Collection[str]) -> ModelNotFoundError:

@@ -30,6 +30,7 @@ PromptWords = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Fetch the usual form of a model without a question.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
 ServerHost = Annotated[
     str | None,

@@ -1,0 +1,1 @@
+"""The forms in which a known model is published, of which a machine takes one."""

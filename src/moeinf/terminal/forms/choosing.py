@@ -1,0 +1,75 @@
+"""Chooses the form of a known model for a verb, shows the others, and asks before much is fetched."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import typer
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import store_home
+from moeinf.config.pull_options import PullOptions
+from moeinf.forecast.form_choice import Choice, choice_among, settled
+from moeinf.pull.forms.form import Form
+from moeinf.terminal.forms.form_table import form_lines
+from moeinf.terminal.forms.told_rates import told_rates
+from moeinf.terminal.progress import StatusLine
+from moeinf.terminal.screen import can_draw
+from moeinf.terminal.user_notes import say
+from moeinf.text.quantities import size_text
+
+ASKED_BYTES: Final = 20e9  # to be fetched: from here on a person is asked
+
+
+def chosen_form(
+    reference: str, options: PullOptions, config: RuntimeConfig, verb: str, *, yes: bool, quiet: bool
+) -> tuple[str, PullOptions]:
+    """What `pull` is to be given for a reference; itself, unless it leaves open which form of a known model is meant.
+
+    yes: takes the usual form without a question. Raises what `settled` raises, and Exit where the user wants none.
+    """
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    line.show(f"looking for {reference}")
+
+    def decide(choice: Choice) -> Form:
+        line.clear()
+        if quiet:
+            return choice.taken.form
+        say("\n".join(form_lines(choice, verb)))
+        asks = sys.stdin.isatty() and sys.stderr.isatty() and not yes
+        return _asked(choice) if asks and choice.taken.form.download_bytes > ASKED_BYTES else choice.taken.form
+
+    try:
+        return settled(reference, options, config, store_home(), lambda kinds: told_rates(config, kinds), decide)
+    finally:
+        line.clear()
+
+
+def choice_shown(reference: str, options: PullOptions, config: RuntimeConfig) -> Choice | None:
+    """The forms of a known model of which none is here; None for any other reference. Raises as `choice_among`."""
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
+    line.show(f"looking for {reference}")
+    try:
+        return choice_among(reference, options, config, store_home(), lambda kinds: told_rates(config, kinds))
+    finally:
+        line.clear()
+
+
+def _asked(choice: Choice) -> Form:
+    """The form that the user takes: the usual one, or another by its tag. Raises Exit where it is none."""
+    usual = choice.taken.form
+    while True:
+        sys.stderr.write(f"fetch {size_text(usual.download_bytes)} of {usual.tag}? [Y/n, or another tag] ")
+        sys.stderr.flush()
+        given = sys.stdin.readline()
+        answer = given.strip().lower()
+        if not given or answer in ("n", "no"):
+            say("nothing was fetched")
+            raise typer.Exit(1)
+        if answer in ("", "y", "yes"):
+            return usual
+        row = choice.of_tag(answer)
+        if row is not None and not row.fault:
+            return row.form
+        say(f"{answer!r:.50} is none of them that runs here: {', '.join(choice.tags)}")

@@ -1,0 +1,60 @@
+"""What a person is shown of the forms of a model."""
+
+from __future__ import annotations
+
+import json
+
+from moeinf.forecast.form_choice import Choice, FormForecast, has_room
+from moeinf.terminal.screen import table
+from moeinf.text.quantities import eta_text, size_text
+
+
+def form_lines(choice: Choice, verb: str) -> list[str]:
+    """A row for each form, the best first, and what is taken. verb: of the command that would take another."""
+    timed = choice.found.bytes_per_s > 0
+    head = ["", "TAG", "DOWNLOAD", *(["TIME"] if timed else []), "DISK", "BITS", "IN MEMORY", "SPEED HERE", "FROM"]
+    grid = [head] + [_row(choice, row, timed=timed) for row in choice.rows]
+    other = next((row for row in choice.rows if row is not choice.taken and not row.fault), None)
+    return [
+        f"forms of {choice.name}, and what they would be here, where {size_text(choice.free_bytes)} of disk are free:",
+        *table(grid, 2),
+        *(f"note: {line}" for line in choice.found.notes),
+        choice.line,
+        *([f"`moeinf {verb} {choice.form_name(other.form.tag)}` takes another"] if other else []),
+    ]
+
+
+def forms_json(choice: Choice) -> str:
+    """What `fit --json` prints."""
+    forms = [
+        {
+            "tag": row.form.tag,
+            "repository": row.form.where,
+            "download_bytes": row.form.download_bytes,
+            "store_bytes": row.form.store_bytes,
+            "needed_bytes": row.form.needed_bytes,
+            "bits_per_weight": round(row.form.bits, 2),
+            "least_memory_bytes": row.least_bytes,
+            "resident_share": round(row.forecast.resident_share, 4) if row.forecast else None,
+            "decode_tokens_per_s": round(row.tokens_per_s, 3) if row.forecast else None,
+            "fits_disk": has_room(row.form, choice.free_bytes),
+            "fault": row.fault,
+        }
+        for row in choice.rows
+    ]
+    found = {"name": choice.name, "taken": choice.taken.form.tag, "forms": forms, "notes": choice.found.notes}
+    return json.dumps(found | {"disk_free_bytes": choice.free_bytes}, indent=2)
+
+
+def _row(choice: Choice, row: FormForecast, *, timed: bool) -> list[str]:
+    form = row.form
+    memory, speed = "", row.fault
+    if row.forecast is not None:
+        memory = f"{row.forecast.resident_share:.0%}"
+        speed = f"{row.tokens_per_s:.2g} tokens/s" if row.tokens_per_s < 20 else f"{row.tokens_per_s:.0f} tokens/s"
+    if not has_room(form, choice.free_bytes):
+        speed = f"{speed}, but the disk is too full".removeprefix(", but ")
+    time = [eta_text(form.download_bytes / choice.found.bytes_per_s)] if timed else []
+    mark = ">" if row is choice.taken else ""
+    sizes = [size_text(form.download_bytes), *time, size_text(form.store_bytes), f"{form.bits:.1f}"]
+    return [mark, form.tag, *sizes, memory, speed, form.where]
