@@ -28,7 +28,7 @@ NAMES = ("qwen3_5_moe", "qwen3_vl_moe", "gemma4", "gemma4 standardised, no bidir
 def tower(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A config, and the tensors of its tower."""
     config = all_configs("SEEING")[name]
-    return config, numbered(family_of(config).seen_by)
+    return config, numbered(dict(sorted(family_of(config).seen_by.items())))
 
 
 def recorded() -> Mapping[str, Any]:

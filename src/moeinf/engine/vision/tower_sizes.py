@@ -80,9 +80,13 @@ def tower_bytes(vision: Vision, form: ImageProcessor, hidden_size: int, num_thre
     hidden_size: of the language model.
     """
     tower, config = vision.tower, vision.tower.attention
-    patch = max(math.prod(shape[1:]) for name, shape in tower.shapes.items() if "patch_embed" in name)
     patches = form.most_tokens * vision.patches_of_token
-    rows = 2 * patch + _ROWS * config.hidden_size + 2 * config.num_kv_heads * config.head_dim + config.head_dim
+    rows = (
+        2 * tower.patch_numbers
+        + _ROWS * config.hidden_size
+        + 2 * config.num_kv_heads * config.head_dim
+        + config.head_dim
+    )
     widest = max(shape[0] for shape in tower.shapes.values())
     numbers = patches * rows + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size * (1 + 2 * tower.deep)
     (sizes,) = attention_workspace(config).layers

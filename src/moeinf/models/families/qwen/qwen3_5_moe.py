@@ -7,7 +7,8 @@ from dataclasses import replace
 from moeinf.models.families.qwen import qwen3_next
 from moeinf.models.families.qwen.qwen3_next import parse_next
 from moeinf.models.layers.assemble import Spec
-from moeinf.models.layers.vision.merging_tower import merging_vision, turned_by_pictures
+from moeinf.models.layers.vision.picture_positions import turned_by_pictures
+from moeinf.models.layers.vision.qwen_vision import qwen_vision
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part
 from moeinf.types import JsonObject
@@ -29,4 +30,4 @@ class Family(qwen3_next.Family):
 
     def __init__(self, config: JsonObject) -> None:
         self.take(parse(config))
-        self.vision, self.no_vision = seeing(lambda: merging_vision(config, self.decoder, (248053, 248056, 248054)))
+        self.vision, self.no_vision = seeing(lambda: qwen_vision(config, self.decoder, (248053, 248056, 248054)))

@@ -11,7 +11,8 @@ from moeinf.models.families.qwen.qwen2_moe import qwen_moe
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
-from moeinf.models.layers.vision.merging_tower import merging_vision, turned_by_pictures
+from moeinf.models.layers.vision.picture_positions import turned_by_pictures
+from moeinf.models.layers.vision.qwen_vision import qwen_vision
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part
 from moeinf.types import JsonObject
@@ -35,5 +36,5 @@ class Family(DecoderFamily):
     def __init__(self, config: JsonObject) -> None:
         self.take(_parse(config))
         self.vision, self.no_vision = seeing(
-            lambda: merging_vision(config, self.decoder, (151652, 151655, 151653), deep=True)
+            lambda: qwen_vision(config, self.decoder, (151652, 151655, 151653), deep=True)
         )

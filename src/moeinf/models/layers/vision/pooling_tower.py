@@ -90,7 +90,7 @@ class PoolingConfig:
 
 class PoolingTower(Tower):
     def __init__(self, config: PoolingConfig) -> None:
-        self._config, self.attention = config, config.attention
+        self._config, self.attention, self.patch_numbers = config, config.attention, 3 * config.patch**2
         self.shapes = self._shapes()
 
     def _shapes(self) -> Shapes:

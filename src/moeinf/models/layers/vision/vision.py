@@ -18,7 +18,7 @@ from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import plain_rope
 from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, IntArray
 
 MLP_ROWS = 512  # patches that go through an MLP together: bounds what it holds of them
 
@@ -30,6 +30,7 @@ class Tower(ABC):
 
     shapes: Shapes  # of its tensors, by their names in the checkpoint
     attention: AttentionConfig
+    patch_numbers: int  # that a patch is made of
     deep: int = 0  # how many of the language model's layers, the first ones, are given rows besides
 
     @abstractmethod
@@ -83,7 +84,10 @@ def axial_frequencies(head_dim: int, theta: float) -> Float32Array:
     return plain_rope(head_dim // 2, theta).frequencies
 
 
-def turned_by(part: Layers, frequencies: Float32Array, first: np.ndarray, second: np.ndarray) -> object:
-    """What attention takes of patches whose pairs turn by one of their coordinates, then by the other."""
-    angles = np.concatenate([axis[:, None].astype(np.float32) * frequencies for axis in (first, second)], 1)
+def turned_by(
+    part: Layers, frequencies: Float32Array, first: IntArray, second: IntArray, *, by_turns: bool = False
+) -> object:
+    """What attention takes of patches whose pairs turn by one of their coordinates, then by the other; or by turns."""
+    both = [axis[:, None].astype(np.float32) * frequencies for axis in (first, second)]
+    angles = np.stack(both, 2).reshape(len(first), -1) if by_turns else np.concatenate(both, 1)
     return part.angles(np.cos(angles), np.sin(angles))

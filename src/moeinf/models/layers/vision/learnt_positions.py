@@ -1,0 +1,68 @@
+"""Learnt positions of a square grid of patches, brought to the grid of a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.vision.vision import Part
+from moeinf.types import Float32Array, IntArray
+
+_SHARPNESS = -0.75  # of the cubic kernel (Keys 1981), as torch has it
+
+
+@dataclass(frozen=True, slots=True)
+class LearntPositions:
+    """How they lie between those of the grid.
+
+    "corners": linear, the corners of the picture being those of the grid; "linear", "cubic": patches of the picture and
+    of the grid are squares of one area, whose centres are looked up.
+    """
+
+    name: str  # of the tensor
+    side: int
+    between: Literal["corners", "linear", "cubic"]
+    squared: bool = False  # the tensor has a dimension for rows and one for columns
+
+    def shapes(self, hidden: int) -> Shapes:
+        return {self.name: (self.side, self.side, hidden) if self.squared else (self.side**2, hidden)}
+
+    def of_patches(self, part: Part, row: IntArray, col: IntArray, grid: tuple[int, int]) -> Array:
+        """[patches, hidden], of those at these rows and columns of the picture's grid."""
+        weights = part(f"{self.name.rpartition('.')[0]}.").weights
+        table = weights.math.to_host(weights.vector(self.name)).reshape(self.side, self.side, -1)
+        found: Float32Array = np.zeros((len(row), table.shape[2]), np.float32)
+        by_row, by_col = (self.taps(*each) for each in zip((row, col), grid, strict=True))
+        for r, down in by_row:
+            for c, across in by_col:
+                found += table[r, c] * (down * across)[:, None]
+        return weights.math.of_host(found)
+
+    def taps(self, place: IntArray, count: int) -> list[tuple[IntArray, Float32Array]]:
+        """The learnt rows or columns that each of some places among `count` is made of, with their weights."""
+        one, side = np.float32(1), np.float32(self.side)
+        if self.between == "corners":
+            at = place.astype(np.float32) * (side - one) / np.float32(max(count - 1, 1))
+        else:
+            at = (place.astype(np.float32) + np.float32(0.5)) * side / np.float32(count) - np.float32(0.5)
+        before = np.floor(at)
+        kernel, offsets = (_cubic, range(-1, 3)) if self.between == "cubic" else (_linear, range(2))
+        return [
+            (np.clip(before.astype(np.int64) + each, 0, self.side - 1), kernel(np.abs(at - before - np.float32(each))))
+            for each in offsets
+        ]
+
+
+def _linear(distance: Float32Array) -> Float32Array:
+    return 1 - distance
+
+
+def _cubic(distance: Float32Array) -> Float32Array:
+    a, d = np.float32(_SHARPNESS), distance
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    found: Float32Array = np.where(d <= 1, near, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
+    return found

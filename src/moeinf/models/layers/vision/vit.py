@@ -1,0 +1,211 @@
+"""Vision towers whose neighbouring patches are merged into tokens, each of which sees every other on its way.
+
+Families differ in norms, MLPs, positions and names, which a `VitConfig` says, and in what merges the patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from moeinf.errors import UnsupportedModelError
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention.grouped import attention_shapes
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    AttentionSite,
+    NormConfig,
+    NormKind,
+    Projections,
+    Shapes,
+    Sight,
+)
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.rope import plain_rope
+from moeinf.models.layers.vision.image_processor import Patches
+from moeinf.models.layers.vision.learnt_positions import LearntPositions
+from moeinf.models.layers.vision.mergers import Merger
+from moeinf.models.layers.vision.tower_modules import linear_shapes, norm_shapes, normed
+from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
+from moeinf.models.layers.weights import StoredTensor
+from moeinf.types import Activation, Float32Array, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a picture is cut."""
+
+    patch: int  # pixels of a side
+    merge: int  # patches of a side of what becomes one token
+    kernel: tuple[int, ...]  # what the embedding multiplies of a patch, in the shape that it is stored in
+
+    @staticmethod
+    def film(patch: int, merge: int, frames: int) -> Cut:
+        """Patches of equal frames."""
+        return Cut(patch, merge, (3, frames, patch, patch))
+
+
+@dataclass(frozen=True, slots=True)
+class TowerMlp:
+    """down(f(up(x))); with three names down(f(gate(x)) * up(x))."""
+
+    names: tuple[str, ...]  # behind that of the block
+    size: int
+    activation: Activation = "gelu_tanh"
+    biased: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class VitNames:
+    """What tensors are called; each begins with `prefix`."""
+
+    prefix: str
+    blocks: str = "blocks."
+    attention: str = "attn."
+    norms: tuple[str, str] = ("norm1", "norm2")
+    patches: str = "patch_embed.proj"
+
+
+@dataclass(frozen=True, slots=True)
+class VitConfig:
+    attention: AttentionConfig
+    depth: int
+    out_hidden: int  # of the language model
+    cut: Cut
+    mlp: TowerMlp
+    names: VitNames
+    positions: LearntPositions | None = None
+    front: NormConfig | None = None  # of embedded patches
+    theta: float = 1e4
+    biased_patches: bool = True
+
+    def block(self, number: int) -> str:
+        return f"{self.names.prefix}{self.names.blocks}{number}."
+
+
+def tower_attention(
+    hidden: int,
+    heads: int,
+    eps: float,
+    norm: NormKind = "layer",
+    *,
+    head_dim: int | None = None,
+    biases: tuple[bool, bool] = (True, True),
+    names: tuple[str, str] = ("qkv", "proj"),
+    by_turns: bool = False,
+) -> AttentionConfig:
+    """biases: of queries, keys and values, and of the output; names: of their matrices.
+
+    by_turns: pairs of neighbours turn by the column, the row, the column, ...; else pairs (i, i + half) turn by the
+    row, those of the second half by the column. Raises UnsupportedModelError for heads that have no such pairs.
+    """
+    size = head_dim or hidden // heads
+    if (head_dim is None and hidden % heads) or size % 4:
+        raise UnsupportedModelError(f"config.json: a vision tower with heads of {head_dim or hidden / heads:g}")
+    return AttentionConfig(
+        hidden,
+        heads,
+        heads,
+        size,
+        eps,
+        plain_rope(size, 1e4, by_turns),
+        projections=Projections(bias=biases[0], output_bias=biases[1], fused=names[0], output=names[1]),
+        sight=Sight(sees="all"),
+        norm=norm,
+    )
+
+
+class MergingTower(Tower):
+    """deep: what makes rows for the first layers of the language model, by the block in front of it."""
+
+    def __init__(self, config: VitConfig, merger: Merger, deep: Mapping[int, Merger] | None = None) -> None:
+        self._config, self._merger, self._deep = config, merger, deep or {}
+        self.attention, self.deep, self.patch_numbers = config.attention, len(self._deep), prod(config.cut.kernel)
+        self.shapes = self._shapes()
+
+    def _shapes(self) -> Shapes:
+        c, names, hidden, shapes = self._config, self._config.names, self.attention.hidden_size, Shapes()
+        for i in range(c.depth):
+            block = c.block(i)
+            shapes |= attention_shapes(self.attention, block + names.attention)
+            for name in names.norms:
+                shapes |= norm_shapes(self._norm(block + name), hidden)
+            *wide, down = (block + name for name in c.mlp.names)
+            for name in wide:
+                shapes |= linear_shapes(name, c.mlp.size, hidden, biased=c.mlp.biased)
+            shapes |= linear_shapes(down, hidden, c.mlp.size, biased=c.mlp.biased)
+        for merger in (self._merger, *self._deep.values()):
+            shapes |= merger.shapes(hidden, c.cut.merge**2, c.out_hidden)
+        patches = names.prefix + names.patches
+        shapes |= {f"{patches}.weight": (hidden, *c.cut.kernel)}
+        shapes |= {f"{patches}.bias": (hidden,)} if c.biased_patches else {}
+        shapes |= norm_shapes(c.front, hidden)
+        return shapes | ({} if c.positions is None else c.positions.shapes(hidden))
+
+    def _norm(self, name: str) -> NormConfig:
+        return NormConfig(f"{name}.weight", self.attention.norm_eps, self.attention.norm)
+
+    def prepared(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Convolutions whose steps are as long as their kernels, as matrices."""
+        return {
+            name: tensor if len(tensor.shape) < 3 else replace(tensor, shape=(tensor.shape[0], prod(tensor.shape[1:])))
+            for name, tensor in tensors.items()
+        }
+
+    def rows(self, part: Part, patches: Patches) -> Float32Array:
+        c, names, square = self._config, self._config.names, self._config.cut.merge**2
+        row, col = self._places(patches.grid)
+        first = part(f"{names.prefix}{names.patches}.")
+        first.begin_pass(len(row))
+        x = self._embedded(part, first, patches)
+        if c.positions is not None:
+            x += c.positions.of_patches(part, row, col, patches.grid)
+        cache, deep = Cache([], len(row)), list[Array]()
+        turned = self._turned(first, row, col)
+        for i in range(c.depth):
+            self._block(part(c.block(i)), c.block(i), x, cache, turned)
+            if i in self._deep:
+                deep.append(self._deep[i].tokens(part, x, square))
+        math = first.weights.math
+        return math.to_host(math.concatenate([self._merger.tokens(part, x, square), *deep], 1))
+
+    def _embedded(self, part: Part, first: Layers, patches: Patches) -> Array:
+        c, name = self._config, self._config.names.prefix + self._config.names.patches
+        embedding = first.weights.linear(f"{name}.weight", f"{name}.bias" if c.biased_patches else None)
+        return normed(part, c.front)(embedding(first.weights.math.of_host(patches.values)))
+
+    def _places(self, grid: tuple[int, int]) -> tuple[IntArray, IntArray]:
+        """Row and column of each patch: those that are merged follow one another."""
+        m = self._config.cut.merge
+        rows, cols = (np.arange(count).reshape(-1, m) for count in grid)
+        shape = (len(rows), len(cols), m, m)
+        row = np.broadcast_to(rows[:, None, :, None], shape).reshape(-1)
+        return row, np.broadcast_to(cols[None, :, None, :], shape).reshape(-1)
+
+    def _turned(self, first: Layers, row: IntArray, col: IntArray) -> object:
+        frequencies = axial_frequencies(self.attention.head_dim, self._config.theta)
+        assert self.attention.rope is not None
+        if self.attention.rope.interleaved:
+            return turned_by(first, frequencies, col, row, by_turns=True)
+        return turned_by(first, frequencies, row, col)
+
+    def _block(self, part: Layers, name: str, x: Array, cache: Cache, turned: object) -> None:
+        names, mlp = self._config.names, self._config.mlp
+        front, behind = (self._norm(name + each) for each in names.norms)
+        attend_all(part, self.attention, AttentionSite(0, name + names.attention, front.name), x, cache, turned)
+        inside = [f"{name}{each}" for each in mlp.names]
+        first, *rest = (
+            part.weights.linear(f"{each}.weight", f"{each}.bias" if mlp.biased else None, function)
+            for each, function in zip(inside, (mlp.activation, None, None), strict=False)
+        )
+        norm, down = part.weights.norm(behind), rest[-1]
+
+        def block(rows: Array) -> Array:
+            given = norm(rows)
+            return down(first(given) * rest[0](given) if len(rest) > 1 else first(given))
+
+        by_blocks(x, block)
