@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from moeinf.errors import UnsupportedModelError, UsageError
+from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
 from moeinf.models.layers.vision.image_processor import ImageProcessor, MergedPatches, PooledPatches, settings_of
 from moeinf.pictures.decode import decode
+from tests.support.tiny_models import all_configs
 
 SIZES = [(30, 50), (480, 640), (33, 700), (900, 40), (256, 256), (64, 65), (1, 150), (3000, 2000)]  # height, width
 
@@ -45,6 +47,23 @@ def test_merged_patches_are_those_of_the_reference(size: tuple[int, int], least:
     assert form.most_tokens == min(most, 1024)
     if (theirs["image_grid_thw"][0].prod() // 4).item() > 1024:
         return  # beyond what moeinf gives a picture of itself
+    values, grid = prepared(form, data)
+    assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
+    assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("least", "most"), [(2, 60), (64, 900)])
+def test_merged_patches_of_a_film_are_those_of_the_reference(size: tuple[int, int], least: int, most: int) -> None:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    image, data = png(*size)
+    settings = {"size": {"shortest_edge": least * 1568, "longest_edge": most * 1568}}
+    theirs = Glm4vImageProcessorPil(**settings)([image], return_tensors="pt")
+    seen = family_of(all_configs()["glm4v_moe"]).vision
+    assert seen is not None
+    form = seen.form(Fields(settings), None)
+    assert form.most_tokens == most
     values, grid = prepared(form, data)
     assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
     assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,45 @@ from tests.support.mmproj_gguf import write_mmproj
 from tests.support.text_models import SPECIALS, byte_level_tokenizer, write_text_model
 from tests.support.tiny_models import all_configs
 
-_OF_QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
-MARKS = {"qwen3_5_moe": _OF_QWEN, "qwen3_vl_moe": _OF_QWEN, "gemma4": ("<|image|>", "<|image>", "<image|>")}
+
+@dataclass(frozen=True)
+class Marks:
+    """The tokens around a picture, each with the field of config.json that has its id."""
+
+    picture: tuple[str, str]
+    before: tuple[str, str]
+    behind: tuple[str, str]
+    in_template: bool = True
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Token by field."""
+        return {field: token for token, field in (self.picture, self.before, self.behind)}
+
+    @property
+    def written(self) -> str:
+        """What a template writes for a picture."""
+        marks = (self.before, self.picture, self.behind) if self.in_template else (self.picture,)
+        return "".join(token for token, _ in marks)
+
+
+_OF_QWEN = Marks(
+    ("<|image_pad|>", "image_token_id"),
+    ("<|vision_start|>", "vision_start_token_id"),
+    ("<|vision_end|>", "vision_end_token_id"),
+)
+MARKS = {
+    "qwen3_5_moe": _OF_QWEN,
+    "qwen3_vl_moe": _OF_QWEN,
+    "gemma4": Marks(
+        ("<|image|>", "image_token_id"), ("<|image>", "boi_token_id"), ("<image|>", "eoi_token_id"), in_template=False
+    ),
+    "glm4v_moe": Marks(
+        ("<|image|>", "image_token_id"),
+        ("<|begin_of_image|>", "image_start_token_id"),
+        ("<|end_of_image|>", "image_end_token_id"),
+    ),
+}
 FAMILIES = ("qwen3_5_moe", "gemma4")
 _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
@@ -33,13 +71,10 @@ _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 
 def seeing_config(family: str) -> dict[str, Any]:
     """With a vocabulary that has room for the tokenizer."""
-    config = all_configs("SEEING")[family]
-    tokenizer = byte_level_tokenizer([*SPECIALS, *MARKS[family]])
-    token, before, behind = map(tokenizer.token_to_id, MARKS[family])
-    pools = family == "gemma4"
-    names = ("boi_token_id", "eoi_token_id") if pools else ("vision_start_token_id", "vision_end_token_id")
+    config, marks = all_configs("SEEING")[family], MARKS[family].fields
+    tokenizer = byte_level_tokenizer([*SPECIALS, *marks.values()])
     text = config["text_config"] | {"vocab_size": 400, "max_position_embeddings": 1024}
-    return config | {"image_token_id": token, "text_config": text} | dict(zip(names, (before, behind), strict=True))
+    return config | {"text_config": text} | {field: tokenizer.token_to_id(token) for field, token in marks.items()}
 
 
 def write_seeing(
@@ -58,9 +93,9 @@ def write_seeing(
         for name, shape in shapes.items()
     }
     folder.mkdir(parents=True)
-    written = f"{marks[1]}{marks[0]}{marks[2]}" if family != "gemma4" else marks[0]
-    tokenizer = byte_level_tokenizer([*SPECIALS, *marks])
-    write_text_model(folder, _TEMPLATE.replace("PICTURE", written) if template else None, tokenizer, config=config)
+    tokenizer = byte_level_tokenizer([*SPECIALS, *marks.fields.values()])
+    placing = _TEMPLATE.replace("PICTURE", marks.written) if template else None
+    write_text_model(folder, placing, tokenizer, config=config)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if family != "gemma4":
         (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 256, "longest_edge": 8192}}')

@@ -1,4 +1,4 @@
-"""Tiny configs of GLM-4.5V: whole checkpoints, whose model of images is left out."""
+"""Tiny configs of GLM-4.5V: whole checkpoints, and one of which the tower is read."""
 
 from typing import Any
 
@@ -30,6 +30,14 @@ _IDS = {
     "video_end_token_id": 95,
 }
 GLM4V: dict[str, Any] = {"model_type": "glm4v_moe", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
+SEEING: dict[str, dict[str, Any]] = {
+    "glm4v_moe": GLM4V
+    | {
+        "text_config": _TEXT | {"rope_parameters": _TEXT["rope_parameters"] | {"mrope_section": [1, 2, 3]}},
+        "vision_config": _VISION
+        | {"depth": 2, "patch_size": 8, "image_size": 40, "intermediate_size": 24, "initializer_range": 0.15},
+    }
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "glm4v_moe": GLM4V,
     "glm4v_moe groups, no biases": GLM4V

@@ -72,8 +72,22 @@ class Reference:
         return getattr(transformers, f"{self.name}ForConditionalGeneration")(made).float().eval()
 
 
+def _of_film(vision: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    merge, frames = vision.get("spatial_merge_size", 2), vision.get("temporal_patch_size", 2)
+    area = frames * (vision["patch_size"] * merge) ** 2
+    return Glm4vImageProcessorPil(
+        patch_size=vision["patch_size"],
+        merge_size=merge,
+        temporal_patch_size=frames,
+        size={"shortest_edge": area, "longest_edge": tokens * area},
+    )
+
+
 REFERENCES: Mapping[str, Reference] = {
     "gemma4": Reference("Gemma4", _pooled),
+    "glm4v_moe": Reference("Glm4vMoe", _of_film),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
 }

@@ -47,6 +47,19 @@ class ImageProcessor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What settings mean that say nothing of it."""
+
+    least: int = 1 << 16  # pixels
+    most: int = 1 << 24
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+
+OF_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))  # means and deviations
+
+
+@dataclass(frozen=True, slots=True)
 class MergedPatches:
     """Qwen2-VL's image processor and its successors': sides to the nearest unit, within bounds of the area.
 
@@ -60,23 +73,33 @@ class MergedPatches:
     max_pixels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    of_film: bool = False  # bounds are of all frames, and a side below a unit is made one first (GLM-4.1V)
 
     @staticmethod
-    def parse(f: Fields, patch: int, merge: int, frames: int, tokens: int | None) -> MergedPatches:
+    def parse(
+        f: Fields,
+        patch: int,
+        merge: int,
+        frames: int,
+        tokens: int | None,
+        default: Defaults = Defaults(),
+        *,
+        of_film: bool = False,
+    ) -> MergedPatches:
         """f: preprocessor_config.json; patch, merge, frames: the tower's. tokens: the most that the user wants of a
         picture; None: MOST_TOKENS at most."""
         _check_common(f)
+        f.only("do_normalize", True, None)
         for name, value in (("patch_size", patch), ("merge_size", merge), ("temporal_patch_size", frames)):
             f.only(name, value, None)
-        size, unit = f.within("size"), patch * merge
-        least = f.count("min_pixels", size.count("shortest_edge", 1 << 16))
-        most = f.count("max_pixels", size.count("longest_edge", 1 << 24))
+        size, unit, counted = f.within("size"), patch * merge, frames if of_film else 1
+        least = -(-f.count("min_pixels", size.count("shortest_edge", default.least)) // counted)
+        most = f.count("max_pixels", size.count("longest_edge", default.most)) // counted
         bound = (tokens or MOST_TOKENS) * unit * unit
         most = bound if tokens else min(most, max(bound, least))
-        mean, std = (
-            tuple(f.numbers(n, 3)) if f.get(n) is not None else (0.5,) * 3 for n in ("image_mean", "image_std")
-        )
-        return MergedPatches(patch, merge, frames, min(least, most), most, mean, std)
+        mean = tuple(f.numbers("image_mean", 3)) if f.get("image_mean") is not None else default.mean
+        std = tuple(f.numbers("image_std", 3)) if f.get("image_std") is not None else default.std
+        return MergedPatches(patch, merge, frames, min(least, most), most, mean, std, of_film)
 
     @property
     def unit(self) -> int:
@@ -87,8 +110,12 @@ class MergedPatches:
         return self.max_pixels // self.unit**2
 
     def size(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.unit
+        if self.of_film and min(height, width) < unit:
+            factor = max(unit / height, unit / width)
+            height, width = int(height * factor), int(width * factor)
         _check_shape(height, width)
-        unit, sides = self.unit, (height, width)
+        sides = (height, width)
         found = [round(side / unit) * unit for side in sides]
         if math.prod(found) > self.max_pixels:
             factor = math.sqrt(height * width / self.max_pixels)
