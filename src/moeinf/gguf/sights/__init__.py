@@ -1,0 +1,1 @@
+"""How GGUF files of single architectures see: one file a kind of tower."""

@@ -1,0 +1,86 @@
+"""Towers of Qwen3-VL, Qwen3.5 and their kin in GGUF files."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from moeinf.gguf.configs.common import refuse_unless
+from moeinf.gguf.header import GgufTensor
+from moeinf.gguf.metadata import Metadata
+from moeinf.gguf.sights.sight import Sight, normalised, three_positions
+from moeinf.gguf.undo import Reshape, Rows, Stack, Undo
+from moeinf.types import JsonObject
+
+
+def _merging(m: Metadata) -> JsonObject:
+    m.number("vision.attention.layer_norm_epsilon", 0.0)  # the language model's, which is not the tower's
+    refuse_unless(m, m.flag("use_gelu", False), "use_gelu")
+    return {
+        "depth": m.count("vision.block_count"),
+        "hidden_size": m.count("vision.embedding_length"),
+        "intermediate_size": m.count("vision.feed_forward_length"),
+        "num_heads": m.count("vision.attention.head_count"),
+        "out_hidden_size": m.count("vision.projection_dim"),
+        "num_position_embeddings": m.rows("v.position_embd.weight"),
+        "patch_size": m.count("vision.patch_size"),
+        "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
+        "temporal_patch_size": 2,
+        "deepstack_visual_indexes": deep_blocks(m),
+    }
+
+
+def deep_blocks(m: Metadata) -> list[int]:
+    return [i for i, each in enumerate(m.values("vision.is_deepstack_layers") or []) if each]
+
+
+def _merged_pictures(m: Metadata) -> JsonObject:
+    bounds = {name: m.count(f"vision.image_{name}", 0) for name in ("min_pixels", "max_pixels")}
+    return normalised(m) | {name: count for name, count in bounds.items() if count}
+
+
+_OF_MERGING = (
+    (r"model\.visual\.patch_embed\.proj\.weight", "v.patch_embd.weight v.patch_embd.weight.1"),
+    (r"model\.visual\.patch_embed\.proj\.bias", "v.patch_embd.bias"),
+    (r"model\.visual\.pos_embed\.weight", "v.position_embd.weight"),
+    (r"model\.visual\.blocks\.(\d+)\.attn\.qkv\.(\w+)", r"v.blk.\1.attn_qkv.\2"),
+    (r"model\.visual\.blocks\.(\d+)\.attn\.proj\.(\w+)", r"v.blk.\1.attn_out.\2"),
+    (r"model\.visual\.blocks\.(\d+)\.norm([12])\.(\w+)", r"v.blk.\1.ln\2.\3"),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.linear_fc1\.(\w+)", r"v.blk.\1.ffn_up.\2"),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.linear_fc2\.(\w+)", r"v.blk.\1.ffn_down.\2"),
+    (r"model\.visual\.deepstack_merger_list\.(\d+)\.norm\.(\w+)", r"v.deepstack.\1.norm.\2"),
+    (r"model\.visual\.deepstack_merger_list\.(\d+)\.linear_(\w+)\.(\w+)", r"v.deepstack.\1.\2.\3"),
+    (r"model\.visual\.merger\.norm\.(\w+)", r"v.post_ln.\1"),
+    (r"model\.visual\.merger\.linear_fc1\.(\w+)", r"mm.0.\1"),
+    (r"model\.visual\.merger\.linear_fc2\.(\w+)", r"mm.2.\1"),
+)
+_OF_QWEN = {
+    "image_token_id": "<|image_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+
+
+def of_film(name: str, shape: tuple[int, ...], sources: list[GgufTensor], m: Metadata) -> Undo:
+    """A convolution over frames, which lies there as one for each."""
+    if len(shape) < 5:
+        return ()
+    hidden, channels, frames, *patch = shape
+    pixels = patch[0] * patch[1]
+    in_turn = Rows(0, (frames, hidden * channels), (1, 0))
+    return Stack(), Reshape((frames * hidden * channels, pixels)), in_turn, Reshape(shape)
+
+
+def _qwen(family: str) -> Sight:
+    return Sight(
+        family,
+        "qwen3vl_merger",
+        _merging,
+        partial(three_positions, interleaved=True),
+        _merged_pictures,
+        _OF_QWEN,
+        _OF_MERGING,
+        of_film,
+    )
+
+
+MERGING = {"qwen35moe": _qwen("qwen3_5_moe"), "qwen3vlmoe": _qwen("qwen3_vl_moe")}

@@ -1,0 +1,53 @@
+"""What is said of how the files of an architecture see: a `Sight` of each, in the file of its kind of tower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from moeinf.errors import CheckpointError
+from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.metadata import Metadata, shortest
+from moeinf.gguf.undo import Undo
+from moeinf.types import JsonObject
+
+
+def as_it_lies(name: str, shape: tuple[int, ...], sources: list[GgufTensor], m: Metadata) -> Undo:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How the files of an architecture see. m: metadata of the tower's file."""
+
+    family: str  # of the whole model
+    projector: str  # the kind of its mmproj
+    config: Callable[[Metadata], JsonObject]  # vision_config
+    text: Callable[[Gguf, JsonObject], JsonObject]  # what text_config has besides
+    processor: Callable[[Metadata], JsonObject]  # preprocessor_config.json
+    tokens: Mapping[str, str]  # by the field of config.json that has its id
+    names: tuple[tuple[str, str], ...]  # of tensors in a checkpoint, and in the file
+    undo: Callable[[str, tuple[int, ...], list[GgufTensor], Metadata], Undo] = as_it_lies
+    # (name and shape of a checkpoint's tensor, those of the file that it was made into) to what makes it of them
+
+
+def normalised(m: Metadata) -> JsonObject:
+    """Means and deviations of pixels."""
+    found = {name: m.values(f"vision.{name}") for name in ("image_mean", "image_std")}
+    for name, numbers in found.items():
+        if numbers is None or len(numbers) != 3 or not all(type(each) in (int, float) for each in numbers):
+            raise CheckpointError(f"{m.where}: clip.vision.{name} is {numbers!r:.50}; must be three numbers")
+    return {name: [shortest(float(each)) for each in numbers or ()] for name, numbers in found.items()}
+
+
+def three_positions(gguf: Gguf, text: JsonObject, *, interleaved: bool) -> JsonObject:
+    """Which frequencies turn by time, rows and columns; interleaved: one in three."""
+    name = f"{gguf.metadata.get('general.architecture')}.rope.dimension_sections"
+    sections = gguf.metadata.get(name)
+    if isinstance(sections, int | float | bool | str | None) or len(sections) < 3:
+        raise CheckpointError(f"{gguf.where}: {name} is {sections!r:.50}; must be three numbers")
+    found: JsonObject = {"mrope_section": [sections[i] for i in range(3)]}
+    found |= {"mrope_interleaved": True} if interleaved else {}
+    if text.get("rope_scaling"):
+        return {"rope_scaling": text["rope_scaling"] | found}
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": text["rope_theta"]} | found}
