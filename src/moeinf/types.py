@@ -168,6 +168,8 @@ class ExpertPiece:
       biases [E, 2 I]:                          2 e I + half, strides (2,)
     filled: the shape that the source has, from the first row and column on, where the experts of some layers are
       smaller than others; the rest of the part is zero. Only sources in a plain type have it.
+    at: the row and the column of the part that the first element of `filled` becomes, where several pieces, mostly of
+      several sources, make one part between them. Their numbers are multiplied by `times`.
     """
 
     layer: int
@@ -176,6 +178,8 @@ class ExpertPiece:
     start_element: int
     strides: tuple[int, ...] | None = None
     filled: tuple[int, ...] | None = None
+    at: tuple[int, int] | None = None
+    times: float = 1.0
 
     def strides_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The strides of a piece of this shape, as `torch.Tensor.as_strided` takes them, also where none are given."""

@@ -29,10 +29,12 @@ from tests.support.converter.recorded import recorded
 from tests.support.deepseek41_gguf import write_deepseek41
 from tests.support.gguf_files import write_gguf
 from tests.support.kimi_k3_gguf import published_k3, write_kimi_k3
+from tests.support.own_gguf import WRITTEN, drawn_small, write_own
 
 SUPPORTED = sorted(ARCHITECTURES | DENSE | HYBRIDS | LATENT | QWEN | WINDOWED)
 EXAMPLES = {each["architecture"]: name for name, each in reversed(list(recorded().items()))}  # the first of each
 EXAMPLES |= {"deepseek41": "deepseek_v41", "kimi-k3": "kimi_k3"}
+EXAMPLES |= {each.architecture: family for family, each in WRITTEN.items()}
 
 
 @cache
@@ -42,6 +44,8 @@ def example(architecture: str) -> Gguf:
         return read_gguf(write_deepseek41(path, {}))
     if architecture == "kimi-k3":
         return read_gguf(write_kimi_k3(path, published_k3(), {}))
+    if EXAMPLES[architecture] in WRITTEN:
+        return read_gguf(write_own(path, EXAMPLES[architecture], drawn_small(EXAMPLES[architecture])))
     config, tensors = checkpoint(EXAMPLES[architecture])
     return read_gguf(write_gguf(path, config, tensors)[0])
 

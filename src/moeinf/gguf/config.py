@@ -40,7 +40,6 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "dflash": "the model for which it drafts tokens",
     "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
     "grok": "bounds of the scores of attention and routing (soft caps), a plain MLP beside the experts",
-    "grovemoe": "small experts beside the others, each of which several of them share",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",

@@ -138,6 +138,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_SHARED + r"(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
     (r"shared_mlp\.input_linear\.weight", ("ffn_up_shexp.weight",)),
     (r"shared_mlp\.output_linear\.weight", ("ffn_down_shexp.weight",)),
+    (r"mlp\.chunk_experts\.(gate|up|down)_proj\.weight", (r"ffn_\1_chexps.weight",)),
     (r"(?:mlp|mixer|feed_forward)\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
     (r"mlp\.routed_expert_(down|up)_proj\.weight", (r"ffn_routed_\1.weight",)),
     (r"mlp\.routed_expert_norm\.weight", ("ffn_routed_norm.weight",)),

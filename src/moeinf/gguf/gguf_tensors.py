@@ -21,6 +21,7 @@ from moeinf.gguf.undo import (
     Ones,
     Reshape,
     Rows,
+    SideBySide,
     Stack,
     Subtract,
     TakeRows,
@@ -236,6 +237,8 @@ class _Dense:
     def _undo(self, rest: str, tensor: GgufTensor, shape: tuple[int, ...]) -> Undo:
         if rest.startswith("linear_attn."):
             return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
+        if ".chunk_experts." in rest:
+            return (SideBySide() if ".down_proj." in rest else Reshape(shape),)
         if rest.endswith(".A_log"):
             into = FillUp(shape[0]) if self._architecture == "kimi-k3" else Reshape(shape)
             return (Log() if self._architecture == "bailingmoe3" else LogOfNegative(), into)

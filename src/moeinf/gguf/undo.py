@@ -155,6 +155,22 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Matrices [n, rows, cols], the columns of which lie beside each other: [rows, n * cols]."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        if len(kind.shape) != 3:
+            return None
+        count, rows, cols = kind.shape
+        return Kind(kind.format, (rows, count * cols))
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        count, rows, _ = sources[0].kind.shape
+        return np.ascontiguousarray(sources[0].data.reshape(count, rows, -1).transpose(1, 0, 2)).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
 class Subtract:
     """A norm that is stored with one added."""
 
@@ -277,7 +293,21 @@ class Widen:
 
 Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
 _KINDS = (
-    *(Reshape, Rows, Columns, TakeRows, Stack, Subtract, Log, LogOfNegative, Ones, FillUp, JoinLatentHeads, Numbers),
+    *(
+        Reshape,
+        Rows,
+        Columns,
+        TakeRows,
+        Stack,
+        SideBySide,
+        Subtract,
+        Log,
+        LogOfNegative,
+        Ones,
+        FillUp,
+        JoinLatentHeads,
+        Numbers,
+    ),
     Widen,
 )
 _STEPS: Mapping[str, type[Any]] = {each.__name__: each for each in _KINDS}

@@ -99,6 +99,7 @@ FAMILIES = (
     FamilyEntry("smallthinker", "mixtral"),
     FamilyEntry("deepseek", "deepseek"),
     FamilyEntry("maple", "qwen"),
+    FamilyEntry("grove_moe", "qwen"),
     FamilyEntry("minicpm", "llama"),
     FamilyEntry("llama", "llama"),
     FamilyEntry("mistral", "mistral"),

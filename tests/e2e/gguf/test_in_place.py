@@ -34,6 +34,7 @@ from tests.support.deepseek41_gguf import is_whole, write_deepseek41
 from tests.support.gguf_files import write_gguf
 from tests.support.kimi_k3_gguf import published_k3, write_kimi_k3
 from tests.support.mixed_gguf import small, without_vocabulary
+from tests.support.own_gguf import WRITTEN, drawn_small, write_own
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
 # Log and exponential do not undo each other to the bit, and factors of positions are rounded.
@@ -127,6 +128,22 @@ def test_kimi_k3_computes_what_its_checkpoint_does(tmp_path: Path, other: dict[s
         np.testing.assert_allclose(logits(model, **options), wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
     own = pull(str(tmp_path / "model.gguf"), PullOptions(repack=True), home=tmp_path / "home")
     assert np.array_equal(logits(own), logits(stored))
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_family_of_no_record_computes_what_its_checkpoint_does(family: str, tmp_path: Path) -> None:
+    config, tensors = WRITTEN[family].config, drawn_small(family)
+    of_checkpoint = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home")
+    wanted = logits(of_checkpoint)
+    stored = ensure(str(write_own(tmp_path / "model.gguf", family, tensors)), home=tmp_path / "home")
+    assert stored.manifest.in_place is not None and np.isfinite(wanted).all()
+    for model, options in ((stored, {"expert_cache": "50%"}), (of_checkpoint, {"expert_cache": "30%"})):
+        np.testing.assert_allclose(logits(model, **options), wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    [file] = [write_own(tmp_path / "q8.gguf", family, tensors, kinds="Q8_0")]
+    found = logits(ensure(str(file), home=tmp_path / "home"))
+    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+    own = pull(str(file), PullOptions(repack=True), home=tmp_path / "home")
+    assert np.array_equal(logits(own), found)
 
 
 def test_experts_in_fp4_and_tables_of_experts_are_those_of_the_published_checkpoint(tmp_path: Path) -> None:

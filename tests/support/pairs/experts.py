@@ -21,8 +21,9 @@ def stored(tensor: Tensor) -> StoredTensor:
 
 def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tensor:
     filled, part = piece.filled or shape, torch.zeros(shape)
-    part[tuple(map(slice, filled))] = source.contiguous().as_strided(
-        filled, piece.strides_of(filled), piece.start_element
+    begin = piece.at or (0,) * len(filled)
+    part[tuple(slice(first, first + count) for first, count in zip(begin, filled, strict=True))] = (
+        piece.times * source.contiguous().as_strided(filled, piece.strides_of(filled), piece.start_element)
     )
     return part
 
@@ -58,16 +59,22 @@ def layout_in(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> Layout:
     raise AssertionError("the experts are there in no layout of the plan")
 
 
-def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
-    """Every expert's parts one behind the other, and the experts one behind the other."""
+def parts_of_experts(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> dict[tuple[int, int, str], Tensor]:
+    """The parts of each expert, by its layer and number and by their names."""
     found: dict[tuple[int, int, str], Tensor] = {}
     for name, (_, pieces) in layout_in(plan, tensors).items():
         for piece in pieces:
-            part = plan.parts[piece.part]
-            found[piece.layer, piece.expert, piece.part] = part_of(piece, tensors[name], part).flatten()
+            key, share = (piece.layer, piece.expert, piece.part), part_of(piece, tensors[name], plan.parts[piece.part])
+            found[key] = found[key] + share if piece.at is not None and key in found else share
+    return found
+
+
+def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
+    """Every expert's parts one behind the other, and the experts one behind the other."""
+    found = parts_of_experts(plan, tensors)
     memory = torch.cat(
         [
-            found[layer, expert, part]
+            found[layer, expert, part].flatten()
             for layer in range(plan.moe.num_layers)
             for expert in range(plan.moe.num_experts)
             for part in plan.parts

@@ -19,7 +19,7 @@ from tests.oracles.torch_matrix import TorchMatrixOps, activated
 from tests.oracles.torch_vector import TorchVectorOps
 from tests.support.emulated_device import EmulatedDevice, recorded
 from tests.support.pairs.decoders import Pair
-from tests.support.pairs.experts import layout_in, part_of, stored
+from tests.support.pairs.experts import parts_of_experts, stored
 
 
 class ExpertsOnTheDevice:
@@ -29,11 +29,7 @@ class ExpertsOnTheDevice:
 
     def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram, kind: device) -> None:
         self._program, self._form, self._forms = program, plan.form, plan.forms
-        self._parts: dict[tuple[int, int, str], Tensor] = {}
-        for name, (_, pieces) in layout_in(plan, tensors).items():
-            for piece in pieces:
-                part = part_of(piece, tensors[name], plan.parts[piece.part])
-                self._parts[piece.layer, piece.expert, piece.part] = part.to(kind)
+        self._parts = {key: part.to(kind) for key, part in parts_of_experts(plan, tensors).items()}
 
     def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
         self._program.outside(lambda: self._compute(layer, hidden, routing, out))

@@ -51,6 +51,17 @@ def _qwen3_moe(m: Metadata) -> JsonObject:
     return plain_heads(m) | _qwen(m, "qwen3_moe", normalised=True)
 
 
+def _grove_moe(m: Metadata) -> JsonObject:
+    """Where the file says nothing of small experts, the numbers of published checkpoints."""
+    return _qwen3_moe(m) | {
+        "model_type": "grove_moe",
+        "num_experts_per_group": m.count("experts_per_group", 2),
+        "parallel_expert_intermediate_size": m.count("expert_chunk_feed_forward_length", 128),
+        "expert_group_scale": m.number("expert_group_scale", 0.05),
+        "small_experts_apart": True,
+    }
+
+
 def _delta_net(m: Metadata) -> JsonObject:
     """What Qwen3-Next and Qwen3.5 say of their recurrent layers."""
     values, inner = m.count("ssm.time_step_rank"), m.count("ssm.inner_size")
@@ -151,6 +162,7 @@ def _qwen3_vl_moe(m: Metadata) -> JsonObject:
 QWEN: dict[str, Callable[[Metadata], JsonObject]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
+    "grovemoe": _grove_moe,
     "qwen3vlmoe": _qwen3_vl_moe,
     "qwen3next": _qwen3_next,
     "qwen35moe": _qwen3_5_moe,

@@ -11,7 +11,17 @@ from itertools import chain
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.pruned import routers_of
-from moeinf.pull.checkpoint.moves import AHEAD, VISION, Move, dense_move, expert_moves, followed, kept_move, left_out
+from moeinf.pull.checkpoint.moves import (
+    AHEAD,
+    VISION,
+    Move,
+    dense_move,
+    expert_moves,
+    followed,
+    joined_move,
+    kept_move,
+    left_out,
+)
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
 from moeinf.pull.coded.declared import NOTHING, Declared
@@ -161,9 +171,15 @@ def _dense_moves(
 
 
 def _expert_moves(experts: ExpertNames, layout: ExpertLayout, tensors: Tensors) -> Iterator[tuple[str, Move]]:
+    shares: dict[tuple[int, int, str], list[tuple[str, ExpertPiece]]] = {}  # of one part, in several sources
     for name, (_, pieces) in experts.items():
-        for move in expert_moves(tensors, name, pieces, layout):
+        for move in expert_moves(tensors, name, [piece for piece in pieces if piece.at is None], layout):
             yield tensors.shard(name), move
+        for piece in pieces:
+            if piece.at is not None:
+                shares.setdefault((piece.layer, piece.expert, piece.part), []).append((name, piece))
+    for sources in shares.values():
+        yield tensors.shard(sources[0][0]), joined_move(tensors, sources, layout)
 
 
 def _followed_moves(plan: TensorPlan, tensors: Tensors) -> Iterator[tuple[str, Move]]:

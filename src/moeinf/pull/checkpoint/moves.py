@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.errors import UnsupportedModelError
+from moeinf.pull.checkpoint.joined import Joined, Place
 from moeinf.pull.checkpoint.layout import LayoutTransform, Mxfp4, Plain, Quantised, Strided, View, WholeNumbers
 from moeinf.pull.checkpoint.left_out import Follows, LeftOut
 from moeinf.pull.checkpoint.tensors import Tensors
@@ -101,6 +102,29 @@ def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], l
             spec = parts[piece.part]
             offset = expert * layout.stride_bytes + spec.offset_bytes
             yield _strided(tensors, source, span, replace(view, start=view.start - span.start), spec, layer, offset)
+
+
+def joined_move(tensors: Tensors, sources: Sequence[tuple[str, ExpertPiece]], layout: ExpertLayout) -> Move:
+    """Moves pieces of several sources into the part that they make, which is read with the first of them."""
+    (first, piece), spec = sources[0], next(s for s in layout.tensors if s.name == sources[0][1].part)
+    ranges, places, dtype = list[Range](), list[Place](), tensors.dtype(first)
+    for source, each in sources:
+        if tensors.scheme(source) is not None or tensors.is_mxfp4(source):
+            raise UnsupportedModelError(
+                f"{tensors.shard(source)}: tensor {source!r} is quantised ({tensors.dtype_text(source)}), and is a "
+                "share of a matrix; pull the unquantised original"
+            )
+        assert each.at is not None and each.filled is not None and each.strides is None, "a share is said whole"
+        (rows, cols), width, entry = each.filled, DTYPE_BYTES[dtype], tensors.entry(source)
+        assert (each.start_element + rows * cols) * width <= entry.num_bytes, "the plan cuts beyond its tensor"
+        start = entry.offset_bytes + each.start_element * width
+        ranges.append(Range(tensors.shard(source), start, rows * cols * width))
+        places.append(Place(*each.at, (rows, cols), each.times))
+    rows, cols = spec.shape
+    own, *others = ranges
+    transform = Joined(first, dtype, spec.dtype, (rows, cols), tuple(places), own.num_bytes)
+    offset = piece.expert * layout.stride_bytes + spec.offset_bytes
+    return Move(own.offset, own.num_bytes, piece.layer, offset, transform, tuple(others))
 
 
 def kept_move(tensors: Tensors, name: str, target: int, place: int) -> Move:

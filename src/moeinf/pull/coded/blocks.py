@@ -81,7 +81,7 @@ class CodedRows:
             taken = rows[at : at + step]
             codes = data[at * self.unit_bytes :][: len(taken) * self.unit_bytes] if scheme.by_rows else data
             decoded = scheme.decode(codes, self._beside(others, at, len(taken), len(rows)), taken)
-            out[at : at + step], stored = _encoded(decoded, self.format, scheme.through, bool(self.kind))
+            out[at : at + step], stored = encoded(decoded, self.format, scheme.through, bool(self.kind))
             if self.kind:
                 weights = decoded.weights()
                 largest = max(largest, float(np.abs(weights).max(initial=0)))
@@ -157,7 +157,7 @@ def _squares(values: Float32Array) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-def _encoded(decoded: Decoded, format: Format, through: DType, measure: bool) -> tuple[Bytes, Float32Array | None]:
+def encoded(decoded: Decoded, format: Format, through: DType, measure: bool) -> tuple[Bytes, Float32Array | None]:
     """Returns stored rows, and where that is asked for the weights that they hold, None for exactly those decoded."""
     exact = _blocks_of_codes(decoded, format) or _mxfp4_blocks(decoded, format)
     if exact is not None:

@@ -1,0 +1,126 @@
+"""GGUF files of families that the converter of the record does not know, with the names and metadata that llama.cpp's
+converter writes (conversion/grove.py): a table for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from torch import Tensor
+
+from tests.support.checkpoints import random_tensors
+from tests.support.configs.grove_moe import GROVE_MOE
+from tests.support.gguf_files import add_field
+
+Config = Mapping[str, Any]
+Numbers = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a family is written. names: of tensors, without `.weight`; stacked: those of each expert, less its number."""
+
+    architecture: str
+    config: Config
+    metadata: Callable[[Config], dict[str, Any]]
+    names: Mapping[str, str]
+    stacked: Mapping[str, str]
+
+
+def common(c: Config) -> dict[str, Any]:
+    return {
+        "block_count": c["num_hidden_layers"],
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "attention.key_length": c["head_dim"],
+        "attention.value_length": c["head_dim"],
+        "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps", 1e-6),
+        "rope.freq_base": float(c["rope_theta"]),
+        "expert_used_count": c["num_experts_per_tok"],
+        "vocab_size": c["vocab_size"],
+    }
+
+
+def _grove(c: Config) -> dict[str, Any]:
+    return common(c) | {
+        "expert_count": c["num_experts"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_chunk_feed_forward_length": c["parallel_expert_intermediate_size"],
+        "experts_per_group": c["num_experts_per_group"],
+        "expert_group_scale": c["expert_group_scale"],
+    }
+
+
+PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+ATTENTION = {f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"} | {"self_attn.o_proj": "attn_output"}
+WRITTEN = {
+    "grove_moe": Written(
+        "grovemoe",
+        GROVE_MOE,
+        _grove,
+        OUTER
+        | ATTENTION
+        | {f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"}
+        | {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate": "ffn_gate_inp"},
+        {f"mlp.experts.{name}": f"ffn_{part}_exps" for part, name in PROJECTIONS.items()}
+        | {f"mlp.chunk_experts.{name}": f"ffn_{part}_chexps" for part, name in PROJECTIONS.items()},
+    )
+}
+
+
+def drawn_small(family: str) -> dict[str, Tensor]:
+    """Random tensors of the family's config, small ones, in f32."""
+    return {name: tensor.float() * 0.2 for name, tensor in random_tensors(WRITTEN[family].config).items()}
+
+
+def converted(written: Written, tensors: Mapping[str, Tensor]) -> Numbers:
+    found, stacks = Numbers(), dict[str, dict[int, np.ndarray]]()
+    for name, tensor in tensors.items():
+        values, of_layer = tensor.float().numpy(), re.fullmatch(r"model\.layers\.(\d+)\.(.*)\.weight", name)
+        if of_layer is None:
+            found[f"{written.names[name.removesuffix('.weight')]}.weight"] = values
+            continue
+        block, own = f"blk.{of_layer[1]}.", of_layer[2]
+        expert = re.fullmatch(r"(.*experts)\.(\d+)\.(\w+)", own)
+        if expert is None:
+            found[f"{block}{written.names[own]}.weight"] = values
+        else:
+            whole = f"{block}{written.stacked[f'{expert[1]}.{expert[3]}']}.weight"
+            stacks.setdefault(whole, {})[int(expert[2])] = values
+    return found | {name: np.stack([each[i] for i in range(len(each))]) for name, each in stacks.items()}
+
+
+def write_own(
+    path: Path,
+    family: str,
+    tensors: Mapping[str, Tensor],
+    changed: Config | None = None,
+    kinds: str = "F32",
+    more: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """changed: metadata, None to leave one out; kinds: the type of matrices, F32 where rows do not fit its blocks;
+    more: further tensors."""
+    written = WRITTEN[family]
+    writer = gguf.GGUFWriter(path, written.architecture)
+    for name, value in (written.metadata(written.config) | dict(changed or {})).items():
+        if value is not None:
+            add_field(writer, f"{written.architecture}.{name}", value)
+    for name, numbers in (converted(written, tensors) | dict(more or {})).items():
+        kind = gguf.GGMLQuantizationType["F32" if numbers.ndim == 1 or "gate_inp" in name else kinds]
+        if numbers.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
