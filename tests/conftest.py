@@ -85,8 +85,9 @@ def no_environment_of_the_user() -> Iterator[None]:
     """MOEINF_* and HF_* of whoever runs the tests must not change what they test."""
     taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("MOEINF_", "HF_"))}
     os.environ["MOEINF_HOST"] = "127.0.0.1:1"  # where nobody listens: `run` would use a server of the user
+    os.environ["MOEINF_FOREIGN"] = "0"  # the user's own models of other programs
     yield
-    del os.environ["MOEINF_HOST"]
+    del os.environ["MOEINF_HOST"], os.environ["MOEINF_FOREIGN"]
     os.environ.update(taken)
 
 

@@ -57,13 +57,18 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
     from moeinf.engine.reporting import log_warning
     from moeinf.engine.stored.preset import preset_of
     from moeinf.forecast.form_choice import settled_unasked
+    from moeinf.foreign.adopting import adopted
     from moeinf.pull.mtp_layer import ensure_draft
+    from moeinf.pull.origins import stored_model
     from moeinf.pull.pull import ensure
+    from moeinf.store.library import Library
 
     asked, home = with_environment(**options), store_home()
     tell = reporting.notify if reporting else log_warning
-    reference, given = settled_unasked(name, NO_OPTIONS, asked, home, tell)
-    stored = ensure(reference, given, home=home)
+    stored = stored_model(name, Library(home), None) or adopted(name, NO_OPTIONS, Library(home))
+    if stored is None:
+        reference, given = settled_unasked(name, NO_OPTIONS, asked, home, tell)
+        stored = ensure(reference, given, home=home)
     preset = preset_of(stored)
     config = preset.configured(asked)
     ensure_draft(stored, config)

@@ -15,6 +15,7 @@ from moeinf.errors import UsageError
 OTHER_VARIABLES = {  # those that belong to no option, and what each does
     "MOEINF_HOME": "folder of the store, ~/.moeinf by default",
     "MOEINF_API_KEY": "the key that clients of `moeinf serve` must give",
+    "MOEINF_FOREIGN": "0 leaves models alone that other programs have on this disk",
     "MOEINF_NOHISTORY": "1 keeps no history of the chat",
     "MOEINF_DEBUG": "1 shows tracebacks",
 }
@@ -93,6 +94,11 @@ def store_home() -> Path:
 def debug_wanted() -> bool:
     """MOEINF_DEBUG: tracebacks instead of one-line errors."""
     return os.environ.get("MOEINF_DEBUG", "") not in ("", "0")
+
+
+def foreign_wanted() -> bool:
+    """MOEINF_FOREIGN=0 leaves models of other programs alone."""
+    return os.environ.get("MOEINF_FOREIGN", "1") != "0"
 
 
 def history_wanted() -> bool:

@@ -18,9 +18,8 @@ from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine, machine
 from moeinf.pull.events import PullProgress
 from moeinf.pull.forms.form import Form, Found
-from moeinf.pull.origins import is_begun, stored_model
+from moeinf.pull.origins import is_here
 from moeinf.pull.steps import free_bytes
-from moeinf.store.files import errors_named
 from moeinf.store.library import Library
 from moeinf.store.naming.aliases import alias_of, known_forms, known_sources
 from moeinf.store.naming.catalogue import KnownModel, known_form
@@ -112,9 +111,7 @@ def named_form(
 
 def _is_new(reference: str, options: PullOptions, home: Path) -> bool:
     library = Library(home)
-    with errors_named(home):
-        named = [reference, *([options.name] if options.name else [])]
-        return not any(stored_model(each, library, None) or is_begun(each, library) for each in named)
+    return not any(is_here(each, library) for each in (reference, options.name) if each)
 
 
 def forms_of(model: KnownModel, name: str, options: PullOptions, home: Path) -> Found:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
+from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.aliases import alias_of, aliases, known_sources
@@ -199,9 +200,10 @@ def stored_model(
         return None
 
 
-def is_begun(reference: str, library: Library) -> bool:
-    """Tells whether a pull of this name is under way or was interrupted."""
-    return _unfinished(reference, library) is not None
+def is_here(reference: str, library: Library) -> bool:
+    """Tells whether a reference means a stored model, or one whose pull is under way or was interrupted."""
+    with errors_named(library.home):
+        return stored_model(reference, library, None) is not None or _unfinished(reference, library) is not None
 
 
 def continues(reference: str, library: Library, wanted: Quantisation | None) -> bool:

@@ -77,6 +77,7 @@ def fit(
     from moeinf.terminal.forms.form_table import form_lines, forms_json
 
     asked = PullOptions(quant=quant, token=token)
+    model = _foreign_file(model, asked)
     choice = choice_shown(model, asked, config)
     if choice is not None and json:
         return print(forms_json(choice))
@@ -94,9 +95,22 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     from moeinf.terminal.forms.told_rates import told_rates
 
     asked = PullOptions(quant=quant)
+    model = _foreign_file(model, asked)
     subject = _subject(model, asked, choice_shown(model, asked, config))
     disks = disks_of(subject, config)
     return plan_line(forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks)))
+
+
+def _foreign_file(reference: str, asked: PullOptions) -> str:
+    """The file that `run` would use of another program; the reference itself where it means anything else."""
+    from moeinf.foreign.owners import foreign_model
+    from moeinf.pull.origins import is_here
+    from moeinf.store.library import Library
+
+    if asked.quant is not None or is_here(reference, Library(store_home())):
+        return reference
+    found = foreign_model(reference)
+    return reference if found is None else str(found.path)
 
 
 def _subject(model: str, asked: PullOptions, choice: Choice | None) -> Subject:

@@ -52,6 +52,13 @@ def known_model(name: str) -> KnownModel | None:
     return catalogue().get(name.lower().removesuffix(f":{DEFAULT_TAG}"))
 
 
+def known_source(repo: str) -> KnownModel | None:
+    """The model of which a repository of the Hub has a form."""
+    wanted = repo.lower()
+    models = catalogue().values()
+    return next((model for model in models if wanted in (each.location.lower() for each in model.sources)), None)
+
+
 def sources_of(checkpoint: ModelSource) -> tuple[ModelSource, ...]:
     """Those of all forms of a known model, by its checkpoint; of any other source itself alone."""
     return next((model.sources for model in catalogue().values() if model.checkpoint == checkpoint), (checkpoint,))

@@ -31,6 +31,7 @@ _REPO = re.compile(r"([^/\s@:.~][^/\s@:]*/[^/\s@:]+)(?::([^/\s@:]+))?(?:@(\S+))?
 _GGUF_PAGE = re.compile(r"([^/\s@:]+/[^/\s@:]+)/(?:blob|resolve)/([^/\s]+)/(\S+\.gguf)(?:\?\S*)?", re.IGNORECASE)
 _COMMIT = re.compile(rf"[0-9a-f]{{{LEAST_COMMIT},40}}")
 _GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 _COMMIT_DIGITS = 12  # of a commit, in a name
 
 
@@ -118,8 +119,15 @@ def outside_source(text: str) -> ModelSource | None:
     if "\0" in text or not (looks_so or is_gguf or is_folder):
         return address
     found = Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links
-    is_file = found.suffix.lower() == ".gguf" and not found.is_dir()
+    if found.parent.name == "blobs" and is_gguf:  # of the Hub's cache, where the link has the file's name
+        found = Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    is_file = (found.suffix.lower() == ".gguf" and not found.is_dir()) or _is_blob(found)
     return ModelSource("file" if is_file else "folder", str(found))
+
+
+def _is_blob(path: Path) -> bool:
+    """Whether this is a GGUF file by the name that ollama gives to files."""
+    return _BLOB.fullmatch(path.name) is not None and path.is_file()
 
 
 def address_source(text: str) -> ModelSource | None:

@@ -15,6 +15,7 @@ from moeinf.terminal.screen import table
 from moeinf.text.quantities import ago_text, size_text
 
 if TYPE_CHECKING:
+    from moeinf.foreign.foreign_model import ForeignModel
     from moeinf.store.library import StoredModel
     from moeinf.store.processes.partials import PartialPull
     from moeinf.store.spread.copy_list import Copy
@@ -71,8 +72,23 @@ def _format_word(model: StoredModel) -> str:
     return manifest.formats.asked.tag
 
 
-def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = ()) -> str:
-    """The models, then the pulls that have not ended; only these have a field `running`."""
+def foreign_lines(models: Sequence[ForeignModel]) -> list[str]:
+    """Models that other programs have on this disk, below the list of models."""
+    if not models:
+        return []
+    rows = [("NAME", "SIZE", "FORMAT", "RUNS")]
+    for model in models:
+        runs = "no: " + model.fault if model.fault else f"`moeinf run {model.owner}:{model.name}`"
+        size = size_text(model.num_bytes) if model.num_bytes else ""
+        rows.append((f"{model.owner}:{model.name}", size, model.tag, runs))
+    return ["", "models of other programs on this disk:", *table(rows)]
+
+
+def list_json(
+    models: Sequence[StoredModel], partials: Sequence[PartialPull] = (), foreign: Sequence[ForeignModel] = ()
+) -> str:
+    """The models, then the pulls that have not ended, which alone have a field `running`, then those of other programs,
+    which alone have an `owner`."""
     stored = [
         {
             "name": model.name,
@@ -94,7 +110,18 @@ def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = (
         }
         for partial in partials
     ]
-    return json.dumps([*stored, *pulls], indent=2)
+    others = [
+        {
+            "name": f"{model.owner}:{model.name}",
+            "owner": model.owner,
+            "size_bytes": model.num_bytes,
+            "format": model.tag,
+            "path": str(model.path),
+            "fault": model.fault,
+        }
+        for model in foreign
+    ]
+    return json.dumps([*stored, *pulls, *others], indent=2)
 
 
 def partial_lines(partials: Sequence[PartialPull]) -> list[str]:

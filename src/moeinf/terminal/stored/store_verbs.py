@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moeinf.config.environment import store_home
 from moeinf.config.pull_options import PullOptions
-from moeinf.errors import MoeinfError, UsageError
+from moeinf.errors import MoeinfError, StoreError, UsageError
 from moeinf.terminal.arguments.named import AsJson, Quiet, StoredName
 from moeinf.terminal.arguments.shell_completion import stored_names
 from moeinf.terminal.screen import can_draw, print_fitted
+
+if TYPE_CHECKING:
+    from moeinf.foreign.foreign_model import ForeignModel
+    from moeinf.store.library import StoredModel
 
 
 def list_models(
@@ -28,7 +34,7 @@ def list_models(
             raise UsageError("only one of --all and --available at a time")
         return _list_available(prefix.lower(), as_json=json)
     from moeinf.store.library import Library
-    from moeinf.terminal.stored.listing import list_json, list_lines, partial_lines
+    from moeinf.terminal.stored.listing import foreign_lines, list_json, list_lines, partial_lines
     from moeinf.terminal.user_notes import say
 
     library = Library(store_home())
@@ -36,12 +42,25 @@ def list_models(
     partials = [
         each for each in (library.partials() if everything else ()) if each.name.lower().startswith(prefix.lower())
     ]
+    foreign = [each for each in _foreign(models) if each.own_name.lower().startswith(prefix.lower())]
     if json:
-        print(list_json(models, partials))
+        print(list_json(models, partials, foreign))
     else:
-        print_fitted("\n".join([*list_lines(models), *partial_lines(partials)]))
+        print_fitted("\n".join([*list_lines(models), *partial_lines(partials), *foreign_lines(foreign)]))
     for fault in library.faults():
         say(f"note: {fault}")
+
+
+def _foreign(models: Sequence[StoredModel]) -> list[ForeignModel]:
+    """The models of other programs, without those that the store uses already."""
+    from moeinf.foreign.owners import foreign_models
+
+    used = set[Path]()
+    for stored in models:
+        with suppress(StoreError):
+            in_place = stored.manifest.in_place
+            used.update(in_place.paths(stored.path) if in_place is not None else ())
+    return [model for model in foreign_models() if model.path not in used]
 
 
 def _list_available(prefix: str, *, as_json: bool) -> None:
