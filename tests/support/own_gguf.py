@@ -1,5 +1,5 @@
 """GGUF files of families that the converter of the record does not know, with the names and metadata that llama.cpp's
-converter writes (conversion/grove.py): a table for each."""
+converter writes (conversion/grove.py, conversion/grok.py): a table for each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from tests.support.checkpoints import random_tensors
+from tests.support.configs.grok import GROK
 from tests.support.configs.grove_moe import GROVE_MOE
 from tests.support.gguf_files import add_field
 
@@ -59,6 +60,28 @@ def _grove(c: Config) -> dict[str, Any]:
     }
 
 
+def _grok(c: Config) -> dict[str, Any]:
+    """Positions as the converter has them, which takes those of Grok-2 for yarn."""
+    return common(c) | {
+        "expert_count": c["num_local_experts"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "attn_logit_softcapping": c["attn_logit_softcapping"],
+        "router_logit_softcapping": c["router_logit_softcapping"],
+        "final_logit_softcapping": c["final_logit_softcapping"],
+        "attention.temperature_length": c["attn_temperature_len"],
+        "attention.output_scale": c["head_dim"] ** -0.5,
+        "embedding_scale": c["embedding_multiplier_scale"],
+        "logit_scale": c["output_multiplier_scale"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": c["scaling_factor"],
+        "rope.scaling.original_context_length": c["original_max_position_embeddings"],
+        "rope.scaling.yarn_ext_factor": 1.0,
+        "rope.scaling.yarn_attn_factor": 1.0,
+        "rope.scaling.yarn_beta_fast": 8.0,
+        "rope.scaling.yarn_beta_slow": 1.0,
+    }
+
+
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 ATTENTION = {f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"} | {"self_attn.o_proj": "attn_output"}
@@ -73,7 +96,21 @@ WRITTEN = {
         | {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate": "ffn_gate_inp"},
         {f"mlp.experts.{name}": f"ffn_{part}_exps" for part, name in PROJECTIONS.items()}
         | {f"mlp.chunk_experts.{name}": f"ffn_{part}_chexps" for part, name in PROJECTIONS.items()},
-    )
+    ),
+    "grok": Written(
+        "grok",
+        GROK,
+        _grok,
+        OUTER
+        | ATTENTION
+        | {f"mlp.{name}": f"ffn_{part}" for part, name in PROJECTIONS.items()}
+        | {"pre_attn_norm": "attn_norm", "post_attn_norm": "attn_output_norm", "pre_moe_norm": "ffn_norm"}
+        | {"post_moe_norm": "layer_output_norm", "block_sparse_moe.gate": "ffn_gate_inp"},
+        {
+            f"block_sparse_moe.experts.{name}": f"ffn_{part}_exps"
+            for name, part in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+        },
+    ),
 }
 
 

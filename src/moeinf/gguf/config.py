@@ -39,7 +39,6 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "deci": "layers of different widths, some without attention",
     "dflash": "the model for which it drafts tokens",
     "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
-    "grok": "bounds of the scores of attention and routing (soft caps), a plain MLP beside the experts",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",

@@ -69,6 +69,12 @@ _OF_STREAMS = (
     (r"ple\.(key|value)_proj\.weight", (r"ple_\1.weight",)),
     (r"ple\.(norm_key|norm_query|norm_conv|conv1d)\.weight", (r"ple_\1.weight",)),
 )
+_OF_GROK = (
+    (r"pre_attn_norm\.weight", ("attn_norm.weight",)),
+    (r"post_attn_norm\.weight", ("attn_output_norm.weight",)),
+    (r"pre_moe_norm\.weight", ("ffn_norm.weight",)),
+    (r"post_moe_norm\.weight", ("layer_output_norm.weight", "post_ffw_norm.weight")),
+)
 _OF_DBRX = (
     (r"norm_attn_norm\.norm_1\.weight", ("attn_norm.weight",)),
     (r"norm_attn_norm\.norm_2\.weight", ("attn_output_norm.weight",)),
@@ -167,6 +173,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"mamba\.x_proj\.weight", ("ssm_x.weight",)),
     (r"mamba\.dt_proj\.(weight|bias)", (r"ssm_dt.\1",)),
     (r"mamba\.(dt|b|c)_layernorm\.weight", (r"ssm_\1_norm.weight",)),
+    *_OF_GROK,
     *_OF_INDEXERS,
     *_OF_KDA,
     *_OF_STREAMS,

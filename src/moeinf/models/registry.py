@@ -100,6 +100,7 @@ FAMILIES = (
     FamilyEntry("deepseek", "deepseek"),
     FamilyEntry("maple", "qwen"),
     FamilyEntry("grove_moe", "qwen"),
+    FamilyEntry("grok", "mixtral", also=("grok-1", "git")),
     FamilyEntry("minicpm", "llama"),
     FamilyEntry("llama", "llama"),
     FamilyEntry("mistral", "mistral"),

@@ -32,6 +32,8 @@ _MOST_JSON_BYTES = {
 }
 _MOST_SMALL_BYTES = 100_000_000
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+# Of a checkpoint that was split for several processors: matrices lie in shares, under one name in the file of each.
+RANK_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,180}-TP-(\d{3}|common)\.safetensors")
 # What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
 _KEPT_NAME = re.compile(
     r"(config|generation_config|(pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
@@ -124,6 +126,8 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
     """
     if SINGLE_FILE in names:  # as transformers reads them: an index beside it is one of other files
         shards = Shards((SINGLE_FILE,), None)
+    elif of_ranks := tuple(sorted(name for name in names if RANK_FILE.fullmatch(name))):  # an index names one rank's
+        shards = Shards(of_ranks, None)
     elif INDEX_FILE in names:
         shards = parse_index(read(INDEX_FILE))
     else:

@@ -31,6 +31,7 @@ _WITHOUT = {
     "glm4",
     "glm4moe",
     "glm5-next",
+    "grok",
     "hy_v4",
     "jamba",
     "kimi-k3",

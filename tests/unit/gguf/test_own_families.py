@@ -17,7 +17,10 @@ from moeinf.models.family import family_of
 from tests.support.facts import declared, facts
 from tests.support.own_gguf import WRITTEN, drawn_small, write_own
 
-AS_STORED = {"grove_moe": {"small_experts_apart": True}}  # what is stored in another way than in a checkpoint
+AS_STORED: dict[str, dict[str, Any]] = {  # what is stored in another way than in a checkpoint
+    "grove_moe": {"small_experts_apart": True},
+    "grok": {"attn_output_multiplier": 24**-0.5},
+}
 
 
 @pytest.mark.parametrize("family", WRITTEN)
@@ -43,6 +46,10 @@ def test_a_file_means_what_the_checkpoint_does(family: str, tmp_path: Path) -> N
         ("grove_moe", {"expert_chunk_feed_forward_length": 8}, "chexps"),
         ("grove_moe", {"expert_group_scale": -1.0}, "expert_group_scale"),
         ("grove_moe", {"expert_weights_norm": False}, "norm_topk_prob"),
+        ("grok", {"expert_gating_func": 2}, "expert_gating_func"),
+        ("grok", {"expert_weights_norm": True}, "expert_weights_norm"),
+        ("grok", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
+        ("grok", {"feed_forward_length": 40}, "ffn_"),
     ],
 )
 def test_what_metadata_mean_otherwise_is_refused_by_name(

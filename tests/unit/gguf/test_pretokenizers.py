@@ -51,6 +51,7 @@ WRITTEN = {
     "granite_swa": "refact gpt-4o",
     "granitehybrid": "dbrx gpt-4o granite-docling",
     "granitemoe": "refact starcoder",
+    "grok": "grok-2",
     "grovemoe": "qwen2",
     "hunyuan-moe": "hunyuan",
     "hy_v3": "hunyuan hunyuan-dense",

@@ -39,6 +39,32 @@ def _mixtral(m: Metadata) -> JsonObject:
     }
 
 
+def _grok(m: Metadata) -> JsonObject:
+    """Where a file says nothing of multipliers, those of Grok-1, as in llama.cpp.
+
+    Positions are plain, as published, though converters write Grok-2's unused scaling as yarn; and only Grok-2, which
+    has an MLP beside the experts, caps what routers give, though converters write that of Grok-1, too.
+    """
+    refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
+    beside, cap = m.has_in_a_layer("ffn_up.weight"), m.number("router_logit_softcapping", 30.0)
+    return plain_heads(m) | {
+        "model_type": "grok",
+        "hidden_act": "gelu",
+        "rope_scaling": None,
+        "num_local_experts": experts_of(m),
+        "moe_intermediate_size": expert_width(m),
+        "intermediate_size": m.count("feed_forward_length"),
+        "residual_moe": beside,
+        "attn_output_multiplier": m.number("attention.output_scale", 0.08838834764831845),
+        "embedding_multiplier_scale": m.number("embedding_scale", 78.38367176906169),
+        "output_multiplier_scale": m.number("logit_scale", 0.5773502691896257),
+        "attn_logit_softcapping": m.number("attn_logit_softcapping", 30.0),
+        "router_logit_softcapping": cap if beside else None,
+        "final_logit_softcapping": m.number("final_logit_softcapping", 0.0),
+        "attn_temperature_len": m.count("attention.temperature_length", 0),
+    }
+
+
 def _glm4_moe(m: Metadata) -> JsonObject:
     refuse_unless_sigmoid(m)
     found = plain_heads(m)
@@ -311,6 +337,7 @@ def minicpm(m: Metadata) -> JsonObject:
 ARCHITECTURES: dict[str, Callable[[Metadata], JsonObject]] = {
     "llama": _mixtral,
     "glm4moe": _glm4_moe,
+    "grok": _grok,
     "dots1": _dots1,
     "deepseek": _deepseek,
     "deepseek2-ocr": _deepseek_ocr,

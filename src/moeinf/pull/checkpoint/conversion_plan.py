@@ -115,7 +115,7 @@ def plan_conversion(
     Raises CheckpointError naming the first tensor that does not fit the plan.
     """
     tensors = Tensors(shards, headers, plan, declared)
-    experts = _expert_names(plan, tensors)
+    experts = _shared_out(_expert_names(plan, tensors), tensors)
     zero = _check_all(plan, experts, tensors)
     formats = FormatPlan()
     parts = expert_formats(plan, quantisation.experts, _part_formats(experts, tensors), formats)
@@ -263,6 +263,27 @@ def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
     closest = max(plan.experts, key=lambda names: sum(name in tensors for name in names) / len(names))
     missing = next(name for name in closest if name not in tensors)
     raise CheckpointError(f"the checkpoint lacks tensor {missing!r} (expert weights){tensors.remark}; fetch it again")
+
+
+def _shared_out(experts: ExpertNames, tensors: Tensors) -> ExpertNames:
+    """The same where a checkpoint that was split for several processors has shares of matrices: rows or columns."""
+    found = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]()
+    for name, (shape, pieces) in experts.items():
+        names = [share for _, share in sorted(tensors.shares.get(name, {0: name}).items())]
+        if len(names) == 1 or len(shape) != 2:
+            found[name] = shape, pieces
+            continue
+        rows, cols = tensors.entry(name).shape if len(tensors.entry(name).shape) == 2 else shape
+        down, right = int(rows != shape[0]), int(cols != shape[1])
+        if (rows * (len(names) if down else 1), cols * (len(names) if right else 1)) != shape or down + right != 1:
+            raise CheckpointError(
+                f"{tensors.shard(name)}: tensor {name!r} has shape [{rows}, {cols}] in each of {len(names)} files, "
+                f"config.json implies {list(shape)}"
+            )
+        for number, share in enumerate(names):
+            at = (number * rows * down, number * cols * right)
+            found[share] = (rows, cols), tuple(replace(piece, filled=(rows, cols), at=at) for piece in pieces)
+    return found
 
 
 def _fits(tensors: Tensors, name: str, shape: tuple[int, ...]) -> bool:

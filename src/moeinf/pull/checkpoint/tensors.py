@@ -10,7 +10,7 @@ from moeinf.pull.checkpoint.tensor_names import Names
 from moeinf.pull.coded.declared import Declared
 from moeinf.pull.coded.find import belonging, codes_of, is_of_activations, scheme_of
 from moeinf.pull.coded.scheme import Scheme
-from moeinf.pull.source import INDEX_FILE, Shards
+from moeinf.pull.source import INDEX_FILE, RANK_FILE, Shards
 from moeinf.store.format import STORE_DTYPES, Header, TensorEntry
 from moeinf.types import DType, Format, TensorPlan
 
@@ -32,6 +32,7 @@ class Tensors:
         self._names = Names({name for shard in shards.files for name in headers[shard]}, plan)
         self._found: dict[str, tuple[str, TensorEntry]] = {}
         self._stored_names: dict[str, str] = {}
+        self.shares: dict[str, dict[int, str]] = {}  # of matrices that were split: by rank, the tensor with its share
         for shard in shards.files:
             for stored, entry in headers[shard].items():
                 self._add(stored, shard, entry, shards.weight_map or {})
@@ -52,7 +53,11 @@ class Tensors:
 
     def _add(self, stored: str, shard: str, entry: TensorEntry, weight_map: Mapping[str, str]) -> None:
         """Of two copies of a tensor the one counts that the index names."""
-        name = self._names(stored)
+        name, rank = self._names(stored), RANK_FILE.fullmatch(shard)
+        if rank is not None and rank[1].isdigit():
+            whole, number = name, int(rank[1])
+            name = f"{name} of rank {number}" if number else name
+            self.shares.setdefault(whole, {})[number] = name
         if name in self._found:
             other, named = self._found[name][0], weight_map.get(stored)
             if self._stored_names[name] != stored or named not in (shard, other):
