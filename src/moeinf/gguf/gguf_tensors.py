@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.gguf_names import ATTENTION, MAMBA, ROUTING_BIASES, layer_names, of_layer, outer_names
@@ -54,6 +55,7 @@ class ExpertSource:
     num_bytes: int  # of one expert
     stride_bytes: int  # from one expert to the next
     scale: GgufTensor | None = None  # an f32 number for each expert, which multiplies all of the part
+    others: tuple[GgufTensor, ...] = ()  # of the experts behind the first, where each has a tensor of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class Placement:
         for source in self.dense.values():
             found.update(tensor.name for tensor in (*source.tensors, source.scale) if tensor)
         for layer in self.experts:
-            found.update(tensor.name for part in layer.values() for tensor in (part.tensor, part.scale) if tensor)
+            found.update(
+                each.name for part in layer.values() for each in (part.tensor, part.scale, *part.others) if each
+            )
         return found
 
 
@@ -147,6 +151,8 @@ def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: 
         fused = "ffn_up"
     tensor = gguf.tensors.get(f"blk.{layer}.{fused}.{end}") if which != "down" else None
     whole = shape if tensor is None else (2 * shape[0], *shape[1:])  # gate's rows, then up's
+    if tensor is None and f"blk.{layer}.ffn_{which}.0.{end}" in gguf.tensors:
+        return _apart(gguf, [f"blk.{layer}.ffn_{which}.{expert}.{end}" for expert in range(experts)], shape)
     if tensor is None:
         tensor = _find(gguf, [f"blk.{layer}.ffn_{which}{kind}.{end}"])
     meant = whole if alone else (experts, *whole)
@@ -159,6 +165,22 @@ def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: 
     begin = tensor.offset_bytes + (stride - num_bytes if which == "up" else 0)
     scale = _scale(gguf, tensor, experts)
     return ExpertSource(tensor, tensor.format, shape, begin, num_bytes, stride, scale)
+
+
+def _apart(gguf: Gguf, names: Sequence[str], shape: tuple[int, ...]) -> ExpertSource:
+    """A part of experts which have a tensor each, as llama.cpp wrote them before April 2024 (its pull request 6387)."""
+    first, *others = [_find(gguf, [name]) for name in names]
+    alike = all((each.file, each.format, each.shape) == (first.file, first.format, shape) for each in others)
+    steps = {b.offset_bytes - a.offset_bytes for a, b in pairwise([first, *others])} or {0}
+    if first.shape != shape or not alike or len(steps) > 1 or min(steps) < 0:
+        raise UnsupportedModelError(
+            f"{gguf.where}: experts of {names[0]!r} have tensors of their own, as before April 2024, and do not lie in "
+            "equal steps; take a newer file of the model, or pull the checkpoint"
+        )
+    num_bytes = format_bytes(first.format, shape)
+    return ExpertSource(
+        first, first.format, shape, first.offset_bytes, num_bytes, max(steps) or num_bytes, None, tuple(others)
+    )
 
 
 # ---- dense tensors

@@ -118,9 +118,12 @@ def expert_width(m: Metadata) -> int:
         for tensor in m.gguf.tensors.values():
             if tensor.name.endswith(f".{name}.weight") and len(tensor.shape) == 3:
                 return tensor.shape[1] // (2 if "gate" in name else 1)
+    for tensor in m.gguf.tensors.values():
+        if tensor.name.endswith(".ffn_up.0.weight") and len(tensor.shape) == 2:  # of before April 2024
+            return tensor.shape[0]
     raise UnsupportedModelError(
-        f"{m.where} has no tensor 'blk.<layer>.ffn_up_exps.weight': one that old versions of llama.cpp made has each "
-        "expert apart; make it anew"
+        f"{m.where} has no tensor 'blk.<layer>.ffn_up_exps.weight'; take a file of a newer llama.cpp, or pull the "
+        "checkpoint that it was made from"
     )
 
 

@@ -29,6 +29,7 @@ from moeinf.store.quantisation import CHOICES, chosen
 _THREADS: Final = 4  # headers of GGUF files are some megabytes each, most of them the vocabulary
 _TELLING_BYTES: Final = 4 << 20  # of headers: fewer say how long requests take, and not how fast bytes come
 _MADE: Final = ("q8_0", "q4_k")  # what is offered to be made of a checkpoint, where no file of these bits is published
+_TRIES: Final = 4  # files of as many bits that are looked into, where some cannot be used
 _MOST_BITS: Final = 8  # of a file that is offered: in 16 there is the checkpoint
 _AS_PUBLISHED: Final = ("bf16", "fp16", "f16")  # what ollama's users write for the checkpoint itself
 
@@ -43,12 +44,12 @@ def published_forms(
     """
     look = _Look(model, options, library, progress or SilentProgress())
     files = look.files()
-    best: dict[int, tuple[HubRepository, str, str]] = {}
+    by_bits: dict[int, list[tuple[HubRepository, str, str]]] = {}
     for given in sorted(files, key=lambda each: preference(each[1])):  # of equal ones that of the first repository
         if bits_class(given[1]) <= _MOST_BITS:
-            best.setdefault(bits_class(given[1]), given)
-    made = [quant for quant in _MADE if bits_class(quant) not in best]
-    tasks = [partial(look.of_file, *given, name) for given in best.values()]
+            by_bits.setdefault(bits_class(given[1]), []).append(given)
+    made = [quant for quant in _MADE if bits_class(quant) not in by_bits]
+    tasks = [partial(look.of_first_file, given[:_TRIES], name) for given in by_bits.values()]
     tasks += [partial(look.of_checkpoint, source, name) for source in model.quantised]
     tasks.append(partial(look.of_checkpoint, model.checkpoint, name, made))
     started = time.monotonic()
@@ -106,6 +107,13 @@ class _Look:
             models = model_files(repository.names)
             found += [(repository, tag, file) for stem, file in models.items() if (tag := quantisation_of(stem))]
         return found
+
+    def of_first_file(self, given: Sequence[tuple[HubRepository, str, str]], name: str) -> list[Form]:
+        """The first of these files that moeinf can run."""
+        for repository, tag, file in given:
+            if found := self._noted(partial(self.of_file, repository, tag, file, name)):
+                return [*found]
+        return []
 
     def of_file(self, repository: HubRepository, tag: str, file: str, name: str) -> list[Form]:
         source = replace(repository.origin, revision=repository.requested, file=file)
