@@ -1,9 +1,9 @@
-"""Writes docs/models.md, and the tables of docs/reference/families.md.
+"""Writes docs/models.md, the tables of docs/reference/families.md, and the sizes that `list --available` shows.
 
     python docs/generate_models.py [CONFIGS]
 
 CONFIGS has a folder for each checkpoint, with its config.json. Without it, the published ones of the tests are read. A
-test checks that both pages are current.
+test checks that all of them are current.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from moeinf.models.layers.assemble import Family
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
+from moeinf.store.naming.catalogue import catalogue
 from moeinf.types import Format, TensorPlan, format_bytes
 
 MODELS = """\
@@ -113,7 +114,32 @@ def examples() -> dict[str, str]:
     return dict(SECTION.findall(DETAILS.read_text(encoding="utf-8")))
 
 
-PAGES = {"models.md": models, "reference/families.md": families}
+def sizes(configs: Path) -> str:
+    """The sizes of the models that moeinf knows by name, by the published config.json that each has."""
+    wanted = {model.like for model in catalogue().values()}
+    found = {path.parent.name: _size(path) for path in sorted(configs.glob("*/config.json"))}
+    lines = (f"  {json.dumps(name)}: {json.dumps(size)}" for name, size in found.items() if name in wanted)
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _size(path: Path) -> dict[str, object]:
+    family, small = at_4_bits(path)
+    moe = small.moe
+    return {
+        "architecture": family.name,
+        "num_params": small.info.num_params,
+        "active_params": small.info.active_params,
+        "store_bytes": _bytes_at_4_bits(path),
+        "least_bytes": smallest_bytes(small, num_threads=4) + PROCESS_BYTES,
+        "dense_bytes": _dense_bytes(family.tensors),
+        "expert_bytes": small.layout.stride_bytes,
+        "num_layers": moe.num_layers,
+        "num_experts": moe.num_experts,
+        "top_k": moe.top_k,
+    }
+
+
+PAGES = {"models.md": models, "reference/families.md": families, "../src/moeinf/data/model_sizes.json": sizes}
 
 
 @cache

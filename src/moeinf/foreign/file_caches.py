@@ -10,7 +10,6 @@ from pathlib import Path
 
 from moeinf.errors import MoeinfError
 from moeinf.foreign.foreign_model import ForeignModel, Owner, first_files
-from moeinf.pull.source import FolderSource
 
 _CACHED = re.compile(r"(?P<org>[^_]+)_(?P<repo>.+?[-_.]gguf)_(?P<file>.+)\.gguf", re.IGNORECASE)
 
@@ -60,6 +59,8 @@ def _files(owner: Owner, folder: Path, repo: str) -> Iterator[ForeignModel]:
 
 def _checkpoint(snapshot: Path, repo: str) -> Iterator[ForeignModel]:
     """A snapshot with all its shards. One that has some of them alone is a download that has not ended, or no model."""
+    from moeinf.pull.source import FolderSource  # loads what only a conversion needs
+
     try:
         source = FolderSource(snapshot)
         size = sum(map(source.shard_bytes, source.shards.files))

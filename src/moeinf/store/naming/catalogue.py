@@ -29,6 +29,7 @@ class KnownModel:
     gguf: tuple[ModelSource, ...] = ()  # repositories of GGUF files, the best first
     also: tuple[str, ...] = ()  # other names of it
     dense: bool = False  # without experts
+    like: str = ""  # the published config.json that it has: a key of model_sizes.json; "" where none is known
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:
@@ -82,7 +83,9 @@ def _known(name: str, given: Mapping[str, object]) -> KnownModel:
     [checkpoint], quantised, gguf = (_sources(given.get(kind, [])) for kind in ("checkpoint", "quantised", "gguf"))
     also = given.get("also", [])
     assert isinstance(also, list)
-    return KnownModel(name, checkpoint, quantised, gguf, tuple(also), bool(given.get("dense")))
+    return KnownModel(
+        name, checkpoint, quantised, gguf, tuple(also), bool(given.get("dense")), str(given.get("like", ""))
+    )
 
 
 def _sources(given: object) -> tuple[ModelSource, ...]:

@@ -64,17 +64,12 @@ def _foreign(models: Sequence[StoredModel]) -> list[ForeignModel]:
 
 
 def _list_available(prefix: str, *, as_json: bool) -> None:
-    from json import dumps
+    from moeinf.terminal.stored.available import available_json, available_lines
 
-    from moeinf.store.naming.aliases import known_sources
-    from moeinf.terminal.screen import table
-
-    sources = known_sources(store_home())
-    known = {name: source for name, source in sources.items() if name.startswith(prefix)}
     if as_json:
-        print(dumps(known, indent=2))
+        print(available_json(store_home(), prefix))
     else:
-        print_fitted("\n".join(table([("NAME", "SOURCE"), *known.items()])))
+        print_fitted("\n".join(available_lines(store_home(), prefix)))
 
 
 def rm(
