@@ -65,7 +65,7 @@ def main() -> None:
             ended, used = time.perf_counter(), time.process_time() - used
             encoder.placed([], [], None)  # forgets the rows
             where = f"{cpu_name()}, {model.generator.runner.arithmetic}"
-            what = f"{len(rows)} tokens of {len(prepared.patches.values)} patches"
+            what = f"{len(rows)} tokens of {sum(len(each.values) for each in prepared.views)} patches"
             parts = f"decoding and patches {decoded - begun:.2f} s, tower {ended - decoded:.2f} s"
             print(f"{where}: {what}; {parts}; CPU time of both {used:.2f} s", flush=True)
     if given.save:

@@ -486,6 +486,23 @@ class Copier(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PictureStep:
+    """One thing that is done to the pixels of a picture, which then has this height and width.
+
+    It is resized by a filter, has black put below and beside it, or is cut out from row `top` and column `left` on.
+    """
+
+    kind: Literal["bicubic", "bilinear", "pad", "cut"]
+    height: int
+    width: int
+    top: int = 0
+    left: int = 0
+
+
+PictureView = tuple[PictureStep, ...]  # what is shown to a tower: all of a picture, or a part of it
+PictureViews = tuple[tuple[PictureView, ...], ...]  # in rows
+
 Message = JsonMapping  # {"role": "user", "content": "..."}; with tools as OpenAI has them
 Tool = JsonMapping  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}
 

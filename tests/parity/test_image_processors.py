@@ -29,7 +29,8 @@ def png(height: int, width: int) -> tuple[Any, bytes]:
 
 
 def prepared(form: ImageProcessor, data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-    patches = form.patches(decode(data, "it", form.size))
+    [[pixels]] = decode(data, "it", form.views)
+    patches = form.patches(pixels)
     return patches.values, patches.grid
 
 

@@ -284,7 +284,7 @@ def _generator(
     if isinstance(network, Decoder):
         prefixes = _prefixes(context, runner, network, tokenizer)
         whole_pictures = network.sees_whole_pictures
-    vision = open_vision(weights, host.config, host.kernels, listeners.disk_wait)
+    vision = open_vision(weights, tokenizer, host.config, host.kernels, listeners.disk_wait)
     name, info = weights.stored.name, weights.manifest.info
     prompts = Prompts(name, kind, tokenizer, info, runner.plan.context, vision)
     caches = iter([runner.cache])

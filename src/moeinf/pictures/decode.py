@@ -1,4 +1,4 @@
-"""The parent's end of the process that decodes a picture (decoder.py): the bytes of a file to pixels of a size."""
+"""The parent's end of the process that decodes a picture (decoder.py): the bytes of a file to pixels of some views."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ import numpy as np
 
 from moeinf.config.environment import debug_wanted
 from moeinf.errors import UsageError
-from moeinf.types import ByteArray, JsonObject
+from moeinf.types import ByteArray, JsonObject, PictureViews
 
 MOST_BYTES: Final = 32 << 20  # of a file
 _LIMIT_S: Final = 30.0
@@ -33,12 +34,13 @@ def check_decoder() -> None:
         raise UsageError("pictures need Pillow: pip install 'moeinf[vision]'")
 
 
-def decode(data: bytes, name: str, fit: Callable[[int, int], tuple[int, int]]) -> ByteArray:
-    """The pixels of a PNG or JPEG, [height, width, 3], upright, what is transparent being white.
+def decode(data: bytes, name: str, shown: Callable[[int, int], PictureViews]) -> list[list[ByteArray]]:
+    """The pixels of the views of a PNG or JPEG in their rows, each [height, width, 3]: of the picture upright, what is
+    transparent being white.
 
-    name: of the picture, in errors. fit: the height and width that it has, to those to which it is resized (bicubic).
+    name: of the picture, in errors. shown: its views, by the height and width that it has.
     Raises UsageError for a picture that cannot be decoded, or that is larger than the bounds of decoder.py, and what
-    `fit` raises.
+    `shown` raises.
     """
     check_decoder()
     if len(data) > MOST_BYTES:
@@ -55,33 +57,39 @@ def decode(data: bytes, name: str, fit: Callable[[int, int], tuple[int, int]]) -
     deadline.start()
     try:
         with process:
-            return _exchanged(process, data, name, fit)
+            return _exchanged(process, data, name, shown)
     finally:
         deadline.cancel()
         process.kill()
 
 
 def _exchanged(
-    process: subprocess.Popen[bytes], data: bytes, name: str, fit: Callable[[int, int], tuple[int, int]]
-) -> ByteArray:
+    process: subprocess.Popen[bytes], data: bytes, name: str, shown: Callable[[int, int], PictureViews]
+) -> list[list[ByteArray]]:
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(len(data).to_bytes(8, "little") + data)
         process.stdin.flush()
         found = _answer(process, name)
         try:
-            height, width = fit(found["height"], found["width"])
+            views = shown(found["height"], found["width"])
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
-        process.stdin.write(json.dumps({"height": height, "width": width}).encode() + b"\n")
+        asked = [list(map(asdict, view)) for row in views for view in row]
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
         process.stdin.flush()
         _answer(process, name)
-        pixels = process.stdout.read(height * width * 3)
+        return [[_read(process, name, view[-1].height, view[-1].width) for view in row] for row in views]
     except BrokenPipeError:
-        pixels = b""
+        raise _lost(name) from None
     finally:
         process.kill()
-    if len(pixels) < 3:
+
+
+def _read(process: subprocess.Popen[bytes], name: str, height: int, width: int) -> ByteArray:
+    assert process.stdout is not None
+    pixels = process.stdout.read(height * width * 3)
+    if len(pixels) < height * width * 3:
         raise _lost(name)
     return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
 

@@ -1,8 +1,8 @@
 """The process that decodes one picture, as files of anybody can hang or crash a decoder, or take all memory.
 
 In: the number of bytes (8, little endian) and the file. Out: a line of JSON, its height and width, or what is wrong
-with it. In: a line of JSON, the height and width to which it is resized. Out: a line of JSON, {} or what is wrong, and
-the pixels, RGB. It ends when its input ends, that is, with its parent.
+with it. In: a line of JSON, the steps to each view of it (PictureStep in types.py). Out: a line of JSON, {} or
+what is wrong, and the pixels of the views, RGB. It ends when its input ends, that is, with its parent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import warnings
+from itertools import takewhile
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from moeinf.text.memory_limit import limit_memory
@@ -44,13 +45,12 @@ def main() -> None:
         image = _opened(data)
         height, width = _turned_size(image)
         _write(answers, {"height": height, "width": width})
-        size = json.loads(given.readline())
-        pixels = _pixels(image, size["height"], size["width"])
+        pixels = _views(_upright(image), json.loads(given.readline()))
     except BaseException as error:  # the top of this process
         _write(answers, {"fault": _fault(error)})
     else:
         _write(answers, {})
-        answers.write(pixels)
+        answers.writelines(pixels)
         answers.flush()
 
 
@@ -76,7 +76,8 @@ def _turned_size(image: Image) -> tuple[int, int]:
     return (width, height) if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
 
-def _pixels(image: Image, height: int, width: int) -> bytes:
+def _upright(image: Image) -> Image:
+    """All of the picture, RGB."""
     import PIL.Image
     import PIL.ImageOps
 
@@ -86,10 +87,34 @@ def _pixels(image: Image, height: int, width: int) -> bytes:
         whole = image.convert("RGBA")  # what is transparent is white, as in Qwen's own preparation
         image = PIL.Image.new("RGB", whole.size, (255, 255, 255))
         image.paste(whole, mask=whole.getchannel("A"))
-    image = image.convert("RGB")
-    if image.size != (width, height):
-        image = image.resize((width, height), PIL.Image.Resampling.BICUBIC)
-    return image.tobytes()
+    return image.convert("RGB")
+
+
+def _views(image: Image, views: list[list[JsonObject]]) -> list[bytes]:
+    """The pixels of each. What a view has in common with the one before it, its first steps, is done once."""
+    found, done, images = [], list[JsonObject](), [image]
+    for steps in views:
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(done, steps, strict=False)))
+        del images[common + 1 :]
+        for step in steps[common:]:
+            images.append(_stepped(images[-1], **step))
+        done = steps
+        found.append(images[-1].tobytes())
+    return found
+
+
+def _stepped(image: Image, kind: str, height: int, width: int, top: int, left: int) -> Image:
+    import PIL.Image
+
+    if kind == "cut":
+        return image.crop((left, top, left + width, top + height))
+    if kind == "pad":
+        canvas = PIL.Image.new("RGB", (width, height))
+        canvas.paste(image)
+        return canvas
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), PIL.Image.Resampling[kind.upper()])
 
 
 def _fault(error: BaseException) -> str:

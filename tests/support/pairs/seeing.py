@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from moeinf._native import Kernels
+from moeinf.engine.vision.encoder import known
+from moeinf.engine.vision.tower_sizes import grids_of
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
@@ -25,6 +27,7 @@ from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
 from moeinf.models.layers.vision.image_processor import ImageProcessor
+from moeinf.models.layers.vision.vision import Grid, Mark, with_ids
 from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Float32Array, Profiler
 from tests.support.emulated_device import EmulatedDevice
@@ -34,9 +37,10 @@ from tests.support.pairs.on_device import on_device
 Prompt = Sequence[int | np.ndarray]  # token ids and pictures [height, width, 3], uint8
 
 
-def _merged(vision: Mapping[str, Any], tokens: int) -> Any:
+def _merged(config: Mapping[str, Any], tokens: int) -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    vision = config["vision_config"]
     merge = vision.get("spatial_merge_size", 2)
     unit = vision["patch_size"] * merge
     return Qwen2VLImageProcessorPil(
@@ -49,9 +53,10 @@ def _merged(vision: Mapping[str, Any], tokens: int) -> Any:
     )
 
 
-def _pooled(vision: Mapping[str, Any], tokens: int) -> Any:
+def _pooled(config: Mapping[str, Any], tokens: int) -> Any:
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
+    vision = config["vision_config"]
     return Gemma4ImageProcessorPil(
         patch_size=vision["patch_size"], pooling_kernel_size=vision["pooling_kernel_size"], max_soft_tokens=tokens
     )
@@ -62,7 +67,8 @@ class Reference:
     """What a family is compared with."""
 
     name: str  # of transformers' classes
-    processor: Callable[[Mapping[str, Any], int], Any]  # vision_config, the most tokens; one that needs no torchvision
+    processor: Callable[[Mapping[str, Any], int], Any]  # config, the most tokens; one that needs no torchvision
+    token: str = "image_token_id"  # the field of config.json with what stands for each soft token
 
     def model(self, config: Mapping[str, Any]) -> Any:
         import transformers
@@ -72,9 +78,10 @@ class Reference:
         return getattr(transformers, f"{self.name}ForConditionalGeneration")(made).float().eval()
 
 
-def _of_film(vision: Mapping[str, Any], tokens: int) -> Any:
+def _of_film(config: Mapping[str, Any], tokens: int) -> Any:
     from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
+    vision = config["vision_config"]
     merge, frames = vision.get("spatial_merge_size", 2), vision.get("temporal_patch_size", 2)
     area = frames * (vision["patch_size"] * merge) ** 2
     return Glm4vImageProcessorPil(
@@ -117,6 +124,8 @@ class SeeingPair:
         layers = NativeLayers(self.kernels, {key: stored(tensor) for key, tensor in of_text.items()}, "f32")
         self.ours = family.build(layers, experts, Profiler())
         self.form: ImageProcessor = self.vision.form(Fields({}), tokens)
+        marks = dict[str, int]()  # of which config.json has no ids
+        self.layout = with_ids(self.vision.layout, lambda mark: marks.setdefault(mark, 70 + len(marks)))
 
     def _randomise(self) -> None:
         """Away from zeros and ones, so that each tensor matters."""
@@ -133,22 +142,39 @@ class SeeingPair:
         layers = NativeLayers(self.kernels, self.vision.tower.prepared(found), "f32")
         return of_any_device(layers, Experts())[0]
 
-    def rows(self, pixels: np.ndarray) -> Float32Array:
-        """The soft tokens of a picture that has its size already."""
-        return self.vision.tower.rows(self.part, self.form.patches(pixels))
+    def views(self, picture: np.ndarray) -> list[list[np.ndarray]]:
+        """The pixels of each; a picture that is shown as a whole has its size already."""
+        return [[picture]]
+
+    def rows(self, picture: np.ndarray) -> Float32Array:
+        """Of its soft tokens."""
+        return self.vision.tower.rows(
+            self.part, [self.form.patches(each) for row in self.views(picture) for each in row]
+        )
+
+    def items(self, picture: np.ndarray) -> Sequence[Grid | Mark]:
+        """What stands for it in a prompt."""
+        return self.layout.items(grids_of(self.views(picture), self.form))
 
     def laid_out(self, prompt: Prompt) -> tuple[list[int], list[SoftTokens]]:
-        """Token ids, below 0 for pictures, and the pictures; these have their sizes already."""
+        """Token ids, below 0 for pictures, and these in their pieces."""
         ids, pictures = list[int](), list[SoftTokens]()
-        for item in prompt:
-            if isinstance(item, int):
-                ids.append(item)
-                continue
-            grid = (item.shape[0] // self.form.unit, item.shape[1] // self.form.unit)
-            rows = self.rows(item)
-            pictures.append(SoftTokens(len(ids), grid, lambda rows=rows: rows))  # type: ignore[misc]
-            ids += [SOFT_IDS] * pictures[-1].num_tokens
+        for given in prompt:
+            rows = None if isinstance(given, int) else self.rows(given)
+            for item in [given] if isinstance(given, int) else self.items(given):
+                if not isinstance(item, tuple):
+                    ids.append(known(item))
+                    continue
+                assert rows is not None
+                count = item[0] * item[1]
+                pictures.append(SoftTokens(len(ids), item, lambda piece=rows[:count]: piece))  # type: ignore[misc]
+                ids += [SOFT_IDS] * count
+                rows = rows[count:]
         return ids, pictures
+
+    def borders(self, prompt: Prompt) -> list[int]:
+        """The places between which soft tokens follow one another."""
+        return [place for piece in self.laid_out(prompt)[1] for place in (piece.start, piece.end)]
 
     def on_device(self) -> tuple[Decoder, EmulatedDevice]:
         """Our language model on an emulated device."""
@@ -174,20 +200,13 @@ class SeeingPair:
     def their_inputs(self, prompt: Prompt) -> dict[str, Any]:
         """What transformers' model is given: its image processor has prepared the pictures."""
         images = [item for item in prompt if not isinstance(item, int)]
-        token = self.config["image_token_id"]
-        ids, types = list[int](), list[int]()
-        for item in prompt:
-            if isinstance(item, int):
-                ids.append(item)
-                types.append(0)
-            else:
-                count = item.shape[0] * item.shape[1] // self.form.unit**2
-                ids += [token] * count
-                types += [1] * count
+        token = self.config[self.reference.token]
+        ids = [token if each < 0 else each for each in self.laid_out(prompt)[0]]
+        types = [int(each == token) for each in ids]
         given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": torch.tensor([types])}
         if not images:
             return given
-        processor = self.reference.processor(self.config["vision_config"], self.tokens)
+        processor = self.reference.processor(self.config, self.tokens)
         prepared = processor(images, return_tensors="pt", do_resize=False)  # they have their sizes already
         return given | {name: value for name, value in prepared.items() if not name.startswith("num_soft")}
 

@@ -15,6 +15,7 @@ import pytest
 from moeinf.errors import UsageError
 from moeinf.pictures import decode as module
 from moeinf.pictures.decode import decode
+from moeinf.types import PictureStep, PictureViews
 
 NOISE = np.random.default_rng(3).integers(0, 256, (30, 50, 3)).astype(np.uint8)
 
@@ -29,8 +30,14 @@ def noise(mode: str = "RGB") -> Any:
     return PIL.Image.fromarray(NOISE).convert(mode)
 
 
-def as_it_is(height: int, width: int) -> tuple[int, int]:
-    return height, width
+def as_it_is(height: int, width: int) -> PictureViews:
+    return (((PictureStep("bicubic", height, width),),),)
+
+
+def decoded(data: bytes, shown: Any = as_it_is) -> Any:
+    """The pixels of the only view."""
+    [[pixels]] = decode(data, "it", shown)
+    return pixels
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -48,24 +55,40 @@ def bomb(width: int, height: int) -> bytes:
 def test_a_png_gives_its_pixels() -> None:
     for mode in ("RGB", "L", "P", "1"):
         image = noise(mode)
-        assert np.array_equal(decode(file_of(image), "it", as_it_is), np.asarray(image.convert("RGB"))), mode
+        assert np.array_equal(decoded(file_of(image)), np.asarray(image.convert("RGB"))), mode
 
 
 def test_a_jpeg_gives_the_pixels_of_pillow() -> None:
     for mode in ("RGB", "L", "CMYK"):
         data = file_of(noise(mode), "JPEG")
-        assert np.array_equal(decode(data, "it", as_it_is), np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
+        assert np.array_equal(decoded(data), np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
 
 
 def test_a_picture_is_resized_as_pillow_does() -> None:
     seen = []
 
-    def fit(height: int, width: int) -> tuple[int, int]:
+    def shown(height: int, width: int) -> PictureViews:
         seen.append((height, width))
-        return 16, 64
+        return (((PictureStep("bicubic", 16, 64),),),)
 
     wanted = noise().resize((64, 16), PIL.Image.Resampling.BICUBIC)
-    assert np.array_equal(decode(file_of(noise()), "it", fit), np.asarray(wanted)) and seen == [(30, 50)]
+    assert np.array_equal(decoded(file_of(noise()), shown), np.asarray(wanted)) and seen == [(30, 50)]
+
+
+def test_each_view_goes_its_own_steps() -> None:
+    common = (PictureStep("bilinear", 20, 30), PictureStep("pad", 24, 40))
+    cuts = [PictureStep("cut", 12, 20, top, left) for top in (0, 12) for left in (0, 20)]
+    tiles = [(*common, cut) for cut in cuts]
+    whole = (PictureStep("bicubic", 8, 8),)
+    again = (*tiles[0], PictureStep("bilinear", 6, 10))
+    found = decode(file_of(noise()), "it", lambda height, width: (tuple(tiles[:2]), tuple(tiles[2:]), (whole, again)))
+    assert [len(row) for row in found] == [2, 2, 2]
+    canvas = np.zeros((24, 40, 3), np.uint8)
+    canvas[:20, :30] = np.asarray(noise().resize((30, 20), PIL.Image.Resampling.BILINEAR))
+    assert np.array_equal(np.concatenate([np.concatenate(row, 1) for row in found[:2]]), canvas)
+    assert np.array_equal(found[2][0], np.asarray(noise().resize((8, 8), PIL.Image.Resampling.BICUBIC)))
+    small = PIL.Image.fromarray(found[0][0]).resize((10, 6), PIL.Image.Resampling.BILINEAR)
+    assert np.array_equal(found[2][1], np.asarray(small))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -74,23 +97,23 @@ def test_a_picture_stands_upright_as_its_camera_says(orientation: int) -> None:
     exif[0x0112] = orientation
     data = file_of(noise(), "PNG", exif=exif)
     upright = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data)))
-    assert np.array_equal(decode(data, "it", as_it_is), np.asarray(upright))
+    assert np.array_equal(decoded(data), np.asarray(upright))
 
 
 def test_what_is_transparent_is_white() -> None:
     image = noise("RGBA")
     image.putalpha(PIL.Image.fromarray(np.tile(np.array([0, 255], np.uint8), (30, 25))))
-    found = decode(file_of(image), "it", as_it_is)
+    found = decoded(file_of(image))
     assert (found[:, ::2] == 255).all() and np.array_equal(found[:, 1::2], NOISE[:, 1::2])
     palette = noise("P")
     clear = palette.getpixel((0, 0))
-    found = decode(file_of(palette, transparency=clear), "it", as_it_is)
+    found = decoded(file_of(palette, transparency=clear))
     assert (found[np.asarray(palette) == clear] == 255).all()
 
 
-def refusal(data: bytes, fit: Any = as_it_is) -> str:
+def refusal(data: bytes, shown: Any = as_it_is) -> str:
     with pytest.raises(UsageError) as caught:
-        decode(data, "cat.png", fit)
+        decode(data, "cat.png", shown)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -115,10 +138,10 @@ def test_large_pictures_are_refused_before_they_are_decoded() -> None:
 
 
 def test_a_size_that_is_refused_names_the_picture() -> None:
-    def fit(height: int, width: int) -> tuple[int, int]:
+    def shown(height: int, width: int) -> PictureViews:
         raise UsageError("too narrow")
 
-    assert refusal(file_of(noise()), fit) == "cat.png: too narrow"
+    assert refusal(file_of(noise()), shown) == "cat.png: too narrow"
 
 
 def test_a_decoder_that_hangs_or_dies_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -16,14 +17,15 @@ from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.parts import GivenPicture
 from moeinf.engine.vision.tower_file import TowerFile, open_tower
-from moeinf.engine.vision.tower_sizes import processor_of
+from moeinf.engine.vision.tower_sizes import grids_of, processor_of
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
 from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
-from moeinf.models.layers.vision.vision import Vision
+from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids
 from moeinf.pictures.decode import decode
 from moeinf.runtime.io.reader_protocol import OnWait
+from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Float32Array
 
 _DIGEST_BYTES: Final = 32
@@ -33,13 +35,13 @@ _DIGEST_BYTES: Final = 32
 class Picture:
     """Ready for the tower."""
 
-    patches: Patches
-    grid: tuple[int, int]  # rows and columns of tokens
+    views: tuple[Patches, ...]
+    items: Sequence[Grid | Mark]  # what stands for it in a prompt
     digest: bytes  # of all that the tower is given
 
     def ids(self) -> list[int]:
         """Token ids that no other picture has: below 0, where no embedding has rows. Caches of prompts go by them."""
-        count = self.grid[0] * self.grid[1]
+        count = sum(math.prod(item) for item in self.items if isinstance(item, tuple))
         numbers = np.frombuffer(hashlib.shake_128(self.digest).digest(4 * count), "<u4") >> 1
         found: list[int] = (SOFT_IDS - numbers.astype(np.int64)).tolist()
         return found
@@ -70,11 +72,13 @@ class VisionEncoder:
 
     def prepared(self, given: GivenPicture) -> Picture:
         """Raises UsageError for a picture that cannot be decoded or is out of bounds."""
-        pixels = decode(given.data, given.name, self._form.size)
-        patches = self._form.patches(pixels)
-        grid = (pixels.shape[0] // self._form.unit, pixels.shape[1] // self._form.unit)
-        known = f"{patches.grid} {grid}".encode() + patches.values.tobytes()
-        return Picture(patches, grid, hashlib.blake2b(known, digest_size=_DIGEST_BYTES).digest())
+        pixels = decode(given.data, given.name, self._form.views)
+        views = tuple(self._form.patches(each) for row in pixels for each in row)
+        items = self._vision.layout.items(grids_of(pixels, self._form))
+        digest = hashlib.blake2b(f"{[each.grid for each in views]} {items}".encode(), digest_size=_DIGEST_BYTES)
+        for each in views:
+            digest.update(each.values.tobytes())
+        return Picture(views, items, digest.digest())
 
     def placed(self, ids: Sequence[int], pictures: Sequence[Picture], start: int | None) -> Prompt:
         """The prompt with the pictures where its ids have a token for each.
@@ -84,10 +88,9 @@ class VisionEncoder:
         """
         rows = {each.digest: self._rows[each.digest] for each in pictures if each.digest in self._rows}
         self._rows, checks = rows, list[Callable[[], None]]()
-        token, brackets = self._vision.token_id, list(self._vision.brackets)
-        inner = not self._vision.in_template
+        token, brackets = known(self._vision.token), self._vision.brackets
         if start is not None and token not in ids:
-            one = [token] if inner else [*brackets[:1], token, *brackets[1:]]
+            one = [known(mark) for mark in (*brackets[:1], token, *brackets[1:])]
             ids = [*ids[:start], *one * len(pictures), *ids[start:]]
         places = ids.count(token) if isinstance(ids, list) else list(ids).count(token)
         if places != len(pictures):
@@ -101,16 +104,21 @@ class VisionEncoder:
                 made.append(each)
                 continue
             picture = next(left)
-            made += brackets[:1] if inner else []
-            spans.append(SoftTokens(len(made), picture.grid, partial(self._rows_of, picture, rows, checks)))
-            made += picture.ids()
-            made += brackets[1:] if inner else []
+            soft, seen = picture.ids(), 0
+            for item in picture.items:
+                if not isinstance(item, tuple):
+                    made.append(known(item))
+                    continue
+                there = slice(seen, seen + math.prod(item))
+                spans.append(SoftTokens(len(made), item, partial(self._rows_of, picture, there, rows, checks)))
+                made += soft[there]
+                seen = there.stop
         return Prompt(made, tuple(spans), checks)
 
     def _rows_of(
-        self, picture: Picture, rows: dict[bytes, Float32Array], checks: Sequence[Callable[[], None]]
+        self, picture: Picture, there: slice, rows: dict[bytes, Float32Array], checks: Sequence[Callable[[], None]]
     ) -> Float32Array:
-        """rows: of the pictures of one prompt, as far as they were needed."""
+        """Some of a picture's. rows: of the pictures of one prompt, as far as they were needed."""
         if picture.digest not in rows:
             with self._tower.opened(self._kernels) as part:
 
@@ -119,22 +127,37 @@ class VisionEncoder:
                         check()
                     return part(prefix)
 
-                rows[picture.digest] = self._vision.tower.rows(checked, picture.patches)
-        return rows[picture.digest]
+                rows[picture.digest] = self._vision.tower.rows(checked, picture.views)
+        return rows[picture.digest][there]
 
 
 def open_vision(
-    weights: Weights, config: RuntimeConfig, kernels: Kernels, on_wait: OnWait | None
+    weights: Weights, tokenizer: Tokenizer, config: RuntimeConfig, kernels: Kernels, on_wait: OnWait | None
 ) -> VisionEncoder | str:
     """How the model sees, or a line that says why it does not. kernels: of the CPU, where towers run."""
+
+    def id_of(text: str) -> int:
+        found = tokenizer.token_id(text)
+        if found is None:
+            raise CheckpointError(f"its tokenizer has no token {text!r}, which a picture needs in a prompt")
+        return found
+
     stored, vision = weights.stored, weights.family.vision
     if vision is None or not stored.manifest.vision_bytes:
         return StoredFacts(stored).why_no_vision or f"{stored.name} takes text alone: {weights.family.no_vision}"
     try:
         form = processor_of(stored, vision, config)
+        token, brackets, layout = with_ids((vision.token, vision.brackets, vision.layout), id_of)
+        vision = replace(vision, token=token, brackets=brackets, layout=layout)
     except CheckpointError as error:
         return f"{stored.name} takes text alone: {error}"
     return VisionEncoder(vision, form, open_tower(stored, vision.tower, weights.sums, config, on_wait), kernels)
+
+
+def known(mark: Mark) -> int:
+    """The id of a mark that was looked up before."""
+    assert isinstance(mark, int)
+    return mark
 
 
 def required(vision_encoder: VisionEncoder | str) -> VisionEncoder:

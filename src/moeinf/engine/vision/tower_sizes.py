@@ -16,10 +16,10 @@ from moeinf.errors import CheckpointError, UsageError
 from moeinf.models.family import family_of
 from moeinf.models.layers.attention.grouped import attention_workspace
 from moeinf.models.layers.vision.image_processor import FILES, ImageProcessor, settings_of
-from moeinf.models.layers.vision.vision import MLP_ROWS, Vision
+from moeinf.models.layers.vision.vision import MLP_ROWS, Grid, Vision
 from moeinf.pictures.decode import decode
 from moeinf.store.library import StoredModel
-from moeinf.types import AttentionSizes, LayerSizes, PassShape
+from moeinf.types import AttentionSizes, ByteArray, LayerSizes, PassShape
 
 _ROWS = 6  # times the hidden states of the tower that are held at once: positions, norms, merged ones
 _COPIES = 2  # times a part of the tower: read, and in another order
@@ -42,9 +42,14 @@ def added_tokens(stored: StoredModel, given: Sequence[GivenPicture], config: Run
         raise UsageError(f"{stored.name} takes text alone: leave out images")
     form, added = processor_of(stored, vision, config), 0
     for each in given:
-        pixels = decode(each.data, each.name, form.size)
-        added += pixels.shape[0] * pixels.shape[1] // form.unit**2 - 1
-    return added + (0 if vision.in_template else len(vision.brackets) * len(given))
+        items = vision.layout.items(grids_of(decode(each.data, each.name, form.views), form))
+        added += sum(math.prod(item) if isinstance(item, tuple) else 1 for item in items) - 1
+    return added
+
+
+def grids_of(views: Sequence[Sequence[ByteArray]], form: ImageProcessor) -> list[list[Grid]]:
+    """Of the pixels of a picture's views."""
+    return [[(each.shape[0] // form.unit, each.shape[1] // form.unit) for each in row] for row in views]
 
 
 def seeing_footprint(

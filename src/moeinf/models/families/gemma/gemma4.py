@@ -23,7 +23,7 @@ from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
-from moeinf.models.layers.vision.vision import Vision, seeing
+from moeinf.models.layers.vision.vision import Vision, Whole, seeing
 from moeinf.models.text_part import text_part
 from moeinf.models.widened import widened
 from moeinf.types import Activation, JsonObject, Profiler
@@ -167,8 +167,7 @@ def _vision(config: JsonObject, hidden_size: int) -> Vision | None:
         tower.form,
         f.count("image_token_id", 258880),
         tower.pool**2,
-        (begin, end),
-        in_template=False,
+        layout=Whole((begin,), (end,)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from moeinf.errors import UsageError
 from moeinf.models.fields import Fields
-from moeinf.types import ByteArray, Float32Array, JsonMapping
+from moeinf.types import ByteArray, Float32Array, JsonMapping, PictureStep, PictureViews
 
 FILES = ("preprocessor_config.json", "processor_config.json")  # that may hold the settings
 BICUBIC = 3  # what Pillow calls it
@@ -20,6 +21,8 @@ _MOST_SKEWED = 200  # times that one side may be as long as the other
 
 @dataclass(frozen=True, slots=True)
 class Patches:
+    """Of one view of a picture, in the order in which the tower wants them."""
+
     values: Float32Array  # [rows * cols, numbers of a patch]
     grid: tuple[int, int]  # rows and columns
 
@@ -37,13 +40,29 @@ class ImageProcessor(Protocol):
         """Of one picture."""
         ...
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width to which a picture is resized, whole units. Raises UsageError for one that is too narrow."""
+    def views(self, height: int, width: int) -> PictureViews:
+        """What a tower is shown of a picture: the sides of each view are whole units.
+
+        Raises UsageError for a picture that is too narrow.
+        """
         ...
 
     def patches(self, pixels: ByteArray) -> Patches:
-        """pixels [height, width, 3], of that size."""
+        """pixels [height, width, 3]: of one of the views."""
         ...
+
+
+class WholePictures(ABC):
+    """Image processors that show all of a picture at once."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width to which a picture is resized, whole units. Raises UsageError for one that is too narrow."""
+
+    def views(self, height: int, width: int) -> PictureViews:
+        return (((PictureStep("bicubic", *self.size(height, width)),),),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,7 @@ OF_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577
 
 
 @dataclass(frozen=True, slots=True)
-class MergedPatches:
+class MergedPatches(WholePictures):
     """Qwen2-VL's image processor and its successors': sides to the nearest unit, within bounds of the area.
 
     A picture is a film of `frames` equal frames; patches that make one token follow one another.
@@ -136,7 +155,7 @@ class MergedPatches:
 
 
 @dataclass(frozen=True, slots=True)
-class PooledPatches:
+class PooledPatches(WholePictures):
     """Gemma 4's image processor: as large as a number of patches allows, sides cut down to whole units."""
 
     patch: int

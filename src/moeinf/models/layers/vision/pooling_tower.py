@@ -5,7 +5,7 @@ Positions are learnt for rows and columns apart, and half of each head turns by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -125,8 +125,8 @@ class PoolingTower(Tower):
             found[name.replace(_LINEAR, ".weight")] = tensor
         return found
 
-    def rows(self, part: Part, patches: Patches) -> Float32Array:
-        c, hidden = self._config, self.attention.hidden_size
+    def rows(self, part: Part, views: Sequence[Patches]) -> Float32Array:
+        c, hidden, [patches] = self._config, self.attention.hidden_size, views
         row, col = (axis.reshape(-1) for axis in np.indices(patches.grid))
         first = part(f"{_TOWER}patch_embedder.")
         first.begin_pass(len(row))

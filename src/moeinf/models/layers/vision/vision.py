@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,23 +35,61 @@ class Tower(ABC):
     deep: int = 0  # how many of the language model's layers, the first ones, are given rows besides
 
     @abstractmethod
-    def rows(self, part: Part, patches: Patches) -> Float32Array:
+    def rows(self, part: Part, views: Sequence[Patches]) -> Float32Array:
         """[soft tokens, hidden of the language model * (1 + deep)]: the rows that stand for embeddings, then those that
-        are added behind each of its first layers. Each part is asked for once, and may be dropped afterwards."""
+        are added behind each of its first layers. views: of one picture, which do not see each other; their tokens
+        follow one another. Each part is asked for once, and may be dropped afterwards."""
 
     def prepared(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Some of the checkpoint's tensors as `rows` wants them."""
         return dict(tensors)
 
 
+Grid = tuple[int, int]  # rows and columns of tokens that follow one another
+Mark = int | str  # a token of the vocabulary: its id, or its text where config.json has no id
+T = TypeVar("T")
+
+
+class Layout(Protocol):
+    """What stands for a picture in a prompt."""
+
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+        """Soft tokens, and tokens in front of, between and behind them. views: the rows of views of one picture."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The tokens of a picture that is shown as a whole."""
+
+    before: tuple[Mark, ...] = ()
+    behind: tuple[Mark, ...] = ()
+
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+        [[grid]] = views
+        return [*self.before, grid, *self.behind]
+
+
 @dataclass(frozen=True, slots=True)
 class Vision:
     tower: Tower
     form: Callable[[Fields, int | None], ImageProcessor]  # of the image processor's settings, and --picture-tokens
-    token_id: int  # which stands for a picture in what a chat template writes
+    token: Mark  # which stands for a picture in what a chat template writes
     patches_of_token: int
-    brackets: tuple[int, ...] = ()  # ids in front of and behind a picture
-    in_template: bool = True  # the template writes these
+    brackets: tuple[Mark, ...] = ()  # what a template writes in front of and behind that
+    layout: Layout = Whole()  # what is put in its place
+
+
+def with_ids(value: T, id_of: Callable[[str], int]) -> T:
+    """A mark, or what contains marks, with ids for their texts."""
+    found: Any = value
+    if isinstance(value, str):
+        found = id_of(value)
+    elif isinstance(value, tuple):
+        found = tuple(with_ids(each, id_of) for each in value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        found = replace(value, **{each.name: with_ids(getattr(value, each.name), id_of) for each in fields(value)})
+    return found  # type: ignore[no-any-return]
 
 
 def seeing(parse: Callable[[], Vision | None]) -> tuple[Vision | None, str]:

@@ -5,7 +5,7 @@ Families differ in norms, MLPs, positions and names, which a `VitConfig` says, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -156,8 +156,8 @@ class MergingTower(Tower):
             for name, tensor in tensors.items()
         }
 
-    def rows(self, part: Part, patches: Patches) -> Float32Array:
-        c, names, square = self._config, self._config.names, self._config.cut.merge**2
+    def rows(self, part: Part, views: Sequence[Patches]) -> Float32Array:
+        c, names, square, [patches] = self._config, self._config.names, self._config.cut.merge**2, views
         row, col = self._places(patches.grid)
         first = part(f"{names.prefix}{names.patches}.")
         first.begin_pass(len(row))
