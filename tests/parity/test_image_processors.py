@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ import torch
 from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.image_processor import ImageProcessor, MergedPatches, PooledPatches, settings_of
+from moeinf.models.layers.vision.image_processor import (
+    ImageProcessor,
+    LongestEdge,
+    MergedPatches,
+    PooledPatches,
+    settings_of,
+)
 from moeinf.pictures.decode import decode
 from tests.support.tiny_models import all_configs
 
@@ -71,6 +78,22 @@ def test_merged_patches_of_a_film_are_those_of_the_reference(size: tuple[int, in
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("longest", [200, 896])
+def test_patches_within_a_longest_edge_are_those_of_the_reference(size: tuple[int, int], longest: int) -> None:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    image, data = png(*size)
+    settings: dict[str, Any] = {"size": {"longest_edge": longest}, "image_mean": [0.5, 0.4, 0.5]}
+    theirs = PixtralImageProcessorPil(patch_size=28, **settings)([image], return_tensors="pt")
+    form = LongestEdge.parse(Fields(settings), 14, 2, None)
+    values, grid = prepared(form, data)
+    assert [[14 * each for each in grid]] == theirs["image_sizes"].tolist()
+    assert math.prod(grid) <= 4 * form.most_tokens
+    cut = theirs["pixel_values"][0].reshape(3, grid[0] // 2, 2, 14, grid[1] // 2, 2, 14).permute(1, 4, 2, 5, 0, 3, 6)
+    assert (torch.from_numpy(values) - cut.reshape(len(values), -1)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("tokens", [70, 280])
 def test_pooled_patches_are_those_of_the_reference(size: tuple[int, int], tokens: int) -> None:
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -90,12 +113,19 @@ def test_the_user_bounds_the_tokens_of_a_picture() -> None:
     assert small.most_tokens == 50 and np.prod(small.size(3000, 2000)) <= 50 * 1024
     large = MergedPatches.parse(Fields({}), 16, 2, 2, 9000)
     assert 2000 < np.prod(large.size(3000, 2000)) // 1024 < 9000
+    edge = LongestEdge.parse(Fields({}), 14, 2, 50)
+    assert edge.most_tokens == 49 and np.prod(edge.size(3000, 2000)) <= 49 * 28 * 28
+    assert LongestEdge.parse(Fields({"size": {"longest_edge": 1540}}), 14, 2, None).longest == 32 * 28
     pooled = PooledPatches.parse(Fields({}), 16, 3, 70)
     assert pooled.most_tokens == 70 and np.prod(pooled.size(3000, 2000)) <= 70 * 48 * 48
 
 
 def test_a_picture_that_is_too_narrow_is_refused() -> None:
-    for form in (MergedPatches.parse(Fields({}), 16, 2, 2, None), PooledPatches.parse(Fields({}), 16, 3, None)):
+    for form in (
+        MergedPatches.parse(Fields({}), 16, 2, 2, None),
+        PooledPatches.parse(Fields({}), 16, 3, None),
+        LongestEdge.parse(Fields({}), 14, 2, None),
+    ):
         with pytest.raises(UsageError, match=r"4 x 900 pixels is too narrow"):
             form.size(900, 4)
 

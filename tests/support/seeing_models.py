@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
+from moeinf.types import JsonMapping
 from tests.support.gguf_files import tokenizer_fields, write_gguf
 from tests.support.mmproj_gguf import write_mmproj
 from tests.support.text_models import SPECIALS, byte_level_tokenizer, write_text_model
@@ -25,23 +26,29 @@ from tests.support.tiny_models import all_configs
 
 @dataclass(frozen=True)
 class Marks:
-    """The tokens around a picture, each with the field of config.json that has its id."""
+    """The tokens of a picture, each with the field of config.json that has its id."""
 
     picture: tuple[str, str]
-    before: tuple[str, str]
-    behind: tuple[str, str]
+    before: tuple[str, str] | None = None
+    behind: tuple[str, str] | None = None
     in_template: bool = True
+    unnamed: tuple[str, ...] = ()  # further ones, of which config.json has no ids
+    settings: JsonMapping = field(default_factory=lambda: {"size": {"shortest_edge": 256, "longest_edge": 8192}})
 
     @property
     def fields(self) -> dict[str, str]:
         """Token by field."""
-        return {field: token for token, field in (self.picture, self.before, self.behind)}
+        return {field: token for token, field in filter(None, (self.picture, self.before, self.behind))}
+
+    @property
+    def tokens(self) -> list[str]:
+        return [*self.fields.values(), *self.unnamed]
 
     @property
     def written(self) -> str:
         """What a template writes for a picture."""
         marks = (self.before, self.picture, self.behind) if self.in_template else (self.picture,)
-        return "".join(token for token, _ in marks)
+        return "".join(token for token, _ in filter(None, marks))
 
 
 _OF_QWEN = Marks(
@@ -53,7 +60,14 @@ MARKS = {
     "qwen3_5_moe": _OF_QWEN,
     "qwen3_vl_moe": _OF_QWEN,
     "gemma4": Marks(
-        ("<|image|>", "image_token_id"), ("<|image>", "boi_token_id"), ("<image|>", "eoi_token_id"), in_template=False
+        ("<|image|>", "image_token_id"),
+        ("<|image>", "boi_token_id"),
+        ("<image|>", "eoi_token_id"),
+        in_template=False,
+        settings={"max_soft_tokens": 30},
+    ),
+    "mistral4": Marks(
+        ("[IMG]", "image_token_index"), unnamed=("[IMG_BREAK]", "[IMG_END]"), settings={"size": {"longest_edge": 48}}
     ),
     "glm4v_moe": Marks(
         ("<|image|>", "image_token_id"),
@@ -71,10 +85,10 @@ _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 
 def seeing_config(family: str) -> dict[str, Any]:
     """With a vocabulary that has room for the tokenizer."""
-    config, marks = all_configs("SEEING")[family], MARKS[family].fields
-    tokenizer = byte_level_tokenizer([*SPECIALS, *marks.values()])
+    config, marks = all_configs("SEEING")[family], MARKS[family]
+    tokenizer = byte_level_tokenizer([*SPECIALS, *marks.tokens])
     text = config["text_config"] | {"vocab_size": 400, "max_position_embeddings": 1024}
-    return config | {"text_config": text} | {field: tokenizer.token_to_id(token) for field, token in marks.items()}
+    return config | {"text_config": text} | {name: tokenizer.token_to_id(token) for name, token in marks.fields.items()}
 
 
 def write_seeing(
@@ -93,14 +107,14 @@ def write_seeing(
         for name, shape in shapes.items()
     }
     folder.mkdir(parents=True)
-    tokenizer = byte_level_tokenizer([*SPECIALS, *marks.fields.values()])
+    tokenizer = byte_level_tokenizer([*SPECIALS, *marks.tokens])
     placing = _TEMPLATE.replace("PICTURE", marks.written) if template else None
     write_text_model(folder, placing, tokenizer, config=config)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if family != "gemma4":
-        (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 256, "longest_edge": 8192}}')
+        (folder / "preprocessor_config.json").write_text(json.dumps(marks.settings))
     else:
-        (folder / "processor_config.json").write_text('{"image_processor": {"max_soft_tokens": 30}}')
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": marks.settings}))
     return folder
 
 

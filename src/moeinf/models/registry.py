@@ -55,7 +55,7 @@ FAMILIES = (
     FamilyEntry("hunyuan_v1_moe", "hunyuan", also=("hunyuan",)),
     FamilyEntry("flex_olmo", "mixtral"),
     FamilyEntry("afmoe", "glm"),
-    FamilyEntry("mistral4", "mistral"),
+    FamilyEntry("mistral4", "mistral", also=("mistral3",)),
     FamilyEntry("exaone_moe", "glm"),
     FamilyEntry("hy_v3", "hunyuan"),
     FamilyEntry("axk1", "deepseek"),

@@ -22,6 +22,34 @@ MISTRAL4 = {name: value for name, value in DEEPSEEK_V3.items() if name not in _L
         "llama_4_scaling_beta": 0.4,
     },
 }
+_VISION: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "patch_size": 4,
+    "image_size": 64,
+    "initializer_range": 0.2,
+}
+_WHOLE: dict[str, Any] = {
+    "model_type": "mistral3",
+    "text_config": MISTRAL4,
+    "vision_config": _VISION,
+    "image_token_index": 90,
+    "tie_word_embeddings": False,
+}
+SEEING: dict[str, dict[str, Any]] = {
+    "mistral4": _WHOLE,
+    "mistral4 three patches a side, biased, silu": _WHOLE
+    | {
+        "spatial_merge_size": 3,
+        "multimodal_projector_bias": True,
+        "projector_hidden_act": "silu",
+        "vision_config": _VISION
+        | {"hidden_act": "silu", "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}},
+    },
+}
 CONFIGS = {
     "mistral4": MISTRAL4,
     "mistral4 groups, direct queries": MISTRAL4

@@ -39,7 +39,7 @@ def from_gguf() -> set[str]:
 
 
 def seeing() -> set[str]:
-    return {config["model_type"] for config in all_configs("SEEING").values()}
+    return {family_of(config).name for config in all_configs("SEEING").values()}
 
 
 def keeps_layers_ahead(config: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,12 @@ def _pooled(config: Mapping[str, Any], tokens: int) -> Any:
     )
 
 
+def _by_longest_edge(config: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    return PixtralImageProcessorPil(patch_size=config["vision_config"]["patch_size"] * config["spatial_merge_size"])
+
+
 @dataclass(frozen=True)
 class Reference:
     """What a family is compared with."""
@@ -95,6 +102,7 @@ def _of_film(config: Mapping[str, Any], tokens: int) -> Any:
 REFERENCES: Mapping[str, Reference] = {
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
+    "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
 }
@@ -202,8 +210,9 @@ class SeeingPair:
         images = [item for item in prompt if not isinstance(item, int)]
         token = self.config[self.reference.token]
         ids = [token if each < 0 else each for each in self.laid_out(prompt)[0]]
-        types = [int(each == token) for each in ids]
-        given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": torch.tensor([types])}
+        given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+        if "mm_token_type_ids" in signature(self.theirs.forward).parameters:
+            given["mm_token_type_ids"] = torch.tensor([[int(each == token) for each in ids]])
         if not images:
             return given
         processor = self.reference.processor(self.config, self.tokens)

@@ -86,12 +86,8 @@ def tower_bytes(vision: Vision, form: ImageProcessor, hidden_size: int, num_thre
     """
     tower, config = vision.tower, vision.tower.attention
     patches = form.most_tokens * vision.patches_of_token
-    rows = (
-        2 * tower.patch_numbers
-        + _ROWS * config.hidden_size
-        + 2 * config.num_kv_heads * config.head_dim
-        + config.head_dim
-    )
+    heads = (2 * config.num_kv_heads + 1) * config.head_dim  # keys, values, and how they are turned
+    rows = 2 * tower.patch_numbers + _ROWS * config.hidden_size + heads
     widest = max(shape[0] for shape in tower.shapes.values())
     numbers = patches * rows + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size * (1 + 2 * tower.deep)
     (sizes,) = attention_workspace(config).layers

@@ -1,6 +1,7 @@
 """Mistral Small 4: DeepSeek-V3's latent attention, softmax routing, queries that are sharpened in long contexts.
 
-The factor of queries is 1 up to the trained length, original_max_position_embeddings.
+The factor of queries is 1 up to the trained length, original_max_position_embeddings. Whole checkpoints, whose type is
+mistral3, have Pixtral's tower beside it, which sees pictures.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.rope import rope_fields
 from moeinf.models.layers.routers import GroupedSoftmaxRouter, best_two
+from moeinf.models.layers.vision.pixtral import pixtral_vision
+from moeinf.models.layers.vision.vision import seeing
+from moeinf.models.text_part import text_part
+from moeinf.types import JsonObject
 
 
 def _parse(f: Fields) -> Spec:
@@ -53,4 +58,14 @@ class SoftmaxRouter(GroupedSoftmaxRouter):
 
 class Family(deepseek_v2.Family):
     name = "mistral4"
-    parse = staticmethod(_parse)
+    ignored = (r"(vision_tower|multi_modal_projector)\..*",)
+
+    def __init__(self, config: JsonObject) -> None:
+        whole = config.get("text_config") is not None
+        text = text_part({"tie_word_embeddings": True} | config if whole else config, "language_model.model.")
+        if whole or config.get("model_type") == "mistral3":
+            Fields(config).within("text_config").only("model_type", "mistral4")
+        spec, head_prefix = _parse(text.fields), text.prefix.removesuffix("model.")
+        self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
+        hidden, eps = self.decoder.attention.hidden_size, self.decoder.attention.norm_eps
+        self.vision, self.no_vision = seeing(lambda: pixtral_vision(config, hidden, eps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from moeinf.types import ByteArray, Float32Array, JsonMapping, PictureStep, Pict
 FILES = ("preprocessor_config.json", "processor_config.json")  # that may hold the settings
 BICUBIC = 3  # what Pillow calls it
 MOST_TOKENS = 1024  # of a picture, where neither its checkpoint nor the user has a lower bound
+Colours = tuple[tuple[float, ...], tuple[float, ...]]
 _MOST_SKEWED = 200  # times that one side may be as long as the other
 
 
@@ -107,7 +109,7 @@ class MergedPatches(WholePictures):
     ) -> MergedPatches:
         """f: preprocessor_config.json; patch, merge, frames: the tower's. tokens: the most that the user wants of a
         picture; None: MOST_TOKENS at most."""
-        _check_common(f)
+        check_common(f)
         f.only("do_normalize", True, None)
         for name, value in (("patch_size", patch), ("merge_size", merge), ("temporal_patch_size", frames)):
             f.only(name, value, None)
@@ -116,9 +118,8 @@ class MergedPatches(WholePictures):
         most = f.count("max_pixels", size.count("longest_edge", default.most)) // counted
         bound = (tokens or MOST_TOKENS) * unit * unit
         most = bound if tokens else min(most, max(bound, least))
-        mean = tuple(f.numbers("image_mean", 3)) if f.get("image_mean") is not None else default.mean
-        std = tuple(f.numbers("image_std", 3)) if f.get("image_std") is not None else default.std
-        return MergedPatches(patch, merge, frames, min(least, most), most, mean, std, of_film)
+        colours = colours_of(f, (default.mean, default.std))
+        return MergedPatches(patch, merge, frames, min(least, most), most, *colours, of_film)
 
     @property
     def unit(self) -> int:
@@ -133,7 +134,7 @@ class MergedPatches(WholePictures):
         if self.of_film and min(height, width) < unit:
             factor = max(unit / height, unit / width)
             height, width = int(height * factor), int(width * factor)
-        _check_shape(height, width)
+        check_shape(height, width)
         sides = (height, width)
         found = [round(side / unit) * unit for side in sides]
         if math.prod(found) > self.max_pixels:
@@ -145,13 +146,48 @@ class MergedPatches(WholePictures):
         return found[0], found[1]
 
     def patches(self, pixels: ByteArray) -> Patches:
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        values = (pixels.astype(np.float32) * np.float32(1 / 255) - mean) / std
-        rows, cols, merge = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch, self.merge
-        cut = values.reshape(rows // merge, merge, self.patch, cols // merge, merge, self.patch, 3)
-        ordered = cut.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column, channel, and the patch
-        film = np.repeat(ordered[:, :, :, :, :, None], self.frames, 5)
-        return Patches(film.reshape(rows * cols, -1), (rows, cols))
+        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge, self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class LongestEdge(WholePictures):
+    """Pixtral's image processor: a longer side is brought down to a bound, and both are filled up to whole units."""
+
+    patch: int
+    merge: int  # patches of a side of what becomes one token
+    longest: int  # pixels
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @staticmethod
+    def parse(f: Fields, patch: int, merge: int, tokens: int | None) -> LongestEdge:
+        """f: preprocessor_config.json; patch, merge: the tower's. tokens: the most that the user wants of a picture;
+        None: MOST_TOKENS at most."""
+        check_common(f)
+        f.only("do_pad", True, None)
+        f.only("patch_size", patch, {"height": patch, "width": patch}, patch * merge, None)
+        size = f.within("size")
+        size.refuse_others("longest_edge")
+        bound = math.isqrt(tokens or MOST_TOKENS) * patch * merge
+        return LongestEdge(patch, merge, min(size.count("longest_edge", 1024), bound), *colours_of(f, OF_CLIP))
+
+    @property
+    def unit(self) -> int:
+        return self.patch * self.merge
+
+    @property
+    def most_tokens(self) -> int:
+        return math.ceil(self.longest / self.unit) ** 2
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        check_shape(height, width)
+        ratio = max(1.0, height / self.longest, width / self.longest)
+        if ratio > 1:
+            height, width = (max(1, math.floor(side / ratio)) for side in (height, width))
+        return math.ceil(height / self.unit) * self.unit, math.ceil(width / self.unit) * self.unit
+
+    def patches(self, pixels: ByteArray) -> Patches:
+        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +201,7 @@ class PooledPatches(WholePictures):
     @staticmethod
     def parse(f: Fields, patch: int, pool: int, tokens: int | None) -> PooledPatches:
         """f: of processor_config.json; patch, pool: the tower's. tokens: the most that the user wants of a picture."""
-        _check_common(f)
+        check_common(f)
         f.only("patch_size", patch, None)
         f.only("pooling_kernel_size", pool, None)
         return PooledPatches(patch, pool, tokens or f.count("max_soft_tokens", 280))
@@ -175,7 +211,7 @@ class PooledPatches(WholePictures):
         return self.patch * self.pool
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        _check_shape(height, width)
+        check_shape(height, width)
         unit, area = self.unit, self.most_tokens * self.unit**2
         factor = math.sqrt(area / (height * width))
         tall, wide = (math.floor(factor * side / unit) * unit for side in (height, width))
@@ -206,13 +242,40 @@ def settings_of(files: JsonMapping) -> Fields:
     return Fields(files.get(whole) or {}, whole).within("image_processor")
 
 
-def _check_common(f: Fields) -> None:
+def colours_of(f: Fields, default: Colours) -> Colours:
+    """Means and deviations of the three colours, from 0 to 1."""
+    mean, std = (
+        tuple(f.numbers(name, 3)) if f.get(name) is not None else each
+        for name, each in zip(("image_mean", "image_std"), default, strict=True)
+    )
+    return mean, std
+
+
+def normalised(pixels: ByteArray, mean: Sequence[float], std: Sequence[float]) -> Float32Array:
+    means, deviations = (np.array(each, np.float32) for each in (mean, std))
+    values: Float32Array = (pixels.astype(np.float32) * np.float32(1 / 255) - means) / deviations
+    return values
+
+
+def merged_patches(values: Float32Array, patch: int, merge: int, frames: int = 1) -> Patches:
+    """values [height, width, 3], cut into patches, each by colours, frames (which are equal), rows and columns.
+
+    Those of a square of merge * merge follow one another.
+    """
+    rows, cols = values.shape[0] // patch, values.shape[1] // patch
+    cut = values.reshape(rows // merge, merge, patch, cols // merge, merge, patch, 3)
+    ordered = cut.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column, channel, and the patch
+    film = np.repeat(ordered[:, :, :, :, :, None], frames, 5)
+    return Patches(film.reshape(rows * cols, -1), (rows, cols))
+
+
+def check_common(f: Fields) -> None:
     for name in ("do_resize", "do_rescale", "do_convert_rgb"):
         f.only(name, True, None)
     f.only("resample", BICUBIC, None)
     f.only("rescale_factor", 1 / 255, None)
 
 
-def _check_shape(height: int, width: int) -> None:
+def check_shape(height: int, width: int) -> None:
     if max(height, width) > _MOST_SKEWED * min(height, width):
         raise UsageError(f"a picture of {width} x {height} pixels is too narrow: cut it to less than 200 to 1")

@@ -71,6 +71,18 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class RowByRow:
+    """The tokens of a picture that is shown as a whole, with a token behind each row of them."""
+
+    newline: Mark
+    end: Mark  # in the place of the last newline
+
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+        [[(rows, cols)]] = views
+        return [*((1, cols), self.newline) * (rows - 1), (1, cols), self.end]
+
+
+@dataclass(frozen=True, slots=True)
 class Vision:
     tower: Tower
     form: Callable[[Fields, int | None], ImageProcessor]  # of the image processor's settings, and --picture-tokens
@@ -116,6 +128,14 @@ def by_blocks(x: Array, block: Callable[[Array], Array]) -> None:
     for start in range(0, len(x), MLP_ROWS):
         piece = x[start : start + MLP_ROWS]
         piece += block(piece)
+
+
+def merged_places(grid: tuple[int, int], merge: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of each patch: those of a square of merge * merge follow one another."""
+    rows, cols = (np.arange(count).reshape(-1, merge) for count in grid)
+    shape = (len(rows), len(cols), merge, merge)
+    row = np.broadcast_to(rows[:, None, :, None], shape).reshape(-1)
+    return row, np.broadcast_to(cols[None, :, None, :], shape).reshape(-1)
 
 
 def axial_frequencies(head_dim: int, theta: float) -> Float32Array:

@@ -95,12 +95,13 @@ def tower_attention(
     *,
     head_dim: int | None = None,
     biases: tuple[bool, bool] = (True, True),
-    names: tuple[str, str] = ("qkv", "proj"),
+    names: tuple[str | None, str] = ("qkv", "proj"),
     by_turns: bool = False,
 ) -> AttentionConfig:
-    """biases: of queries, keys and values, and of the output; names: of their matrices.
+    """biases: of queries, keys and values, and of the output; names: of their matrices, None for one each.
 
-    by_turns: pairs of neighbours turn by the column, the row, the column, ...; else pairs (i, i + half) turn by the
+    With axes, the rope says itself which pairs turn by rows and which by columns, and how fast. Otherwise, with
+    by_turns, pairs of neighbours turn by the column, the row, the column, ...; else pairs (i, i + half) turn by the
     row, those of the second half by the column. Raises UnsupportedModelError for heads that have no such pairs.
     """
     size = head_dim or hidden // heads
@@ -187,9 +188,13 @@ class MergingTower(Tower):
         return row, np.broadcast_to(cols[None, :, None, :], shape).reshape(-1)
 
     def _turned(self, first: Layers, row: IntArray, col: IntArray) -> object:
-        frequencies = axial_frequencies(self.attention.head_dim, self._config.theta)
-        assert self.attention.rope is not None
-        if self.attention.rope.interleaved:
+        frequencies, rope = axial_frequencies(self.attention.head_dim, self._config.theta), self.attention.rope
+        assert rope is not None
+        if rope.axes is not None:
+            places = np.stack([np.zeros_like(row), row, col], 1)[:, rope.axes]
+            angles = places.astype(np.float32, "C") * rope.frequencies
+            return first.angles(np.cos(angles), np.sin(angles))
+        if rope.interleaved:
             return turned_by(first, frequencies, col, row, by_turns=True)
         return turned_by(first, frequencies, row, col)
 

@@ -1,0 +1,69 @@
+"""An end of vision towers that is a row of norms and matrices, between which the patches of a token are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+from moeinf.models.layers.array_math import Array, joined
+from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.vision.tower_modules import linear_shapes, norm_shapes, normed
+from moeinf.models.layers.vision.vision import MLP_ROWS, Part
+from moeinf.types import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """f(x w^T + bias)."""
+
+    name: str
+    rows: int
+    biased: bool = True
+    activation: Activation | None = None
+
+
+Join = Literal["patch by patch", "number by number"]  # how the numbers of a token's patches lie behind one another
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A Merger."""
+
+    steps: tuple[NormConfig | Dense | Join, ...]
+
+    def shapes(self, hidden: int, patches: int, out: int) -> Shapes:
+        shapes, width = Shapes(), hidden
+        for step in self.steps:
+            if isinstance(step, NormConfig):
+                shapes |= norm_shapes(step, width)
+            elif isinstance(step, Dense):
+                shapes |= linear_shapes(step.name, step.rows, width, biased=step.biased)
+                width = step.rows
+            else:
+                width *= patches
+        assert width == out
+        return shapes
+
+    def tokens(self, part: Part, x: Array, patches: int) -> Array:
+        functions, most = list[Callable[[Array], Array]](), max(1, MLP_ROWS // patches) * patches
+        for step in self.steps:
+            if isinstance(step, NormConfig):
+                functions.append(normed(part, step))
+            elif isinstance(step, Dense):
+                weights, bias = part(f"{step.name}.").weights, f"{step.name}.bias" if step.biased else None
+                math = weights.math
+                functions.append(weights.linear(f"{step.name}.weight", bias, step.activation))
+            else:
+                functions.append(_joining(step, patches))
+        found = list[Array]()
+        for start in range(0, len(x), most):  # a patch may have more numbers here than in the tower
+            found.append(reduce(lambda piece, function: function(piece), functions, x[start : start + most]))
+        return joined(math, found)
+
+
+def _joining(how: Join, patches: int) -> Callable[[Array], Array]:
+    if how == "patch by patch":
+        return lambda x: x.reshape(-1, patches * x.shape[1])
+    return lambda x: x.reshape(-1, patches, x.shape[1]).swapaxes(1, 2).reshape(-1, patches * x.shape[1])
