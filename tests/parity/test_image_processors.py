@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import PIL.Image
@@ -21,6 +25,7 @@ from moeinf.models.layers.vision.image_processor import (
     PooledPatches,
     settings_of,
 )
+from moeinf.models.layers.vision.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
 from tests.support.tiny_models import all_configs
 
@@ -106,6 +111,68 @@ def test_pooled_patches_are_those_of_the_reference(size: tuple[int, int], tokens
     places = theirs["image_position_ids"][0, :count]
     assert places.tolist() == [[col, row] for row in range(grid[0]) for col in range(grid[1])]
     assert (torch.from_numpy(values) - theirs["pixel_values"][0, :count]).abs().max() < 1e-6
+
+
+@pytest.fixture(scope="module")
+def of_tiles() -> Any:
+    """transformers' module, whose arithmetic of sizes needs no torchvision, though its import does."""
+    from transformers.utils import is_torchvision_available
+
+    is_torchvision_available()  # finds out before there is a module of this name
+    names = [
+        "torchvision",
+        "torchvision.transforms",
+        "torchvision.transforms.v2",
+        "torchvision.transforms.v2.functional",
+    ]
+    modules = {name: ModuleType(name) for name in names}
+    modules[names[2]].functional = modules[names[3]]  # type: ignore[attr-defined]
+    with patch.dict(sys.modules, modules):
+        return import_module("transformers.models.llama4.image_processing_llama4")
+
+
+@pytest.mark.parametrize("most", [1, 6, 16])
+def test_tiles_are_those_of_the_reference(most: int, of_tiles: Any) -> None:
+    from transformers.image_utils import SizeDict
+
+    form = TiledPictures.parse(Fields({"max_patches": most, "resample": 2}), 14, 2, 336, (most + 1) * 144)
+    known = torch.tensor(of_tiles.find_supported_resolutions(most, SizeDict(height=336, width=336)))
+    for height, width in (*SIZES, (336, 336), (337, 336), (1344, 336), (700, 700), (1000, 1700), (5, 1200), (671, 999)):
+        canvas = of_tiles.get_best_fit((height, width), known).tolist()
+        bounds = [min(max(side, 336), of_canvas) for side, of_canvas in zip((height, width), canvas, strict=True)]
+        size = [max(1, each) for each in of_tiles.get_max_res_without_distortion((height, width), bounds)]
+        views = form.views(height, width)
+        resized, padded = views[0][0][:2]
+        assert [resized.height, resized.width] == size and [padded.height, padded.width] == canvas
+        tiles = views if views == ((views[0][0],),) else views[:-1]
+        assert [len(tiles), len(tiles[0])] == [each // 336 for each in canvas]
+        assert len(views) == len(tiles) + (len(tiles) * len(tiles[0]) > 1)
+        assert form.most_tokens >= 144 * sum(map(len, views))
+
+
+def test_pixels_of_tiles_are_rounded_as_in_the_reference() -> None:
+    image, data = png(300, 700)
+    form = TiledPictures.parse(Fields({"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.3, 0.2]}), 14, 2, 336, None)
+    views = decode(data, "it", form.views)
+    assert [len(row) for row in views] == [3, 1]
+    whole = np.asarray(image.resize((336, 336), PIL.Image.Resampling.BILINEAR))
+    mean, std = (torch.tensor(each, dtype=torch.bfloat16) for each in (form.mean, form.std))
+    theirs = (torch.from_numpy(whole).bfloat16() * (1 / 255) - mean) / std
+    assert torch.equal(torch.from_numpy(form.colours(views[1][0])), theirs.float())
+    canvas = np.zeros((336, 1008, 3), np.uint8)
+    canvas[:300, :700] = np.asarray(image)
+    assert np.array_equal(np.concatenate(views[0], 1), canvas)
+    patches = form.patches(views[0][1])
+    assert patches.grid == (24, 24) and patches.values.shape == (576, 588)
+    second = form.colours(views[0][1])[:14, 14:28].transpose(2, 0, 1)
+    assert np.array_equal(patches.values[1], second.reshape(-1))
+
+
+def test_fewer_tokens_than_a_tile_has_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--picture-tokens 143 is too few: .* at least 144"):
+        TiledPictures.parse(Fields({}), 14, 2, 336, 143)
+    assert TiledPictures.parse(Fields({}), 14, 2, 336, 144).most_tokens == 144
+    assert TiledPictures.parse(Fields({}), 14, 2, 336, None).most_tiles == 6
 
 
 def test_the_user_bounds_the_tokens_of_a_picture() -> None:

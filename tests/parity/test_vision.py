@@ -36,13 +36,10 @@ def test_the_tower_gives_the_rows_of_the_reference(pair: SeeingPair) -> None:
     for rows, cols in ((3, 4), (1, 5), (6, 2)):
         image = picture(pair, rows, cols)
         given = pair.their_inputs([1, image])
-        options = {name: each for name, each in given.items() if name.startswith("image_")}
-        features = pair.theirs.model.get_image_features(given["pixel_values"], **options)
-        deep = [each[0] for each in getattr(features, "deepstack_features", None) or []]
-        assert len(deep) == pair.vision.tower.deep
-        theirs = torch.cat([features.pooler_output[0], *deep], 1)
-        assert theirs.shape == (rows * cols, 64 * (1 + len(deep))) and theirs.std() > 0.05
-        assert (torch.from_numpy(pair.rows(image)) - theirs).abs().max() < 2e-5 * theirs.abs().max().clamp(min=1)
+        theirs, ours = pair.reference.rows(pair.theirs, given), torch.from_numpy(pair.rows(image))
+        assert theirs.shape == ours.shape and ours.shape[1] == 64 * (1 + pair.vision.tower.deep)
+        assert theirs.std() > 0.05
+        assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max().clamp(min=1)
 
 
 def _rounded(tensor: StoredTensor) -> Tensor:
@@ -65,7 +62,7 @@ def test_a_tower_of_16_bits_loses_its_last_digits_alone(pair: SeeingPair) -> Non
             tensors = {name: each for name, each in found.items() if name.startswith(prefix)}
             return layers_of(pair.kernels, pair.vision.tower.prepared(tensors), kept)
 
-        numbers[format] = pair.vision.tower.rows(part, [pair.form.patches(image)])
+        numbers[format] = pair.vision.tower.rows(part, pair.patches(image))
     floats, found, halves = numbers.values()
     lengths = np.linalg.norm(floats, axis=1) * np.linalg.norm(found, axis=1)
     assert ((floats * found).sum(1) / lengths).min() > 0.9995

@@ -33,6 +33,7 @@ class Marks:
     behind: tuple[str, str] | None = None
     in_template: bool = True
     unnamed: tuple[str, ...] = ()  # further ones, of which config.json has no ids
+    placeholder: str | None = None  # what a template writes, where it is something else
     settings: JsonMapping = field(default_factory=lambda: {"size": {"shortest_edge": 256, "longest_edge": 8192}})
 
     @property
@@ -47,6 +48,8 @@ class Marks:
     @property
     def written(self) -> str:
         """What a template writes for a picture."""
+        if self.placeholder is not None:
+            return self.placeholder
         marks = (self.before, self.picture, self.behind) if self.in_template else (self.picture,)
         return "".join(token for token, _ in filter(None, marks))
 
@@ -65,6 +68,14 @@ MARKS = {
         ("<image|>", "eoi_token_id"),
         in_template=False,
         settings={"max_soft_tokens": 30},
+    ),
+    "llama4": Marks(
+        ("<|patch|>", "image_token_index"),
+        ("<|image_start|>", "boi_token_index"),
+        ("<|image_end|>", "eoi_token_index"),
+        unnamed=("<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+        placeholder="<|image|>",
+        settings={"max_patches": 6, "resample": 2},
     ),
     "mistral4": Marks(
         ("[IMG]", "image_token_index"), unnamed=("[IMG_BREAK]", "[IMG_END]"), settings={"size": {"longest_edge": 48}}

@@ -31,9 +31,26 @@ def rows(stored: StoredModel) -> Iterator[Model]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """Of a family that sees tiles of 16 pixels, which have four tokens each."""
+    stored = seeing_model(tmp_path_factory.mktemp("tiles"), "llama4")
+    with Model(stored, RuntimeConfig.of(device="cpu", context=512)) as opened:
+        yield opened
+
+
 def marks(model: Model, ids: list[int]) -> str:
     """S for a soft token, and the letters of tokens around these."""
-    named = {model.tokenizer.token_id("[IMG_BREAK]"): "B", model.tokenizer.token_id("[IMG_END]"): "E"}
+    letters = {
+        "[IMG_BREAK]": "B",
+        "[IMG_END]": "E",
+        "<|image_start|>": "(",
+        "<|tile_x_separator|>": "x",
+        "<|tile_y_separator|>": "y",
+        "<|image|>": "w",
+        "<|image_end|>": ")",
+    }
+    named = {model.tokenizer.token_id(token): letter for token, letter in letters.items()}
     return "".join("S" if each < 0 else named.get(each, "") for each in ids)
 
 
@@ -55,6 +72,26 @@ def test_the_answer_goes_by_the_picture_in_any_chunks(rows: Model, stored: Store
     config = RuntimeConfig.of(device="cpu", context=512, prefill_chunk=7)
     with Model(stored, config) as other:
         assert answer(other, *pictures) == whole
+
+
+def test_tiles_are_told_apart_and_the_whole_comes_last(tiles: Model) -> None:
+    def seen(*pictures: bytes) -> str:
+        return marks(tiles, tiles.encode(asking(QUESTION, *pictures)))
+
+    assert seen(png(1, 16, 12)) == "(wSSSS)"
+    assert seen(png(1, 30, 40)) == "(SSSSxSSSSxSSSSySSSSxSSSSxSSSSywSSSS)"
+    assert seen(png(1, 16, 40), png(2, 9, 9)) == "(SSSSxSSSSxSSSSywSSSS)(wSSSS)"
+
+
+def test_tiles_change_the_answer_and_are_bounded(tiles: Model) -> None:
+    def answer(*pictures: bytes) -> list[int]:
+        params = tiles.params(temperature=20.0, seed=3, num_predict=8)
+        return tiles.generate(asking(QUESTION, *pictures), params).token_ids
+
+    assert answer(png(1, 30, 40)) == answer(png(1, 30, 40))
+    assert len({tuple(answer(png(seed, 30, 40))) for seed in (1, 2, 3)}) > 1
+    ids = tiles.encode(asking(QUESTION, png(1, 300, 400)))
+    assert sum(each < 0 for each in ids) == 7 * 4, "no more than six tiles, and the whole"
 
 
 def test_a_tokenizer_without_a_token_leaves_the_text(tmp_path: Path) -> None:

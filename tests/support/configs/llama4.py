@@ -1,4 +1,4 @@
-"""Tiny configs of Llama 4: whole checkpoints, whose model of images is left out."""
+"""Tiny configs of Llama 4: whole checkpoints, and one of which the tower is read."""
 
 from typing import Any
 
@@ -19,7 +19,29 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
     "interleave_moe_layer_step": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+_VISION: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 96,
+    "vision_output_dim": 20,
+    "image_size": 16,
+    "patch_size": 4,
+    "projector_input_dim": 20,
+    "projector_output_dim": 20,
+    "initializer_range": 0.2,
+}
 LLAMA4: dict[str, Any] = {"model_type": "llama4", "text_config": _TEXT}
+SEEING: dict[str, dict[str, Any]] = {
+    "llama4": LLAMA4
+    | {
+        "text_config": _TEXT | {"attention_chunk_size": 24},
+        "vision_config": _VISION,
+        "image_token_index": 90,
+        "boi_token_index": 92,
+        "eoi_token_index": 93,
+    }
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama4": LLAMA4,
     "llama4 two experts, dense layers, biased, no norms, listed positions": LLAMA4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -27,8 +29,10 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
-from moeinf.models.layers.vision.image_processor import ImageProcessor
-from moeinf.models.layers.vision.vision import Grid, Mark, with_ids
+from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches, WholePictures
+from moeinf.models.layers.vision.tiled_pictures import TiledPictures
+from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids
+from moeinf.pictures.decode import decode
 from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Float32Array, Profiler
 from tests.support.emulated_device import EmulatedDevice
@@ -69,6 +73,31 @@ def _by_longest_edge(config: Mapping[str, Any], tokens: int) -> Any:
     return PixtralImageProcessorPil(patch_size=config["vision_config"]["patch_size"] * config["spatial_merge_size"])
 
 
+class _Tiled:
+    """In the place of Llama 4's image processor, which needs torchvision: the tiles that ours has made."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        form = seen_by(config).form(Fields({}), tokens)
+        assert isinstance(form, TiledPictures)
+        self._form = form
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Tensor]:
+        tiles = [view for image in images for row in shown(self._form, image) for view in row]
+        return {"pixel_values": torch.from_numpy(np.stack([self._form.colours(each) for each in tiles])).movedim(3, 1)}
+
+
+def _in_one(model: Any, given: Mapping[str, Any]) -> Tensor:
+    """The rows of the only picture."""
+    options = {name: each for name, each in given.items() if name.startswith("image_")}
+    features = model.model.get_image_features(given["pixel_values"], **options)
+    return torch.cat([features.pooler_output[0], *(each[0] for each in features.get("deepstack_features") or ())], 1)
+
+
+def _of_tiles(model: Any, given: Mapping[str, Any]) -> Tensor:
+    found: Tensor = model.multi_modal_projector(model.get_image_features(given["pixel_values"]).last_hidden_state)
+    return found.flatten(0, 1)
+
+
 @dataclass(frozen=True)
 class Reference:
     """What a family is compared with."""
@@ -76,6 +105,7 @@ class Reference:
     name: str  # of transformers' classes
     processor: Callable[[Mapping[str, Any], int], Any]  # config, the most tokens; one that needs no torchvision
     token: str = "image_token_id"  # the field of config.json with what stands for each soft token
+    rows: Callable[[Any, Mapping[str, Any]], Tensor] = _in_one  # of the only picture, by model and inputs
 
     def model(self, config: Mapping[str, Any]) -> Any:
         import transformers
@@ -99,9 +129,25 @@ def _of_film(config: Mapping[str, Any], tokens: int) -> Any:
     )
 
 
+class _Llama4(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        """As of 5.24 the whole model looks for what its language model does not give: image_outputs."""
+        made = super().model(config)
+        forward = made.language_model.forward
+
+        def given(*values: Any, **options: Any) -> Any:
+            found = forward(*values, **options)
+            found.image_outputs = None
+            return found
+
+        made.language_model.forward = given
+        return made
+
+
 REFERENCES: Mapping[str, Reference] = {
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
+    "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
@@ -122,11 +168,11 @@ class SeeingPair:
         family = family_of(saved)
         assert isinstance(family, DecoderFamily) and family.vision is not None, family.no_vision
         self.family, self.vision, self.tokens = family, family.vision, tokens
-        tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        saved_as = safetensors.torch.load_file(folder / "model.safetensors")
+        tensors = {plan_name(key, family.tensors): tensor for key, tensor in saved_as.items()}
         self.kernels = Kernels(2)
         self.tensors = {key: stored(tensor) for key, tensor in tensors.items() if key in family.seen_by}
-        found = read_by(family.tensors, {key: each for key, each in tensors.items() if key not in family.seen_by})
-        self.text = {plan_name(key, family.tensors): each for key, each in found.items()}
+        self.text = read_by(family.tensors, {key: each for key, each in tensors.items() if key not in family.seen_by})
         of_text = {key: tensor for key, tensor in tensors.items() if key in family.tensors.dense}
         experts = resident_experts(family.tensors, tensors, self.kernels)
         layers = NativeLayers(self.kernels, {key: stored(tensor) for key, tensor in of_text.items()}, "f32")
@@ -152,13 +198,14 @@ class SeeingPair:
 
     def views(self, picture: np.ndarray) -> list[list[np.ndarray]]:
         """The pixels of each; a picture that is shown as a whole has its size already."""
-        return [[picture]]
+        return shown(self.form, picture)
 
     def rows(self, picture: np.ndarray) -> Float32Array:
         """Of its soft tokens."""
-        return self.vision.tower.rows(
-            self.part, [self.form.patches(each) for row in self.views(picture) for each in row]
-        )
+        return self.vision.tower.rows(self.part, self.patches(picture))
+
+    def patches(self, picture: np.ndarray) -> list[Patches]:
+        return [self.form.patches(each) for row in self.views(picture) for each in row]
 
     def items(self, picture: np.ndarray) -> Sequence[Grid | Mark]:
         """What stands for it in a prompt."""
@@ -218,6 +265,21 @@ class SeeingPair:
         processor = self.reference.processor(self.config, self.tokens)
         prepared = processor(images, return_tensors="pt", do_resize=False)  # they have their sizes already
         return given | {name: value for name, value in prepared.items() if not name.startswith("num_soft")}
+
+
+def seen_by(config: Mapping[str, Any]) -> Vision:
+    vision = family_of(dict(config)).vision
+    assert vision is not None
+    return vision
+
+
+def shown(form: ImageProcessor, picture: np.ndarray) -> list[list[np.ndarray]]:
+    """The pixels of the views; a picture that is shown as a whole has its size already."""
+    if isinstance(form, WholePictures):
+        return [[picture]]
+    into = io.BytesIO()
+    PIL.Image.fromarray(picture).save(into, "PNG")
+    return decode(into.getvalue(), "it", form.views)
 
 
 class Experts:

@@ -1,7 +1,7 @@
-"""Llama 4, the language model of it: an expert a token beside a shared one, attention in chunks (Llama4ForCausalLM).
+"""Llama 4: an expert a token beside a shared one, attention in chunks, and a tower that sees tiles of pictures.
 
 Every fourth layer sees all tokens and has no positions; instead its queries are sharpened in long contexts. An expert
-is given the hidden state times the router's score. Checkpoints hold a model of images beside it, which is left out.
+is given the hidden state times the router's score.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring, Shared
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_fields
+from moeinf.models.layers.vision.llama_vision import llama_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
-from moeinf.types import Profiler
+from moeinf.types import JsonObject, Profiler
 
 _OTHER_MODELS = r"(vision_model|multi_modal_projector)\..*"
 
@@ -152,3 +154,8 @@ class Family(DecoderFamily):
     text = TextIn("model.")
     ignored = (_OTHER_MODELS,)
     renamed = ((r"^language_model\.", ""),)
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        hidden_size = self.decoder.attention.hidden_size
+        self.vision, self.no_vision = seeing(lambda: llama_vision(config, hidden_size))

@@ -269,10 +269,10 @@ def merged_patches(values: Float32Array, patch: int, merge: int, frames: int = 1
     return Patches(film.reshape(rows * cols, -1), (rows, cols))
 
 
-def check_common(f: Fields) -> None:
+def check_common(f: Fields, resample: int = BICUBIC) -> None:
     for name in ("do_resize", "do_rescale", "do_convert_rgb"):
         f.only(name, True, None)
-    f.only("resample", BICUBIC, None)
+    f.only("resample", resample, None)
     f.only("rescale_factor", 1 / 255, None)
 
 

@@ -27,20 +27,23 @@ class LearntPositions:
     side: int
     between: Literal["corners", "linear", "cubic"]
     squared: bool = False  # the tensor has a dimension for rows and one for columns
+    last: bool = False  # the tensor has a further row behind the grid, of a token that is no patch
 
     def shapes(self, hidden: int) -> Shapes:
-        return {self.name: (self.side, self.side, hidden) if self.squared else (self.side**2, hidden)}
+        return {self.name: (self.side, self.side, hidden) if self.squared else (self.side**2 + self.last, hidden)}
 
     def of_patches(self, part: Part, row: IntArray, col: IntArray, grid: tuple[int, int]) -> Array:
-        """[patches, hidden], of those at these rows and columns of the picture's grid."""
-        weights = part(f"{self.name.rpartition('.')[0]}.").weights
-        table = weights.math.to_host(weights.vector(self.name)).reshape(self.side, self.side, -1)
+        """[patches, hidden], of those at these rows and columns of the picture's grid; behind them, where there is one,
+        that of the token that is no patch."""
+        weights = part(self.name.removesuffix("weight")).weights
+        rows = weights.math.to_host(weights.vector(self.name)).reshape(self.side**2 + self.last, -1)
+        table = rows[: self.side**2].reshape(self.side, self.side, -1)
         found: Float32Array = np.zeros((len(row), table.shape[2]), np.float32)
         by_row, by_col = (self.taps(*each) for each in zip((row, col), grid, strict=True))
         for r, down in by_row:
             for c, across in by_col:
                 found += table[r, c] * (down * across)[:, None]
-        return weights.math.of_host(found)
+        return weights.math.of_host(np.concatenate([found, rows[self.side**2 :]]))
 
     def taps(self, place: IntArray, count: int) -> list[tuple[IntArray, Float32Array]]:
         """The learnt rows or columns that each of some places among `count` is made of, with their weights."""

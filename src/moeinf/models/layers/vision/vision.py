@@ -83,6 +83,27 @@ class RowByRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tokens of a picture that is shown in tiles and then as a whole; or as a whole alone."""
+
+    whole: tuple[tuple[Mark, ...], tuple[Mark, ...]]  # in front of its tokens, and behind them
+    first: tuple[Mark, ...] = ()  # of all
+    tile: tuple[tuple[Mark, ...], tuple[Mark, ...]] = ((), ())
+    between: tuple[Mark, ...] = ()  # tiles of a row
+    below: tuple[Mark, ...] = ()  # a row of tiles
+    below_last: bool = True
+
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+        *rows, [whole] = views
+        found: list[Grid | Mark] = [*self.first]
+        for number, row in enumerate(rows, 1):
+            for col, tile in enumerate(row):
+                found += [*(self.between if col else ()), *self.tile[0], tile, *self.tile[1]]
+            found += self.below if number < len(rows) or self.below_last else ()
+        return [*found, *self.whole[0], whole, *self.whole[1]]
+
+
+@dataclass(frozen=True, slots=True)
 class Vision:
     tower: Tower
     form: Callable[[Fields, int | None], ImageProcessor]  # of the image processor's settings, and --picture-tokens

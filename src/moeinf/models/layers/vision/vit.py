@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.array_math import Array, joined
 from moeinf.models.layers.attention.grouped import attention_shapes
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
@@ -68,6 +68,7 @@ class VitNames:
     attention: str = "attn."
     norms: tuple[str, str] = ("norm1", "norm2")
     patches: str = "patch_embed.proj"
+    class_token: str | None = None  # a row behind the patches of a view, which the merger is not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class VitConfig:
     front: NormConfig | None = None  # of embedded patches
     theta: float = 1e4
     biased_patches: bool = True
+    placed: NormConfig | None = None  # of embedded patches with their learnt positions
 
     def block(self, number: int) -> str:
         return f"{self.names.prefix}{self.names.blocks}{number}."
@@ -144,7 +146,9 @@ class MergingTower(Tower):
         patches = names.prefix + names.patches
         shapes |= {f"{patches}.weight": (hidden, *c.cut.kernel)}
         shapes |= {f"{patches}.bias": (hidden,)} if c.biased_patches else {}
-        shapes |= norm_shapes(c.front, hidden)
+        shapes |= norm_shapes(c.front, hidden) | norm_shapes(c.placed, hidden)
+        if names.class_token is not None:
+            shapes[names.prefix + names.class_token] = (hidden,)
         return shapes | ({} if c.positions is None else c.positions.shapes(hidden))
 
     def _norm(self, name: str) -> NormConfig:
@@ -158,26 +162,46 @@ class MergingTower(Tower):
         }
 
     def rows(self, part: Part, views: Sequence[Patches]) -> Float32Array:
-        c, names, square, [patches] = self._config, self._config.names, self._config.cut.merge**2, views
-        row, col = self._places(patches.grid)
-        first = part(f"{names.prefix}{names.patches}.")
-        first.begin_pass(len(row))
-        x = self._embedded(part, first, patches)
-        if c.positions is not None:
-            x += c.positions.of_patches(part, row, col, patches.grid)
-        cache, deep = Cache([], len(row)), list[Array]()
-        turned = self._turned(first, row, col)
+        c, names, square = self._config, self._config.names, self._config.cut.merge**2
+        first, further = part(f"{names.prefix}{names.patches}."), int(names.class_token is not None)
+        spans, end = list[slice](), 0
+        for view in views:
+            spans.append(slice(end, end + len(view.values) + further))
+            end = spans[-1].stop
+        first.begin_pass(end)
+        math = first.weights.math
+        x = self._embedded(part, first, views)
+        turned = self._turned_views(first, views)
+        cache, deep = Cache([], max(span.stop - span.start for span in spans)), list[Array]()
         for i in range(c.depth):
-            self._block(part(c.block(i)), c.block(i), x, cache, turned)
+            self._block(part(c.block(i)), c.block(i), x, cache, list(zip(spans, turned, strict=True)))
             if i in self._deep:
                 deep.append(self._deep[i].tokens(part, x, square))
-        math = first.weights.math
+        if further:
+            x = joined(math, [x[span.start : span.stop - 1] for span in spans])
         return math.to_host(math.concatenate([self._merger.tokens(part, x, square), *deep], 1))
 
-    def _embedded(self, part: Part, first: Layers, patches: Patches) -> Array:
-        c, name = self._config, self._config.names.prefix + self._config.names.patches
+    def _embedded(self, part: Part, first: Layers, views: Sequence[Patches]) -> Array:
+        """[rows of all views, hidden]: those of patches, and of the class token behind each view."""
+        c, name, math = self._config, self._config.names.prefix + self._config.names.patches, first.weights.math
         embedding = first.weights.linear(f"{name}.weight", f"{name}.bias" if c.biased_patches else None)
-        return normed(part, c.front)(embedding(first.weights.math.of_host(patches.values)))
+        norm, own, places = normed(part, c.front), self._class(part), dict[tuple[int, int], Array]()
+        found = list[Array]()
+        for view in views:
+            x = norm(embedding(math.of_host(view.values)))
+            x = x if own is None else math.concatenate([x, own], 0)
+            if c.positions is not None and view.grid not in places:
+                places[view.grid] = c.positions.of_patches(part, *self._places(view.grid), view.grid)
+            found.append(x if c.positions is None else x + places[view.grid])
+        return normed(part, c.placed)(joined(math, found))
+
+    def _class(self, part: Part) -> Array | None:
+        """[1, hidden]"""
+        names = self._config.names
+        if names.class_token is None:
+            return None
+        own = part(names.prefix + names.class_token).weights.vector(names.prefix + names.class_token)
+        return own.reshape(1, len(own))
 
     def _places(self, grid: tuple[int, int]) -> tuple[IntArray, IntArray]:
         """Row and column of each patch: those that are merged follow one another."""
@@ -186,6 +210,17 @@ class MergingTower(Tower):
         shape = (len(rows), len(cols), m, m)
         row = np.broadcast_to(rows[:, None, :, None], shape).reshape(-1)
         return row, np.broadcast_to(cols[None, :, None, :], shape).reshape(-1)
+
+    def _turned_views(self, first: Layers, views: Sequence[Patches]) -> list[object]:
+        """How the heads of each view are turned. With a class token, which is not, the others count from 1."""
+        found = dict[tuple[int, int], object]()
+        for view in views:
+            if view.grid not in found:
+                places = self._places(view.grid)
+                if self._config.names.class_token is not None:
+                    places = np.append(places[0] + 1, 0), np.append(places[1] + 1, 0)
+                found[view.grid] = self._turned(first, *places)
+        return [found[view.grid] for view in views]
 
     def _turned(self, first: Layers, row: IntArray, col: IntArray) -> object:
         frequencies, rope = axial_frequencies(self.attention.head_dim, self._config.theta), self.attention.rope
@@ -198,10 +233,13 @@ class MergingTower(Tower):
             return turned_by(first, frequencies, col, row, by_turns=True)
         return turned_by(first, frequencies, row, col)
 
-    def _block(self, part: Layers, name: str, x: Array, cache: Cache, turned: object) -> None:
+    def _block(self, part: Layers, name: str, x: Array, cache: Cache, views: Sequence[tuple[slice, object]]) -> None:
+        """views: the rows of each, and how its heads are turned."""
         names, mlp = self._config.names, self._config.mlp
         front, behind = (self._norm(name + each) for each in names.norms)
-        attend_all(part, self.attention, AttentionSite(0, name + names.attention, front.name), x, cache, turned)
+        site = AttentionSite(0, name + names.attention, front.name)
+        for rows, turned in views:
+            attend_all(part, self.attention, site, x[rows], cache, turned)
         inside = [f"{name}{each}" for each in mlp.names]
         first, *rest = (
             part.weights.linear(f"{each}.weight", f"{each}.bias" if mlp.biased else None, function)
