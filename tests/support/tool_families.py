@@ -110,6 +110,8 @@ _KIMI = (
     "<|tool_call_end|>",
     "<|tool_calls_section_end|>",
 )
+_XTML = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+_DSML = "｜DSML｜"
 _LIST = json.dumps([{"name": name, "arguments": arguments} for name, arguments in CALLS], ensure_ascii=False)
 _QWEN3 = "\n".join(
     f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
@@ -185,6 +187,32 @@ FAMILIES = (
             for at, (name, _) in enumerate(CALLS)
         )
         + "<|tool_calls_section_end|>",
+    ),
+    Family(
+        "kimi-k3",
+        _XTML,
+        (),
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>Let me see.<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>'
+        'Rome, "日本" </tool_call><|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3'
+        '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="note" index="2"<|sep|>'
+        '<|open|>argument key="text" type="string"<|sep|>a\n  b<|close|>argument<|sep|>'
+        '<|open|>argument key="tags" type="array"<|sep|>["x", 1]<|close|>argument<|sep|>'
+        '<|open|>argument key="pinned" type="boolean"<|sep|>true<|close|>argument<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|><|close|>message<|sep|>",
+        "Hm.",
+    ),
+    Family(
+        "dsml-v4.1",
+        ("<｜System｜>", "<｜User｜>", "<｜Assistant｜>"),
+        (*_TAGS, _DSML),
+        f'Let me see.\n\n<{_DSML} calls>\n<{_DSML} invoke name="get_weather">\n'
+        f'<{_DSML} parameter name="city" string="true">Rome, "日本" </tool_call></{_DSML} parameter>\n'
+        f'<{_DSML} parameter name="days" string="false">3</{_DSML} parameter>\n</{_DSML} invoke>\n'
+        f'<{_DSML} invoke name="note">\n<{_DSML} parameter name="text" string="true">a\n  b</{_DSML} parameter>\n'
+        f'<{_DSML} parameter name="tags" string="false">["x", 1]</{_DSML} parameter>\n'
+        f'<{_DSML} parameter name="pinned" string="false">true</{_DSML} parameter>\n</{_DSML} invoke>\n'
+        f"</{_DSML} calls>",
     ),
     Family(
         "granite",

@@ -29,6 +29,7 @@ ENDS = {
     "<end_of_turn>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek's
     "[EOT]",  # Kimi's
+    "<|end_of_msg|>",  # Kimi K3's
     "[EOS]",
     "[e~[",  # MiniMax's
     "<turn|>",  # Gemma's

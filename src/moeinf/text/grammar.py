@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
+from moeinf.text.channels.xtml import CLOSE, OPEN, SEP, begun_in, is_xtml, marks_in
 from moeinf.text.forms.held_calls import any_object, escaped, rules_of_calls
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, SpaceTokens, token_name
 from moeinf.text.forms.languages import GrammarError, expression
@@ -177,6 +178,8 @@ class Grammars:
         calls = tuple(map(self._written, opens))
         if tags is None:
             return Around(call=call, start=AnswerStart(calls=calls))
+        if is_xtml(self._tokenizer, tags):
+            return _around_elements(self._tokenizer, context, call, (self._all_but, self._written))
         state, ids = state_behind(self._tokenizer, context, tags), tag_ids(self._tokenizer, tags)
         if state == "closed":
             return Around(_SPACE_BEFORE_ANSWER, call=call, start=AnswerStart(calls=calls))
@@ -204,6 +207,28 @@ class Grammars:
         final = "" if framed else f'{channel} "final" {kind} {message}'
         begins = AnswerStart(closes=self._written(CHANNEL) + (b"commentary" if framed else b"final"))
         return Around(analysis, final, to_tool if tools else "", start=begins)
+
+
+def _around_elements(
+    tokenizer: Tokenizer, context: Sequence[int], tools: str, write: tuple[Callable[..., str], Callable[[str], bytes]]
+) -> Around:
+    """What stands around an answer of Kimi K3: its thoughts, and the tags of the answer.
+
+    tools: what it writes to call some, behind an answer that is empty then; "" for none. write: any token but some, and
+    how JsonSpace sees a token.
+    """
+    all_but, written = write
+    marks = list(marks_in(tokenizer))
+    opens, closes, sep = (f"<[{token}]>" for token in marks)
+    open_mark, close_mark, sep_mark = map(written, (OPEN, CLOSE, SEP))
+    call, calls = f'{closes} "response" {sep} {tools}', (close_mark,)
+    begun = begun_in(tokenizer, context)
+    if begun == "response":
+        return Around(call=call if tools else "", start=AnswerStart(calls=calls))
+    thought, head = f'{all_but(marks[1])}* {closes} "think" {sep}', f'{opens} "response" {sep}'
+    lead = "thought" if begun == "think" else f'({opens} "think" {sep} thought)?'
+    start = AnswerStart(closes=open_mark + b"response" + sep_mark, calls=calls)
+    return Around(lead, head, f"{head} {call}" if tools else "", (f"thought: {thought}",), start)
 
 
 def _all_but(eos_ids: Sequence[int], *ids: int) -> str:

@@ -16,6 +16,7 @@ _SWITCHES: Mapping[str, tuple[Json, Json]] = {  # their values for thoughts, and
     "reasoning": (True, False),  # Cohere
 }
 _EFFORT = "reasoning_effort"  # gpt-oss
+_EFFORT_NAMES = (_EFFORT, "thinking_effort")  # Kimi K3's
 # OpenAI's words for how hard to think, in those of THINK_WORDS.
 _EFFORTS = {
     "none": "false",
@@ -38,7 +39,12 @@ class TemplateFacts:
     @property
     def has_levels(self) -> bool:
         """Whether it can be told how hard to think."""
-        return _EFFORT in self.variables
+        return self.effort is not None
+
+    @property
+    def effort(self) -> str | None:
+        """The variable that says how hard to think."""
+        return next((name for name in _EFFORT_NAMES if name in self.variables), None)
 
     @property
     def switchable(self) -> bool:
@@ -84,7 +90,7 @@ def think_of_effort(facts: TemplateFacts | None, effort: str) -> bool | str | No
     think = _EFFORTS[effort]
     if think == "false":
         return False if facts is not None and facts.thinks else None
-    return think if facts is None or _EFFORT in facts.variables else True
+    return think if facts is None or facts.effort is not None else True
 
 
 def _think_variables(facts: TemplateFacts | None, think: str) -> JsonObject:
@@ -97,8 +103,8 @@ def _think_variables(facts: TemplateFacts | None, think: str) -> JsonObject:
     switches = {name: values[think == "false"] for name, values in facts.switches.items()}
     if think in ("true", "false"):
         return switches  # where there is none, its thoughts are ended: see ends_thoughts
-    if _EFFORT not in facts.variables:
+    if facts.effort is None:
         raise UsageError(f"this model knows no levels of thinking, only {'true and false' if switches else 'true'}")
     if facts.effort_off and think == "medium":
         raise UsageError("this model knows two levels of thinking, low and high")
-    return switches | {_EFFORT: think}
+    return switches | {facts.effort: think}

@@ -20,6 +20,7 @@ _TAGS: tuple[Tags, ...] = (
 )
 _LABELS = {"<|channel>": "thought"}  # words that follow a tag, and are no part of the thought
 _HUNYUAN: Tags = ("<think:opensource>", "</think:opensource>")  # whose template puts the names of tokens together
+XTML_TAGS: Tags = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")  # Kimi K3's, whose template puts them together
 _RESPONSE: Tags = ("<response>", "</response>")  # Granite 3.3's, around what it says behind its thought
 
 
@@ -30,6 +31,8 @@ def tags_of(template: str) -> Tags | None:
     """
     if "'</think{}>'" in template and "':opensource'" in template:
         return _HUNYUAN
+    if "'<|open|>' + tag" in template and "'think'" in template:
+        return XTML_TAGS
     return next((tags for tags in _TAGS if tags[1] in template), None)
 
 

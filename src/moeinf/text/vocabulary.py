@@ -24,6 +24,7 @@ _END_OF_TURN = (
     "<|END_OF_TURN_TOKEN|>",
     "<|end|>",
     "<|end_of_text|>",
+    "<|end_of_msg|>",  # Kimi K3's
     "<|call|>",
 )
 

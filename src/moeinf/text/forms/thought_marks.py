@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from moeinf.text.channels.xtml import begun_in, is_xtml, marks_in
 from moeinf.text.harmony_channels import in_head
 from moeinf.text.thoughts import Tags, state_behind, tag_ids
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, END, MESSAGE, START
@@ -27,10 +28,20 @@ class ThoughtMarks:
 
 def marks_of_tags(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> ThoughtMarks | None:
     """None where the tags are written in letters."""
+    if is_xtml(tokenizer, tags):
+        return _marks_of_xtml(tokenizer, context)
     ids = tag_ids(tokenizer, tags)
     if ids is None:
         return None
     return ThoughtMarks((ids[0],), ids[1], (ids[1],), state_behind(tokenizer, context, tags) == "opened")
+
+
+def _marks_of_xtml(tokenizer: Tokenizer, context: Sequence[int]) -> ThoughtMarks:
+    """Of Kimi K3: behind the first token of the tag that closes a thought stand the others, and the answer's tag."""
+    opens, closes, sep = marks_in(tokenizer)
+    think, response = (list(tokenizer.encode(name, add_special_tokens=False).ids) for name in ("think", "response"))
+    ends = (closes, *think, sep, opens, *response, sep)
+    return ThoughtMarks((opens, *think, sep), closes, ends, begun_in(tokenizer, context) == "think")
 
 
 def marks_of_harmony(tokenizer: Tokenizer, context: Sequence[int]) -> ThoughtMarks | None:

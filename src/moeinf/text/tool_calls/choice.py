@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from moeinf.text.channels.xtml_calls import XTML
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.gemma_calls import GEMMA
@@ -12,7 +13,7 @@ from moeinf.text.tool_calls.syntaxes.glm_calls import GLM, HUNYUAN
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
-from moeinf.text.tool_calls.syntaxes.invoke_calls import DSML, DSML_V4, MINIMAX
+from moeinf.text.tool_calls.syntaxes.invoke_calls import DSML, DSML_V4, DSML_V41, MINIMAX
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.marked_calls import HUNYUAN_A13B, NORTH, SOLAR
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
@@ -24,7 +25,9 @@ from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
 _SYNTAXES = (
     *(
         HARMONY,
+        XTML,
         NESTED,
+        DSML_V41,
         DSML_V4,
         DSML,
         MINIMAX,

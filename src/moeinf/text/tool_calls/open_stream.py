@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from moeinf.text.channels.xtml import XtmlStream, is_xtml, marks_in
 from moeinf.text.harmony_channels import HarmonyStream, is_harmony
 from moeinf.text.thoughts import Tags, ThoughtStream
 from moeinf.text.tool_calls.call_stream import CallStream, TextStream
@@ -36,6 +37,9 @@ def open_stream(
     if skip_special and is_harmony(tokenizer):
         return HarmonyStream(tokenizer, context, schemas)
     syntax = syntax if schemas is not None else None
+    if skip_special and is_xtml(tokenizer, tags):
+        tagged = XtmlStream(tokenizer, context)
+        return CallStream(tagged, syntax, schemas or ToolSchemas(()), frozenset(marks_in(tokenizer).values()))
     added = tokenizer.get_added_tokens_decoder()
     names = {*(syntax.marks if syntax else ()), *(tags or ())}
     marked = {

@@ -54,14 +54,14 @@ class Source:
     def __init__(self, tokens: Collection[str] = ()) -> None:
         self.text, self.at = "", 0
         self.ended = self.cut = False  # whether no more comes, and whether that is not by the model's own will
-        self._tokens = tokens
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self._token = re.compile("|".join(map(re.escape, longest_first))) if tokens else None
 
     def written(self, mark: str) -> str:
-        """A mark as it stands in the text: a token, letters, or letters around a token."""
-        if mark in self._tokens:
-            return TOKEN_MARK + mark
-        token = next((each for each in self._tokens if each in mark), "")
-        return mark.replace(token, TOKEN_MARK + token) if token else mark
+        """A mark as it stands in the text: a token, letters, or letters around tokens."""
+        if self._token is None:
+            return mark
+        return self._token.sub(lambda token: TOKEN_MARK + token[0], mark)
 
     def more(self) -> Reading[None]:
         if self.ended:

@@ -3,7 +3,8 @@
 MiniMax M2:    <minimax:tool_call><invoke name="f"><parameter name="key">value</parameter></invoke> ...
                </minimax:tool_call>
 DeepSeek V3.2: <｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="key" string="true">value
-               </｜DSML｜parameter></｜DSML｜invoke> ... </｜DSML｜function_calls>; V4 writes tool_calls there
+               </｜DSML｜parameter></｜DSML｜invoke> ... </｜DSML｜function_calls>; V4 writes tool_calls there,
+               V4.1 calls, with a space in front of the name of each tag
 """
 
 from __future__ import annotations
@@ -93,12 +94,13 @@ def _elements(name: str) -> Elements:
     )
 
 
-def _dsml_elements(section: str, name: str) -> Elements:
+def _dsml_elements(section: str, mark: str, name: str) -> Elements:
+    """mark: what stands in front of the name of each tag."""
     return Elements(
-        f'<{_DSML}{section}>\n<{_DSML}invoke name="{name}">\n',
-        lambda key, is_text: f'<{_DSML}parameter name="{key}"{_IS_TEXT if is_text else _IS_JSON}>',
-        f"</{_DSML}parameter>\n",
-        f"</{_DSML}invoke>\n</{_DSML}{section}>",
+        f'<{mark}{section}>\n<{mark}invoke name="{name}">\n',
+        lambda key, is_text: f'<{mark}parameter name="{key}"{_IS_TEXT if is_text else _IS_JSON}>',
+        f"</{mark}parameter>\n",
+        f"</{mark}invoke>\n</{mark}{section}>",
     )
 
 
@@ -108,5 +110,13 @@ MINIMAX = replace(
 )
 _V3, _V4 = "function_calls", "tool_calls"
 _BOTH = _syntax((f"{_DSML}{_V3}", f"{_DSML}{_V4}"), _DSML, _DSML, (_DSML,))
-DSML_V4 = replace(_BOTH, known_by=(f"{_DSML}{_V4}>", f"dsml_token + '{_V4}>"), elements=partial(_dsml_elements, _V4))
-DSML = replace(_BOTH, elements=partial(_dsml_elements, _V3))
+DSML_V4 = replace(
+    _BOTH, known_by=(f"{_DSML}{_V4}>", f"dsml_token + '{_V4}>"), elements=partial(_dsml_elements, _V4, _DSML)
+)
+DSML = replace(_BOTH, elements=partial(_dsml_elements, _V3, _DSML))
+_SPACED = f"{_DSML} "
+DSML_V41 = replace(
+    _syntax((f"{_SPACED}calls",), _SPACED, f"{_SPACED}calls>", (_DSML,)),
+    known_by=(f"{_SPACED}calls>", "dsml_token + ' calls>"),
+    elements=partial(_dsml_elements, "calls", _SPACED),
+)
