@@ -19,6 +19,7 @@ from moeinf.pull.events import Verb
 from moeinf.pull.source import Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
+from moeinf.pull.tiktoken_file import made_tokenizer
 from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import StoredModel
@@ -169,7 +170,8 @@ class CheckpointPull:
     @cached_property
     def _kept_files(self) -> dict[str, bytes]:
         """Those that it takes over, which lie side by side."""
-        return {name.replace("/", "_"): self._source.read_file(name) for name in self._source.kept_files()}
+        kept = {name.replace("/", "_"): self._source.read_file(name) for name in self._source.kept_files()}
+        return kept | made_tokenizer(kept)
 
     def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
         """Tells the sizes of a download before it begins."""
