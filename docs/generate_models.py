@@ -40,8 +40,9 @@ To try moeinf without a download, use `demo`, which comes with it: a model of 5.
 stories, and goes on with your text in words that make little sense. `demo:chat` is the same model with a chat template.
 It answers everything with a story and obeys no instructions.
 
-`moeinf list --available` prints short names that `run` and `pull` know, such as `mixtral` and `qwen3:30b-a3b`. Any
-other model of a family below is named by its repository, as in `moeinf pull Qwen/Qwen3-30B-A3B --quant q4_k`.
+`moeinf list --available` prints short names that `run` and `pull` know, such as `mixtral` and `qwen3:30b-a3b`, and
+[first-minutes.md](first-minutes.md) says what they mean. Any other model of a family below is named by its repository,
+as in `moeinf pull Qwen/Qwen3-30B-A3B --quant q4_k`.
 
 ## How much memory and disk a model takes
 

@@ -25,7 +25,7 @@ COLUMNS = 120
 README_LINES = 150
 # Of the README and the pages for users, which lie in docs/ itself. Those of its folders are for whoever looks something
 # up (reference, which scripts write), changes moeinf (contributing) or checks what was measured (lab).
-MOST_WORDS = 25_000
+MOST_WORDS = 25_500
 WORDS = {
     "README.md": 1_400,
     "agents.md": 950,
@@ -33,6 +33,7 @@ WORDS = {
     "approx.md": 1_350,
     "batch.md": 700,
     "benchmarks.md": 700,
+    "first-minutes.md": 1_000,
     "formats.md": 1_600,
     "gpu.md": 700,
     "models.md": 3_000,

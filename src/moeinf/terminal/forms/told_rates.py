@@ -8,11 +8,13 @@ from pathlib import Path
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
-from moeinf.engine.speed.rates import Disks, Kind, Rates
+from moeinf.engine.speed.rates import Conditions, Disks, Kind, Rates
 from moeinf.store.spread.copy_list import CopyList
 from moeinf.terminal.progress import StatusLine
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import say
+
+_DOUBTED = list[Conditions]()  # of which this process has said that the rates may be too low
 
 
 def told_rates(
@@ -35,7 +37,8 @@ def told_rates(
         rates = known_rates(store_home(), config, report, again=again, kinds=kinds, folders=folders)
     finally:
         line.clear()
-    if (then := rates.conditions).was_busy:
+    if (then := rates.conditions).was_busy and rates.conditions not in _DOUBTED:
+        _DOUBTED.append(rates.conditions)
         say(
             f"note: other programs computed when this machine was measured (load {then.load:g}, {then.threads} threads "
             "here), so that the rates may be too low; `moeinf doctor --again` measures it once they have ended"
