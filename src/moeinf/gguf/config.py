@@ -39,6 +39,7 @@ REFUSED: Final = {  # other architectures with experts in llama.cpp, and what ea
     "deci": "layers of different widths, some without attention",
     "dflash": "the model for which it drafts tokens",
     "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
+    "k2horizon": "values that experts make (MoVA), norms of groups of numbers",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,
     "mistral3": "queries that are scaled by their position, under Mixtral's experts",

@@ -212,7 +212,7 @@ class _Dense:
         if rest == "self_attn.indexer.index_qk_proj.weight":
             halves = tuple(_find(self._gguf, [f"blk.{number}.indexer.{half}_proj.weight"]) for half in "qk")
             return self._checked(name, halves, shape, (Stack(),))
-        if (taken := self._of_fused(number, rest, shape)) is not None:
+        if (taken := self._of_fused(number, name, rest, shape)) is not None:
             return self._checked(name, *taken)
         if name in self._plan.whole:
             tensor = _find(self._gguf, layer_names(number, rest, self._architecture))
@@ -223,15 +223,21 @@ class _Dense:
         return self._checked(name, (tensor,), shape, self._undo(rest, tensor, shape))
 
     def _of_fused(
-        self, layer: int, rest: str, shape: tuple[int, ...]
+        self, layer: int, name: str, rest: str, shape: tuple[int, ...]
     ) -> tuple[tuple[GgufTensor], tuple[int, ...], Undo] | None:
         """Queries, keys or values that lie in one tensor, one behind the other."""
         found = re.fullmatch(r"self_attn\.([qkv])_proj\.(weight|bias)", rest)
         tensor = None if found is None else self._gguf.tensors.get(f"blk.{layer}.attn_qkv.{found[2]}")
         if found is None or tensor is None:
             return None
-        start = {"q": 0, "k": tensor.shape[0] - 2 * shape[0], "v": tensor.shape[0] - shape[0]}[found[1]]
-        return (tensor,), shape, (TakeRows(start, shape[0]),)
+        whole = [f"{name.removesuffix(rest)}self_attn.{each}_proj.{found[2]}" for each in "qkv"]
+        rows = [self._plan.dense.get(each, (0,))[0] for each in whole]
+        if tensor.shape[0] != sum(rows):
+            raise CheckpointError(
+                f"{self._gguf.where}: tensor {tensor.name!r} has {tensor.shape[0]} rows, its metadata mean {rows} of "
+                "queries, keys and values; the file is damaged"
+            )
+        return (tensor,), shape, (TakeRows(sum(rows[: "qkv".index(found[1])]), shape[0]),)
 
     def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:
         """Widened or as it lies, what comes out has to be what the plan wants."""

@@ -17,7 +17,12 @@ def _part_of(whole: str) -> str:
     return f"the whole checkpoint, whose model_type is {whole!r}: this is the part of it that reads text"
 
 
-REFUSED: Final = {
+NOT_IN_TRANSFORMERS: Final = {  # no release of it has them; public programs do
+    "k2_horizon": "values that experts make (MoVA), norms of groups of numbers, gates of softplus or silu",
+    "mimo_v2": "a reader of matrices that lie in shares of several processors, each with scales in FP8 of its own; "
+    "GGUF files of its Flash models are read",
+}
+REFUSED: Final = NOT_IN_TRANSFORMERS | {
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",
     "doge": "experts of single rows, found by products of keys",

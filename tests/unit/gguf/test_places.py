@@ -354,9 +354,10 @@ def test_damaged_steps_are_refused(undo: Any) -> None:
     assert str(caught.value).startswith("manifest.json: undo") and "\n" not in str(caught.value)
 
 
-def test_queries_keys_and_values_that_lie_in_one_tensor_are_taken_apart(tmp_path: Path) -> None:
-    """As in files made of the code that was published with GLM-4-9B."""
-    config, tensors = checkpoint("glm")
+@pytest.mark.parametrize("name", ["glm", "mimo_v2_flash"])
+def test_queries_keys_and_values_that_lie_in_one_tensor_are_taken_apart(name: str, tmp_path: Path) -> None:
+    """As in files made of the code that was published with GLM-4-9B, or of MiMo-V2.5, whose values are narrower."""
+    config, tensors = checkpoint(name)
     left = {
         name: each for name, each in tensors.items() if "_proj." not in name or "self_attn.o" in name or "mlp" in name
     }
@@ -366,14 +367,19 @@ def test_queries_keys_and_values_that_lie_in_one_tensor_are_taken_apart(tmp_path
         ).numpy()
         for layer in range(config["num_hidden_layers"])
         for end in ("weight", "bias")
+        if f"model.layers.{layer}.self_attn.q_proj.{end}" in tensors
     }
     found = read_gguf(write_gguf(tmp_path / "model.gguf", config, left, scales=fused)[0])
     plan = family_of(config_of(found)).tensors
     c = Converted(config, tensors, found, plan, places_of(found, plan))
     taken = 0
-    for name, source in c.places.dense.items():
+    for each, source in c.places.dense.items():
         if source.tensors[0].name in fused:
             result = undone([c.stored(tensor) for tensor in source.tensors], source.undo)
-            assert np.array_equal(result.data.view(np.float32).reshape(source.shape), tensors[name].float().numpy())
+            assert np.array_equal(result.data.view(np.float32).reshape(source.shape), tensors[each].float().numpy())
             taken += 1
-    assert taken == 6 * config["num_hidden_layers"]
+    assert taken == 3 * len(fused)
+    short = {key: values[:-1] for key, values in fused.items()}
+    cut = read_gguf(write_gguf(tmp_path / "cut.gguf", config, left, scales=short)[0])
+    with pytest.raises(CheckpointError, match=r"attn_qkv\.\w+' has \d+ rows"):
+        places_of(cut, plan)
