@@ -19,7 +19,8 @@ from moeinf.gguf.unread_tensors import refuse_unread_positions
 from moeinf.types import JsonObject
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
-_HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
+_HEADS_BY_LAYER = {"dots3note", "laguna", "step35"}
+_KEYS_BY_LAYER = {"dots3note", "gemma4", "mimo2", "step35"}
 _CENTRED = {"cohere2moe", "dbrx", "starcoder2"}  # whose norms are layer norms, which they tell themselves
 # Architectures whose attention may have a bias of its output without others, as in llama.cpp.
 _OUTPUT_BIASED = {
@@ -38,7 +39,6 @@ _NO_LANGUAGE: Final = "nothing: it generates no text"
 REFUSED: Final = {  # other architectures with experts in llama.cpp, and what each would need
     "deci": "layers of different widths, some without attention",
     "dflash": "the model for which it drafts tokens",
-    "dots3note": "a reader of its metadata; dots 3 Note runs from safetensors",
     "k2horizon": "values that experts make (MoVA), norms of groups of numbers",
     "llada-moe": _DIFFUSION,
     "llama-embed": _NO_LANGUAGE,

@@ -131,6 +131,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:(?:self_attn|mixer)\.o_proj|self_attn\.out_proj|attention\.dense)\.(weight|bias)", (r"attn_output.\1",)),
     (r"self_attn\.(?:gate_proj|g_proj|linear_gate|output_gate)\.weight", ("attn_gate.weight", "ssm_g.weight")),
     (r"self_attn\.([qk])_(?:norm|layernorm)\.weight", (r"attn_\1_norm.weight",)),
+    (r"self_attn\.k_rope_only_layernorm\.weight", ("attn_k_norm.weight",)),
     (ATTENTION + r"([qk])(?:uery|ey)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (r"self_attn\.(?:sinks|attention_sink_bias|learnable_sink_param)", ("attn_sinks.weight",)),
     (ATTENTION + r"(q_a|q_b|kv_b)_proj\.(weight|bias)", (r"attn_\1.\2",)),

@@ -24,6 +24,7 @@ _WITHOUT = {
     "deepseek32",
     "deepseek4",
     "deepseek41",
+    "dots3note",
     "ernie4_5",
     "ernie4_5-moe",
     "exaone-moe",

@@ -18,6 +18,7 @@ from tests.support.facts import declared, facts
 from tests.support.own_gguf import WRITTEN, drawn_small, write_own
 
 AS_STORED: dict[str, dict[str, Any]] = {  # what is stored in another way than in a checkpoint
+    "dots3_note": {"latents_scaled": False},
     "grove_moe": {"small_experts_apart": True},
     "grok": {"attn_output_multiplier": 24**-0.5},
 }
@@ -46,6 +47,9 @@ def test_a_file_means_what_the_checkpoint_does(family: str, tmp_path: Path) -> N
         ("grove_moe", {"expert_chunk_feed_forward_length": 8}, "chexps"),
         ("grove_moe", {"expert_group_scale": -1.0}, "expert_group_scale"),
         ("grove_moe", {"expert_weights_norm": False}, "norm_topk_prob"),
+        ("dots3_note", {"attention.head_count": [4, 2, 3, 2]}, "attention.head_count"),
+        ("dots3_note", {"attention.kv_lora_rank_swa": 20}, "attn_"),
+        ("dots3_note", {"expert_gating_func": 1}, "expert_gating_func"),
         ("grok", {"expert_gating_func": 2}, "expert_gating_func"),
         ("grok", {"expert_weights_norm": True}, "expert_weights_norm"),
         ("grok", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),

@@ -35,6 +35,7 @@ WRITTEN = {
     "deepseek4": "deepseek-v3",
     "deepseek41": "deepseek-v3",  # as converters of its own pull request write it
     "dots1": "qwen2",
+    "dots3note": "qwen2",
     "ernie4_5": "",
     "ernie4_5-moe": "",
     "exaone-moe": "exaone-moe",

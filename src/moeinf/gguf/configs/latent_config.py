@@ -9,6 +9,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.configs.common import (
     SIGMOID,
     SQRT_SOFTPLUS,
+    counts_of,
     expert_width,
     experts_of,
     grouped_routing,
@@ -19,6 +20,8 @@ from moeinf.gguf.configs.common import (
     refuse_unless,
     refuse_unless_sigmoid,
     routing_is_corrected,
+    shared_width,
+    slides_of,
     whole_numbers,
 )
 from moeinf.gguf.metadata import Metadata
@@ -63,6 +66,54 @@ def _indexed(m: Metadata) -> JsonObject:
         "index_topk": m.count("attention.indexer.top_k"),
     }
     return _attention(m) | grouped_routing(m) | found
+
+
+def _dots3_note(m: Metadata) -> JsonObject:
+    """Norms of latents have the factor by which the published code multiplies these."""
+    refuse_unless_sigmoid(m)
+    layers = range(num_layers_of(m))
+    heads, slides = counts_of(m, "attention.head_count"), slides_of(m, lambda i: False)
+    rotated = m.count("rope.dimension_count")
+    for name in ("head_count_kv", "key_length", "value_length", "key_length_swa", "value_length_swa", "indexer.types"):
+        m.values(f"attention.{name}") or m.get(f"attention.{name}")  # said again by others, or by the tensors
+    own = {sees: {heads[i] for i in layers if slides[i] != sees} for sees in (True, False)}
+    refuse_unless(m, all(len(each) == 1 for each in own.values()), "attention.head_count")
+    (whole,), (few,) = own[True], own[False]
+    full = {"rope_type": "default"} | positions_of(m).get("rope_scaling", {})
+    indexed = [m.tensor(f"blk.{i}.indexer.attn_k.weight") is not None for i in layers]
+    kinds = ["sliding_attention" if slides[i] else f"{('full', 'indexed')[indexed[i]]}_attention" for i in layers]
+    others = {kind: full | {"rope_theta": m.number("rope.freq_base", 1e4)} for kind in kinds}
+    key, key_swa = (m.count(f"attention.key_length_mla{end}") for end in ("", "_swa"))
+    shared = m.count("expert_shared_count", 0)
+    return grouped_routing(m) | {
+        "model_type": "dots3_note",
+        "latents_scaled": False,
+        "num_attention_heads": whole,
+        "num_key_value_heads": whole,
+        "q_lora_rank": m.count("attention.q_lora_rank"),
+        "kv_lora_rank": m.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": m.count("attention.value_length_mla"),
+        "layer_types": kinds,
+        "mlp_layer_types": mlps_of(m),
+        "sliding_window": m.count("attention.sliding_window"),
+        "swa_num_attention_heads": few,
+        "swa_num_key_value_heads": few,
+        "swa_q_lora_rank": m.count("attention.q_lora_rank"),
+        "swa_kv_lora_rank": m.count("attention.kv_lora_rank_swa"),
+        "swa_head_dim": key_swa,
+        "swa_qk_nope_head_dim": key_swa - rotated,
+        "swa_v_head_dim": m.count("attention.value_length_mla_swa"),
+        "shared_experts_intermediate_size": shared_width(m) // max(1, shared),
+        "index_n_heads": m.count("attention.indexer.head_count"),
+        "index_head_dim": m.count("attention.indexer.key_length"),
+        "index_topk": m.count("attention.indexer.top_k"),
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": others
+        | {"sliding_attention": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa")}},
+    }
 
 
 def _streams(m: Metadata) -> JsonObject:
@@ -355,6 +406,7 @@ def _ling(m: Metadata) -> JsonObject:
 LATENT: dict[str, Callable[[Metadata], JsonObject]] = {
     "deepseek2": _deepseek,
     "deepseek32": _indexed,
+    "dots3note": _dots3_note,
     "deepseek4": _deepseek4,
     "deepseek41": _deepseek41,
     "glm-dsa": _glm_dsa,

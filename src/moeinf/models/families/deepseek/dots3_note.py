@@ -82,13 +82,15 @@ def _attention(f: Fields, kinds: tuple[str, ...], kind: str) -> tuple[DecoderCon
     windowed = kind == _SLIDING
     decoder, latent = parse_latent(of_kind(f, kind), interleaved=True, norm_eps=1e-5, windowed=windowed)
     hidden = decoder.attention.hidden_size
-    scale = (latent.qk_nope_head_dim + latent.rotary_dim) ** -0.5 * (hidden / f.count("q_lora_rank")) ** 0.5
+    scaled = f.flag("latents_scaled", True)  # else the norms of a GGUF file are
+    queries, latents = ((hidden / size) ** 0.5 if scaled else 1.0 for size in (f.count("q_lora_rank"), latent.rank))
+    scale = (latent.qk_nope_head_dim + latent.rotary_dim) ** -0.5 * queries
     window = (f.count("sliding_window", 0) or f.count("sliding_window_size", 512)) if windowed else None
     latent = replace(
         latent.named(key_norm="k_rope_only_layernorm"),
         eps=decoder.attention.norm_eps,
         gate=LatentGate("heads"),
-        latent_scale=(hidden / latent.rank) ** 0.5,
+        latent_scale=latents,
     )
     return replace(decoder, attention=decoder.attention.scored(scale=scale).seeing(window)), latent
 
