@@ -50,6 +50,7 @@ class Choice:
     """The forms of a model, the best first, and the one that is taken unless the user wants another."""
 
     name: str  # of the model, as it was asked for
+    model: KnownModel
     found: Found
     rows: tuple[FormForecast, ...]
     taken: FormForecast
@@ -138,7 +139,7 @@ def choice_among(
     name = options.name or reference.lower().removesuffix(f":{DEFAULT_TAG}")
     found, here = forms_of(model, name, options, home), machine()
     rows, free = tuple(_forecast_of(form, config, here, rates) for form in found.forms), free_bytes(home)
-    return Choice(name, found, rows, taken(name, rows, free), free)
+    return Choice(name, model, found, rows, taken(name, rows, free), free)
 
 
 def settled(

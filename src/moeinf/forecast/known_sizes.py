@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,7 @@ from importlib import resources
 from moeinf.engine.speed.rates import Rates
 from moeinf.forecast.hits import expected_hits
 from moeinf.hardware import Machine
-from moeinf.store.naming.catalogue import KnownModel
+from moeinf.store.naming.catalogue import KnownModel, catalogue
 from moeinf.types import MoeShape
 
 
@@ -54,6 +55,13 @@ class KnownSize:
 def size_of(model: KnownModel) -> KnownSize | None:
     """None where no published config.json of it is known."""
     return _sizes().get(model.like)
+
+
+def nearest_mixture(num_bytes: int) -> tuple[KnownModel, KnownSize] | None:
+    """The known model with experts that is about as large at 4 bits."""
+    known = ((model, size_of(model)) for model in catalogue().values())
+    mixtures = [(model, size) for model, size in known if size is not None and size.num_experts > 1]
+    return min(mixtures, key=lambda each: abs(math.log(each[1].store_bytes / num_bytes)), default=None)
 
 
 @cache

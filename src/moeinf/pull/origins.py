@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
@@ -140,25 +140,8 @@ def _known(reference: str, library: Library) -> Origin | None:
 _MEANINGS: tuple[Callable[[str, Library], Origin | None], ...] = (_outside, _stored, _begun, _known)
 
 
-# Names that ollama gives to models without experts, and the repositories by which these run here.
-DENSE_NAMES: Mapping[str, str] = {
-    "llama3.2": "meta-llama/Llama-3.2-3B-Instruct",
-    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct",
-    "llama3": "meta-llama/Meta-Llama-3-8B-Instruct",
-    "qwen3": "Qwen/Qwen3-8B",
-    "qwen2.5": "Qwen/Qwen2.5-7B-Instruct",
-    "qwen2.5-coder": "Qwen/Qwen2.5-Coder-7B-Instruct",
-    "gemma3": "google/gemma-3-4b-it",
-    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
-    "phi4": "microsoft/phi-4",
-    "phi3": "microsoft/Phi-3-mini-4k-instruct",
-    "smollm2": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
-    "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-}
-
-
 def _unknown(reference: str, library: Library) -> ModelNotFoundError:
-    """Names the models whose names begin so, else those that are nearly called so, and where a dense one is."""
+    """Names the models whose names begin so, else those that are nearly called so."""
     stored = [model.name.removesuffix(f":{DEFAULT_TAG}") for model in library.list()]
     names = {*stored, *known_sources(library.home)}
     wanted = reference.lower().partition(":")[0]
@@ -166,11 +149,7 @@ def _unknown(reference: str, library: Library) -> ModelNotFoundError:
     alike = [name for name in names if long_enough and name.startswith(wanted)]
     close = sorted(alike, key=lambda name: (name.partition(":")[0] != wanted, name))[:3]
     close = close or difflib.get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
-    dense = next((DENSE_NAMES[name] for name in DENSE_NAMES if long_enough and name.startswith(wanted)), None)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
-    if dense is not None:
-        hint = f"models of that name have no experts, and run by the name of their repository, such as {dense}"
-        hint += f"; with experts there is {' or '.join(close)}" if close else "; small ones with experts: olmoe"
     return ModelNotFoundError(
         f"model '{printable(reference)}' not found; {hint} (`moeinf list --available` shows the names)"
     )

@@ -163,6 +163,11 @@ def test_an_interrupted_pull_of_a_form_goes_on_with_it(command: Command, home: P
     assert source_of(home, "story")[1] in (FILES, REPO)
 
 
+def test_a_model_without_experts_says_so(command: Command, hub: Hub) -> None:
+    done = command("fit", "plain:5m")
+    assert "plain:5m has no experts: every token uses all of it; mixtral:8x7b is about as large" in done.out, done
+
+
 def test_names_of_the_user_have_one_form(command: Command, home: Path, hub: Hub) -> None:
     (home / "aliases.json").write_text(json.dumps({"story": f"{FILES}:IQ4_XS"}))
     assert command("pull", "story").code == 0

@@ -62,7 +62,8 @@ def known_source(repo: str) -> KnownModel | None:
 
 def sources_of(checkpoint: ModelSource) -> tuple[ModelSource, ...]:
     """Those of all forms of a known model, by its checkpoint; of any other source itself alone."""
-    return next((model.sources for model in catalogue().values() if model.checkpoint == checkpoint), (checkpoint,))
+    of_it = (model.sources for model in catalogue().values() if model.checkpoint == checkpoint)
+    return tuple(dict.fromkeys(each for sources in of_it for each in sources)) or (checkpoint,)
 
 
 def known_form(name: str) -> tuple[KnownModel, str] | None:

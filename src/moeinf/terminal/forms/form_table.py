@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from moeinf.forecast.form_choice import Choice, FormForecast, has_room
+from moeinf.forecast.known_sizes import nearest_mixture
 from moeinf.terminal.screen import table
-from moeinf.text.quantities import eta_text, size_text
+from moeinf.text.quantities import count_text, eta_text, size_text
 
 
 def form_lines(choice: Choice, verb: str) -> list[str]:
@@ -18,10 +19,22 @@ def form_lines(choice: Choice, verb: str) -> list[str]:
     return [
         f"forms of {choice.name}, and what they would be here, where {size_text(choice.free_bytes)} of disk are free:",
         *table(grid, 2),
-        *(f"note: {line}" for line in choice.found.notes),
+        *(f"note: {line}" for line in (*choice.found.notes, *_of_dense(choice))),
         choice.line,
         *([f"`moeinf {verb} {choice.form_name(other.form.tag)}` takes another"] if other else []),
     ]
+
+
+def _of_dense(choice: Choice) -> list[str]:
+    """What a model without experts is, and the mixture that is about as large."""
+    if not choice.model.dense:
+        return []
+    line = f"{choice.name} has no experts: every token uses all of it"
+    near = nearest_mixture(min(row.form.store_bytes for row in choice.rows))
+    if near is not None:
+        active = count_text(near[1].active_params)
+        line += f"; {near[0].name} is about as large, and a token uses {active} weights of it"
+    return [line]
 
 
 def forms_json(choice: Choice) -> str:
