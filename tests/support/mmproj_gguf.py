@@ -6,7 +6,7 @@ tests/unit/gguf/test_towers.py holds it against files that the converter itself 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,39 @@ _RENAMED = (
     (r"model\.visual\.pos_embed\.", "v.position_embd."),
     (r"model\.visual\.patch_embed\.proj\.", "v.patch_embd."),
     (r"model\.visual\.deepstack_merger_list\.(\d+)\.(?:linear_)?", r"v.deepstack.\1."),
+    (r"model\.visual\.embeddings\.position_embedding", "v.position_embd"),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.(\w+)_proj", r"v.blk.\1.ffn_\2"),
+    (r"model\.visual\.post_conv_layernorm", "v.norm_embd"),
+    (r"model\.visual\.post_layernorm", "v.post_ln"),
+    (r"model\.visual\.downsample", "mm.patch_merger"),
+    (r"model\.visual\.merger\.proj", "mm.model.fc"),
+    (r"model\.visual\.merger\.post_projection_norm", "mm.post_norm"),
+    (r"model\.visual\.merger\.(\w+)_proj", r"mm.\1"),
     (r"model\.vision_tower\.std_", "v.std_"),
     (r"model\.vision_tower\.patch_embedder\.input_proj\.", "v.patch_embd."),
     (r"model\.vision_tower\.patch_embedder\.position_embedding_table", "v.position_embd.weight"),
     (r"model\.embed_vision\.embedding_projection\.", "mm.input_projection."),
+    (r"vision_tower\.patch_conv", "v.patch_embd"),
+    (r"vision_tower\.ln_pre", "v.pre_ln"),
+    (r"vision_tower\.transformer\.layers\.(\d+)\.", r"v.blk.\1."),
+    (r"attention\.([qkv])_proj", r"attn_\1"),
+    (r"attention\.o_proj", "attn_out"),
+    (r"attention_norm", "ln1"),
+    (r"ffn_norm", "ln2"),
+    (r"feed_forward\.(\w+)_proj", r"ffn_\1"),
+    (r"multi_modal_projector\.norm", "mm.input_norm"),
+    (r"multi_modal_projector\.patch_merger\.merging_layer", "mm.patch_merger"),
+    (r"multi_modal_projector\.linear_(\d)", r"mm.\1"),
+    (r"vision_model\.patch_embedding\.linear", "v.patch_embd"),
+    (r"vision_model\.class_embedding", "v.class_embd"),
+    (r"vision_model\.positional_embedding_vlm", "v.position_embd.weight"),
+    (r"vision_model\.layernorm_(\w+)", r"v.\1_ln"),
+    (r"vision_model\.model\.layers\.(\d+)\.self_attn\.([qkv])_proj", r"v.blk.\1.attn_\2"),
+    (r"vision_model\.model\.layers\.(\d+)\.self_attn\.o_proj", r"v.blk.\1.attn_out"),
+    (r"vision_model\.model\.layers\.(\d+)\.mlp\.fc1", r"v.blk.\1.ffn_up"),
+    (r"vision_model\.model\.layers\.(\d+)\.mlp\.fc2", r"v.blk.\1.ffn_down"),
+    (r"vision_model\.model\.layers\.(\d+)\.", r"v.blk.\1."),
+    (r"vision_model\.vision_adapter\.mlp\.fc", "mm.model.mlp."),
     (r"model\.vision_tower\.encoder\.layers\.(\d+)\.", r"v.blk.\1."),
     (r"self_attn\.o_proj\.linear", "attn_out"),
     (r"self_attn\.([qkv])_proj\.linear", r"attn_\1"),
@@ -43,7 +72,8 @@ _RENAMED = (
     (r"post_attention_layernorm", "attn_post_norm"),
     (r"post_feedforward_layernorm", "ffn_post_norm"),
 )
-_ALWAYS_F32 = re.compile(r"patch_embd|position_embd|norm|ln\d?\.|std_|bias$")
+_OF_ONE = {"llama4": ((r"multi_modal_projector\.linear_1", "mm.model.fc"),)}
+_ALWAYS_F32 = re.compile(r"patch_embd|patch_merger|position_embd|norm|ln\d?\.|std_|class_embd|bias$")
 
 
 def write_mmproj(
@@ -64,9 +94,10 @@ def write_mmproj(
     for name, value in fields.items():
         if value is not None:
             add_field(writer, name, value)
-    deep = config["vision_config"].get("deepstack_visual_indexes", [])
+    vision = config["vision_config"]
+    deep, heads = vision.get("deepstack_visual_indexes", []), vision.get("num_attention_heads", 1)
     for source, tensor in tensors.items():
-        for name, values in as_in_files(source, tensor.float().numpy(), deep):
+        for name, values in as_in_files(source, tensor.float().numpy(), deep, heads, config["model_type"]):
             plain = _ALWAYS_F32.search(name)
             kind = gguf.GGMLQuantizationType["F32" if plain else kinds(name)]
             if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
@@ -80,49 +111,100 @@ def write_mmproj(
 
 
 def tower_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
-    v, text = config["vision_config"], config["text_config"]
-    pools = config["model_type"] == "gemma4"
+    v, text = (
+        {"spatial_merge_size": config.get("spatial_merge_size", 2)} | config["vision_config"],
+        config["text_config"],
+    )
     found = {
         "has_vision_encoder": True,
         "vision.projection_dim": text["hidden_size"],
         "vision.patch_size": v.get("patch_size", 16),
         "vision.embedding_length": v["hidden_size"],
         "vision.feed_forward_length": v["intermediate_size"],
-        "vision.block_count": v["num_hidden_layers"] if pools else v["depth"],
-        "vision.attention.head_count": v["num_attention_heads"] if pools else v["num_heads"],
+        "vision.block_count": v.get("depth") or v["num_hidden_layers"],
+        "vision.attention.head_count": v.get("num_heads") or v["num_attention_heads"],
+        "vision.image_mean": [0.5] * 3,
+        "vision.image_std": [0.5] * 3,
+        **_OF_FAMILIES[config["model_type"]](v, text),
     }
-    if pools:
-        found |= {
-            "vision.image_size": 224,
-            "vision.image_mean": [0.0] * 3,
-            "vision.image_std": [1.0] * 3,
-            "vision.projector_type": "gemma4v",
-            "vision.attention.layer_norm_epsilon": 1e-6,
-        }
-    else:
-        depth, deep = v["depth"], v.get("deepstack_visual_indexes", [])
-        found |= {
-            "vision.image_size": int(v["num_position_embeddings"] ** 0.5 * v.get("patch_size", 16)),
-            "vision.image_mean": [0.5] * 3,
-            "vision.image_std": [0.5] * 3,
-            "projector_type": "qwen3vl_merger",
-            "use_gelu": True,
-            "vision.spatial_merge_size": v.get("spatial_merge_size", 2),
-            "vision.attention.layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
-            "vision.is_deepstack_layers": [i in deep for i in range(depth)],
-        }
     return {f"clip.{name}": value for name, value in found.items()}
 
 
-def as_in_files(name: str, values: Floats, deep: Sequence[int]) -> Iterator[tuple[str, Floats]]:
+def _of_gemma(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": 224,
+        "vision.image_mean": [0.0] * 3,
+        "vision.image_std": [1.0] * 3,
+        "vision.projector_type": "gemma4v",
+        "vision.attention.layer_norm_epsilon": 1e-6,
+    }
+
+
+def _of_glm(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": v["image_size"],
+        "projector_type": "glm4v",
+        "use_silu": True,
+        "vision.attention.layer_norm_epsilon": v.get("rms_norm_eps", 1e-5),
+    }
+
+
+def _of_qwen(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    deep = v.get("deepstack_visual_indexes", [])
+    return {
+        "vision.image_size": int(v["num_position_embeddings"] ** 0.5 * v.get("patch_size", 16)),
+        "projector_type": "qwen3vl_merger",
+        "use_gelu": True,
+        "vision.spatial_merge_size": v.get("spatial_merge_size", 2),
+        "vision.attention.layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
+        "vision.is_deepstack_layers": [i in deep for i in range(v["depth"])],
+    }
+
+
+def _of_llama(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": v["image_size"],
+        "projector_type": "llama4",
+        "use_gelu": True,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.projector.scale_factor": round(1 / v["pixel_shuffle_ratio"]),
+    }
+
+
+def _of_pixtral(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": v["image_size"],
+        "projector_type": "pixtral",
+        f"use_{v['hidden_act']}": True,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.spatial_merge_size": v["spatial_merge_size"],
+    }
+
+
+_OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
+    "gemma4": _of_gemma,
+    "glm4v_moe": _of_glm,
+    "llama4": _of_llama,
+    "mistral3": _of_pixtral,
+    "qwen3_5_moe": _of_qwen,
+    "qwen3_vl_moe": _of_qwen,
+}
+
+
+def as_in_files(
+    name: str, values: Floats, deep: Sequence[int], num_heads: int = 1, model_type: str = ""
+) -> Iterator[tuple[str, Floats]]:
     """A tensor as files have it. deep: the blocks behind which there are rows for layers."""
     renamed = name
-    for pattern, to in _RENAMED:
+    for pattern, to in (*_OF_ONE.get(model_type, ()), *_RENAMED):
         renamed = re.sub(pattern, to, renamed)
     renamed = re.sub(r"(?<=^v\.deepstack\.)\d+", lambda at: str(deep[int(at[0])]), renamed)
     if name.endswith("patch_embed.proj.weight"):
         yield renamed, np.ascontiguousarray(values[:, :, 0])
         yield f"{renamed}.1", np.ascontiguousarray(values[:, :, 1])
+    elif re.search(r"vision_tower\.transformer.*[qk]_proj", name):  # pairs that are turned together, side by side
+        heads = values.reshape(num_heads, 2, -1, values.shape[1])
+        yield renamed, np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
     elif name.endswith("input_proj.weight"):
         side = round((values.shape[1] / 3) ** 0.5)
         yield renamed, np.ascontiguousarray(values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))

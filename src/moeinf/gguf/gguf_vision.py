@@ -16,6 +16,7 @@ from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, texts_of
 from moeinf.gguf.sights.merging_sight import MERGING, deep_blocks
 from moeinf.gguf.sights.pooling_sight import POOLING
+from moeinf.gguf.sights.projecting_sights import PROJECTING
 from moeinf.gguf.sights.sight import Sight
 from moeinf.gguf.undo import Kind, Widen, outcome
 from moeinf.types import JsonObject
@@ -26,7 +27,7 @@ _LOOKED_UP = re.compile(r"pos(ition)?_emb")  # in the names of tables
 _OF_SOUND = ("a.", "mm.a.")  # what tensors of a model of sound begin with, which the same file may hold
 
 
-_SIGHTS: Mapping[str, Sight] = {**MERGING, **POOLING}
+_SIGHTS: Mapping[str, Sight] = {**MERGING, **POOLING, **PROJECTING}
 
 
 def may_see(gguf: Gguf) -> bool:
@@ -56,7 +57,7 @@ def seeing_config(gguf: Gguf, text: JsonObject) -> JsonObject:
             f"{m.where} gives the model rows of {width} numbers, which takes {text['hidden_size']}: it is the mmproj "
             "file of another model"
         )
-    vision = sight.config(m)
+    vision, whole = sight.config(m), sight.whole(m)
     sight.processor(m)
     for name in _READ_ELSEWHERE:
         m.values(name)
@@ -65,6 +66,7 @@ def seeing_config(gguf: Gguf, text: JsonObject) -> JsonObject:
         "model_type": sight.family,
         **{name: text[name] for name in _OUTSIDE if name in text},
         **_token_ids(gguf, sight),
+        **whole,
         "text_config": {name: value for name, value in text.items() if name != "model_type"} | sight.text(gguf, text),
         "vision_config": vision,
     }
@@ -85,7 +87,7 @@ def tower_places(gguf: Gguf, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     mmproj, deep = m.gguf, deep_blocks(m)
     number, used, found = len(gguf.files), set[str](), dict[str, DenseSource]()
     for name, shape in shapes.items():
-        sources = _sources(mmproj, _file_names(sight, name, deep))
+        sources = _sources(mmproj, _file_names(sight, name, deep, mmproj))
         undo = sight.undo(name, shape, sources, m)
         used |= {tensor.name for tensor in sources}
         kind = outcome([Kind(tensor.format, tensor.shape) for tensor in sources], undo)
@@ -99,7 +101,7 @@ def tower_places(gguf: Gguf, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
             undo = (*undo, Widen())
         found[name] = DenseSource(tuple(replace(tensor, file=number) for tensor in sources), shape, undo)
     for name in mmproj.tensors:
-        if name not in used and not name.startswith(_OF_SOUND):
+        if name not in used and name not in sight.unused and not name.startswith(_OF_SOUND):
             raise UnsupportedModelError(f"{mmproj.where}: its tensor {name!r} is none of a tower that moeinf computes")
     return found
 
@@ -138,14 +140,19 @@ def _token_ids(gguf: Gguf, sight: Sight) -> JsonObject:
     return {field: tokens.index(text) for field, text in sight.tokens.items()}
 
 
-def _file_names(sight: Sight, name: str, deep: list[int]) -> list[str]:
-    """deep: the blocks behind which there are rows for layers, whose numbers files have in place of the layers'."""
+def _file_names(sight: Sight, name: str, deep: list[int], mmproj: Gguf) -> list[str]:
+    """Those that the file has, of several; else the first.
+
+    deep: the blocks behind which there are rows for layers, whose numbers files have in place of the layers'.
+    """
+    known = list[list[str]]()
     for pattern, template in sight.names:
         found = re.fullmatch(pattern, name)
         if found is not None:
             names = [found.expand(each) for each in template.split()]
-            return [re.sub(r"(?<=^v\.deepstack\.)\d+", lambda at: str(deep[int(at[0])]), each) for each in names]
-    raise AssertionError(f"no mmproj file has a tensor for {name}")
+            known.append([re.sub(r"(?<=^v\.deepstack\.)\d+", lambda at: str(deep[int(at[0])]), each) for each in names])
+    assert known, f"no mmproj file has a tensor for {name}"
+    return next((names for names in known if mmproj.tensors.keys() >= {*names}), known[0])
 
 
 def _sources(mmproj: Gguf, names: list[str]) -> list[GgufTensor]:

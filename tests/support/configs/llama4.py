@@ -21,7 +21,7 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
 }
 _VISION: dict[str, Any] = {
     "hidden_size": 24,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 3,
     "intermediate_size": 96,
     "vision_output_dim": 20,
@@ -29,18 +29,14 @@ _VISION: dict[str, Any] = {
     "patch_size": 4,
     "projector_input_dim": 20,
     "projector_output_dim": 20,
+    "pixel_shuffle_ratio": 0.5,
+    "hidden_act": "gelu",
+    "norm_eps": 1e-5,
     "initializer_range": 0.2,
 }
 LLAMA4: dict[str, Any] = {"model_type": "llama4", "text_config": _TEXT}
 SEEING: dict[str, dict[str, Any]] = {
-    "llama4": LLAMA4
-    | {
-        "text_config": _TEXT | {"attention_chunk_size": 24},
-        "vision_config": _VISION,
-        "image_token_index": 90,
-        "boi_token_index": 92,
-        "eoi_token_index": 93,
-    }
+    "llama4": LLAMA4 | {"vision_config": _VISION, "image_token_index": 90, "boi_token_index": 92, "eoi_token_index": 93}
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama4": LLAMA4,

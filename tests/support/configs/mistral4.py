@@ -26,8 +26,9 @@ _VISION: dict[str, Any] = {
     "model_type": "pixtral",
     "hidden_size": 24,
     "intermediate_size": 20,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 3,
+    "hidden_act": "gelu",
     "patch_size": 4,
     "image_size": 64,
     "initializer_range": 0.2,
@@ -37,6 +38,7 @@ _WHOLE: dict[str, Any] = {
     "text_config": MISTRAL4,
     "vision_config": _VISION,
     "image_token_index": 90,
+    "spatial_merge_size": 2,
     "tie_word_embeddings": False,
 }
 SEEING: dict[str, dict[str, Any]] = {

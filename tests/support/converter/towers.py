@@ -22,7 +22,15 @@ from tests.support.converter.record import HF, numbered, summary
 from tests.support.tiny_models import all_configs
 
 RECORDED = Path(__file__).with_name("recorded_towers.json")
-NAMES = ("qwen3_5_moe", "qwen3_vl_moe", "gemma4", "gemma4 standardised, no bidirectional attention")
+NAMES = (
+    "qwen3_5_moe",
+    "qwen3_vl_moe",
+    "gemma4",
+    "gemma4 standardised, no bidirectional attention",
+    "mistral4",
+    "mistral4 three patches a side, biased, silu",
+    "llama4",
+)
 
 
 def tower(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -41,10 +49,13 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     from conversion import get_model_class  # type: ignore[import-not-found]
 
     config, tensors = tower(name)
-    hf = HF[config["model_type"]]
+    hf = HF[family_of(config).name]
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [hf]}))
     mean, std = ([0.0] * 3, [1.0] * 3) if hf.startswith("Gemma") else ([0.5] * 3, [0.5] * 3)
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": std}))
+    mark = {"content": "[IMG_BREAK]", "id": 12}  # whose embedding one class looks for
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [mark]}))
+    (folder / "tokenizer_config.json").write_text("{}")
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "mmproj.gguf"
     with torch.inference_mode():

@@ -25,16 +25,26 @@ from tests.support.gguf_files import write_gguf
 from tests.support.mmproj_gguf import write_mmproj
 
 TOKENS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|image|>", "<|image>", "<image|>"]
+TOKENS += ["[IMG]", "<|patch|>", "<|image_start|>", "<|image_end|>"]
+MARKS = {  # around a picture, of which a config has the ids
+    "qwen3_5_moe": TOKENS[1:3],
+    "qwen3_vl_moe": TOKENS[1:3],
+    "gemma4": TOKENS[4:6],
+    "mistral4": [],
+    "llama4": TOKENS[8:],
+}
 
 
 def seeing(folder: Path, name: str, *, text: dict[str, Any] | None = None, **how: Any) -> Gguf:
     """The headers of a model and its tower. text: metadata of the model's own file; how: the tower is written."""
     config, tensors = tower(name)
-    plan = family_of(config).tensors
-    own = numbered(dict(plan.dense) | {source: shape for source, (shape, _) in plan.experts[0].items()})
+    family = family_of(config)
+    plan = family.tensors
+    layout = plan.experts[int(family.name == "mistral4")]  # as the converter knows it
+    own = numbered(dict(plan.dense) | {source: shape for source, (shape, _) in layout.items()})
     vocabulary = [f"t{number}" for number in range(config["text_config"]["vocab_size"] - len(TOKENS))]
     metadata = {"tokenizer.ggml.tokens": [*vocabulary, *TOKENS]} | dict(text or {})
-    [model] = write_gguf(folder / "model.gguf", config, own, metadata=metadata)
+    [model] = write_gguf(folder / "model.gguf", config | {"model_type": family.name}, own, metadata=metadata)
     return replace(read_gguf(model), mmproj=read_gguf(write_mmproj(folder / "mmproj.gguf", config, tensors, **how)))
 
 
@@ -77,9 +87,11 @@ def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None
     assert ours.vision is not None and theirs.vision is not None
     assert ours.seen_by == theirs.seen_by
     first = config["text_config"]["vocab_size"] - len(TOKENS)
-    marks = TOKENS[4:] if name.startswith("gemma4") else TOKENS[1:3]
-    around = ours.vision.layout.items([[(1, 1)]])[::2] if name.startswith("gemma4") else ours.vision.brackets
-    assert list(around) == [first + TOKENS.index(mark) for mark in marks]
+    kind = name.partition(" ")[0]
+    around = ours.vision.brackets or [each for each in ours.vision.layout.items([[(1, 1)]]) if isinstance(each, int)]
+    assert list(around) == [first + TOKENS.index(mark) for mark in MARKS[kind]]
+    picture = {"gemma4": "<|image|>", "mistral4": "[IMG]", "llama4": "<|image|>"}.get(kind, "<|image_pad|>")
+    assert ours.vision.token == ("<|image|>" if kind == "llama4" else first + TOKENS.index(picture))
     said = {field: value for field, value in config["vision_config"].items() if field in wanted["vision_config"]}
     assert said == {field: wanted["vision_config"][field] for field in said}
     if "mrope_section" in str(wanted):
@@ -102,6 +114,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5_moe", {"clip.use_gelu": False}, "use_gelu"),
     ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [True, True, False, False]}, r"tensor 'v\.deepstack\.1\."),
     ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [False] * 4}, r"tensor 'v\.deepstack\..*' is none of a tower"),
+    ("mistral4", {"clip.vision.attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
+    ("mistral4", {"clip.use_silu": True}, "use_silu"),
+    ("mistral4", {"clip.vision.spatial_merge_size": 3}, "which the metadata mean"),
+    ("llama4", {"clip.projector_type": "pixtral"}, "takes 'llama4'"),
+    ("llama4", {"clip.vision.image_size": 24}, "which the metadata mean"),
     ("gemma4", {"clip.vision.projector_type": "gemma3"}, "takes 'gemma4v'"),
     ("gemma4", {"clip.vision.image_std": [0.5] * 3}, "normalised"),
     ("gemma4", {"clip.vision.attention.head_count": 2}, "which the metadata mean"),

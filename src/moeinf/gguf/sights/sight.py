@@ -26,9 +26,11 @@ class Sight:
     text: Callable[[Gguf, JsonObject], JsonObject]  # what text_config has besides
     processor: Callable[[Metadata], JsonObject]  # preprocessor_config.json
     tokens: Mapping[str, str]  # by the field of config.json that has its id
-    names: tuple[tuple[str, str], ...]  # of tensors in a checkpoint, and in the file
+    names: tuple[tuple[str, str], ...]  # of tensors in a checkpoint, and in the file: the first that it has
     undo: Callable[[str, tuple[int, ...], list[GgufTensor], Metadata], Undo] = as_it_lies
     # (name and shape of a checkpoint's tensor, those of the file that it was made into) to what makes it of them
+    whole: Callable[[Metadata], JsonObject] = lambda m: {}  # what the whole model's config has besides
+    unused: tuple[str, ...] = ()  # further tensors that files may have
 
 
 def normalised(m: Metadata) -> JsonObject:

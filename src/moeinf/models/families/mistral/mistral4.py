@@ -63,7 +63,7 @@ class Family(deepseek_v2.Family):
     def __init__(self, config: JsonObject) -> None:
         whole = config.get("text_config") is not None
         text = text_part({"tie_word_embeddings": True} | config if whole else config, "language_model.model.")
-        if whole or config.get("model_type") == "mistral3":
+        if config.get("model_type") == "mistral3":
             Fields(config).within("text_config").only("model_type", "mistral4")
         spec, head_prefix = _parse(text.fields), text.prefix.removesuffix("model.")
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
