@@ -77,6 +77,11 @@ MARKS = {
         placeholder="<|image|>",
         settings={"max_patches": 6, "resample": 2},
     ),
+    "minimax_m3_vl": Marks(
+        ("]<]image[>[", "image_token_index"),
+        unnamed=("]<]start of image[>[", "]<]end of image[>["),
+        settings={"size": [672, 672]},
+    ),
     "mistral4": Marks(
         ("[IMG]", "image_token_index"), unnamed=("[IMG_BREAK]", "[IMG_END]"), settings={"size": {"longest_edge": 48}}
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from tests.support.seeing_models import asking, png, seeing_model, write_seeing
 
+PUBLISHED = Path(__file__).parents[2] / "support" / "published"
 QUESTION = "What is this?"
 
 
@@ -49,6 +51,8 @@ def marks(model: Model, ids: list[int]) -> str:
         "<|tile_y_separator|>": "y",
         "<|image|>": "w",
         "<|image_end|>": ")",
+        "]<]start of image[>[": "(",
+        "]<]end of image[>[": ")",
     }
     named = {model.tokenizer.token_id(token): letter for token, letter in letters.items()}
     return "".join("S" if each < 0 else named.get(each, "") for each in ids)
@@ -92,6 +96,16 @@ def test_tiles_change_the_answer_and_are_bounded(tiles: Model) -> None:
     assert len({tuple(answer(png(seed, 30, 40))) for seed in (1, 2, 3)}) > 1
     ids = tiles.encode(asking(QUESTION, png(1, 300, 400)))
     assert sum(each < 0 for each in ids) == 7 * 4, "no more than six tiles, and the whole"
+
+
+def test_a_published_template_places_pictures(tmp_path: Path) -> None:
+    source = write_seeing(tmp_path / "source", "minimax_m3_vl")
+    shutil.copy(PUBLISHED / "minimax-m3" / "chat_template.jinja", source)
+    stored = pull(str(source), PullOptions(), home=tmp_path / "home")
+    with Model(stored, RuntimeConfig.of(device="cpu", context=1024)) as model:
+        ids = model.encode(asking(QUESTION, png(1, 8, 24), png(2, 16, 16)))
+        assert marks(model, ids) == f"({'S' * 5 * 13})({'S' * 7 * 7})", "both made larger, to 3136 pixels"
+        assert model.generate(asking(QUESTION, png(1)), model.params(num_predict=2)).token_ids
 
 
 def test_a_tokenizer_without_a_token_leaves_the_text(tmp_path: Path) -> None:

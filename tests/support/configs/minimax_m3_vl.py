@@ -1,4 +1,4 @@
-"""Tiny configs of MiniMax-M3: whole checkpoints, whose model of images is left out."""
+"""Tiny configs of MiniMax-M3: whole checkpoints, and one of which the tower is read."""
 
 from typing import Any
 
@@ -26,6 +26,22 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
     "index_topk_blocks": 2,
 }
 MINIMAX_M3: dict[str, Any] = {"model_type": "minimax_m3_vl", "text_config": _TEXT}
+SEEING: dict[str, dict[str, Any]] = {
+    "minimax_m3_vl": MINIMAX_M3
+    | {
+        "vision_config": {
+            "hidden_size": 40,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "patch_size": 4,
+            "initializer_range": 0.2,
+        },
+        "projector_hidden_size": 28,
+        "image_token_index": 90,
+        "video_token_index": 91,
+    }
+}
 _LISTED = ("mlp_layer_types", "layer_types", "index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
 CONFIGS: dict[str, dict[str, Any]] = {
     "minimax_m3_vl": MINIMAX_M3,

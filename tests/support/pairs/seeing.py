@@ -29,7 +29,7 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
-from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches, WholePictures
+from moeinf.models.layers.vision.image_processor import OF_CLIP, Colours, ImageProcessor, Patches, WholePictures
 from moeinf.models.layers.vision.tiled_pictures import TiledPictures
 from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids
 from moeinf.pictures.decode import decode
@@ -42,7 +42,7 @@ from tests.support.pairs.on_device import on_device
 Prompt = Sequence[int | np.ndarray]  # token ids and pictures [height, width, 3], uint8
 
 
-def _merged(config: Mapping[str, Any], tokens: int) -> Any:
+def _merged(config: Mapping[str, Any], tokens: int, mean: Colours = ((0.5,) * 3, (0.5,) * 3)) -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     vision = config["vision_config"]
@@ -53,9 +53,13 @@ def _merged(config: Mapping[str, Any], tokens: int) -> Any:
         merge_size=merge,
         temporal_patch_size=vision.get("temporal_patch_size", 2),
         size={"shortest_edge": unit * unit, "longest_edge": tokens * unit * unit},
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
+        image_mean=list(mean[0]),
+        image_std=list(mean[1]),
     )
+
+
+def _merged_of_clip(config: Mapping[str, Any], tokens: int) -> Any:
+    return _merged(config, tokens, OF_CLIP)
 
 
 def _pooled(config: Mapping[str, Any], tokens: int) -> Any:
@@ -129,6 +133,15 @@ def _of_film(config: Mapping[str, Any], tokens: int) -> Any:
     )
 
 
+class _MiniMax(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        import transformers
+
+        values = {key: value for key, value in config.items() if key != "model_type"}
+        made = transformers.MiniMaxM3VLConfig(**values)
+        return transformers.MiniMaxM3SparseForConditionalGeneration(made).float().eval()
+
+
 class _Llama4(Reference):
     def model(self, config: Mapping[str, Any]) -> Any:
         """As of 5.24 the whole model looks for what its language model does not give: image_outputs."""
@@ -148,6 +161,7 @@ REFERENCES: Mapping[str, Reference] = {
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
+    "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),

@@ -1,6 +1,6 @@
-"""MiniMax-M3, the language model of it: sigmoid routing, gpt-oss's experts, blocks of tokens chosen by an indexer.
+"""MiniMax-M3: sigmoid routing, gpt-oss's experts, blocks of tokens chosen by an indexer (MiniMaxM3VL in transformers).
 
-Checkpoints hold a model of images beside it, which is left out (MiniMaxM3VL in transformers).
+A tower sees pictures.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared, sparse_layers
 from moeinf.models.layers.rope import partial_rotary
 from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.vision.minimax_vision import minimax_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, JsonObject
 
@@ -102,3 +104,5 @@ class Family(DecoderFamily):
         text = text_part(config, prefix="language_model.model.")
         spec, head_prefix = _parse(text.fields), text.prefix.removesuffix("model.")
         self.take(replace(spec, decoder=spec.decoder.named(prefix=text.prefix, head_prefix=head_prefix)))
+        hidden_size = self.decoder.attention.hidden_size
+        self.vision, self.no_vision = seeing(lambda: minimax_vision(config, hidden_size))
