@@ -6,7 +6,7 @@ import io
 import math
 import sys
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,8 +25,10 @@ from moeinf.models.layers.vision.image_processor import (
     PooledPatches,
     settings_of,
 )
-from moeinf.models.layers.vision.tiled_pictures import TiledPictures
+from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.of_families.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
+from moeinf.types import PictureStep
 from tests.support.tiny_models import all_configs
 
 SIZES = [(30, 50), (480, 640), (33, 700), (900, 40), (256, 256), (64, 65), (1, 150), (3000, 2000)]  # height, width
@@ -113,8 +115,7 @@ def test_pooled_patches_are_those_of_the_reference(size: tuple[int, int], tokens
     assert (torch.from_numpy(values) - theirs["pixel_values"][0, :count]).abs().max() < 1e-6
 
 
-@pytest.fixture(scope="module")
-def of_tiles() -> Any:
+def arithmetic_of(family: str) -> Any:
     """transformers' module, whose arithmetic of sizes needs no torchvision, though its import does."""
     from transformers.utils import is_torchvision_available
 
@@ -128,16 +129,48 @@ def of_tiles() -> Any:
     modules = {name: ModuleType(name) for name in names}
     modules[names[2]].functional = modules[names[3]]  # type: ignore[attr-defined]
     with patch.dict(sys.modules, modules):
-        return import_module("transformers.models.llama4.image_processing_llama4")
+        return import_module(f"transformers.models.{family}.image_processing_{family}")
+
+
+LARGE = [*SIZES, (336, 336), (337, 336), (1344, 336), (700, 700), (1000, 1700), (5, 1200), (671, 999), (4000, 3100)]
+
+
+def test_windows_are_those_of_the_reference() -> None:
+    plan = arithmetic_of("step3p7").Step3p7ImageProcessor
+    form = CroppedPictures.parse(Fields({"resample": 2}), 14, 56, 169 + 60 * 81)
+    theirs: Any = SimpleNamespace(_is_extreme_aspect=plan._is_extreme_aspect, max_image_size=3024)
+    for height, width in (*LARGE, (20, 100), (2000, 400), (728, 400)):
+        whole, crop, side, cols, rows, pads = plan._plan_patches(theirs, width, height, 728, 504)
+        *windows, [last] = form.views(height, width)
+        assert [len(row) for row in windows] == [cols] * rows
+        front = [PictureStep("pad", max(height, width), max(height, width))] if pads else []
+        size = PictureStep("bilinear", whole[1], whole[0])
+        assert last == (*front, size, PictureStep("bilinear", 728, 728))
+        for row, views in enumerate(windows):
+            for col, view in enumerate(views):
+                cut = PictureStep("cut", min(side, crop[1]), min(side, crop[0]), row * side, col * side)
+                resized = PictureStep("bilinear", crop[1], crop[0])
+                assert view == (*front, resized, cut, PictureStep("bilinear", 504, 504))
+
+
+def test_windows_are_bounded_by_tokens() -> None:
+    with pytest.raises(UsageError, match=r"--picture-tokens 168 is too few: .* at least 169"):
+        CroppedPictures.parse(Fields({}), 14, 56, 168)
+    for tokens, most in ((169, 0), (169 + 81, 1), (None, 10)):
+        form = CroppedPictures.parse(Fields({}), 14, 56, tokens)
+        assert form.most_windows == most and form.most_tokens == 169 + 81 * most
+        for size in LARGE:
+            assert sum(map(len, form.views(*size))) <= 1 + most
 
 
 @pytest.mark.parametrize("most", [1, 6, 16])
-def test_tiles_are_those_of_the_reference(most: int, of_tiles: Any) -> None:
+def test_tiles_are_those_of_the_reference(most: int) -> None:
     from transformers.image_utils import SizeDict
 
+    of_tiles = arithmetic_of("llama4")
     form = TiledPictures.parse(Fields({"max_patches": most, "resample": 2}), 14, 2, 336, (most + 1) * 144)
     known = torch.tensor(of_tiles.find_supported_resolutions(most, SizeDict(height=336, width=336)))
-    for height, width in (*SIZES, (336, 336), (337, 336), (1344, 336), (700, 700), (1000, 1700), (5, 1200), (671, 999)):
+    for height, width in LARGE:
         canvas = of_tiles.get_best_fit((height, width), known).tolist()
         bounds = [min(max(side, 336), of_canvas) for side, of_canvas in zip((height, width), canvas, strict=True)]
         size = [max(1, each) for each in of_tiles.get_max_res_without_distortion((height, width), bounds)]

@@ -77,6 +77,11 @@ MARKS = {
         placeholder="<|image|>",
         settings={"max_patches": 6, "resample": 2},
     ),
+    "step3p7": Marks(
+        ("<im_patch>", "image_token_id"),
+        unnamed=("<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
+        settings={"size": {"height": 64, "width": 64}, "patch_size": 32, "max_image_size": 320},
+    ),
     "minimax_m3_vl": Marks(
         ("]<]image[>[", "image_token_index"),
         unnamed=("]<]start of image[>[", "]<]end of image[>["),

@@ -51,6 +51,11 @@ def marks(model: Model, ids: list[int]) -> str:
         "<|tile_y_separator|>": "y",
         "<|image|>": "w",
         "<|image_end|>": ")",
+        "<im_start>": "(",
+        "<im_end>": ")",
+        "<patch_start>": "[",
+        "<patch_end>": "]",
+        "<patch_newline>": "n",
         "]<]start of image[>[": "(",
         "]<]end of image[>[": ")",
     }
@@ -96,6 +101,15 @@ def test_tiles_change_the_answer_and_are_bounded(tiles: Model) -> None:
     assert len({tuple(answer(png(seed, 30, 40))) for seed in (1, 2, 3)}) > 1
     ids = tiles.encode(asking(QUESTION, png(1, 300, 400)))
     assert sum(each < 0 for each in ids) == 7 * 4, "no more than six tiles, and the whole"
+
+
+def test_windows_are_bracketed_and_the_whole_comes_last(tmp_path: Path) -> None:
+    with Model(seeing_model(tmp_path, "step3p7"), RuntimeConfig.of(device="cpu", context=512)) as model:
+        ids = model.encode(asking(QUESTION, png(1, 40, 50), png(2, 64, 96)))
+        whole = f"({'S' * 16})"
+        row = "[SSSS]" * 3
+        assert marks(model, ids) == f"{whole}{row}n{row}{whole}"
+        assert model.generate(asking(QUESTION, png(1)), model.params(num_predict=2)).token_ids
 
 
 def test_a_published_template_places_pictures(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tiny configs of Step 3.5 and 3.7: whole checkpoints, whose model of images is left out."""
+"""Tiny configs of Step 3.5 and 3.7: whole checkpoints, and some of which the tower is read."""
 
 from typing import Any
 
@@ -33,7 +33,20 @@ LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 _WHOLE: dict[str, Any] = _TEXT["rope_parameters"]["full_attention"]
+_VISION: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "mlp_ratio": 1.5,
+    "image_size": 64,
+    "patch_size": 4,
+    "initializer_range": 0.2,
+}
 STEP: dict[str, Any] = {"model_type": "step3p7", "text_config": _TEXT}
+SEEING: dict[str, dict[str, Any]] = {
+    "step3p7": STEP | {"vision_config": _VISION, "image_token_id": 90},
+    "step3p7 biased projector": STEP | {"vision_config": _VISION, "image_token_id": 90, "projector_bias": True},
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "step3p7": STEP,
     "step3p7 biased, no limits, one kind of layer": STEP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,16 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
-from moeinf.models.layers.vision.image_processor import OF_CLIP, Colours, ImageProcessor, Patches, WholePictures
-from moeinf.models.layers.vision.tiled_pictures import TiledPictures
+from moeinf.models.layers.vision.image_processor import (
+    OF_CLIP,
+    Colours,
+    ImageProcessor,
+    Patches,
+    WholePictures,
+    normalised,
+)
+from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.of_families.tiled_pictures import TiledPictures
 from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids
 from moeinf.pictures.decode import decode
 from moeinf.pull.checkpoint.tensor_names import plan_name
@@ -90,6 +98,36 @@ class _Tiled:
         return {"pixel_values": torch.from_numpy(np.stack([self._form.colours(each) for each in tiles])).movedim(3, 1)}
 
 
+_CROPPED = {"size": {"height": 64, "width": 64}, "patch_size": 32, "max_image_size": 320}
+
+
+class _Cropped:
+    """In the place of Step 3.7's image processor, which needs torchvision: the views that ours has made."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        form = seen_by(config).form(Fields(_CROPPED), tokens)
+        assert isinstance(form, CroppedPictures)
+        self._form = form
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Any]:
+        seen = [shown(self._form, image) for image in images]
+        windows = [view for rows in seen for row in rows[:-1] for view in row]
+        found: dict[str, Any] = {"pixel_values": self._stacked([rows[-1][0] for rows in seen])}
+        if windows:
+            found["pixel_values_local"] = self._stacked(windows)
+        return found | {"num_local_patches": [sum(map(len, rows[:-1])) for rows in seen]}
+
+    def _stacked(self, views: Sequence[np.ndarray]) -> Tensor:
+        form = self._form
+        return torch.from_numpy(np.stack([normalised(each, form.mean, form.std) for each in views])).movedim(3, 1)
+
+
+def _of_windows(model: Any, given: Mapping[str, Any]) -> Tensor:
+    options = {name: each for name, each in given.items() if name != "input_ids"}
+    found: Tensor = model.model.get_image_features(**options).pooler_output[0]
+    return found
+
+
 def _in_one(model: Any, given: Mapping[str, Any]) -> Tensor:
     """The rows of the only picture."""
     options = {name: each for name, each in given.items() if name.startswith("image_")}
@@ -110,6 +148,7 @@ class Reference:
     processor: Callable[[Mapping[str, Any], int], Any]  # config, the most tokens; one that needs no torchvision
     token: str = "image_token_id"  # the field of config.json with what stands for each soft token
     rows: Callable[[Any, Mapping[str, Any]], Tensor] = _in_one  # of the only picture, by model and inputs
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of our image processor
 
     def model(self, config: Mapping[str, Any]) -> Any:
         import transformers
@@ -163,6 +202,7 @@ REFERENCES: Mapping[str, Reference] = {
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
+    "step3p7": Reference("Step3p7", _Cropped, rows=_of_windows, settings=_CROPPED),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
 }
@@ -191,7 +231,7 @@ class SeeingPair:
         experts = resident_experts(family.tensors, tensors, self.kernels)
         layers = NativeLayers(self.kernels, {key: stored(tensor) for key, tensor in of_text.items()}, "f32")
         self.ours = family.build(layers, experts, Profiler())
-        self.form: ImageProcessor = self.vision.form(Fields({}), tokens)
+        self.form: ImageProcessor = self.vision.form(Fields(dict(self.reference.settings)), tokens)
         marks = dict[str, int]()  # of which config.json has no ids
         self.layout = with_ids(self.vision.layout, lambda mark: marks.setdefault(mark, 70 + len(marks)))
 

@@ -1,7 +1,6 @@
 """Step 3.5 and 3.7: sigmoid routing with a correction bias, gates of heads, clamped experts in the last layers.
 
-Layers with a window have more heads, and positions of their own. Checkpoints of 3.7 hold a model of images beside it,
-which is left out.
+Layers with a window have more heads, and positions of their own. 3.7 has a tower that sees a picture and windows of it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
+from moeinf.models.layers.vision.of_families.step_vision import step_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
-from moeinf.types import ExpertForm, ExpertPiece, TensorPlan
+from moeinf.types import ExpertForm, ExpertPiece, JsonObject, TensorPlan
 
 _KINDS = ("full_attention", "sliding_attention")
 _NAMES = BlockNames(
@@ -44,6 +45,7 @@ _RENAMED = {
     rf"{_LAYER}mlp\.shared_experts\.": r"model.layers.\1.share_expert.",
     rf"{_LAYER}mlp\.experts\.": r"model.layers.\1.moe.experts.",
     r"^model\.language_model\.": "model.",
+    r"\.attn\.in_proj_(weight|bias)$": r".attn.in_proj.\1",
 }
 _OTHER_MODELS = (r"(model\.)?(vision_model|multi_modal_projector|vit_large_projector)\..*",)
 
@@ -235,3 +237,8 @@ class Family(DecoderFamily):
     ignored = _OTHER_MODELS
     renamed = tuple(_RENAMED.items())
     no_matrices = (".g_proj.weight",)
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        hidden_size = self.decoder.attention.hidden_size
+        self.vision, self.no_vision = seeing(lambda: step_vision(config, hidden_size))

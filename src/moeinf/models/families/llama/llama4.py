@@ -22,7 +22,7 @@ from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring, Shared
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_fields
-from moeinf.models.layers.vision.llama_vision import llama_vision
+from moeinf.models.layers.vision.of_families.llama_vision import llama_vision
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
 from moeinf.types import JsonObject, Profiler

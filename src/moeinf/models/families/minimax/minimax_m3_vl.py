@@ -16,7 +16,7 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared, sparse_layers
 from moeinf.models.layers.rope import partial_rotary
 from moeinf.models.layers.routers import SigmoidRouter
-from moeinf.models.layers.vision.minimax_vision import minimax_vision
+from moeinf.models.layers.vision.of_families.minimax_vision import minimax_vision
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import text_part
 from moeinf.types import ExpertForm, JsonObject

@@ -18,7 +18,7 @@ from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.rope import rope_fields
 from moeinf.models.layers.routers import GroupedSoftmaxRouter, best_two
-from moeinf.models.layers.vision.pixtral import pixtral_vision
+from moeinf.models.layers.vision.of_families.pixtral import pixtral_vision
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 import numpy as np
 
@@ -26,10 +27,11 @@ from moeinf.models.layers.attention_config import (
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import plain_rope
+from moeinf.models.layers.vision.halving import halved, halving_shapes
 from moeinf.models.layers.vision.image_processor import Patches
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
 from moeinf.models.layers.vision.mergers import Merger
-from moeinf.models.layers.vision.tower_modules import linear_shapes, norm_shapes, normed
+from moeinf.models.layers.vision.tower_modules import activated, linear_shapes, norm_shapes, normed
 from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Activation, Float32Array, IntArray
@@ -55,7 +57,7 @@ class TowerMlp:
 
     names: tuple[str, ...]  # behind that of the block
     size: int
-    activation: Activation = "gelu_tanh"
+    activation: Activation | Literal["quick_gelu"] = "gelu_tanh"
     biased: bool = True
 
 
@@ -69,6 +71,8 @@ class VitNames:
     norms: tuple[str, str] = ("norm1", "norm2")
     patches: str = "patch_embed.proj"
     class_token: str | None = None  # a row behind the patches of a view, which the merger is not given
+    scales: tuple[str, str] | None = None  # behind that of a block: vectors that multiply what its two parts add
+    halvings: tuple[str, ...] = ()  # convolutions of 3 * 3 patches, in steps of 2, each to twice as many numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +145,10 @@ class MergingTower(Tower):
             for name in wide:
                 shapes |= linear_shapes(name, c.mlp.size, hidden, biased=c.mlp.biased)
             shapes |= linear_shapes(down, hidden, c.mlp.size, biased=c.mlp.biased)
+            shapes |= {block + name: (hidden,) for name in names.scales or ()}
+        shapes |= halving_shapes([names.prefix + name for name in names.halvings], hidden)
         for merger in (self._merger, *self._deep.values()):
-            shapes |= merger.shapes(hidden, c.cut.merge**2, c.out_hidden)
+            shapes |= merger.shapes(hidden << len(names.halvings), c.cut.merge**2, c.out_hidden)
         patches = names.prefix + names.patches
         shapes |= {f"{patches}.weight": (hidden, *c.cut.kernel)}
         shapes |= {f"{patches}.bias": (hidden,)} if c.biased_patches else {}
@@ -179,6 +185,7 @@ class MergingTower(Tower):
                 deep.append(self._deep[i].tokens(part, x, square))
         if further:
             x = joined(math, [x[span.start : span.stop - 1] for span in spans])
+        x = halved(part, [names.prefix + name for name in names.halvings], x, [view.grid for view in views])
         return math.to_host(math.concatenate([self._merger.tokens(part, x, square), *deep], 1))
 
     def _embedded(self, part: Part, first: Layers, views: Sequence[Patches]) -> Array:
@@ -238,17 +245,24 @@ class MergingTower(Tower):
         names, mlp = self._config.names, self._config.mlp
         front, behind = (self._norm(name + each) for each in names.norms)
         site = AttentionSite(0, name + names.attention, front.name)
+        scales = None if names.scales is None else [part.weights.vector(name + each) for each in names.scales]
         for rows, turned in views:
-            attend_all(part, self.attention, site, x[rows], cache, turned)
+            if scales is None:
+                attend_all(part, self.attention, site, x[rows], cache, turned)
+                continue
+            attended = x[rows] * 1.0
+            attend_all(part, self.attention, replace(site, replaces=True), attended, cache, turned)
+            x[rows] += attended * scales[0]
         inside = [f"{name}{each}" for each in mlp.names]
         first, *rest = (
-            part.weights.linear(f"{each}.weight", f"{each}.bias" if mlp.biased else None, function)
+            activated(part.weights, each, function, biased=mlp.biased)
             for each, function in zip(inside, (mlp.activation, None, None), strict=False)
         )
         norm, down = part.weights.norm(behind), rest[-1]
 
         def block(rows: Array) -> Array:
             given = norm(rows)
-            return down(first(given) * rest[0](given) if len(rest) > 1 else first(given))
+            found = down(first(given) * rest[0](given) if len(rest) > 1 else first(given))
+            return found if scales is None else found * scales[1]
 
         by_blocks(x, block)

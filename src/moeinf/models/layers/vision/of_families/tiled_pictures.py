@@ -9,10 +9,16 @@ import numpy as np
 
 from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.image_processor import MOST_TOKENS, Patches, check_common, colours_of, merged_patches
+from moeinf.models.layers.vision.image_processor import (
+    BILINEAR,
+    MOST_TOKENS,
+    Patches,
+    check_common,
+    colours_of,
+    merged_patches,
+)
 from moeinf.types import ByteArray, Float32Array, PictureStep, PictureView, PictureViews
 
-_BILINEAR = 2  # what Pillow calls it
 _HALVES = ((0.5,) * 3, (0.5,) * 3)
 
 
@@ -29,7 +35,7 @@ class TiledPictures:
     def parse(f: Fields, patch: int, merge: int, tile: int, tokens: int | None) -> TiledPictures:
         """f: preprocessor_config.json; patch, merge, tile: the tower's. tokens: the most that the user wants of a
         picture; None: MOST_TOKENS at most. Raises UsageError where that is less than those of a tile."""
-        check_common(f, _BILINEAR)
+        check_common(f, BILINEAR)
         f.only("resize_to_max_canvas", False, None)
         size = f.within("size")
         for name in ("height", "width"):
