@@ -15,7 +15,7 @@ from moeinf.store.naming import catalogue
 from tests.support.gguf_files import tokenizer_fields, write_gguf
 from tests.support.hub_server import REPO, Hub, point_client_at, serving
 
-FILES = "maker/Story-GGUF"
+FILES, PLAIN = "maker/Story-GGUF", "maker/Plain"
 NAME = "story:5m"
 
 
@@ -38,7 +38,7 @@ def published(files: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """
     known = {
         "demo": {"embedded": "demo"},
-        "plain:5m": {"checkpoint": REPO, "dense": True},
+        "plain:5m": {"checkpoint": PLAIN, "dense": True},
         "mixtral:8x7b": {"checkpoint": "org/other", "like": "mixtral-8x7b"},
         NAME: {"checkpoint": REPO, "gguf": ["gone/Story-GGUF", FILES], "also": ["story", "story:5m-instruct"]},
     }
@@ -46,7 +46,7 @@ def published(files: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(catalogue, "MODELS", folder / "models.json")
     catalogue.catalogue.cache_clear()
     with serving(catalogue.DATA / "demo") as hub:
-        hub.repos[FILES] = ("f" * 40, files)
+        hub.repos |= {FILES: ("f" * 40, files), PLAIN: ("e" * 40, catalogue.DATA / "demo")}
         point_client_at(hub.endpoint, folder, monkeypatch)
         yield hub
     catalogue.catalogue.cache_clear()

@@ -2,9 +2,9 @@
 sample that is the same each time. `make long-test` runs every test, and so does pytest without SAMPLED_TESTS.
 
 In the folders that take most of the time, a test with many cases tries most of its code with each of them: a tenth of
-them run. Of the other tests of tests/e2e, which start processes and open models, an eighth run. Which ones do is decided
-by their names, so that the cases of one family or format are spread over the tests. Kernels of GPUs are compiled by
-`make long-test` and `make gpu-compile` alone.
+them run. Of the other tests of tests/e2e, which start processes and open models, an eighth run. Which ones do is
+decided by their names, so that the cases of one family or format are spread over the tests. Kernels of GPUs are
+compiled by `make long-test` and `make gpu-compile` alone.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ForeignModel:
         if text.startswith(f"{self.owner}:"):
             text = text.removeprefix(f"{self.owner}:")
             return text in (self.name.lower().removesuffix(f":{DEFAULT_TAG}"), self.own_name.lower(), self.repo.lower())
-        if self.owner == "ollama" and text == self.name.lower().removesuffix(f":{DEFAULT_TAG}"):
+        if text == self.own_name.lower().removesuffix(f":{DEFAULT_TAG}"):
             return True
         form, model = known_form(text), known_model(text)
         if form is not None:

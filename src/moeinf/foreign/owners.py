@@ -50,6 +50,6 @@ def foreign_model(reference: str) -> ForeignModel | None:
         return max(sound, key=lambda model: (not model.is_checkpoint, model.num_bytes))
     owner, colon, name = reference.partition(":")
     if colon and owner in _OWNERS and foreign_wanted():
-        there = [f"{owner}:{model.name}" for model in foreign_models() if model.owner == owner]
+        there = [f"{owner}:{model.own_name}" for model in foreign_models() if model.owner == owner]
         raise ModelNotFoundError(f"{owner} has no model {name!r:.100} here; it has {', '.join(there) or 'none'}")
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 from moeinf.config import RuntimeConfig
@@ -14,7 +16,7 @@ from moeinf.hardware import Machine, machine
 from moeinf.store.naming.aliases import own_aliases
 from moeinf.store.naming.catalogue import KnownModel, catalogue
 from moeinf.store.naming.names import written
-from moeinf.terminal.screen import table
+from moeinf.terminal.screen import table, text_width
 from moeinf.text.quantities import count_text, size_text
 from moeinf.types import JsonObject
 
@@ -30,7 +32,10 @@ def available_lines(home: Path, prefix: str) -> list[str]:
     grid += [(name, "", "", "", "", f"yours: {source}") for name, source in _own(home, prefix).items()]
     how = "HERE: how much of it stays in memory at 4 bits"
     how += ", and how fast it answers, roughly" if rates else "; once `moeinf doctor` has measured, how fast it answers"
-    return [*table(grid, 2), "", f"{how}. `moeinf fit NAME` shows the forms of a model, `moeinf run NAME` takes one."]
+    lines = table(grid, 2)
+    if sys.stdout.isatty() and max(map(text_width, lines)) > shutil.get_terminal_size().columns:
+        lines = table([(row[0], *row[2:]) for row in grid], 2)  # without its other names
+    return [*lines, "", f"{how}. `moeinf fit NAME` shows the forms of a model, `moeinf run NAME` takes one."]
 
 
 def available_json(home: Path, prefix: str) -> str:

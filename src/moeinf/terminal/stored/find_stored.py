@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from moeinf.config.environment import store_home
 from moeinf.errors import ModelNotFoundError
+from moeinf.foreign.owners import foreign_model
+from moeinf.pull.gguf.known_files import known_model
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.aliases import alias_of, known_sources
 from moeinf.store.naming.names import outside_source, plain_name
@@ -22,6 +24,10 @@ def find_stored(name: str) -> StoredModel:
     try:
         return Library(store_home()).find(name)
     except ModelNotFoundError:
+        foreign = foreign_model(name)
+        known = None if foreign is None else known_model(foreign.path, Library(store_home()))
+        if known is not None:
+            return known
         if alias_of(plain_name(name)) in known_sources(store_home()):
             raise ModelNotFoundError(f"model '{name}' is not stored; `moeinf pull {name}` fetches it") from None
         raise

@@ -76,12 +76,15 @@ def foreign_lines(models: Sequence[ForeignModel]) -> list[str]:
     """Models that other programs have on this disk, below the list of models."""
     if not models:
         return []
-    rows = [("NAME", "SIZE", "FORMAT", "RUNS")]
-    for model in models:
-        runs = "no: " + model.fault if model.fault else f"`moeinf run {model.owner}:{model.name}`"
-        size = size_text(model.num_bytes) if model.num_bytes else ""
-        rows.append((f"{model.owner}:{model.name}", size, model.tag, runs))
-    return ["", "models of other programs on this disk:", *table(rows)]
+    rows = [("NAME", "OWNER", "SIZE", "FORMAT")]
+    rows += [(each.own_name, each.owner, size_text(each.num_bytes), each.tag) for each in models if not each.fault]
+    return [
+        "",
+        "on this disk already, of other programs:",
+        *table(rows),
+        *(f"note: {each.owner}'s {each.name} cannot be used: {each.fault}" for each in models if each.fault),
+        "`moeinf run NAME` uses one where it lies, `moeinf run OWNER:NAME` one of several",
+    ]
 
 
 def list_json(
@@ -112,8 +115,9 @@ def list_json(
     ]
     others = [
         {
-            "name": f"{model.owner}:{model.name}",
+            "name": f"{model.owner}:{model.own_name}",
             "owner": model.owner,
+            "called": model.name,
             "size_bytes": model.num_bytes,
             "format": model.tag,
             "path": str(model.path),
