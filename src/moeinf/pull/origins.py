@@ -147,12 +147,16 @@ def _unknown(reference: str, library: Library) -> ModelNotFoundError:
     wanted = reference.lower().partition(":")[0]
     long_enough = len(wanted) >= _LEAST_BEGINNING
     alike = [name for name in names if long_enough and name.startswith(wanted)]
-    close = sorted(alike, key=lambda name: (name.partition(":")[0] != wanted, name))[:3]
+    close = sorted(alike, key=lambda name: (name.partition(":")[0] != wanted, -_likeness(name, reference), name))[:3]
     close = close or difflib.get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     return ModelNotFoundError(
         f"model '{printable(reference)}' not found; {hint} (`moeinf list --available` shows the names)"
     )
+
+
+def _likeness(name: str, reference: str) -> float:
+    return difflib.SequenceMatcher(None, name, reference.lower()).ratio()
 
 
 def stored_model(

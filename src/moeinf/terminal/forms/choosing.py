@@ -10,6 +10,8 @@ import typer
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.speed.rates import Conditions
+from moeinf.forecast.forecast import KnownRates
 from moeinf.forecast.form_choice import Choice, choice_among, settled
 from moeinf.pull.forms.form import Form
 from moeinf.terminal.forms.form_table import form_lines
@@ -41,7 +43,7 @@ def chosen_form(
         return _asked(choice) if asks and choice.taken.form.download_bytes > ASKED_BYTES else choice.taken.form
 
     try:
-        return settled(reference, options, config, store_home(), lambda kinds: told_rates(config, kinds), decide)
+        return settled(reference, options, config, store_home(), _rates(config), decide)
     finally:
         line.clear()
 
@@ -51,9 +53,15 @@ def choice_shown(reference: str, options: PullOptions, config: RuntimeConfig) ->
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
     line.show(f"looking for {reference}")
     try:
-        return choice_among(reference, options, config, store_home(), lambda kinds: told_rates(config, kinds))
+        return choice_among(reference, options, config, store_home(), _rates(config))
     finally:
         line.clear()
+
+
+def _rates(config: RuntimeConfig) -> KnownRates:
+    """Asked of each form. That they may be too low is said once."""
+    doubted = list[Conditions]()
+    return lambda kinds: told_rates(config, kinds, doubted=doubted)
 
 
 def _asked(choice: Choice) -> Form:

@@ -14,13 +14,19 @@ from moeinf.terminal.progress import StatusLine
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import say
 
-_DOUBTED = list[Conditions]()  # of which this process has said that the rates may be too low
-
 
 def told_rates(
-    config: RuntimeConfig, kinds: Sequence[Kind], disks: Disks | None = None, *, again: bool = False
+    config: RuntimeConfig,
+    kinds: Sequence[Kind],
+    disks: Disks | None = None,
+    *,
+    again: bool = False,
+    doubted: list[Conditions] | None = None,
 ) -> Rates:
-    """disks: those that are read beside the store's; None: those of all folders that the store knows are told of."""
+    """disks: those that are read beside the store's; None: those of all folders that the store knows are told of.
+
+    doubted: of a verb that asks several times, what was said to be too low, so that it is said once.
+    """
     from moeinf.forecast.known import known_rates  # loads all that a measurement needs
 
     line, said = StatusLine(sys.stderr, enabled=can_draw(sys.stderr)), set[str]()
@@ -37,8 +43,9 @@ def told_rates(
         rates = known_rates(store_home(), config, report, again=again, kinds=kinds, folders=folders)
     finally:
         line.clear()
-    if (then := rates.conditions).was_busy and rates.conditions not in _DOUBTED:
-        _DOUBTED.append(rates.conditions)
+    if (then := rates.conditions).was_busy and (doubted is None or not doubted):
+        if doubted is not None:
+            doubted.append(then)
         say(
             f"note: other programs computed when this machine was measured (load {then.load:g}, {then.threads} threads "
             "here), so that the rates may be too low; `moeinf doctor --again` measures it once they have ended"
