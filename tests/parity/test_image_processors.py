@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import math
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+import transformers
 
 from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.family import family_of
@@ -22,6 +26,7 @@ from moeinf.models.layers.vision.image_processor import (
     ImageProcessor,
     LongestEdge,
     MergedPatches,
+    PaddedPatches,
     PooledPatches,
     settings_of,
 )
@@ -98,6 +103,48 @@ def test_patches_within_a_longest_edge_are_those_of_the_reference(size: tuple[in
     assert math.prod(grid) <= 4 * form.most_tokens
     cut = theirs["pixel_values"][0].reshape(3, grid[0] // 2, 2, 14, grid[1] // 2, 2, 14).permute(1, 4, 2, 5, 0, 3, 6)
     assert (torch.from_numpy(values) - cut.reshape(len(values), -1)).abs().max() < 1e-6
+
+
+def navit_resize() -> Callable[..., tuple[tuple[int, int], tuple[int, int]]]:
+    """transformers' function, out of a file that cannot be imported without torchvision."""
+    assert transformers.__file__ is not None
+    path = Path(transformers.__file__).parent / "models" / "kimi_k25" / "image_processing_kimi_k25.py"
+    parts = ast.parse(path.read_text()).body
+    [source] = [each for each in parts if getattr(each, "name", "") == navit_resize.__name__]
+    found: dict[str, Any] = {"math": math}
+    exec(compile(ast.Module([source], []), str(path), "exec"), found)
+    return found[navit_resize.__name__]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", [*SIZES, (28, 28), (29, 57)], ids=str)
+@pytest.mark.parametrize(("patches", "side"), [(16384, 512), (900, 512), (16384, 20)])
+def test_padded_patches_are_those_of_the_reference(size: tuple[int, int], patches: int, side: int) -> None:
+    resized, filled = navit_resize()(*size, 14, 2, patches, side)
+    if math.prod(filled) // 784 > min(1024, patches // 4):
+        return  # beyond what moeinf gives a picture
+    image, data = png(*size)
+    published = {"media_proc_cfg": {"in_patch_limit": patches, "patch_limit_on_one_side": side, "patch_size": 14}}
+    saved = {"max_patches": patches, "size": {"max_height": side, "max_width": side}, "merge_size": 2}
+    for settings in (published, saved):
+        values, grid = prepared(PaddedPatches.parse(Fields(settings), 14, 2, None), data)
+        assert grid == (filled[0] // 14, filled[1] // 14)
+    pixels = np.zeros((*filled, 3), np.float32)
+    pixels[: resized[0], : resized[1]] = np.asarray(image.resize(resized[::-1], PIL.Image.Resampling.BICUBIC))
+    theirs = [
+        pixels[28 * row + 14 * i :, 28 * col + 14 * j :][:14, :14].transpose(2, 0, 1).reshape(-1) / 127.5 - 1
+        for row in range(grid[0] // 2)
+        for col in range(grid[1] // 2)
+        for i in range(2)
+        for j in range(2)
+    ]
+    assert np.abs(values - np.stack(theirs)).max() < 1e-6
+
+
+def test_what_fills_a_picture_up_counts_as_its_tokens() -> None:
+    form = PaddedPatches.parse(Fields({}), 14, 2, 6)
+    for size in ((300, 300), (29, 5000), (5000, 29), (57, 85), (14, 14)):
+        [[[_, filled]]] = form.views(*size)
+        assert 1 <= filled.height * filled.width // 784 <= 6
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -23,6 +23,8 @@ from tests.support.mmproj_gguf import write_mmproj
 from tests.support.text_models import SPECIALS, byte_level_tokenizer, write_text_model
 from tests.support.tiny_models import all_configs
 
+_BOUNDS = {"size": {"shortest_edge": 256, "longest_edge": 8192}}
+
 
 @dataclass(frozen=True)
 class Marks:
@@ -34,7 +36,7 @@ class Marks:
     in_template: bool = True
     unnamed: tuple[str, ...] = ()  # further ones, of which config.json has no ids
     placeholder: str | None = None  # what a template writes, where it is something else
-    settings: JsonMapping = field(default_factory=lambda: {"size": {"shortest_edge": 256, "longest_edge": 8192}})
+    settings: JsonMapping = field(default_factory=lambda: _BOUNDS)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -62,6 +64,7 @@ _OF_QWEN = Marks(
 MARKS = {
     "qwen3_5_moe": _OF_QWEN,
     "qwen3_vl_moe": _OF_QWEN,
+    "qwen4_exp": _OF_QWEN,
     "gemma4": Marks(
         ("<|image|>", "image_token_id"),
         ("<|image>", "boi_token_id"),
@@ -90,10 +93,18 @@ MARKS = {
     "mistral4": Marks(
         ("[IMG]", "image_token_index"), unnamed=("[IMG_BREAK]", "[IMG_END]"), settings={"size": {"longest_edge": 48}}
     ),
+    "kimi_k25": Marks(
+        ("<|media_pad|>", "media_placeholder_token_id"),
+        ("<|media_begin|>", "vision_start_token_id"),
+        ("<|media_end|>", "vision_end_token_id"),
+        unnamed=("image", "<|media_content|>"),
+        settings={"media_proc_cfg": {"in_patch_limit": 256}},
+    ),
     "glm4v_moe": Marks(
         ("<|image|>", "image_token_id"),
         ("<|begin_of_image|>", "image_start_token_id"),
         ("<|end_of_image|>", "image_end_token_id"),
+        settings={**_BOUNDS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     ),
 }
 FAMILIES = ("qwen3_5_moe", "gemma4")
@@ -113,7 +124,12 @@ def seeing_config(family: str) -> dict[str, Any]:
 
 
 def write_seeing(
-    folder: Path, family: str, *, sighted: bool = True, template: bool = True, dtype: torch.dtype = torch.bfloat16
+    folder: Path,
+    family: str,
+    *,
+    sighted: bool = True,
+    template: str | None = _TEMPLATE,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
     """A checkpoint; sighted: with the tower's tensors."""
     config, marks = seeing_config(family), MARKS[family]
@@ -129,7 +145,7 @@ def write_seeing(
     }
     folder.mkdir(parents=True)
     tokenizer = byte_level_tokenizer([*SPECIALS, *marks.tokens])
-    placing = _TEMPLATE.replace("PICTURE", marks.written) if template else None
+    placing = None if template is None else template.replace("PICTURE", marks.written)
     write_text_model(folder, placing, tokenizer, config=config)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if family != "gemma4":

@@ -24,6 +24,7 @@ from tests.support.checkpoints import resealed
 from tests.support.gpu.emulated_gpu import opened as on_gpu
 from tests.support.seeing_models import FAMILIES, asking, png, seeing_model
 
+PUBLISHED = Path(__file__).parents[2] / "support" / "published"
 QUESTION = "What is this? Say it in a few words, and say what stands beside it."
 
 
@@ -206,6 +207,25 @@ def test_a_template_that_places_no_pictures_is_told(stored: StoredModel, tmp_pat
     changed = resealed(StoredModel(stored.name, stored.id, folder), "chat_template.jinja")
     with pytest.raises(TextError, match="0 places for 1 pictures"):
         alone(changed, asking(QUESTION, png(1)))
+
+
+@pytest.mark.parametrize(
+    ("family", "published", "before"),
+    [
+        ("qwen3_5_moe", "qwen3.5-35b-a3b", "<|vision_start|>"),
+        ("kimi_k25", "kimi-k2.5", "<|media_begin|>image<|media_content|>"),
+    ],
+)
+def test_published_templates_place_pictures(family: str, published: str, before: str, tmp_path: Path) -> None:
+    template = (PUBLISHED / published / "chat_template.jinja").read_text()
+    stored = seeing_model(tmp_path, family, template=template)
+    with Model(stored, RuntimeConfig.of(device="cpu", context=512)) as opened:
+        ids = opened.encode(asking("Which?", png(1), png(2)))
+        starts = [i for i in range(1, len(ids)) if ids[i] < 0 <= ids[i - 1]]
+        assert len(starts) == 2
+        for start in starts:
+            text = [each for each in ids[:start] if each >= 0]
+            assert opened.tokenizer.decode(text, skip_special=False).endswith(before)
 
 
 def test_a_store_without_its_tower_asks_for_another_pull(tmp_path: Path) -> None:

@@ -98,6 +98,26 @@ class _Tiled:
         return {"pixel_values": torch.from_numpy(np.stack([self._form.colours(each) for each in tiles])).movedim(3, 1)}
 
 
+class _OneByOne:
+    """Kimi K2.5's image processor, of which transformers' needs torchvision, spelled out: patch by patch, in rows."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        self._patch = config["vision_config"]["patch_size"]
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Tensor]:
+        side, found, grids = self._patch, list[np.ndarray](), list[list[int]]()
+        for image in images:
+            values = (image.astype(np.float32) / 255 - 0.5) / 0.5
+            rows, cols = image.shape[0] // side, image.shape[1] // side
+            grids.append([1, rows, cols])
+            found += [
+                values[side * row : side * (row + 1), side * col : side * (col + 1)].transpose(2, 0, 1)
+                for row in range(rows)
+                for col in range(cols)
+            ]
+        return {"pixel_values": torch.from_numpy(np.stack(found)), "image_grid_thw": torch.tensor(grids)}
+
+
 _CROPPED = {"size": {"height": 64, "width": 64}, "patch_size": 32, "max_image_size": 320}
 
 
@@ -199,12 +219,14 @@ class _Llama4(Reference):
 REFERENCES: Mapping[str, Reference] = {
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
+    "kimi_k25": Reference("Kimi_K25", _OneByOne),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
     "step3p7": Reference("Step3p7", _Cropped, rows=_of_windows, settings=_CROPPED),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
+    "qwen4_exp": Reference("Qwen4Exp", _merged),
 }
 
 
@@ -241,7 +263,7 @@ class SeeingPair:
             for name, each in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
                 if "norm" in name or name.endswith(("bias", "std_scale", "layer_scalar", "router.scale")):
                     each.copy_(torch.rand_like(each) * 0.4 + (0 if name.endswith("bias") else 0.8))
-                elif "position_embedding" in name or "pos_embed" in name:
+                elif ("position_embedding" in name or "pos_embed" in name) and "time" not in name:
                     each.copy_(torch.randn_like(each))
 
     def part(self, prefix: str) -> Layers:

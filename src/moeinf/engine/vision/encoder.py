@@ -90,7 +90,7 @@ class VisionEncoder:
         self._rows, checks = rows, list[Callable[[], None]]()
         token, brackets = known(self._vision.token), self._vision.brackets
         if start is not None and token not in ids:
-            one = [known(mark) for mark in (*brackets[:1], token, *brackets[1:])]
+            one = [known(mark) for mark in (*brackets[:-1], token, *brackets[-1:])]
             ids = [*ids[:start], *one * len(pictures), *ids[start:]]
         places = ids.count(token) if isinstance(ids, list) else list(ids).count(token)
         if places != len(pictures):

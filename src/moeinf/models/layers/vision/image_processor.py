@@ -191,6 +191,64 @@ class LongestEdge(WholePictures):
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedPatches:
+    """Kimi K2.5's image processor: never larger than the picture is; black fills up the last tokens.
+
+    Where these would be too many with what fills them, the picture is made smaller yet.
+    """
+
+    patch: int
+    merge: int
+    most_tokens: int
+    most_side: int  # patches
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @staticmethod
+    def parse(f: Fields, patch: int, merge: int, tokens: int | None) -> PaddedPatches:
+        """f: of preprocessor_config.json, as published or as transformers saves it; patch, merge: the tower's. tokens:
+        the most that the user wants of a picture; None: MOST_TOKENS at most."""
+        check_common(f)
+        f.only("do_normalize", True, None)
+        if f.get("media_proc_cfg") is not None:
+            f = f.within("media_proc_cfg")
+            f.only("merge_kernel_size", merge, None)
+            f.only("fixed_output_tokens", None)
+            patches, side = f.count("in_patch_limit", 16384), f.count("patch_limit_on_one_side", 512)
+        else:
+            f.only("merge_size", merge, None)
+            patches, side = f.count("max_patches", 16384), f.within("size").count("max_height", 512)
+        f.only("patch_size", patch, None)
+        most = tokens or min(max(1, patches // merge**2), MOST_TOKENS)
+        return PaddedPatches(patch, merge, most, side, *colours_of(f, ((0.5,) * 3, (0.5,) * 3)))
+
+    @property
+    def unit(self) -> int:
+        return self.patch * self.merge
+
+    def views(self, height: int, width: int) -> PictureViews:
+        check_shape(height, width)
+        bound: float = self.most_tokens * self.merge**2
+        while True:
+            sides = self._within(height, width, bound)
+            filled = [math.ceil(side / self.unit) * self.unit for side in sides]
+            count = math.prod(filled) // self.unit**2
+            if count <= self.most_tokens:
+                return (((PictureStep("bicubic", *sides), PictureStep("pad", *filled)),),)
+            bound *= 0.99 * self.most_tokens / count
+
+    def _within(self, height: int, width: int, most_patches: float) -> tuple[int, int]:
+        sides, longest = (height, width), self.most_side * self.patch
+        count = math.prod(max(1, side // self.patch) for side in sides)
+        factor = min(1.0, math.sqrt(most_patches / count), *(longest / side for side in sides))
+        tall, wide = (min(max(1, int(side * factor)), longest) for side in sides)
+        return tall, wide
+
+    def patches(self, pixels: ByteArray) -> Patches:
+        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge)
+
+
+@dataclass(frozen=True, slots=True)
 class PooledPatches(WholePictures):
     """Gemma 4's image processor: as large as a number of patches allows, sides cut down to whole units."""
 

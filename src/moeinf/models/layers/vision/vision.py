@@ -109,7 +109,7 @@ class Vision:
     form: Callable[[Fields, int | None], ImageProcessor]  # of the image processor's settings, and --picture-tokens
     token: Mark  # which stands for a picture in what a chat template writes
     patches_of_token: int
-    brackets: tuple[Mark, ...] = ()  # what a template writes in front of and behind that
+    brackets: tuple[Mark, ...] = ()  # what a template writes in front of that, and behind it the last
     layout: Layout = Whole()  # what is put in its place
 
 
