@@ -1,4 +1,4 @@
-"""Tiny configs of Qwen3.8-Flash-Next: whole checkpoints, whose model of images is left out, and the part alone."""
+"""Tiny configs of Qwen3.8-Flash-Next: whole checkpoints, one of which the tower is read, and the part alone."""
 
 from typing import Any
 
@@ -49,6 +49,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 41,  # which the prompt of the tests has in it
 }
 QWEN4: dict[str, Any] = {"model_type": "qwen4_exp", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
+SEEING: dict[str, dict[str, Any]] = {"qwen4_exp": QWEN4 | {"vision_config": _VISION | {"depth": 2, "patch_size": 8}}}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen4_exp": QWEN4,
     "qwen4_exp language model alone, two tables of n-grams": {

@@ -79,7 +79,9 @@ class NativeBlockSparse(NativeAttention):
         keys = self._key_norm(tokens.mean(1))[:, None]
         rope = self._config.rope
         if rope is not None:
-            tables = rope.within(cache.capacity, cache.reach).tables(first * size, (last - first) * size)
+            tables = rope.within(cache.capacity, cache.reach).tables(
+                first * size, (last - first) * size, cache.pictures
+            )
             keys = turned_in_front(self._math, keys, *(table[::size] for table in tables))
         state.blocks[first:last] = keys[:, 0]
         state.num_blocks = last

@@ -19,7 +19,7 @@ from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache, NewTokens, Span, begin_pass
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock, Weights
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of, whole_heads
-from moeinf.models.layers.soft_tokens import add_rows, put_rows
+from moeinf.models.layers.soft_tokens import add_rows, of_vocabulary, put_rows
 from moeinf.models.layers.streams.stem import PlainStem, Stem
 from moeinf.types import Activation, Expected, Float32Array, Profiler
 
@@ -360,7 +360,7 @@ class Decoder:
         spans, *others = self._spans(parts)
         logits = self._layers.run_or_replay(compute, x, spans)
         for part in parts:
-            self._stem.seen(part.ids, part.cache)
+            self._stem.seen(of_vocabulary(part.ids, part.cache.pictures, self._stem.picture_id), part.cache)
         self._profiler.lap("head")
         return logits
 
@@ -370,10 +370,11 @@ class Decoder:
         reach = max(of_tokens, cache.length + len(ids))
         assert not cache.outgrown(reach), "the caller begins such a sequence anew"
         cache.reach = reach
-        x = self._stem.inputs([max(0, token) for token in ids] if cache.pictures else ids, cache)
+        x = self._stem.inputs(of_vocabulary(ids, cache.pictures, self._stem.picture_id), cache)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
-        put_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host)
+        embedded = x[:, : self.config.attention.hidden_size]
+        put_rows(embedded, cache.pictures, cache.length, self._layers.weights.math.of_host)
         return x
 
     def _spans(self, parts: Sequence[NewTokens]) -> list[list[Span[Positions]]]:

@@ -35,6 +35,11 @@ class SoftTokens:
         return self.start + self.num_tokens
 
 
+def of_vocabulary(ids: Sequence[int], pictures: Sequence[SoftTokens], picture_id: int) -> Sequence[int]:
+    """With an id of the vocabulary in the place of those of pictures."""
+    return [picture_id if token < 0 else token for token in ids] if pictures else ids
+
+
 def put_rows(x: A, pictures: Sequence[SoftTokens], start: int, of_host: Callable[[Float32Array], A]) -> None:
     """Writes the rows of pictures into the hidden states x [tokens, hidden] of the tokens from `start` on."""
     for place, rows in _rows_within(pictures, start, len(x)):

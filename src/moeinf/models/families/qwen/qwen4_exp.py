@@ -1,8 +1,7 @@
-"""Qwen3.8-Flash-Next, the language model of it: Qwen3-Next's layers between hyper-connections.
+"""Qwen3.8-Flash-Next: Qwen3-Next's layers between hyper-connections, and Qwen3.5's tower, which sees pictures.
 
 Attention goes to blocks of tokens that an indexer chooses; in front of some DeltaNet layers n-grams of the last tokens
-are looked up in a table that is larger than the rest of the dense weights. Checkpoints hold a model of images beside it
-(`model.visual.*`), which is left out.
+are looked up in a table that is larger than the rest of the dense weights.
 """
 
 from __future__ import annotations
@@ -40,6 +39,9 @@ from moeinf.models.layers.streams.ngram_layer import (
 )
 from moeinf.models.layers.streams.ngrams import NgramConfig
 from moeinf.models.layers.streams.spread import Columns, NgramColumns, NoColumns, StreamsStem
+from moeinf.models.layers.vision.picture_positions import turned_by_pictures
+from moeinf.models.layers.vision.qwen_vision import qwen_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, text_part
 from moeinf.types import Expected, JsonObject, Profiler, TensorPlan, Workspace
 
@@ -48,13 +50,19 @@ _MIXER = "hyper_connection_mixer."
 _PARTS = ("attn_hyper_connection.", "mlp_hyper_connection.")
 
 
-def _parse(f: Fields, prefix: str) -> Spec:
+_IDS = (248053, 248056, 248054)  # of what stands in front of a picture, of one, and of what stands behind it
+
+
+def _parse(config: JsonObject) -> Spec:
+    text = text_part(config)
+    f, prefix = text.fields, text.prefix
     f.only("output_gate_type", "silu", "sigmoid", None)
     f.fixed(decoder_sparse_step=1, mlp_only_layers=[])
     f.present("head_dim")
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=1.0, head_norms=HeadNorms(), gate=Gate(), norm="rms+1")
     index = parse_index(f, decoder.attention)
-    attention = replace(decoder.attention, sight=Sight(most_chosen=index.most))
+    rope = turned_by_pictures(config, decoder.attention.rope, [11, 11, 10])
+    attention = replace(decoder.attention, sight=Sight(most_chosen=index.most), rope=rope)
     decoder = replace(
         decoder.named(norms=LayerNorms(attention=None, block=None), last_norm=None, prefix=prefix),
         attention=attention,
@@ -66,6 +74,8 @@ def _parse(f: Fields, prefix: str) -> Spec:
         f.count("hc_count", 4, minimum=2, maximum=64), hidden, f.count("hc_lowrank", 320), attention.norm_eps
     )
     ngrams = NgramConfig.parse(f, hidden, decoder.vocab_size, num_layers)
+    if ngrams is not None:
+        ngrams = replace(ngrams, picture_id=Fields(config).count("image_token_id", _IDS[1]))
     kernel = f.count("ple_conv_kernel_size", 4, minimum=2)
     delta = replace(delta, sigmoid_gates=f.get("output_gate_type") == "sigmoid")
     linear, sparse = delta_mixer(delta), BlockSparse(attention, index)
@@ -186,5 +196,5 @@ class Family(DecoderFamily):
     matrices = ("_proj_qkv.weight", "_proj_z.weight", "input_mix_weight_down.weight", "input_mix_weight_up.weight")
 
     def __init__(self, config: JsonObject) -> None:
-        text = text_part(config)
-        self.take(_parse(text.fields, text.prefix))
+        self.take(_parse(config))
+        self.vision, self.no_vision = seeing(lambda: qwen_vision(config, self.decoder, _IDS))

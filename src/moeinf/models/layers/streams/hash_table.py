@@ -14,6 +14,8 @@ from moeinf.types import Float32Array
 class HashColumns:
     """moeinf.models.layers.streams.spread.Columns: the experts of each layer with a table, one table behind another."""
 
+    picture_id = 0
+
     def __init__(self, layers: Layers, tables: Sequence[str]) -> None:
         """tables: names of tensors [vocabulary, top_k]."""
         self._tables = [layers.lookup(name) for name in tables]

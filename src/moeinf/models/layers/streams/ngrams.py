@@ -12,7 +12,7 @@ and its rows in the tables of `heads` heads are x_n mod p, with a prime p for ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 
 import numpy as np
@@ -39,6 +39,7 @@ class NgramConfig:
     layers: tuple[int, ...]  # decoder layers that have a table
     primes: tuple[tuple[int, ...], ...]  # rows of each head's table, by layer
     multipliers: tuple[tuple[int, ...], ...]  # of the last tokens' ids, by layer
+    picture_id: int = field(default=0, kw_only=True)  # which counts as the id of each of a picture's tokens
 
     @property
     def filler(self) -> int:

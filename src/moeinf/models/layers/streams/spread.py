@@ -19,6 +19,11 @@ from moeinf.types import Float32Array
 class Columns(Protocol):
     """What the host looks up of tokens beside the embedding."""
 
+    @property
+    def picture_id(self) -> int:
+        """As of a Stem."""
+        ...
+
     def new_states(self, capacity: int) -> Sequence[LayerState]: ...
 
     def of(self, ids: Sequence[int], cache: Cache) -> Float32Array: ...
@@ -27,6 +32,8 @@ class Columns(Protocol):
 
 
 class NoColumns:
+    picture_id = 0
+
     def new_states(self, capacity: int) -> Sequence[LayerState]:
         return ()
 
@@ -42,7 +49,7 @@ class NgramColumns:
 
     def __init__(self, layers: Layers, config: NgramConfig, prefixes: Sequence[str], number: int) -> None:
         """prefixes: of the tensors of each table; number: of the state in the cache that keeps the last tokens."""
-        self._config, self._number = config, number
+        self._config, self._number, self.picture_id = config, number, config.picture_id
         self._tables = [
             NgramTable(config, i, [layers.lookup(name) for name in config.part_names(i, prefix)])
             for i, prefix in enumerate(prefixes)
@@ -78,6 +85,7 @@ class StreamsStem:
         states, which come before those of the columns."""
         self._layers, self._count, self._mixed, self._columns, self._given = layers, count, mixed, columns, given
         self._rows, self._hidden, self._more = layers.lookup(decoder.embedding), decoder.attention.hidden_size, more
+        self.picture_id = columns.picture_id
 
     def new_states(self, capacity: int) -> Sequence[LayerState]:
         return [*(make(capacity) for make in self._more), *self._columns.new_states(capacity)]

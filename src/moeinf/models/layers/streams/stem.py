@@ -10,6 +10,11 @@ from moeinf.models.layers.kv_cache import Cache, LayerState
 
 
 class Stem(Protocol):
+    @property
+    def picture_id(self) -> int:
+        """What stands for a picture's tokens where ids are looked up; their embedding is replaced."""
+        ...
+
     def new_states(self, capacity: int) -> Sequence[LayerState]:
         """What is kept of a sequence beside the states of the layers, in whose order it follows them."""
         ...
@@ -33,6 +38,8 @@ class Stem(Protocol):
 
 class PlainStem:
     """An embedding, and nothing else."""
+
+    picture_id = 0
 
     def __init__(self, embedding: Callable[[Sequence[int]], Array]) -> None:
         self._embedding = embedding
