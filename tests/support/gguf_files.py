@@ -57,6 +57,9 @@ _ALWAYS_F32 = re.compile(
 )
 
 
+LIKE = {"glm4v_moe": "glm4_moe", "kimi_k25": "deepseek_v3"}  # families whose text is converted as another's
+
+
 def architecture_of(model_type: str, c: Mapping[str, Any]) -> str:
     second = model_type == "bailing_moe" and "score_function" in c
     return "bailingmoe2" if second else ARCHITECTURES[model_type]
@@ -88,7 +91,7 @@ def write_gguf(
     stored: what is written in place of blocks of a type.
     """
     c = config.get("text_config") or config
-    model_type = config["model_type"]
+    model_type = LIKE.get(config["model_type"], config["model_type"])
     architecture = architecture_of(model_type, c)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     fields = {f"{architecture}.{name}": value for name, value in model_metadata(model_type, c).items()}
@@ -96,7 +99,8 @@ def write_gguf(
         add_field(writer, name, value)
     for name, numbers in (scales or {}).items():
         writer.add_tensor(name, numbers)
-    for name, values in converted(model_type, c, tensors, fused=fused).items():
+    plain = {name.removeprefix("language_model."): tensor for name, tensor in tensors.items()}
+    for name, values in converted(model_type, c, plain, fused=fused).items():
         if values.dtype == np.int32:
             writer.add_tensor(name, values)
             continue
@@ -219,7 +223,13 @@ def _latent(c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _glm(c: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rope.dimension_count": int(c["head_dim"] * c["partial_rotary_factor"]), "expert_gating_func": 2}
+    said = {**c, **(c.get("rope_parameters") or {})}
+    sections = said.get("mrope_section")
+    return {
+        "rope.dimension_count": int(c["head_dim"] * said["partial_rotary_factor"]),
+        "rope.dimension_sections": [*sections, 0] if sections else None,
+        "expert_gating_func": 2,
+    }
 
 
 def _delta(c: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,19 @@ _RENAMED = (
     (r"model\.visual\.merger\.proj", "mm.model.fc"),
     (r"model\.visual\.merger\.post_projection_norm", "mm.post_norm"),
     (r"model\.visual\.merger\.(\w+)_proj", r"mm.\1"),
+    (r"^vision_tower\.patch_embed\.proj", "v.patch_embd"),
+    (r"^vision_tower\.patch_embed\.pos_emb", "v.position_embd"),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.", r"v.blk.\1."),
+    (r"(?<=\d)\.wqkv", ".attn_qkv"),
+    (r"(?<=\d)\.wo", ".attn_out"),
+    (r"(?<=\d)\.norm0", ".ln1"),
+    (r"^(v\.blk\.\d+)\.norm1", r"\1.ln2"),
+    (r"^(v\.blk\.\d+)\.mlp\.fc0", r"\1.ffn_up"),
+    (r"^(v\.blk\.\d+)\.mlp\.fc1", r"\1.ffn_down"),
+    (r"^vision_tower\.encoder\.final_layernorm", "v.post_ln"),
+    (r"^mm_projector\.pre_norm", "mm.input_norm"),
+    (r"^mm_projector\.proj\.0", "mm.1"),
+    (r"^mm_projector\.proj\.2", "mm.2"),
     (r"model\.vision_tower\.std_", "v.std_"),
     (r"model\.vision_tower\.patch_embedder\.input_proj\.", "v.patch_embd."),
     (r"model\.vision_tower\.patch_embedder\.position_embedding_table", "v.position_embd.weight"),
@@ -90,7 +103,8 @@ def write_mmproj(
     further fields, which win over the converter's; None takes one away.
     """
     writer = gguf.GGUFWriter(path, "clip")
-    fields = {"general.type": "mmproj"} | tower_metadata(config) | dict(metadata or {})
+    found = tower_metadata(config)
+    fields = {"general.type": "mmproj"} | found | dict(metadata or {})
     for name, value in fields.items():
         if value is not None:
             add_field(writer, name, value)
@@ -149,6 +163,19 @@ def _of_glm(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _of_kimi(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    patch = v["patch_size"]
+    return {
+        "vision.image_size": v["pos_emb_height"] * patch,
+        "vision.image_min_pixels": 8 * patch**2,
+        "vision.image_max_pixels": 16384 * patch**2,
+        "vision.projector.scale_factor": v["merge_kernel_size"][0],
+        "projector_type": "kimik25",
+        "use_gelu": True,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+    }
+
+
 def _of_qwen(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     deep = v.get("deepstack_visual_indexes", [])
     return {
@@ -184,10 +211,12 @@ def _of_pixtral(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]
 _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
     "gemma4": _of_gemma,
     "glm4v_moe": _of_glm,
+    "kimi_k25": _of_kimi,
     "llama4": _of_llama,
     "mistral3": _of_pixtral,
     "qwen3_5_moe": _of_qwen,
     "qwen3_vl_moe": _of_qwen,
+    "qwen4_exp": _of_qwen,
 }
 
 
@@ -199,7 +228,14 @@ def as_in_files(
     for pattern, to in (*_OF_ONE.get(model_type, ()), *_RENAMED):
         renamed = re.sub(pattern, to, renamed)
     renamed = re.sub(r"(?<=^v\.deepstack\.)\d+", lambda at: str(deep[int(at[0])]), renamed)
-    if name.endswith("patch_embed.proj.weight"):
+    if ".wqkv." in name:  # pairs of queries and keys that turn by columns, then those that turn by rows
+        queries, keys, others = np.split(values, 3)
+        both = [
+            each.reshape(num_heads, -1, 2, 2, *each.shape[1:]).swapaxes(1, 2).reshape(each.shape)
+            for each in (queries, keys)
+        ]
+        yield renamed, np.concatenate([*both, others])
+    elif name.endswith("patch_embed.proj.weight") and values.ndim == 5:
         yield renamed, np.ascontiguousarray(values[:, :, 0])
         yield f"{renamed}.1", np.ascontiguousarray(values[:, :, 1])
     elif re.search(r"vision_tower\.transformer.*[qk]_proj", name):  # pairs that are turned together, side by side

@@ -187,7 +187,7 @@ _BEHIND_ATTENTION = {"arctic": "ffn_norm_exps"} | dict.fromkeys(
     ("afmoe", "gemma2", "gemma3", "gemma4", "glm4moe", "gpt-oss", "olmo2", "qwen35moe", "qwen3next"),
     "post_attention_norm",
 )
-_PREFIX = r"(?:model\.(?:language_model\.)?|backbone\.|transformer\.)"
+_PREFIX = r"(?:(?:language_model\.)?model\.(?:language_model\.)?|language_model\.|backbone\.|transformer\.)"
 _LAYER = re.compile(rf"{_PREFIX}?(?:layers|blocks)\.(\d+)\.(.*)")
 
 

@@ -15,6 +15,7 @@ from moeinf.gguf.gguf_tensors import DenseSource
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, texts_of
 from moeinf.gguf.sights.merging_sight import MERGING, deep_blocks
+from moeinf.gguf.sights.moonvit_sight import MOONVIT
 from moeinf.gguf.sights.pooling_sight import POOLING
 from moeinf.gguf.sights.projecting_sights import PROJECTING
 from moeinf.gguf.sights.sight import Sight
@@ -27,7 +28,7 @@ _LOOKED_UP = re.compile(r"pos(ition)?_emb")  # in the names of tables
 _OF_SOUND = ("a.", "mm.a.")  # what tensors of a model of sound begin with, which the same file may hold
 
 
-_SIGHTS: Mapping[str, Sight] = {**MERGING, **POOLING, **PROJECTING}
+_SIGHTS: Mapping[str, Sight] = {**MERGING, **MOONVIT, **POOLING, **PROJECTING}
 
 
 def may_see(gguf: Gguf) -> bool:
@@ -36,7 +37,7 @@ def may_see(gguf: Gguf) -> bool:
 
 
 def family_may_see(name: str) -> bool:
-    return any(sight.family == name for sight in _SIGHTS.values())
+    return any(name in (sight.family, sight.of_text) for sight in _SIGHTS.values())
 
 
 def seeing_config(gguf: Gguf, text: JsonObject) -> JsonObject:
@@ -56,6 +57,10 @@ def seeing_config(gguf: Gguf, text: JsonObject) -> JsonObject:
         raise UnsupportedModelError(
             f"{m.where} gives the model rows of {width} numbers, which takes {text['hidden_size']}: it is the mmproj "
             "file of another model"
+        )
+    if text["model_type"] not in (sight.family, sight.of_text):
+        raise UnsupportedModelError(
+            f"{gguf.where}: moeinf runs the text of this model alone; leave its mmproj file out"
         )
     vision, whole = sight.config(m), sight.whole(m)
     sight.processor(m)

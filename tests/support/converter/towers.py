@@ -21,12 +21,16 @@ from moeinf.models.family import family_of
 from tests.support.converter.record import HF, numbered, summary
 from tests.support.tiny_models import all_configs
 
+SEEING_HF = {"glm4v_moe": "Glm4vMoeForConditionalGeneration", "kimi_k25": "KimiK25ForConditionalGeneration"}
 RECORDED = Path(__file__).with_name("recorded_towers.json")
 NAMES = (
     "qwen3_5_moe",
     "qwen3_vl_moe",
     "gemma4",
     "gemma4 standardised, no bidirectional attention",
+    "glm4v_moe",
+    "kimi_k25",
+    "qwen4_exp",
     "mistral4",
     "mistral4 three patches a side, biased, silu",
     "llama4",
@@ -39,6 +43,11 @@ def tower(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, numbered(dict(sorted(family_of(config).seen_by.items())))
 
 
+def as_published(vision: Mapping[str, Any]) -> dict[str, Any]:
+    """With the fields of Kimi's under the names that the converter reads, beside those of transformers."""
+    return {**vision, **{f"init_{name}": vision[name] for name in vision if name.startswith("pos_emb_")}}
+
+
 def recorded() -> Mapping[str, Any]:
     found: dict[str, Any] = json.loads(RECORDED.read_text())
     return found
@@ -49,8 +58,9 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     from conversion import get_model_class  # type: ignore[import-not-found]
 
     config, tensors = tower(name)
-    hf = HF[family_of(config).name]
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": [hf]}))
+    hf = SEEING_HF.get(config["model_type"]) or HF[family_of(config).name]
+    said = config | {"architectures": [hf], "vision_config": as_published(config["vision_config"])}
+    (folder / "config.json").write_text(json.dumps(said))
     mean, std = ([0.0] * 3, [1.0] * 3) if hf.startswith("Gemma") else ([0.5] * 3, [0.5] * 3)
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": std}))
     mark = {"content": "[IMG_BREAK]", "id": 12}  # whose embedding one class looks for

@@ -23,16 +23,9 @@ from tests.support.converter.record import numbered, summary
 from tests.support.converter.towers import NAMES, recorded, tower
 from tests.support.gguf_files import write_gguf
 from tests.support.mmproj_gguf import write_mmproj
+from tests.support.seeing_models import MARKS
 
-TOKENS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|image|>", "<|image>", "<image|>"]
-TOKENS += ["[IMG]", "<|patch|>", "<|image_start|>", "<|image_end|>"]
-MARKS = {  # around a picture, of which a config has the ids
-    "qwen3_5_moe": TOKENS[1:3],
-    "qwen3_vl_moe": TOKENS[1:3],
-    "gemma4": TOKENS[4:6],
-    "mistral4": [],
-    "llama4": TOKENS[8:],
-}
+TOKENS = sorted({token for marks in MARKS.values() for token in marks.tokens})
 
 
 def seeing(folder: Path, name: str, *, text: dict[str, Any] | None = None, **how: Any) -> Gguf:
@@ -86,12 +79,10 @@ def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None
     ours, theirs = family_of(config), family_of(wanted)
     assert ours.vision is not None and theirs.vision is not None
     assert ours.seen_by == theirs.seen_by
-    first = config["text_config"]["vocab_size"] - len(TOKENS)
-    kind = name.partition(" ")[0]
-    around = ours.vision.brackets or [each for each in ours.vision.layout.items([[(1, 1)]]) if isinstance(each, int)]
-    assert list(around) == [first + TOKENS.index(mark) for mark in MARKS[kind]]
-    picture = {"gemma4": "<|image|>", "mistral4": "[IMG]", "llama4": "<|image|>"}.get(kind, "<|image_pad|>")
-    assert ours.vision.token == ("<|image|>" if kind == "llama4" else first + TOKENS.index(picture))
+    first, marks = config["text_config"]["vocab_size"] - len(TOKENS), MARKS[name.partition(" ")[0]].fields
+    assert {field: config[field] for field in marks} == {
+        field: first + TOKENS.index(token) for field, token in marks.items()
+    }
     said = {field: value for field, value in config["vision_config"].items() if field in wanted["vision_config"]}
     assert said == {field: wanted["vision_config"][field] for field in said}
     if "mrope_section" in str(wanted):
@@ -114,6 +105,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5_moe", {"clip.use_gelu": False}, "use_gelu"),
     ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [True, True, False, False]}, r"tensor 'v\.deepstack\.1\."),
     ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [False] * 4}, r"tensor 'v\.deepstack\..*' is none of a tower"),
+    ("glm4v_moe", {"clip.projector_type": "glm5v"}, "takes 'glm4v'"),
+    ("glm4v_moe", {"clip.use_silu": False}, "use_silu"),
+    ("kimi_k25", {"clip.vision.projector.scale_factor": 1}, "which the metadata mean"),
     ("mistral4", {"clip.vision.attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
     ("mistral4", {"clip.use_silu": True}, "use_silu"),
     ("mistral4", {"clip.vision.spatial_merge_size": 3}, "which the metadata mean"),

@@ -1,8 +1,9 @@
-"""Towers of Qwen3-VL, Qwen3.5 and their kin in GGUF files."""
+"""Towers of Qwen3-VL, Qwen3.5 and their kin, and of GLM-4.5V, in GGUF files."""
 
 from __future__ import annotations
 
 from functools import partial
+from math import isqrt
 
 from moeinf.gguf.configs.common import refuse_unless
 from moeinf.gguf.header import GgufTensor
@@ -83,4 +84,53 @@ def _qwen(family: str) -> Sight:
     )
 
 
-MERGING = {"qwen35moe": _qwen("qwen3_5_moe"), "qwen3vlmoe": _qwen("qwen3_vl_moe")}
+def _glm(m: Metadata) -> JsonObject:
+    refuse_unless(m, m.flag("use_silu", False), "use_silu")
+    patch = m.count("vision.patch_size")
+    return {
+        "depth": m.count("vision.block_count"),
+        "hidden_size": m.count("vision.embedding_length"),
+        "hidden_act": "silu",
+        "attention_bias": m.tensor("v.blk.0.attn_qkv.bias") is not None,
+        "intermediate_size": m.count("vision.feed_forward_length"),
+        "num_heads": m.count("vision.attention.head_count"),
+        "out_hidden_size": m.count("vision.projection_dim"),
+        "image_size": isqrt(m.rows("v.position_embd.weight")) * patch,
+        "patch_size": patch,
+        "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
+        "temporal_patch_size": 2,
+        "rms_norm_eps": m.number("vision.attention.layer_norm_epsilon"),
+    }
+
+
+_OF_GLM = (
+    *(each for each in _OF_MERGING if "merge" not in each[0] and "pos_embed" not in each[0]),
+    (r"model\.visual\.embeddings\.position_embedding\.weight", "v.position_embd.weight"),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.(\w+)_proj\.weight", r"v.blk.\1.ffn_\2.weight"),
+    (r"model\.visual\.post_conv_layernorm\.weight", "v.norm_embd.weight"),
+    (r"model\.visual\.post_layernorm\.weight", "v.post_ln.weight"),
+    (r"model\.visual\.downsample\.(\w+)", r"mm.patch_merger.\1"),
+    (r"model\.visual\.merger\.proj\.weight", "mm.model.fc.weight"),
+    (r"model\.visual\.merger\.post_projection_norm\.(\w+)", r"mm.post_norm.\1"),
+    (r"model\.visual\.merger\.(\w+)_proj\.weight", r"mm.\1.weight"),
+)
+MERGING = {
+    "qwen35moe": _qwen("qwen3_5_moe"),
+    "qwen3vlmoe": _qwen("qwen3_vl_moe"),
+    "qwen4exp": _qwen("qwen4_exp"),
+    "glm4moe": Sight(
+        "glm4v_moe",
+        "glm4v",
+        _glm,
+        partial(three_positions, interleaved=False),
+        _merged_pictures,
+        {
+            "image_token_id": "<|image|>",
+            "image_start_token_id": "<|begin_of_image|>",
+            "image_end_token_id": "<|end_of_image|>",
+        },
+        _OF_GLM,
+        of_film,
+        of_text="glm4_moe",
+    ),
+}

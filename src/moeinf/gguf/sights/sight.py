@@ -27,10 +27,11 @@ class Sight:
     processor: Callable[[Metadata], JsonObject]  # preprocessor_config.json
     tokens: Mapping[str, str]  # by the field of config.json that has its id
     names: tuple[tuple[str, str], ...]  # of tensors in a checkpoint, and in the file: the first that it has
+    # Name and shape of a checkpoint's tensor, and those of the file that it was made into, to what makes it of them:
     undo: Callable[[str, tuple[int, ...], list[GgufTensor], Metadata], Undo] = as_it_lies
-    # (name and shape of a checkpoint's tensor, those of the file that it was made into) to what makes it of them
     whole: Callable[[Metadata], JsonObject] = lambda m: {}  # what the whole model's config has besides
     unused: tuple[str, ...] = ()  # further tensors that files may have
+    of_text: str = ""  # the family that the model's own file is of by itself, where that is another
 
 
 def normalised(m: Metadata) -> JsonObject:
