@@ -169,18 +169,25 @@ def pull(
 
     Of a name that moeinf knows, the form is fetched that suits this machine; a tag or --quant takes another.
     """
+    from moeinf.foreign.adopting import adopted, meant
     from moeinf.pull.pull import plan_pull
     from moeinf.pull.pull import pull as install
+    from moeinf.store.library import Library
     from moeinf.terminal.forms.choosing import chosen_form
     from moeinf.terminal.pull_progress import PullDisplay, again_text, plan_lines
 
-    usual = RuntimeConfig()
-    taken, taken_options = chosen_form(source, options, usual, "pull", yes=yes or dry_run, quiet=quiet)
+    library, plan = Library(store_home()), None
+    foreign = meant(source, options, library)
+    taken, taken_options = source if foreign is None else str(foreign.path), options
+    if foreign is None:
+        taken, taken_options = chosen_form(source, options, RuntimeConfig(), "pull", yes=yes or dry_run, quiet=quiet)
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
-            plan = plan_pull(taken, taken_options, home=store_home(), progress=display) if dry_run else None
-            if plan is None:
-                stored = install(taken, taken_options, home=store_home(), progress=display)
+            if dry_run:
+                plan = plan_pull(taken, taken_options, home=library.home, progress=display)
+            else:
+                adopted_model = adopted(source, options, library, display) if foreign else None
+                stored = adopted_model or install(taken, taken_options, home=library.home, progress=display)
     except (KeyboardInterrupt, Ended):
         print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
         raise

@@ -13,6 +13,7 @@ from moeinf.errors import StoreError, UsageError
 from moeinf.foreign.foreign_model import ForeignModel
 from moeinf.foreign.owners import foreign_model
 from moeinf.pull.events import PullProgress, SilentProgress
+from moeinf.pull.origins import is_here
 from moeinf.pull.pull import pull
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
@@ -23,13 +24,13 @@ from moeinf.text.quantities import size_text
 def adopted(
     reference: str, options: PullOptions, library: Library, progress: PullProgress | None = None
 ) -> StoredModel | None:
-    """The model of another program that a reference means, under a name in the store; None where none has it.
+    """The model of another program that a reference means, under a name in the store; None where none has it, or the
+    store has it already.
 
     A GGUF file is used where it lies, and a checkpoint is converted, as any folder. None also where other formats, an
     adapter or a revision are asked for. Raises UsageError for a model that cannot be used, and what a pull raises.
     """
-    plain = replace(options, name=None, token=None, also=None, force=False, keep_source=False)
-    model = foreign_model(reference) if plain == NO_OPTIONS else None
+    model = meant(reference, options, library)
     if model is None:
         return None
     progress = progress or SilentProgress()
@@ -43,6 +44,15 @@ def adopted(
     where = "is converted from" if model.is_checkpoint else f"uses {size_text(model.num_bytes)} in"
     progress.note(f"{stored.name} {where} the files of {model.owner}, which stay as they are")
     return _preset(stored, model, library, progress)
+
+
+def meant(reference: str, options: PullOptions, library: Library) -> ForeignModel | None:
+    """The model of another program that `adopted` would take; None where the store has one, or is making it.
+
+    Raises UsageError for a model that cannot be used.
+    """
+    plain = replace(options, name=None, token=None, also=None, force=False, keep_source=False)
+    return foreign_model(reference) if plain == NO_OPTIONS and not is_here(reference, library) else None
 
 
 def _free_name(model: ForeignModel, library: Library) -> str:

@@ -15,7 +15,7 @@ from moeinf.config.server_options import seconds_of
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
-from moeinf.pull.origins import is_here, stored_model
+from moeinf.pull.origins import stored_model
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import MTP
@@ -54,7 +54,7 @@ def ensure_stored(
     from moeinf.terminal.forms.choosing import chosen_form
 
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        stored = None if is_here(name, Library(home)) else adopted(name, options, Library(home), display)
+        stored = adopted(name, options, Library(home), display)
     if stored is not None:
         return stored
     reference, options = chosen_form(name, options, config, "run", yes=yes, quiet=quiet)

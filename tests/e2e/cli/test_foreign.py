@@ -81,6 +81,14 @@ def test_a_file_of_lm_studio_is_meant_by_its_names(
     assert state_of(user) == before
 
 
+def test_a_pull_uses_what_is_here(command: Command, home: Path, user: Path, hub: Hub, files: Path) -> None:
+    lm_studio_file(user, FILES, files / "Story-Q8_0.gguf")
+    plan = command("pull", "story", "--dry-run")
+    assert plan.code == 0 and "fetch 0 B" in plan.out and not Library(home).list(), plan
+    assert "the files of lmstudio" in command("pull", "story").err
+    assert [model.name for model in Library(home).list()] == ["story:5m-q8_0"]
+
+
 def test_llama_cpps_cache_and_the_hubs_are_looked_into(
     command: Command, home: Path, user: Path, hub: Hub, files: Path
 ) -> None:

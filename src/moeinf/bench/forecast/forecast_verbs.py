@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,13 +104,10 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
 
 def _foreign_file(reference: str, asked: PullOptions) -> str:
     """The file that `run` would use of another program; the reference itself where it means anything else."""
-    from moeinf.foreign.owners import foreign_model
-    from moeinf.pull.origins import is_here
+    from moeinf.foreign.adopting import meant
     from moeinf.store.library import Library
 
-    if asked.quant is not None or is_here(reference, Library(store_home())):
-        return reference
-    found = foreign_model(reference)
+    found = meant(reference, replace(asked, token=None), Library(store_home()))
     return reference if found is None else str(found.path)
 
 

@@ -18,7 +18,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError
 from moeinf.forecast.form_choice import settled_unasked
 from moeinf.foreign.adopting import adopted
-from moeinf.pull.origins import is_here, resolve
+from moeinf.pull.origins import resolve
 from moeinf.pull.pull import pull as install
 from moeinf.server.http import SILENCE_S, json_response
 from moeinf.server.http_errors import BusyError, Refusal, StoppingError, fault_of, log_fault
@@ -66,7 +66,7 @@ class Pulls:
 
     def _run(self, running: RunningPull, source: str, options: PullOptions, library: Library) -> None:
         try:
-            if not is_here(source, library) and adopted(source, options, library, running) is not None:
+            if adopted(source, options, library, running) is not None:
                 return running.end(SUCCESS)
             source, options = settled_unasked(source, options, with_environment(), library.home, running.note)
             install(source, options, home=library.home, progress=running)
