@@ -24,33 +24,6 @@ class Merger(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedMerger:
-    """down(gelu(up(x))) of the patches of a token, one behind the other."""
-
-    up: str  # the names of the matrices, less their ends
-    down: str
-    before: tuple[NormConfig, ...] = ()  # norms of patches, in this order
-    joined: NormConfig | None = None  # of the patches of a token together
-    after: NormConfig | None = None
-    biased: bool = True
-
-    def shapes(self, hidden: int, patches: int, out: int) -> Shapes:
-        wide = hidden * patches
-        shapes = linear_shapes(self.up, wide, wide, biased=self.biased)
-        shapes |= linear_shapes(self.down, out, wide, biased=self.biased)
-        for norm in self.before:
-            shapes |= norm_shapes(norm, hidden)
-        return shapes | norm_shapes(self.joined, wide) | norm_shapes(self.after, out)
-
-    def tokens(self, part: Part, x: Array, patches: int) -> Array:
-        for norm in self.before:
-            x = normed(part, norm)(x)
-        x = normed(part, self.joined)(x.reshape(-1, x.shape[1] * patches))
-        x = linear(part, self.up, biased=self.biased, activation="gelu")(x)
-        return normed(part, self.after)(linear(part, self.down, biased=self.biased)(x))
-
-
-@dataclass(frozen=True, slots=True)
 class ConvolvedMerger:
     """A convolution that makes one of the patches of a token; then a norm, gelu and a gated MLP (GLM-4.1V)."""
 

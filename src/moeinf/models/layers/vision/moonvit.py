@@ -10,7 +10,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.vision.image_processor import PaddedPatches
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
-from moeinf.models.layers.vision.mergers import JoinedMerger
+from moeinf.models.layers.vision.projector import Dense, Projector
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
 
@@ -74,8 +74,13 @@ def _tower(f: Fields, v: Fields, out_hidden: int, cut: Cut) -> MergingTower:
         theta=rope.number("rope_theta", 1e4),
     )
     eps = v.number("projector_ln_eps", f.number("projection_layer_norm_eps", 1e-5))
-    before = (
-        NormConfig(f"{_TOWER}encoder.final_layernorm.weight", _EPS, "layer"),
-        NormConfig(f"{_PROJECTOR}pre_norm.weight", eps, "layer"),
+    projector = Projector(
+        (
+            NormConfig(f"{_TOWER}encoder.final_layernorm.weight", _EPS, "layer"),
+            NormConfig(f"{_PROJECTOR}pre_norm.weight", eps, "layer"),
+            "patch by patch",
+            Dense(f"{_PROJECTOR}proj.0", hidden * cut.merge**2, activation="gelu"),
+            Dense(f"{_PROJECTOR}proj.2", out_hidden),
+        )
     )
-    return MergingTower(config, JoinedMerger(f"{_PROJECTOR}proj.0", f"{_PROJECTOR}proj.2", before))
+    return MergingTower(config, projector)

@@ -14,7 +14,7 @@ from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.vision.image_processor import MergedPatches
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
-from moeinf.models.layers.vision.mergers import JoinedMerger
+from moeinf.models.layers.vision.projector import Dense, Projector
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
 from moeinf.types import JsonObject
@@ -69,13 +69,18 @@ def _tower(f: Fields, out_hidden: int, cut: Cut, most_deep: int) -> MergingTower
         LearntPositions(f"{_PREFIX}pos_embed.weight", isqrt(places), "corners"),
         theta=rope.number("rope_theta", 1e4),
     )
-    behind = {block: _merger(f"deepstack_merger_list.{i}.", joined=True) for i, block in enumerate(deep)}
-    return MergingTower(config, _merger("merger.", joined=False), behind)
+    behind = {block: _merger(f"deepstack_merger_list.{i}.", config, joined=True) for i, block in enumerate(deep)}
+    return MergingTower(config, _merger("merger.", config, joined=False), behind)
 
 
-def _merger(name: str, *, joined: bool) -> JoinedMerger:
+def _merger(name: str, config: VitConfig, *, joined: bool) -> Projector:
     """joined: what is normed is the patches of a token together."""
-    prefix = _PREFIX + name
+    prefix, wide = _PREFIX + name, config.attention.hidden_size * config.cut.merge**2
     norm = NormConfig(f"{prefix}norm.weight", _EPS, "layer")
-    matrices = (f"{prefix}linear_fc1", f"{prefix}linear_fc2")
-    return JoinedMerger(*matrices, joined=norm) if joined else JoinedMerger(*matrices, before=(norm,))
+    return Projector(
+        (
+            *(("patch by patch", norm) if joined else (norm, "patch by patch")),
+            Dense(f"{prefix}linear_fc1", wide, activation="gelu"),
+            Dense(f"{prefix}linear_fc2", config.out_hidden),
+        )
+    )
