@@ -1,6 +1,6 @@
 """A new user's first command, from an empty home to an answer: seconds, words on the screen, and what it showed.
 
-    python benchmarks/first_minutes.py --page --out benchmarks/results/first_minutes.json
+    python benchmarks/first_minutes.py --page --out benchmarks/results/first-minutes/steps.json
 
 A stand-in for the Hub on this machine serves the demo model, in a checkpoint and in GGUF files, under the repositories
 of Qwen3-30B-A3B, so that the figures are those of moeinf: a real download comes on top. Needs what the tests need.
@@ -72,7 +72,8 @@ def _write_page(found: Sequence[dict[str, Any]]) -> None:
     rows = "".join(f"| `{each['command']}` | {each['seconds']:.1f} | {each['words']} |\n" for each in found)
     table = f"| command | seconds | words on the screen |\n|---|---|---|\n{rows}"
     address = re.compile(r"http://127\.0\.0\.1:\d+")
-    shown = "\n".join(line.rstrip() for line in address.sub("https://huggingface.co", found[0]["shown"]).split("\n"))
+    shown = re.sub(r"note: other programs .*\n(  .*\n)*", "", address.sub("https://huggingface.co", found[0]["shown"]))
+    shown = "\n".join(line.rstrip() for line in shown.split("\n"))
     text = page.read_text(encoding="utf-8")
     for mark, made in (("table", table), ("shown", f"```\n{shown.strip()}\n```\n")):
         between = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -92,7 +93,8 @@ def main() -> None:
         files.mkdir()
         write_forms(files)
         with serving(DATA / "demo") as hub:
-            hub.repos = {source.location: ("f" * 40, files) for source in model.gguf[:1]}
+            hub.repos = {source.location: ("f" * 40, files) for source in model.gguf}
+            hub.repos |= {source.location: ("a" * 40, DATA / "demo") for source in model.quantised}
             hub.repos[model.checkpoint.location] = (model.checkpoint.revision, DATA / "demo")
             environment = os.environ | {
                 "MOEINF_HOME": str(Path(scratch) / "home"),
