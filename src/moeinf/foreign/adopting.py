@@ -15,6 +15,7 @@ from moeinf.foreign.owners import foreign_model
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.origins import is_here
 from moeinf.pull.pull import pull
+from moeinf.pull.steps import free_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import full_name
@@ -49,10 +50,13 @@ def adopted(
 def meant(reference: str, options: PullOptions, library: Library) -> ForeignModel | None:
     """The model of another program that `adopted` would take; None where the store has one, or is making it.
 
-    Raises UsageError for a model that cannot be used.
+    Nor is a checkpoint taken that is larger than what is free of the disk: a smaller form may be. Raises UsageError for
+    a model that cannot be used.
     """
     plain = replace(options, name=None, token=None, also=None, force=False, keep_source=False)
-    return foreign_model(reference) if plain == NO_OPTIONS and not is_here(reference, library) else None
+    model = foreign_model(reference) if plain == NO_OPTIONS and not is_here(reference, library) else None
+    too_large = model is not None and model.is_checkpoint and model.num_bytes > free_bytes(library.home)
+    return None if too_large else model
 
 
 def _free_name(model: ForeignModel, library: Library) -> str:

@@ -73,8 +73,8 @@ class ForeignModel:
             return form[0] is self.known and form[1] == self.tag
         if model is not None:
             return model is self.known
-        source = repository_source(reference)
-        return source is not None and self._is_of(source)
+        source = repository_source(reference)  # of a checkpoint, that means what the Hub has today
+        return source is not None and not self.is_checkpoint and self._is_of(source)
 
     def _is_of(self, source: ModelSource) -> bool:
         if source.revision or source.location.lower() != self.repo.lower():

@@ -9,7 +9,7 @@ from typing import Final
 from moeinf.config.pull_options import PullOptions
 from moeinf.pull.steps import Headers
 
-PUBLISHED_BITS: Final = 8.5  # a weight; what has more loses nothing that anybody measured (docs/formats.md)
+MOST_BITS: Final = 8.0  # a weight; what has more is no better in any answer that was measured (docs/formats.md)
 _QUANTISATION: Final = re.compile(
     r"(?:^|[-_./])((?:ud-)?(?:i?q\d(?:_\w+)?|tq\d_\d|mxfp4(?:_moe)?|nvfp4|bf16|f16|fp16|f32))$", re.IGNORECASE
 )
@@ -22,7 +22,7 @@ _ORDER: Final = ("k_m", "0", "k_xl", "mxfp4", "mxfp4_moe", "k", "k_l", "k_s", "n
 @dataclass(frozen=True, slots=True)
 class Form:
     tag: str  # "q4_k_m"
-    reference: str  # what a pull takes: org/repo:FILE@commit, or a known name
+    reference: str  # what a pull takes: the address of a file, or org/repo@revision
     options: PullOptions  # with the name that it is stored under
     where: str  # the repository
     download_bytes: int
@@ -39,9 +39,9 @@ class Form:
         return 8 * self.store_bytes / self.headers.manifest.info.num_params
 
     @property
-    def rank(self) -> tuple[float, int]:
-        """Larger for the one to be preferred: first in what the weights keep, then in how little is downloaded."""
-        return min(self.bits, PUBLISHED_BITS), -self.download_bytes
+    def rank(self) -> tuple[float, int, int]:
+        """Larger for the one to be preferred: by what weights keep, then by how little is stored, and downloaded."""
+        return min(self.bits, MOST_BITS), -self.store_bytes, -self.download_bytes
 
 
 @dataclass(frozen=True, slots=True)
