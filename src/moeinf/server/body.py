@@ -83,11 +83,19 @@ def _decoded(body: bytes, kind: type) -> Json:
         if len(body) <= _READ_TWICE:
             msgspec.json.decode(body, type=kind)
         raise
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if not isinstance(error, UnicodeDecodeError) and rb"\ud" not in body.lower():
+    except (msgspec.DecodeError, UnicodeDecodeError):  # versions of msgspec differ in what bytes of no UTF-8 raise
+        if _is_utf_8(body) and rb"\ud" not in body.lower():
             raise  # of what is no JSON for another reason
         mended = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], body)
         return _json_of(mended.decode("utf-8", "replace"))
+
+
+def _is_utf_8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def checked(value: Json, kind: object, where: str = "") -> Json:
