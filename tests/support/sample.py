@@ -1,8 +1,8 @@
 """Which tests `make test` runs, in the twenty minutes that it may take: those of which it has all, and of the others a
 sample that is the same each time. `make long-test` runs every test, and so does pytest without SAMPLED_TESTS.
 
-In the folders that take most of the time, a test with many cases tries most of its code with each of them: a tenth of
-them run. Of the other tests of tests/e2e, which start processes and open models, an eighth run. Which ones do is
+In the folders that take most of the time, a test with many cases tries most of its code with each of them: a twelfth
+of them run. Of the other tests of tests/e2e, which start processes and open models, a twelfth run. Which ones do is
 decided by their names, so that the cases of one family or format are spread over the tests. Kernels of GPUs are
 compiled by `make long-test` and `make gpu-compile` alone.
 """
@@ -16,8 +16,8 @@ from zlib import crc32
 
 SAMPLED = bool(os.environ.get("SAMPLED_TESTS"))
 _MANY_CASES = 4
-_CASES = 10  # one in so many runs
-_STARTED = 8
+_CASES = 12  # one in so many runs
+_STARTED = 12
 _STARTING = "tests/e2e/"
 _COMPILING = ("tests/unit/gpu/test_matrix_compile.py", "tests/unit/gpu/test_vector_compile.py")
 _UNITS = ("gguf", "gpu", "models", "native", "text")
