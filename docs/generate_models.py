@@ -59,8 +59,8 @@ MACHINES = (8, 16, 32, 64)  # GB
 RUN = """\
 ## Families that run
 
-Checkpoints of these families run, whatever their size. "GGUF" says that files which llama.cpp's converter has written
-are read in place, and "pictures" that the model sees them, for which `pip install 'moeinf[vision]'` is needed. Where a
+Checkpoints of these families run, whatever their size. "GGUF" says that files which llama.cpp's converter writes are
+read in place, and "pictures" that the model sees them, for which `pip install 'moeinf[vision]'` is needed. Where a
 checkpoint also sees, hears or speaks, and there is no "yes", moeinf runs the part that reads and writes text.
 [reference/families.md](reference/families.md) has more on each family: its checkpoints, how closely it was compared
 with its reference, and what the types of transformers that do not run would need.
