@@ -38,7 +38,7 @@ def published(files: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """
     known = {
         "demo": {"embedded": "demo"},
-        "plain:5m": {"checkpoint": PLAIN, "dense": True},
+        "plain:5m": {"checkpoint": PLAIN, "also": ["plain"], "dense": True},
         "mixtral:8x7b": {"checkpoint": "org/other", "like": "mixtral-8x7b"},
         NAME: {"checkpoint": REPO, "gguf": ["gone/Story-GGUF", FILES], "also": ["story", "story:5m-instruct"]},
     }

@@ -23,7 +23,7 @@ from moeinf.pull.steps import free_bytes
 from moeinf.store.library import Library
 from moeinf.store.naming.aliases import alias_of, known_forms, known_sources
 from moeinf.store.naming.catalogue import KnownModel, known_form
-from moeinf.store.naming.names import DEFAULT_TAG, has_tag
+from moeinf.store.naming.names import DEFAULT_TAG
 from moeinf.store.quantisation import CHOICES
 from moeinf.text.quantities import at_least_text, size_text
 
@@ -71,10 +71,6 @@ class Choice:
             why = "the only one"
         form = self.taken.form
         return f"taking {form.tag} of {form.where}, {size_text(form.download_bytes)} to fetch: {why}"
-
-    def form_name(self, tag: str) -> str:
-        """The name that means a form, whatever other name of the model was given."""
-        return f"{self.name}{'-' if has_tag(self.name) else ':'}{tag}"
 
     def of_tag(self, tag: str) -> FormForecast | None:
         return next((row for row in self.rows if row.form.tag == tag.lower()), None)

@@ -6,15 +6,21 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ollama
 import pytest
 
+import moeinf
+from moeinf.engine.reporting import Reporting
 from moeinf.engine.speed.rates import Reading
 from moeinf.engine.speed.rates_file import save
+from moeinf.errors import HubError
 from moeinf.forecast import form_choice, known
+from moeinf.pull.hub.repository import HubRepository
 from moeinf.store.library import Library
 from tests.support.cli.commands import Done
 from tests.support.hub_server import REPO, Hub
 from tests.support.known_models import FILES, NAME, published, write_forms
+from tests.support.live_server import live_server
 from tests.support.rates import rates_of_this_machine
 
 Command = Callable[..., Done]
@@ -152,20 +158,44 @@ def test_a_hub_out_of_reach_is_told_with_what_is_here(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     done = command("run", "story", "hi")
     assert done.code == 1 and "nothing of story can be fetched" in done.err and "models that are here: demo" in done.err
+    done = command("run", "story:q4_k_m", "hi")
+    assert done.code == 1 and "is out of reach" in done.err and "has no form" not in done.err
 
 
-def test_an_interrupted_pull_of_a_form_goes_on_with_it(command: Command, home: Path, hub: Hub) -> None:
-    hub.faults["500"] = 1000
-    assert command("pull", "story").code == 1
-    hub.faults.clear()
+def test_an_interrupted_pull_of_a_form_goes_on_with_it(
+    command: Command, home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*given: object) -> Path:
+        raise HubError("the network is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(form_choice, "free_bytes", lambda home: 5 << 20)  # of the disk: room for the smallest alone
+        patch.setattr(HubRepository, "fetch", cut)
+        done = command("pull", "story")
+        assert done.code == 1 and "taking q4_k_m" in done.err and "the network is gone" in done.err, done
     done = command("run", "story", "Once", "-n", "2")
-    assert done.code == 0, done
-    assert source_of(home, "story")[1] in (FILES, REPO)
+    assert done.code == 0 and "taking" not in done.err and "was interrupted; going on with it" in done.err, done
+    assert source_of(home, "story")[2] == "Story-Q4_K_M.gguf"
 
 
 def test_a_model_without_experts_says_so(command: Command, hub: Hub) -> None:
     done = command("fit", "plain:5m")
     assert "plain:5m has no experts: every token uses all of it; mixtral:8x7b is about as large" in done.out, done
+
+
+def test_programs_and_clients_take_the_usual_form_and_are_told(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(home))
+    told = list[str]()
+    moeinf.load("story", reporting=Reporting(notify=told.append)).close()
+    assert source_of(home, "story")[2] == "Story-Q8_0.gguf"
+    assert any("story: taking q8_0 of maker/Story-GGUF" in line for line in told)
+    with live_server(Library(home)) as server:
+        for name, stored in (("story:q4_K_M", "story:5m-q4_k_m"), ("plain", "plain:latest")):
+            lines = [step.status or "" for step in ollama.Client(server.url).pull(name, stream=True)]
+            assert lines[-1] == "success" and Library(home).find(stored)
+        assert any("plain: taking" in line for line in lines)
 
 
 def test_names_of_the_user_have_one_form(command: Command, home: Path, hub: Hub) -> None:

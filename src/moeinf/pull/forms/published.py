@@ -79,6 +79,8 @@ def form_of_tag(
             return look.of_checkpoint(source, name)[0]
     if tag in CHOICES or tag in _AS_PUBLISHED:
         return look.of_checkpoint(model.checkpoint, name, () if tag in _AS_PUBLISHED else (tag,))[-1]
+    if look.notes and not files:  # then nobody knows
+        raise HubError("; ".join(dict.fromkeys(look.notes)))
     there = sorted({known for _, known, _ in files} | {*_MADE, "bf16"})
     notes = f" ({'; '.join(look.notes)})" if look.notes else ""
     raise ModelNotFoundError(f"{model.name} has no form {tag!r:.50}; its tags are {', '.join(there)}{notes}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.names import DEFAULT_TAG, repository_source
+from moeinf.store.naming.names import DEFAULT_TAG, has_tag, repository_source
 
 DATA: Final = Path(__file__).parents[2] / "data"
 MODELS = DATA / "models.json"
@@ -36,8 +36,12 @@ class KnownModel:
         return (self.checkpoint, *self.quantised, *self.gguf)
 
     def form_name(self, tag: str) -> str:
-        """The name of one of its forms: `mixtral:8x7b-q4_k_m`, `olmoe:q8_0`."""
-        return f"{self.name}{'-' if ':' in self.name else ':'}{tag.lower()}"
+        return form_name(self.name, tag)
+
+
+def form_name(name: str, tag: str) -> str:
+    """The name of one form of a model, by a name of the model: `mixtral:8x7b-q4_k_m`, `olmoe:q8_0`."""
+    return f"{name}{'-' if has_tag(name) else ':'}{tag.lower()}"
 
 
 @cache

@@ -6,6 +6,7 @@ import json
 
 from moeinf.forecast.form_choice import Choice, FormForecast, has_room
 from moeinf.forecast.known_sizes import nearest_mixture
+from moeinf.store.naming.catalogue import form_name
 from moeinf.terminal.screen import table
 from moeinf.text.quantities import count_text, eta_text, size_text
 
@@ -21,7 +22,7 @@ def form_lines(choice: Choice, verb: str) -> list[str]:
         *table(grid, 2),
         *(f"note: {line}" for line in (*choice.found.notes, *_of_dense(choice))),
         choice.line,
-        *([f"`moeinf {verb} {choice.form_name(other.form.tag)}` takes another"] if other else []),
+        *([f"`moeinf {verb} {form_name(choice.name, other.form.tag)}` takes another"] if other else []),
     ]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from moeinf.config.environment import store_home
 from moeinf.errors import ModelNotFoundError
-from moeinf.foreign.owners import foreign_model
-from moeinf.pull.gguf.known_files import known_model
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.aliases import alias_of, known_sources
 from moeinf.store.naming.names import outside_source, plain_name
@@ -24,6 +22,9 @@ def find_stored(name: str) -> StoredModel:
     try:
         return Library(store_home()).find(name)
     except ModelNotFoundError:
+        from moeinf.foreign.owners import foreign_model  # what few commands need
+        from moeinf.pull.gguf.known_files import known_model
+
         foreign = foreign_model(name)
         known = None if foreign is None else known_model(foreign.path, Library(store_home()))
         if known is not None:
