@@ -40,7 +40,8 @@ def bench(
     report: Callable[[str], None] = (lambda line: None) if quiet else say
     workload = Workload.of(options, guess)
     workload.text()  # refuses a file that cannot be read before a model is pulled
-    configs = configurations(with_launched(config, model, quiet=quiet), options.policies, options.predictors)
+    launched = with_launched(config, model, quiet=quiet)
+    configs = configurations(launched, options.policies, options.predictors, options.admission)
     stored = ensure_stored(model, quiet=quiet)
     configs = [preset_of(stored).configured(each) for each in configs]
     as_table = options.output == "table"
@@ -118,6 +119,6 @@ def simulate(
     status = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
     simulated = simulated_of(traces, plan, status.show)
     status.clear()
-    if plan.plot is not None:
-        write_plot(simulated, plan, plan.plot)
+    if options.plot is not None:
+        write_plot(simulated, plan, Path(options.plot))
     print_harmless(as_json(simulated, plan) if json else "\n".join(tables(simulated, plan)))

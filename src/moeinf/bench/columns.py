@@ -25,6 +25,7 @@ COLUMNS: Mapping[str, str] = {
     "n_gen": "tokens of the continuation, as asked for",
     "policy": "which expert is evicted",
     "predictor": "what prefetch goes by; off: no prefetch",
+    "admission": "measured: what is worth its read is read ahead; none: all that is predicted; empty where nothing is",
     "routing": "name of the trace whose routing was replayed; empty where the model itself chose",
     "approx": "how far answers may be from the exact ones, in nats a token; empty where they are exact",
     "reader": "what reads the disk: io_uring, threads or pure",

@@ -11,7 +11,8 @@ from moeinf.bench.rows import Row
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES, TUNED
-from moeinf.runtime.policy.predictors import PREDICTORS, check_predictor
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor
+from moeinf.runtime.prefetch import MEASURED, admissions_of, prefetch_text
 from moeinf.store.library import StoredModel
 from moeinf.terminal.screen import table
 
@@ -36,10 +37,12 @@ _LEGEND: Final = (
 )
 
 
-def configurations(config: RuntimeConfig, policies: str | None, predictors: str | None) -> list[RuntimeConfig]:
-    """Every policy with every predictor. policies, predictors: names with commas, or all; None: as configured.
+def configurations(
+    config: RuntimeConfig, policies: str | None, predictors: str | None, admissions: str | None = None
+) -> list[RuntimeConfig]:
+    """Every policy with every predictor and admission. All three: names with commas, or all; None: as configured.
 
-    Raises UsageError for an unknown name, and for predictors where nothing is prefetched.
+    Raises UsageError for an unknown name, and for predictors and admissions where nothing is prefetched.
     """
     if predictors is not None and not config.experts.prefetch:
         raise UsageError(f"--predictor {predictors} means nothing with --no-prefetch; leave one of them out")
@@ -51,10 +54,13 @@ def configurations(config: RuntimeConfig, policies: str | None, predictors: str 
     for name in chosen_predictors:
         if predictors is not None:
             check_predictor(name)
+    prefetches = config.experts.prefetch and {*chosen_predictors} != {NO_PREDICTOR}
+    chosen_admissions = () if admissions is None else admissions_of(admissions, prefetches=prefetches)
     return [
-        config.changed(policy=policy, predictor=predictor)
+        config.changed(policy=policy, predictor=predictor, admission=admission)
         for policy in chosen_policies
         for predictor in chosen_predictors
+        for admission in (chosen_admissions if predictor != NO_PREDICTOR else ()) or ("",)
     ]
 
 
@@ -87,6 +93,7 @@ def compare(stored: StoredModel, configs: Sequence[RuntimeConfig], workload: Wor
     runs = (*configs, *reversed(configs))
     for number, config in enumerate(runs, 1):
         predictor = config.experts.predictor or "the default predictor" if config.experts.prefetch else "no prefetch"
+        predictor = prefetch_text(predictor, config.experts.admission or MEASURED)
         view.begins(f"{number} of {len(runs)}: {config.experts.policy or 'the default policy'}, {predictor}")
         found = run_bench(stored, config, workload)
         rows += found
@@ -101,10 +108,10 @@ def comparison_text(rows: Sequence[Row]) -> str:
 
 def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
     """The header, and a row for each configuration's decode, warm and cold, the fastest first."""
-    groups: dict[tuple[bool, str, str], list[Row]] = {}
+    groups: dict[tuple[bool, str, str, str], list[Row]] = {}
     for row in rows:
         if row["test"].startswith("tg"):
-            groups.setdefault((row["cold"], row["policy"], row["predictor"]), []).append(row)
+            groups.setdefault((row["cold"], row["policy"], row["predictor"], row["admission"]), []).append(row)
     order = sorted(groups.values(), key=lambda group: (group[0]["cold"], -statistics.median(_samples(group))))
     return [list(_HEADER), *map(_cells, order)]
 
@@ -123,7 +130,7 @@ def _cells(group: Sequence[Row]) -> list[str]:
     activations = sum(each["hits"] + each["misses"] for each in group)
     return [
         row["policy"],
-        row["predictor"],
+        prefetch_text(row["predictor"], row["admission"] or MEASURED),
         "cold" if row["cold"] else "warm",
         f"{statistics.median(rates):.2f}",
         f"{min(rates):.2f} - {max(rates):.2f}",

@@ -11,6 +11,7 @@ from typing import Final, TextIO
 from moeinf.bench.comparison import View, comparison_cells
 from moeinf.bench.rows import Row
 from moeinf.config import RuntimeConfig
+from moeinf.runtime.prefetch import MEASURED, prefetch_text
 from moeinf.terminal.screen import can_draw, table
 
 _LEAST_WIDTHS: Final = (6, 9, 5, 7, 17, 6, 6, 4, 6, 8, 7)  # of the columns, before their rows are known
@@ -23,7 +24,8 @@ class Lines:
     def __init__(self, configs: Sequence[RuntimeConfig], report: Callable[[str], None], stream: TextIO) -> None:
         self._report, self._stream = report, stream
         names = [_LONGEST_NAME, *(len(config.experts.policy or "") for config in configs)]
-        predictors = [_LONGEST_NAME, *(len(config.experts.predictor or "") for config in configs)]
+        prefetches = (prefetch_text(each.experts.predictor, each.experts.admission or MEASURED) for each in configs)
+        predictors = [_LONGEST_NAME, *map(len, prefetches)]
         self._widths = [max(names), max(predictors), *_LEAST_WIDTHS[2:]]
         self._begun = False
 

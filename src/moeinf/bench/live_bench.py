@@ -36,6 +36,7 @@ from moeinf.hardware import cpu_name
 from moeinf.pull.mtp_layer import ensure_draft
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
+from moeinf.runtime.prefetch import MEASURED
 from moeinf.store.files import drop_cached, errors_named
 from moeinf.store.library import StoredModel
 from moeinf.traces.replayed import RecordedRouting
@@ -133,6 +134,16 @@ def run_bench(
     ]
 
 
+def _check_admission(model: Model) -> None:
+    """Raises UsageError where one was asked for, and nothing will be read ahead."""
+    admission = model.config.experts.admission
+    if admission and model.plan.num_slots == model.manifest.moe.total_experts:
+        raise UsageError(
+            f"--admission {admission} is of what is read ahead, and nothing is where all experts fit in memory; give a "
+            "smaller --expert-cache"
+        )
+
+
 def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload) -> None:
     """Raises UsageError for a passage that is longer than the context will be."""
     context, most = wanted_context(stored.manifest.info, config), stored.manifest.info.context_length
@@ -184,6 +195,7 @@ def _requests(
     config = replace(config, pictures=False, parallel=max(workload.parallel, default=1))
     ensure_draft(stored, config)
     with Model(stored, config, Reporting(step=report), gpu=gpu, preload=False, recorded=recorded) as model:
+        _check_admission(model)
         passages, fill_s = passages_of(model, workload, text), 0.0
         _forget_pages(model, stored, report)
         rounds = []
@@ -277,6 +289,7 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "n_gen": workload.num_decode,
         "policy": model.policy,
         "predictor": "off" if model.predictor == NO_PREDICTOR else model.predictor,
+        "admission": "" if model.predictor == NO_PREDICTOR else model.config.experts.admission or MEASURED,
         "routing": "" if workload.routing is None else workload.routing.resolve().name,
         "approx": "" if model.runner.approx is None else str(model.runner.approx.within),
         "reader": model.runner.reader.backend,

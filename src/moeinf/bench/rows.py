@@ -24,6 +24,7 @@ class ModelFacts(TypedDict):
     n_gen: int
     policy: str
     predictor: str
+    admission: str
     routing: str
     approx: str
     reader: str

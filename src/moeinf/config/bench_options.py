@@ -36,6 +36,12 @@ class BenchOptions:
     predictors: str | None = option(
         None, "Predictors, likewise, each with every policy.", metavar="NAMES", flags=("--predictor",)
     )
+    admission: str | None = option(
+        None,
+        "What is read ahead of what a predictor names: measured, what is worth its read, or none, everything, as in "
+        "the paper; with commas, or all. [default: measured]",
+        metavar="NAMES",
+    )
     parallel: str | None = option(
         None, "Decode so many answers side by side as well: numbers with commas, such as 1,2,4,8.", metavar="N,..."
     )
@@ -44,7 +50,8 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         self.counts()
-        if self.parallel is not None and (self.policies is not None or self.predictors is not None or self.routing):
+        compared = (self.policies, self.predictors, self.admission) != (None, None, None)
+        if self.parallel is not None and (compared or self.routing):
             raise UsageError("--parallel is for one policy and predictor, and the model's own routing")
         least = (
             ("--num-prompt", self.num_prompt, 1),

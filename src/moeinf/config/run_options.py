@@ -169,6 +169,7 @@ class ExpertOptions:
         "token, as is measured on a text before the first answer. On the CPU alone. [default: answers are exact]",
         metavar="KL",
     )
+    admission: str = ""  # no option: bench alone says it, see runtime/prefetch.py
     approx_text: str = option(
         "", "Text that --approx is measured on, one like those to come. [default: built in]", metavar="FILE"
     )

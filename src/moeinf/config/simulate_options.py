@@ -9,17 +9,9 @@ from moeinf.config.option import option
 
 
 @dataclass(frozen=True, slots=True)
-class SimulateOptions(GuessOptions):
-    """What is replayed, and on which machine; bench/simulation/simulation_plan.py checks it.
+class MachineOptions(GuessOptions):
+    """What takes how long. Without link, compute and expert_bytes nothing has a time, and nothing is read ahead."""
 
-    Without link, compute and expert_bytes nothing has a time, and nothing is read ahead.
-    """
-
-    cache: str = option(
-        "10,20,35,50", "Cache sizes, as percentages of the experts. [default: {default}]", metavar="PERCENTS"
-    )
-    policy: str = option("all", "Eviction policies, with commas, or all. [default: {default}]", metavar="NAMES")
-    predictor: str = option("none", "Predictors, with commas, or all. [default: {default}]", metavar="NAMES")
     link: float | None = option(None, "Time reads: what the disk, or a bus, reads in a second.", metavar="GB/s")
     compute: float | None = option(
         None, "Time layers: what one takes of a token beside waiting for experts.", metavar="US"
@@ -29,6 +21,23 @@ class SimulateOptions(GuessOptions):
         "What is read of an expert: 4.9MB, for instance; or of one of each layer, with commas, which then have slots "
         "of their sizes. [default: what the trace says of that]",
         metavar="SIZES",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions(MachineOptions):
+    """What is replayed, and on which machine; bench/simulation/simulation_plan.py checks it."""
+
+    cache: str = option(
+        "10,20,35,50", "Cache sizes, as percentages of the experts. [default: {default}]", metavar="PERCENTS"
+    )
+    policy: str = option("all", "Eviction policies, with commas, or all. [default: {default}]", metavar="NAMES")
+    predictor: str = option("none", "Predictors, with commas, or all. [default: {default}]", metavar="NAMES")
+    admission: str | None = option(
+        None,
+        "What is read ahead of what a predictor names: measured, what is worth its read, or none, everything, as in "
+        "the paper; with commas, or all. [default: measured]",
+        metavar="NAMES",
     )
     prefill: int = option(
         0, "Let so many tokens of each request go through together, where a trace does not say it.", metavar="N"

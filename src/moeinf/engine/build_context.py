@@ -23,7 +23,7 @@ from moeinf.runtime.policy.policy_protocol import DevicePolicy, Listener
 from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.policy.tuned import TunedNetwork
-from moeinf.runtime.prefetch import Link, Prefetcher
+from moeinf.runtime.prefetch import MEASURED, Link, Prefetcher
 from moeinf.store.manifest import Manifest
 from moeinf.traces.replayed import RecordedRouting
 from moeinf.types import MoeShape, Profiler
@@ -150,4 +150,7 @@ def prefetcher_of(
         return None
     observers.append(predictor)
     tries = on_cpu and not any(each.wants_guesses for each in context.observation.observers)
-    return Prefetcher(tier, predictor, link, context.moe, context.encoder_layers, slices, tries=tries)
+    admission = context.host.config.experts.admission or MEASURED
+    return Prefetcher(
+        tier, predictor, link, context.moe, context.encoder_layers, slices, tries=tries, admission=admission
+    )

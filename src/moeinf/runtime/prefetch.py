@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from moeinf._native import Visit
+from moeinf.errors import UsageError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
@@ -16,7 +17,26 @@ from moeinf.runtime.recent_rate import RecentRate
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 FEW_TOKENS: Final = 8  # of a step: of so many answers at most, or of a short prompt
+MEASURED, NO_ADMISSION = ADMISSIONS = ("measured", "none")  # what is worth its read (prefetch_gate.py); everything
 AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more often wasted than used
+
+
+def admissions_of(given: str | None, *, prefetches: bool) -> tuple[str, ...]:
+    """What --admission asks for, names with commas or all. Raises UsageError, also where nothing is read ahead."""
+    if given is None:
+        return (MEASURED,)
+    if not prefetches:
+        raise UsageError(f"--admission {given} is of what is read ahead, and nothing is; name a --predictor that reads")
+    names = ADMISSIONS if given == "all" else tuple(dict.fromkeys(given.split(",")))
+    for name in names:
+        if name not in ADMISSIONS:
+            raise UsageError(f"unknown --admission {name!r}; known: all, {', '.join(ADMISSIONS)}")
+    return names
+
+
+def prefetch_text(predictor: str, admission: str) -> str:
+    """What tables and pictures call prefetch by this predictor."""
+    return predictor if admission == MEASURED else f"{predictor}, admission {admission}"
 
 
 class Link(Protocol):
@@ -31,7 +51,8 @@ class Prefetcher:
     """After each routing: re-score the layers ahead, re-order what is queued, admit what fits the idle window.
 
     Source: arXiv 2401.14361 v1, Algorithm 1. The gate is ours: prefetches that outlast the link's idle window delay the
-    demand reads behind them. A predictor that takes_all goes without it, as the paper does.
+    demand reads behind them. Without admission everything is read ahead for which there is room, the likeliest first,
+    as in the paper.
     """
 
     def __init__(
@@ -44,16 +65,18 @@ class Prefetcher:
         slices: int = 1,
         *,
         tries: bool = False,
+        admission: str = MEASURED,
     ) -> None:
         """encoder_layers: how many of the layers, the first ones, belong to the encoder.
 
         slices: of an expert; where there are several, each counts as an expert for all but the predictor.
 
-        tries: the clock decides which steps of few tokens go with prefetch; else all do. Longer prompts always do.
+        tries: the clock decides which steps of few tokens go with prefetch; else all do. Longer prompts always do, and
+        so does everything without admission.
         """
         self._prefetches, self._idle, self._stats = tier.prefetches, tier.idle, tier.stats
         self._clock = tier.profiler.clock
-        self._takes_all = predictor.takes_all
+        self._takes_all = admission == NO_ADMISSION
         tries = tries and not self._takes_all
         self._gate = PrefetchGate(shape.num_experts * slices, tries=tries, clock=self._clock)
         self._encoder_layers = encoder_layers

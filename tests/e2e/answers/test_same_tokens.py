@@ -22,7 +22,7 @@ from moeinf.models.family import family_of
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.runtime.policy.predictors import PREDICTORS
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 from moeinf.types import Float32Array, Profiler
@@ -32,8 +32,8 @@ PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who s
 NUM_TOKENS = 40
 
 
-def tokens(stored: StoredModel, **options: Any) -> list[int]:
-    with Model(stored, RuntimeConfig.of(**options)) as model:
+def tokens(stored: StoredModel, admission: str = "", **options: Any) -> list[int]:
+    with Model(stored, RuntimeConfig.of(**options).changed(admission=admission)) as model:
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         model.tier.check_integrity()
         stats, shape = answer.stats, stored.manifest.moe
@@ -205,6 +205,8 @@ def test_tokens_are_the_same_for_every_policy(demo: StoredModel, oracle: list[in
 def test_tokens_are_the_same_for_every_predictor(demo: StoredModel, oracle: list[int], predictor: str) -> None:
     assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle
     assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle, "with what the first run learned"
+    if predictor != NO_PREDICTOR:
+        assert tokens(demo, expert_cache="25%", predictor=predictor, admission="none") == oracle
 
 
 @pytest.mark.parametrize("options", [{"reader": "pure"}, {"direct_io": False}, {"queue_depth": 1}], ids=str)

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf.bench.comparison import compare, comparison_text, configurations
 from moeinf.bench.comparison_view import DrawnTable, Lines
-from moeinf.bench.live_bench import Workload
+from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES
@@ -35,19 +35,35 @@ def test_every_policy_runs_with_every_predictor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policies", "predictors", "prefetch", "fault"),
+    ("names", "prefetch", "fault"),
     [
-        ("lru,mru", None, True, "unknown --policy 'mru'"),
-        (None, "eamc,oracle", True, "unknown --predictor 'oracle'"),
-        ("", None, True, "unknown --policy ''"),
-        (None, "all", False, "means nothing with --no-prefetch"),
+        (("lru,mru", None, None), True, "unknown --policy 'mru'"),
+        ((None, "eamc,oracle", None), True, "unknown --predictor 'oracle'"),
+        (("", None, None), True, "unknown --policy ''"),
+        ((None, "all", None), False, "means nothing with --no-prefetch"),
+        ((None, "eamc", "some"), True, "unknown --admission 'some'; known: all, measured, none"),
+        ((None, "none", "none"), True, "--admission none is of what is read ahead, and nothing is"),
+        ((None, None, "measured"), False, "--admission measured is of what is read ahead, and nothing is"),
     ],
 )
-def test_what_is_no_policy_or_predictor_is_refused(
-    policies: str | None, predictors: str | None, prefetch: bool, fault: str
+def test_what_is_no_policy_predictor_or_admission_is_refused(
+    names: tuple[str | None, str | None, str | None], prefetch: bool, fault: str
 ) -> None:
     with pytest.raises(UsageError, match=fault):
-        configurations(RuntimeConfig.of(prefetch=prefetch), policies, predictors)
+        configurations(RuntimeConfig.of(prefetch=prefetch), *names)
+
+
+def test_each_admission_has_rows_of_its_own(demo: StoredModel) -> None:
+    """And where every expert fits, so that nothing is read ahead, one that was asked for is refused."""
+    configs = configurations(RuntimeConfig.of(expert_cache="33%"), "lru", "none,eamc", "all")
+    assert [each.experts.admission for each in configs] == ["", "measured", "none"]
+    workload = Workload(num_prompt=8, num_decode=4, repeats=1)
+    rows = compare(demo, configs, workload, Lines(configs, lambda line: None, io.StringIO()))
+    text = comparison_text(rows)
+    assert text.count("  eamc, admission none  ") == 2 == text.count("  eamc    ")
+    assert {row["admission"] for row in rows} == {"", "measured", "none"}
+    with pytest.raises(UsageError, match="nothing is where all experts fit in memory; give a smaller --expert-cache"):
+        run_bench(demo, RuntimeConfig.of(predictor="eamc").changed(admission="measured"), workload)
 
 
 def test_each_runs_twice_the_second_time_in_the_reverse_order(demo: StoredModel) -> None:

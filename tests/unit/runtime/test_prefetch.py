@@ -10,7 +10,7 @@ from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.io.reader_protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.policy_protocol import Predictor
-from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.prefetch import ADMISSIONS, MEASURED, NO_ADMISSION, Prefetcher
 from moeinf.runtime.prefetch_gate import HOST_SMOOTHING
 from moeinf.types import FloatArray
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, Tier, make_tier, visit
@@ -155,23 +155,22 @@ def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 30])
-def test_of_a_predictor_that_takes_all_everything_with_room_is_read(tokens: int) -> None:
+def test_without_admission_everything_with_room_is_read(tokens: int) -> None:
     """However short the idle window, and however unlikely: the nearest and likeliest first."""
     chances = likelihood(layer1={0: 0.9, 1: 0.02}, layer2={3: 0.5})
     taken = {}
-    for takes_all in (False, True):
+    for admission in ADMISSIONS:
         tier, reader, policy = make_tier(num_slots=12, idle_s=0.0)
         hold_polls(reader)
-        oracle = Oracle(chances)
-        oracle.takes_all = takes_all
-        Prefetcher(tier, oracle, Link(), SHAPE, tries=True).after_routing(begun(tier, 0, tokens=tokens))
-        taken[takes_all] = queued(reader)
-        if takes_all:
+        prefetcher = Prefetcher(tier, Oracle(chances), Link(), SHAPE, tries=True, admission=admission)
+        prefetcher.after_routing(begun(tier, 0, tokens=tokens))
+        taken[admission] = queued(reader)
+        if admission == NO_ADMISSION:
             order = sorted(reader.queued, key=lambda key: -reader.queued[key][1])
             assert order[:3] == [6, 15, 7] and len(order) == (12 - SHAPE.top_k) // 2, "and then whatever is next"
             visit(tier, policy, 0, np.array([[0, 1]]))
             tier.check_integrity()
-    assert len(taken[False]) < len(taken[True])
+    assert len(taken[MEASURED]) < len(taken[NO_ADMISSION])
 
 
 def test_a_queued_prefetch_follows_the_new_priorities() -> None:

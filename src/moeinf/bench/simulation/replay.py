@@ -12,6 +12,7 @@ from moeinf.runtime.cache.slot_sizes import SlotSizes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Listener, Predictor
 from moeinf.runtime.policy.policy_trace import RequestRecorder
+from moeinf.runtime.prefetch import MEASURED
 from moeinf.traces.guesses import Guesses
 from moeinf.traces.trace import Trace, passes_of
 from moeinf.types import Float32Array, FloatArray, IntArray, Phase
@@ -23,7 +24,7 @@ class SharedPrediction(Predictor):
     """A predictor that several prefetchers ask, and that answers once."""
 
     def __init__(self, predictor: Predictor) -> None:
-        self.name, self.wants_guesses, self.takes_all = predictor.name, predictor.wants_guesses, predictor.takes_all
+        self.name, self.wants_guesses = predictor.name, predictor.wants_guesses
         self._predictor = predictor
         self._layer = _NONE
         self._likelihood: FloatArray | None = None
@@ -76,14 +77,17 @@ def replay(
     timing: Timing = UNTIMED,
     prefill_tokens: int = 0,
     guesses: Guesses | None = None,
+    admission: str = MEASURED,
 ) -> list[dict[Phase, PhaseResult]]:
     """What the tiers do, all in one pass. No tier changes what a policy sees, and one policy may serve several.
 
-    prefill_tokens: see passes_of. guesses: what look-ahead is told, where the predictor has it. Where nothing is known
-    of prefill, or there was none, all is decode.
+    prefill_tokens: see passes_of. guesses: what look-ahead is told, where the predictor has it. admission: one of
+    runtime/prefetch.py. Where nothing is known of prefill, or there was none, all is decode.
     """
     shared = None if predictor is None else SharedPrediction(predictor)
-    runs = [SimulatedRun(trace.shape, each.num_slots, each.policy, shared, timing, each.sizes) for each in tiers]
+    runs = [
+        SimulatedRun(trace.shape, each.num_slots, each.policy, shared, timing, each.sizes, admission) for each in tiers
+    ]
     policies = dict.fromkeys(each.policy for each in tiers)
     observers = [observer for observer in (recorder, *policies, shared) if observer is not None]
     return drive(trace, runs, observers, guesses, prefill_tokens)

@@ -17,7 +17,7 @@ from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import BoolArray, SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Predictor
-from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.prefetch import MEASURED, Prefetcher
 from moeinf.types import IntArray, MoeShape, Phase, Profiler
 
 
@@ -84,10 +84,11 @@ class SimulatedRun:
         predictor: Predictor | None = None,
         timing: Timing = UNTIMED,
         sizes: SlotSizes | None = None,
+        admission: str = MEASURED,
     ) -> None:
         """sizes: of the slots; None: all have one. Raises UsageError for too few slots.
 
-        Without a predictor nothing is prefetched.
+        Without a predictor nothing is prefetched. admission: see runtime/prefetch.py.
         """
         if num_slots < shape.top_k:
             raise UsageError(f"{num_slots} slots cannot hold the {shape.top_k} experts of one token")
@@ -106,7 +107,7 @@ class SimulatedRun:
         self.results = Results(self.tier.stats, self._clock)
         self._prefetcher = None
         if predictor is not None:
-            self._prefetcher = Prefetcher(self.tier, predictor, link, shape)
+            self._prefetcher = Prefetcher(self.tier, predictor, link, shape, admission=admission)
         self._slot_bytes = cache.table.slot_bytes[:: shape.num_experts].tolist()  # of each layer
         self._at_once = timing == UNTIMED and predictor is None
         self._no_waves = num_slots >= 2 * shape.num_experts  # so many are never more than a visit of many may take

@@ -21,6 +21,7 @@ from moeinf.runtime.policy.policy_protocol import EvictionPolicy, Listener
 from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.runtime.policy.predictors import NO_PREDICTOR, make_predictor
 from moeinf.runtime.policy.segments import ScoredLists
+from moeinf.runtime.prefetch import MEASURED, prefetch_text
 from moeinf.traces.guesses import Guesses, guesses_of
 from moeinf.traces.rows_of_steps import ALONE, Arranged, StepForm, arranged
 from moeinf.traces.trace import Trace, load_trace
@@ -33,6 +34,7 @@ class Cell:
 
     policy: str
     predictor: str
+    admission: str
     share: float  # percent of the experts
     slots: int
     phases: dict[Phase, PhaseResult]
@@ -153,8 +155,9 @@ def _simulated(steps: Sequence[Arranged], plan: Plan, progress: Callable[[str], 
         guesses = guesses_of(trace, plan.drawn, plan.seed)
         for policy in plan.policies:
             for predictor in predictors if policy not in BASELINES else (NO_PREDICTOR,):
-                progress(f"{trace.name}{form}: {policy}, prefetch {predictor}")
-                cells += _cells(each, guesses, plan, policy, predictor)
+                for admission in plan.admissions if predictor != NO_PREDICTOR else (MEASURED,):
+                    progress(f"{trace.name}{form}: {policy}, prefetch {prefetch_text(predictor, admission)}")
+                    cells += _cells(each, guesses, plan, policy, predictor, admission)
         for name in plan.predictors if each.form == ALONE else ():
             if name != NO_PREDICTOR:
                 progress(f"{trace.name}: how well {name} predicts")
@@ -162,7 +165,9 @@ def _simulated(steps: Sequence[Arranged], plan: Plan, progress: Callable[[str], 
     return Simulated(tuple(steps), cells, quality)
 
 
-def _cells(steps: Arranged, guesses: Guesses | None, plan: Plan, policy: str, predictor: str) -> Iterator[Cell]:
+def _cells(
+    steps: Arranged, guesses: Guesses | None, plan: Plan, policy: str, predictor: str, admission: str
+) -> Iterator[Cell]:
     trace, shape = steps.trace, steps.trace.shape
     slots, sizes = zip(*(sized_slots(trace, share) for share in plan.shares), strict=True)
     collection = ActivationCollection(shape)
@@ -179,9 +184,10 @@ def _cells(steps: Arranged, guesses: Guesses | None, plan: Plan, policy: str, pr
             plan.timing,
             plan.prefill_tokens,
             guesses,
+            admission,
         )
     for share, size, phases in zip(plan.shares, slots, results, strict=True):
-        cell = Cell(policy, predictor, share, size, phases, steps.form)
+        cell = Cell(policy, predictor, admission, share, size, phases, steps.form)
         cell.main.tokens -= steps.rejected  # they are none
         yield cell
 

@@ -13,7 +13,8 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.config.size import Bytes, parse_size
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.runtime.policy.predictors import PREDICTORS, check_predictor
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor
+from moeinf.runtime.prefetch import MEASURED, admissions_of
 from moeinf.terminal.traces.picture import check_new_picture
 from moeinf.traces.guesses import LookAheadQuality, quality_of
 from moeinf.traces.rows_of_steps import ALONE, StepForm
@@ -35,9 +36,9 @@ class Plan:
     drawn: LookAheadQuality | None  # None: look-ahead's guesses are those of the trace
     seed: int
     max_tokens: int | None
-    plot: Path | None
     expert_bytes: tuple[int, ...] = ()  # one for all experts, or one for those of each layer; none: the trace tells
     forms: tuple[StepForm, ...] = (ALONE,)  # of steps, each of which is simulated
+    admissions: tuple[str, ...] = (MEASURED,)  # of what predictors name; see runtime/prefetch.py
 
     @property
     def timed(self) -> bool:
@@ -59,9 +60,11 @@ def plan_of(options: SimulateOptions) -> Plan:
     for name, value, least in (("--prefill", options.prefill, 0), ("--max-tokens", options.max_tokens, 1)):
         if value is not None and value < least:
             raise UsageError(f"{name} must be at least {least}, not {value}")
+    policies = _policies(options.policy, timed=timing != UNTIMED)
+    prefetches = timing != UNTIMED and set(predictors) != {NO_PREDICTOR} and not set(policies) <= set(BASELINES)
     return Plan(
         _shares(options.cache),
-        _policies(options.policy, timed=timing != UNTIMED),
+        policies,
         predictors,
         options.predictor == ALL,
         timing,
@@ -69,9 +72,9 @@ def plan_of(options: SimulateOptions) -> Plan:
         quality_of(options),
         options.seed,
         options.max_tokens,
-        None if options.plot is None else Path(options.plot),
         expert_bytes,
         _forms(options),
+        admissions_of(options.admission, prefetches=prefetches),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from moeinf.bench.simulation.simulate import Cell, Simulated
 from moeinf.bench.simulation.simulation_plan import Plan
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
-from moeinf.runtime.prefetch import AT_LEAST
+from moeinf.runtime.prefetch import AT_LEAST, prefetch_text
 from moeinf.terminal.screen import table
 from moeinf.traces.rows_of_steps import ALONE
 from moeinf.types import JsonObject
@@ -103,7 +103,7 @@ def _time_row(cell: Cell) -> list[str]:
     ended = stats.prefetches_used + stats.prefetches_wasted
     return [
         cell.policy,
-        cell.predictor,
+        prefetch_text(cell.predictor, cell.admission),
         _percent(stats.hit_rate),
         _percent(stats.late_hits / activations),
         f"{stats.stall_s / tokens * 1e3:.3g}",
@@ -160,6 +160,7 @@ def _object(each: Simulated, plan: Plan) -> JsonObject:
             {
                 "policy": cell.policy,
                 "predictor": cell.predictor,
+                "admission": cell.admission,
                 "cache_percent": cell.share,
                 "slots": cell.slots,
                 "parallel": cell.form.parallel,
@@ -198,5 +199,6 @@ def _percent(share: float) -> str:
 
 def label_of(cell: Cell) -> str:
     """What a line of a plot is called."""
-    parts = [cell.policy, *([] if cell.predictor == NO_PREDICTOR else [cell.predictor])]
+    prefetch = prefetch_text(cell.predictor, cell.admission)
+    parts = [cell.policy, *([] if cell.predictor == NO_PREDICTOR else [prefetch])]
     return ", ".join(parts if cell.form == ALONE else [*parts, cell.form.text])

@@ -75,14 +75,9 @@ class DevicePolicy(EvictionPolicy, Protocol):
 
 
 class Predictor(Listener, Protocol):
-    """Told every routing in order, or that some were left out; asked after that of `layer` what those behind it use.
-
-    takes_all: whether everything is read ahead for which there is room, the likeliest first, and not only what is worth
-    its read (prefetch_gate.py).
-    """
+    """Told every routing in order, or that some were left out; asked after that of `layer` what those behind it use."""
 
     name: str
-    takes_all: bool = False
 
     def predict(self, layer: int) -> FloatArray | None:
         """Likelihood [n, E] that a token uses each expert of the n layers behind `layer`, as far as the predictor sees.

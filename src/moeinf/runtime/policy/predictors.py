@@ -17,10 +17,8 @@ from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 NO_PREDICTOR: Final = "none"
 DEFAULT: Final = LookAheadPredictor.name  # where nothing else is asked for
-PREDICTORS: Final = (
-    *(NO_PREDICTOR, "popularity", "previous-token", "eamc", "paper", "frequency", "cross-layer", "look-ahead"),
-)
-BASELINES: Final = ("popularity", "previous-token", "paper", "frequency", "cross-layer")  # as those of eviction.py
+PREDICTORS: Final = (NO_PREDICTOR, "popularity", "previous-token", "eamc", "frequency", "cross-layer", "look-ahead")
+BASELINES: Final = ("popularity", "previous-token", "frequency", "cross-layer")  # as those of eviction.py
 
 
 class ReuseModel:
@@ -108,13 +106,6 @@ class EamcPredictor(Predictor):
         return normalise_rows(matched) * self._collection.shape.top_k
 
 
-class PaperPredictor(EamcPredictor):
-    """The same, with everything read ahead that has room: arXiv 2401.14361 v1, Algorithm 1, without our admission."""
-
-    name = "paper"
-    takes_all = True
-
-
 class FrequencyPredictor(Predictor):
     """What a layer used lately it uses again, in this request or in the last: ReuseModel as a prediction."""
 
@@ -192,8 +183,6 @@ class CrossLayerPredictor(Predictor):
 class CombinedPredictor(Predictor):
     """One predictor as far as it sees, and another for the layers beyond: look-ahead+eamc, for instance."""
 
-    takes_all = False
-
     def __init__(self, near: Predictor, far: Predictor) -> None:
         self.parts = near, far
         self.name = f"{near.name}+{far.name}"
@@ -226,7 +215,7 @@ def check_predictor(name: str, offered: Sequence[str] = PREDICTORS) -> None:
     """Raises UsageError for what neither is one of those that are offered nor two of them, joined by "+"."""
     parts = name.split("+")
     known = set(parts) <= {*offered} and len(set(parts)) == len(parts) <= 2
-    if not known or (len(parts) > 1 and {NO_PREDICTOR, PaperPredictor.name} & {*parts}):
+    if not known or (len(parts) > 1 and NO_PREDICTOR in parts):
         raise UsageError(
             f"unknown --predictor {name!r}; known: {', '.join(offered)}, and two of them with a + between, the second "
             "for the layers that the first does not see: look-ahead+eamc"
@@ -240,7 +229,6 @@ def make_predictor(name: str, shape: MoeShape, collection: ActivationCollection)
         "popularity": lambda: PopularityPredictor(shape),
         "previous-token": lambda: PreviousTokenPredictor(shape),
         "eamc": lambda: EamcPredictor(collection),
-        "paper": lambda: PaperPredictor(collection),
         "frequency": lambda: FrequencyPredictor(shape),
         "cross-layer": lambda: CrossLayerPredictor(shape),
         "look-ahead": lambda: LookAheadPredictor(shape),

@@ -109,6 +109,20 @@ def test_a_timed_machine_has_a_row_for_each_policy_and_predictor(trace: Path) ->
     assert "ms/prompt token" in prefilled
 
 
+def test_what_is_read_ahead_without_admission_has_rows_beside_the_others(trace: Path) -> None:
+    found, plan = simulated(trace, cache="50", policy="lru", predictor="none,popularity", admission="all", **TIMED)
+    cells = found[0].cells
+    assert [(cell.predictor, cell.admission) for cell in cells] == [
+        ("none", "measured"),
+        ("popularity", "measured"),
+        ("popularity", "none"),
+    ]
+    nothing, measured, everything = (cell.main.stats.prefetches for cell in cells)
+    assert nothing == 0 <= measured < everything
+    assert "popularity, admission none" in "\n".join(tables(found, plan))
+    assert [cell["admission"] for cell in json.loads(as_json(found, plan))[0]["cells"]] == ["measured"] * 2 + ["none"]
+
+
 def test_all_leaves_out_what_needs_guesses_that_a_trace_has_not(trace: Path) -> None:
     found, _ = simulated(trace, cache="50", policy="lru", predictor="all", **TIMED)
     assert [cell.predictor for cell in found[0].cells] == [name for name in PREDICTORS if name != "look-ahead"]
@@ -118,9 +132,7 @@ def test_all_leaves_out_what_needs_guesses_that_a_trace_has_not(trace: Path) -> 
 
 
 def test_json_has_every_figure(trace: Path) -> None:
-    found, plan = simulated(
-        trace, cache="25,50", policy="lru", predictor="none,popularity", prefill=5, plot=None, **TIMED
-    )
+    found, plan = simulated(trace, cache="25,50", policy="lru", predictor="none,popularity", prefill=5, **TIMED)
     (told,) = json.loads(as_json(found, plan))
     assert (told["tokens"], told["layers"], told["experts"], told["top_k"]) == (60, 3, 8, 2)
     assert [cell["slots"] for cell in told["cells"]] == [6, 12, 6, 12] and told["read_s"] == 1e-3
@@ -161,6 +173,9 @@ def test_the_same_options_give_the_same_figures(trace: Path) -> None:
         ({"policy": "lru,best"}, "unknown policy 'best'; known: all, lru"),
         ({"policy": "no-cache"}, "no-cache keeps no cache, and differs in time alone: give --link"),
         ({"predictor": "oracle"}, "unknown --predictor 'oracle'"),
+        ({"admission": "none"}, "--admission none is of what is read ahead, and nothing is; name a --predictor"),
+        (TIMED | {"admission": "all"}, "is of what is read ahead, and nothing is"),
+        (TIMED | {"predictor": "eamc", "admission": "some"}, "unknown --admission 'some'; known: all, measured, none"),
         ({"link": 2.0}, "give all three, or none"),
         (TIMED | {"expert_bytes": "40%"}, "no number of bytes"),
         (TIMED | {"expert_bytes": "much"}, "is not a size"),
