@@ -16,17 +16,17 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 import moeinf.engine.cpu
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
-from moeinf.engine.approximate.calibration import PROMPT_TOKENS, divergence, text_of
+from moeinf.config.user_text import text_of
+from moeinf.engine.approximate.calibration import PROMPT_TOKENS
+from moeinf.engine.approximate.distributions import divergence, log_softmax
 from moeinf.engine.model import Model
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.pull.pull import ensure
 from moeinf.runtime.approximate import Within
-from moeinf.types import Float32Array, FloatArray
+from moeinf.types import Float32Array
 
 
 @dataclass
@@ -57,12 +57,6 @@ class Level:
         ]
 
 
-def logs(logits: Float32Array) -> FloatArray:
-    shifted = logits.astype(np.float64) - logits.max()
-    found: FloatArray = shifted - np.log(np.exp(shifted).sum())
-    return found
-
-
 def decode(model: Model, tokens: list[int], level: Level, exact: list[Float32Array]) -> None:
     """Decodes the text; `exact` is filled by the first run, and compared with by others."""
     runner, fills = model.runner, not exact
@@ -80,11 +74,11 @@ def decode(model: Model, tokens: list[int], level: Level, exact: list[Float32Arr
         began = time.perf_counter()
         row = runner.step([NewTokens([token], runner.cache)], lambda: None)[0]
         seconds += time.perf_counter() - began
-        found = logs(row)
+        found = log_softmax(row)
         if fills:
-            exact.append(found.astype(np.float32))
-        wanted = exact[number].astype(np.float64)
-        level.divergences.append(max(0.0, divergence(wanted, found)))
+            exact.append(found)
+        wanted = exact[number]
+        level.divergences.append(max(0.0, float(divergence(wanted, found))))
         level.same.append(bool(wanted.argmax() == found.argmax()))
     count = len(tokens) - PROMPT_TOKENS
     level.seconds.append(seconds / count)
@@ -108,7 +102,7 @@ def main() -> None:
     stored = ensure(asked.model, home=Path(store_home()))
     exact, levels = Level(0.0), [Level(float(each)) for each in asked.levels.split(",")]
     with Model(stored, RuntimeConfig.of(device="cpu", expert_cache=asked.expert_cache, approx=0)) as model:
-        tokens = model.tokenizer.encode(text_of(asked.text))[: PROMPT_TOKENS + asked.tokens]
+        tokens = model.tokenizer.encode(text_of("--text", asked.text))[: PROMPT_TOKENS + asked.tokens]
         print(model.describe())
         rows: list[Float32Array] = []
         decode(model, tokens, Level(0.0), rows)  # a first one, so that the cache is warm

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeinf import __version__
-from moeinf.bench.bench_verbs import bench, simulate, tune
+from moeinf.bench.bench_verbs import bench, compare, simulate, tune
 from moeinf.bench.forecast.forecast_verbs import doctor, fit, planned_text, stored_forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
@@ -289,7 +289,7 @@ def show_help(
 _VERBS: tuple[Callable[..., None], ...] = (
     *(run, pull, list_models, show, rm, cp, create, spread, prune, verify),
     *(serve, launch, ps, stop, worker),
-    *(doctor, fit, bench, tune, simulate),
+    *(doctor, fit, bench, compare, tune, simulate),
     show_help,
 )
 _NAMES = {list_models: "list", show_help: "help"}

@@ -1,4 +1,4 @@
-"""The verbs that measure: bench, tune and simulate. Heavy imports are inside the verbs."""
+"""The verbs that measure: bench, compare, tune and simulate. Heavy imports are inside the verbs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ import typer
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.bench_options import BenchOptions
+from moeinf.config.compare_options import CompareOptions
 from moeinf.config.guess_options import GuessOptions
+from moeinf.config.option import options as all_options
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quiet, StoredName
+from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.launched import with_launched
-from moeinf.terminal.screen import can_draw, print_harmless
+from moeinf.terminal.screen import can_draw, print_fitted, print_harmless
+
+# What a comparison is not told: it computes on the CPU, and answers nothing.
+_COMPARED = ("ram", "expert_cache", "kv_cache", "threads", "prefill_chunk", "also")
+_NOT_COMPARED = tuple(each.name for each in all_options(RuntimeConfig) if each.name not in _COMPARED)
 
 
 @with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
@@ -61,6 +68,47 @@ def bench(
     if options.profile:
         readable = options.output in ("table", "md")
         print(("\n" if readable else "") + profile_text(rows), file=sys.stdout if readable else sys.stderr)
+
+
+@with_flags(without=_NOT_COMPARED)
+def compare(
+    reference: ModelName,
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="What is compared with it.", autocompletion=model_names)
+    ],
+    *,
+    options: CompareOptions,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    config: RuntimeConfig,
+) -> None:
+    """Say how far models are from another, such as what was quantised from its checkpoint.
+
+    Each reads the same text, one after the other, on the CPU: perplexity, the KL divergence of the distributions of
+    each next token, how often the likeliest is the same, and how far states are off behind each layer. `show` tells
+    afterwards what was found.
+    """
+    from moeinf.bench.divergence.compare import compare as compared
+    from moeinf.bench.divergence.compare_report import comparison_json, comparison_lines, record
+    from moeinf.config.user_text import text_of
+    from moeinf.engine.reporting import Reporting
+    from moeinf.terminal.progress import LoadBar, StatusLine
+    from moeinf.terminal.session_opening import ensure_stored
+    from moeinf.terminal.user_notes import say
+
+    text = text_of("--text", options.text)  # is read before a model is pulled
+    first, *others = [ensure_stored(name, quiet=quiet) for name in (reference, *models)]
+    line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
+    reporting = Reporting(say, progress=LoadBar(line, "loading"), step=line.show)
+    try:
+        found = compared(first, others, text, options, config, reporting)
+    finally:
+        line.clear()
+    record(found, options)
+    if json:
+        print(comparison_json(found, options.text or ""))
+    else:
+        print_fitted("\n".join(comparison_lines(found, options.text or "")))
 
 
 def tune(

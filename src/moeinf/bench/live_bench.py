@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.config.bench_options import BenchOptions
 from moeinf.config.guess_options import RECORDED, GuessOptions
-from moeinf.config.user_text import decoded, open_file
+from moeinf.config.user_text import text_of
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.engine.memory.footprint import kept_format
@@ -65,18 +64,7 @@ class Workload:
 
     def text(self) -> str:
         """What is read. Raises UsageError for a file that cannot be read, or holds nothing."""
-        if self.text_file is None:
-            return resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
-        try:
-            with open_file(self.text_file) as file:
-                text = decoded(file.read())
-        except OSError as error:
-            raise UsageError(f"--prompt-file {self.text_file} cannot be read: {error.strerror}") from error
-        if "\ufffd" in text:
-            raise UsageError(f"--prompt-file {self.text_file} is no UTF-8 text")
-        if not text.strip():
-            raise UsageError(f"--prompt-file {self.text_file} is empty; give a text")
-        return text
+        return text_of("--prompt-file", self.text_file)
 
     @property
     def request_tokens(self) -> int:

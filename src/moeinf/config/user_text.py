@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import codecs
 import os
+from importlib import resources
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from moeinf.errors import UsageError
 
 _MARKS: Final = (  # a longer mark before the one that it begins with
     (codecs.BOM_UTF8, "utf-8"),
@@ -20,6 +23,25 @@ _LOOKED_AT: Final = 4096  # bytes
 def open_file(path: str | Path) -> BinaryIO:
     """Opens a file that a user names for reading. A FIFO to which nobody writes is empty. Raises OSError."""
     return open(path, "rb", opener=_open_at_once)
+
+
+def text_of(flag: str, path: str | Path | None) -> str:
+    """The text of a file that a flag names; path: None or "" for the text that comes along, of the public domain.
+
+    Raises UsageError for a file that cannot be read, that is no text, or that holds none.
+    """
+    if not path:
+        return resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
+    try:
+        with open_file(path) as file:
+            text = decoded(file.read())
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be read: {error.strerror}; name a text file") from error
+    if "\ufffd" in text:
+        raise UsageError(f"{flag} {path} is no UTF-8 text; save it as UTF-8")
+    if not text.strip():
+        raise UsageError(f"{flag} {path} is empty; give a text")
+    return text
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -17,7 +17,8 @@ from moeinf.bench.bench_report import format_rows
 from moeinf.bench.live_bench import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.approximate.calibration import PROMPT_TOKENS, text_of, tokens_of
+from moeinf.config.user_text import text_of
+from moeinf.engine.approximate.calibration import PROMPT_TOKENS, tokens_of
 from moeinf.engine.approximate.refusals import refuse_approximation
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
@@ -74,7 +75,7 @@ def divergence(exact: Float32Array, other: Float32Array) -> float:
 @pytest.mark.parametrize("budget", [0.005, 0.05])
 def test_the_budget_holds_on_the_text_that_it_is_measured_on(own: StoredModel, budget: float) -> None:
     with opened(own) as exact:
-        tokens = tokens_of(text_of(""), exact.tokenizer, exact.plan.context)
+        tokens = tokens_of(text_of("--approx-text", ""), exact.tokenizer, exact.plan.context)
         wanted = logits_of(exact, tokens)
         read = exact.stats.misses
     with opened(own, approx=budget) as model:

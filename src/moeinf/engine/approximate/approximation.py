@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.user_text import text_of
 from moeinf.engine.approximate.approx_file import Measured, load, save
-from moeinf.engine.approximate.calibration import calibrated, text_of, tokens_of
+from moeinf.engine.approximate.calibration import calibrated, tokens_of
 from moeinf.engine.build_context import BuildContext
 from moeinf.engine.memory.footprint import kept_format
 from moeinf.engine.runner import ModelRunner
@@ -19,7 +20,7 @@ def approximate(context: BuildContext, runner: ModelRunner, experts: Approximate
     config, stored, notify = context.host.config, context.weights.stored, context.reporting.notify
     budget = config.experts.approx
     assert budget is not None, "answers are to be exact"
-    text = text_of(config.experts.approx_text)
+    text = text_of("--approx-text", config.experts.approx_text)
     if budget == 0 or runner.tier.has_room_for_all:
         notify(f"{experts.within}: {'nothing may differ' if budget == 0 else 'every expert fits'}; answers are exact")
         return
@@ -44,5 +45,5 @@ def approximate(context: BuildContext, runner: ModelRunner, experts: Approximate
 
 def key_of(config: RuntimeConfig) -> str:
     """What tells approximate keys and values from exact ones, and from those of another budget or text."""
-    text = hashlib.sha256(text_of(config.experts.approx_text).encode()).hexdigest()
+    text = hashlib.sha256(text_of("--approx-text", config.experts.approx_text).encode()).hexdigest()
     return f"{config.experts.approx} {text}"

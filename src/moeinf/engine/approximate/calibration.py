@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from typing import IO, Final
 
 import numpy as np
 
-from moeinf.config.user_text import decoded, open_file
+from moeinf.engine.approximate.distributions import divergence, log_softmax
 from moeinf.engine.reporting import Notify
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import UsageError
@@ -24,20 +23,6 @@ PROMPT_TOKENS: Final = 32  # that are read before anything is measured
 MEASURED_TOKENS: Final = 128
 LEAST_TOKENS: Final = 16  # of a text
 _CHARACTERS: Final = 16  # of a text for each token, at most
-
-
-def text_of(path: str) -> str:
-    """The text that is measured on; path: "" for the one that comes along. Raises UsageError."""
-    if not path:
-        return resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
-    try:
-        with open_file(path) as file:
-            text = decoded(file.read())
-    except OSError as error:
-        raise UsageError(f"--approx-text {path} cannot be read: {error.strerror}; name a text file") from error
-    if "\ufffd" in text:
-        raise UsageError(f"--approx-text {path} is no UTF-8 text; save it as UTF-8")
-    return text
 
 
 def tokens_of(text: str, tokenizer: Tokenizer, room: int) -> list[int]:
@@ -116,24 +101,13 @@ def _divergence(rows: Iterator[Float32Array], exact: IO[bytes], most_total: floa
     """The mean of KL(exact || rows); infinity as soon as their sum is beyond most_total."""
     total, count = 0.0, 0
     for row in rows:
-        logs = _logs(row)
-        wanted = np.frombuffer(exact.read(4 * len(logs)), np.float32).astype(np.float64)
-        total += divergence(wanted, logs)
+        total += float(divergence(np.frombuffer(exact.read(row.nbytes), np.float32), _logs(row)))
         count += 1
         if total > most_total:
             return float("inf")
     return max(0.0, total / count)
 
 
-def divergence(exact: FloatArray, other: FloatArray) -> float:
-    """KL(exact || other) of two distributions, of which the logarithms are given; in nats."""
-    likely = np.exp(exact)
-    used = likely > 0
-    return float(np.sum(likely[used] * (exact[used] - other[used])))
-
-
 def _logs(logits: Float32Array) -> FloatArray:
-    """Logarithms of the probabilities."""
-    shifted = logits.astype(np.float64) - logits.max()
-    logs: FloatArray = shifted - np.log(np.exp(shifted).sum())
-    return logs
+    """Logarithms of the probabilities, so exact that the smallest budget means something."""
+    return log_softmax(logits.astype(np.float64))

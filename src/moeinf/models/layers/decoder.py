@@ -226,7 +226,7 @@ class Ends(NamedTuple):
     """What is in front of a model's layers, and behind the norm of the last one."""
 
     embedding: Callable[[Sequence[int]], Array]  # token ids to hidden states
-    head: Callable[[Hidden], Array]  # to logits
+    head: Callable[[Hidden], Array]  # from what the last norm gives to logits
 
 
 class Decoder:
@@ -269,7 +269,13 @@ class Decoder:
         config, weights = self.config, self._layers.weights
         matrix = next((name for name in (HEAD, config.head) if name in weights), config.embedding)
         bias = "lm_head.bias" if config.logits.bias else None
-        return Ends(self._layers.embedding(config.embedding), head_of(weights, matrix, config.logits.scale, bias))
+        product, cap = head_of(weights, matrix, config.logits.scale, bias), config.logits.cap
+
+        def head(normed: Hidden) -> Array:
+            logits = product(normed)[:, : config.logits.count]
+            return logits if cap is None else weights.math.tanh(logits / cap) * cap
+
+        return Ends(self._layers.embedding(config.embedding), head)
 
     def divide(self, others: Sequence[tuple[Decoder, range]]) -> None:
         """Leaves layers to decoders of the same model, each on a device of its own: the last ones, a range each.
@@ -344,12 +350,11 @@ class Decoder:
                 x = self._layers.carried(x)
             self._tell_hidden(x, spans)
             pick = self._rows_of_logits(parts, spans) if last_only else lambda rows: rows
-            logits = self.ends.head(self._last_norm(self._stem.end(x, pick)))[:, : self.config.logits.count]
+            logits = self.ends.head(self._last_norm(self._stem.end(x, pick)))
             for part in parts:
                 if not part.tried:
                     part.cache.commit(len(part.ids))
-            cap, math = self.config.logits.cap, self._layers.weights.math
-            return logits if cap is None else math.tanh(logits / cap) * cap
+            return logits
 
         self._profiler.lap("other")
         for part in parts:
@@ -418,6 +423,7 @@ class Decoder:
     ) -> None:
         """Runs some of the layers, which change x."""
         with_pictures = [span for span in kinds[0] if span.cache.pictures]
+        watched = [(span, told) for span in kinds[0] if (told := span.cache.on_layer) is not None]
         for layer in layers:
             attention, block = self._attention[layer], self._blocks[layer]
             if between_layers is not None:
@@ -429,6 +435,8 @@ class Decoder:
             block.add_to(x)
             for rows, cache in ((span.rows, span.cache) for span in with_pictures):
                 add_rows(x[rows], cache.pictures, cache.length, self._layers.weights.math.of_host, layer)
+            for span, told in watched:
+                told(layer, span.cache.length, x[span.rows])
             self._profiler.lap("experts")
 
     def _look_ahead(self, layer: int, x: Hidden) -> None:

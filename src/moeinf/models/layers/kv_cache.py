@@ -118,6 +118,8 @@ class Cache:
         # Is told of every pass, on the CPU: how many tokens were there before it, and what the head is given of each of
         # its tokens [tokens, hidden_size].
         self.on_hidden: Callable[[int, Any], None] | None = None
+        # Likewise, of each layer: its number, and the state behind it [tokens, width], which the next one changes.
+        self.on_layer: Callable[[int, int, Any], None] | None = None
         self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
         self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
 

@@ -11,6 +11,7 @@ import typer
 from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
 from moeinf.config.bench_options import BenchOptions
+from moeinf.config.compare_options import CompareOptions
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import Kind, Option, options
 from moeinf.config.pull_options import PullOptions
@@ -25,7 +26,7 @@ SamplingOptions = Annotated[dict[str, object], SamplingParams]
 
 _GROUPS = (
     *(RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions),
-    *(BatchOptions, BenchOptions, SimulateOptions, GuessOptions),
+    *(BatchOptions, BenchOptions, CompareOptions, SimulateOptions, GuessOptions),
 )
 _FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
     "bool": bool | None,

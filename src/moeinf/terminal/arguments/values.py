@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
 from moeinf.config.bench_options import BenchOptions
+from moeinf.config.compare_options import CompareOptions
 from moeinf.config.environment import history_wanted, variables_set, with_environment
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import http_options, options
@@ -38,6 +39,7 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         ServerOptions: server_options,
         BatchOptions: lambda given: BatchOptions(**given),  # type: ignore[arg-type]
         BenchOptions: lambda given: BenchOptions(**given),  # type: ignore[arg-type]
+        CompareOptions: lambda given: CompareOptions(**given),  # type: ignore[arg-type]
         SimulateOptions: lambda given: SimulateOptions(**given),  # type: ignore[arg-type]
         GuessOptions: lambda given: GuessOptions(**given),  # type: ignore[arg-type]
     }

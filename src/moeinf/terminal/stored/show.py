@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from moeinf.engine.memory.device_plan import smallest_device_bytes
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
+from moeinf.engine.stored.compared_file import ComparedBefore, load_compared
 from moeinf.engine.stored.facts import StoredFacts, config, formats_text, generation_parameters, licence_text
 from moeinf.engine.stored.outline import outline_of
 from moeinf.engine.stored.parameters import parameter_rows
@@ -106,7 +108,17 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
         *_tuned_rows(model),
+        *(("compared", _compared_text(each)) for each in load_compared(model)),
     ]
+
+
+def _compared_text(found: ComparedBefore) -> str:
+    """What `moeinf compare` has found."""
+    text = found.text or "the text that comes along"
+    return (
+        f"with {found.reference}: KL {found.kl:.4f} ± {found.kl_error:.4f} nats a token, perplexity "
+        f"{found.more_perplexity:+.1%}, same token {found.same:.1%} ({found.predictions:,} predictions, {text})"
+    )
 
 
 def _copy_text(copy: Copy, model: StoredModel) -> str:
@@ -167,6 +179,7 @@ def show_json(model: StoredModel) -> str:
             "generation_config": generation_parameters(model),
             "own_options": list(preset_of(model).options),
             "system": preset_of(model).system,
+            "compared": [asdict(each) for each in load_compared(model)],
             "also": [{"folder": copy.folder, "divided": copy.divided} for copy in copies_of(model)],
             "moe": {
                 "layers": moe.num_layers,

@@ -1,0 +1,1 @@
+"""How far the answers of stored models are from those of another: `moeinf compare`."""
