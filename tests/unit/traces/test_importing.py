@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -122,19 +124,135 @@ def test_a_session_of_big_moe(tmp_path: Path, last_row_only: bool, nan: bool) ->
     assert [phase for phase, _, _ in passes_of(trace) if phase] == ["prefill", "decode"] * 2
 
 
+@pytest.mark.parametrize("line", [{"model": "m", "text": "router_data"}, {"layer": 0, "token": 1}, ["topk_ids"]])
+@pytest.mark.parametrize("name", ["route.jsonl", "trace.json"])
+def test_json_of_another_recorder_is_of_no_known_form(line: object, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(2 * (json.dumps(line) + "\n"))
+    with pytest.raises(UsageError, match=r"is a trace of no known form; those are npz, .* has layer and topk_ids"):
+        import_trace(tmp_path / name, tmp_path / "t")
+
+
+def token_records(requests: list[Any], *, named: bool, by_layer: bool = False) -> list[dict[str, Any]]:
+    """A record a token and layer, with weights and guesses; by_layer: one a layer, with all tokens."""
+    found: list[dict[str, Any]] = [{"type": "meta", "model_id": "org/Some-MoE", "num_experts": 8, "top_k": 2}]
+    for number, experts in enumerate(requests):
+        name = {"request_id": f"r{number}"} if named else {}
+        for layer in range(experts.shape[1]):
+            ids = experts[:, layer]
+            parts = {"topk_ids": ids, "topk_weights": 0.1 * ids, "guesses": 7 - ids, "guess_weights": 0.2 * ids}
+            lists = {name: part.tolist() for name, part in parts.items()}
+            if by_layer:
+                found.append({"layer": layer + 3, **name, **lists})
+            else:
+                found += [
+                    {"layer": layer + 3, "token_idx": token, "phase": "prefill" if token < 2 else "decode", **name}
+                    | {each: part[token] for each, part in lists.items()}
+                    for token in range(len(experts))
+                ]
+    return found
+
+
+@pytest.mark.parametrize("form", ["named", "unnamed", "by layer", "parquet"])
+def test_tokens_in_layers_by_name_are_kept_whole(form: str, tmp_path: Path) -> None:
+    requests = [routing(tokens, 3, 8, 2) for tokens in (5, 4)]
+    records = token_records(requests, named=form != "unnamed", by_layer=form == "by layer")
+    path = tmp_path / f"route.{'parquet' if form == 'parquet' else 'jsonl'}"
+    if form == "parquet":
+        parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        table = pyarrow.Table.from_pylist(records[1:])
+        parquet.write_table(table.replace_schema_metadata({"model_id": "org/Some-MoE", "num_experts": "8"}), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, records)))
+    import_trace(path, tmp_path / "t")
+    trace = load_trace(tmp_path / "t")
+    experts = np.concatenate(requests)
+    assert (trace.experts == experts).all() and trace.offsets.tolist() == [0, 5, 9]
+    assert trace.model == "org/Some-MoE" and trace.shape.num_experts == 8 and trace.passes is None
+    assert trace.weights is not None and trace.guesses is not None and trace.guess_weights is not None
+    assert trace.weights == pytest.approx(0.1 * experts) and trace.guess_weights == pytest.approx(0.2 * experts)
+    assert (trace.guesses == 7 - experts).all()
+    assert (None if trace.prompt_tokens is None else trace.prompt_tokens.tolist()) == (
+        None if form == "by layer" else [2, 2]
+    )
+
+
+def test_tokens_that_are_numbered_in_each_pass_tell_the_passes(tmp_path: Path) -> None:
+    """As loggers do that know no more of a request than the batch."""
+    experts = routing(6, 2, 8, 2)
+    records = [
+        {"req_id": "r1", "token_idx": token - first, "layer": layer, "topk_ids": experts[token, layer].tolist()}
+        for first, last in ((0, 3), (3, 5), (5, 6))
+        for layer in range(2)
+        for token in range(first, last)
+    ]
+    (tmp_path / "route.jsonl").write_text("\n".join(map(json.dumps, records)))
+    import_trace(tmp_path / "route.jsonl", tmp_path / "t", num_experts=8)
+    trace = load_trace(tmp_path / "t")
+    assert (trace.experts == experts).all() and trace.offsets.tolist() == [0, 6] and trace.passes is not None
+    assert trace.passes.tolist() == [0, 3, 5, 6] and trace.prompt_tokens is None
+
+
+def test_answers_of_servers_that_return_routed_experts(tmp_path: Path) -> None:
+    requests = [routing(tokens, 3, 8, 2) for tokens in (5, 4, 6, 3)]
+    npy = io.BytesIO()
+    np.save(npy, requests[1].astype(np.uint8))
+    data = base64.b64encode(requests[2].astype(np.int32).tobytes()).decode()
+    lines: list[dict[str, Any]] = [
+        {"prompt_token_ids": [1, 2], "routed_experts": requests[0].tolist()},
+        {"usage": {"prompt_tokens": 9}, "choices": [{"routed_experts": base64.b64encode(npy.getvalue()).decode()}]},
+        {"outputs": [{"routed_experts": {"data": data, "shape": [6, 3, 2], "dtype": "int32"}}]},
+        {"meta_info": {"prompt_tokens": 0, "routed_experts": requests[3].tolist()}},
+    ]
+    lines[2]["prompt_tokens"] = 1
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "a.json").write_text(json.dumps(lines, indent=1))
+    for name in ("a.jsonl", "a.json"):
+        with pytest.raises(UsageError, match="does not say how many experts a layer has: give --num-experts"):
+            import_trace(tmp_path / name, tmp_path / "t")
+        import_trace(tmp_path / name, tmp_path / name[2:], num_experts=8)
+        trace = load_trace(tmp_path / name[2:])
+        assert (trace.experts == np.concatenate(requests)).all() and trace.prompt_tokens is not None
+        assert trace.prompt_tokens.tolist() == [2, 4, 1, 0] and trace.passes is not None
+        assert np.diff(trace.passes).tolist() == [2, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    (tmp_path / "raw.jsonl").write_text(json.dumps({"meta_info": {"routed_experts": data}}))
+    with pytest.raises(UsageError, match=r"the shape \[144\] in place of \[tokens, layers, top_k\]; store it with its"):
+        import_trace(tmp_path / "raw.jsonl", tmp_path / "t", num_experts=8)
+
+
+def test_npz_files_of_a_request_each(tmp_path: Path) -> None:
+    (tmp_path / "npz").mkdir()
+    requests = [routing(tokens, 3, 8, 2) for tokens in (5, 4)]
+    for number, experts in enumerate(requests):
+        weights = (0.1 * experts).astype(np.float32)
+        np.savez(tmp_path / "npz" / f"{number}.npz", topk_ids=experts, topk_weights=weights, num_experts=8, model="m")
+    import_trace(tmp_path / "npz", tmp_path / "t")
+    trace = load_trace(tmp_path / "t")
+    assert (trace.experts == np.concatenate(requests)).all() and trace.model == "m"
+    assert trace.weights == pytest.approx(0.1 * trace.experts) and trace.offsets.tolist() == [0, 5, 9]
+    with pytest.raises(UsageError, match=r"--num-experts 9: .* says 8; leave it out"):
+        import_trace(tmp_path / "npz", tmp_path / "other", num_experts=9)
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("lines", "said"),
     [
-        {"layer": 0, "token": 0, "topk_ids": [1, 2]},
-        {"prompt_token_ids": [1], "routed_experts": [[[1, 2]] * 40] * 60},
-        {"model": "m", "text": "router_data"},
+        ([{"layer": at, "topk_ids": [1, 2]} for at in (0, 1, 0)], "tokens lack layers that others have"),
+        ([{"layer": 0, "topk_ids": [1, 2]}, {"layer": 0, "topk_ids": [1]}], "tokens or layers are missing"),
+        ([{"layer": 0, "topk_ids": [1, 2], "model": each} for each in "ab"], r"of several models \(a, b\)"),
+        ([{"layer": 0, "topk_ids": [1, 2]}, 3], "line 2 holds no object"),
+        ([{"layer": "low", "topk_ids": [1, 2]}], "has a record that is no routing"),
+        ([{"layer": 0, "topk_ids": [1, 9]}], "experts do not fit n_experts and top_k"),
     ],
 )
-@pytest.mark.parametrize("name", ["route.jsonl", "trace.json"])
-def test_json_of_another_recorder_is_of_no_known_form(line: dict[str, Any], name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(2 * (json.dumps(line) + "\n"))
-    with pytest.raises(UsageError, match="is a trace of no known form; those are npz, moe-beyond"):
-        import_trace(tmp_path / name, tmp_path / "t")
+def test_records_that_are_no_trace_are_refused(lines: list[object], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "route.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(UsageError, match=said) as refused:
+        import_trace(path, tmp_path / "t", num_experts=8)
+    assert "\n" not in str(refused.value) and not (tmp_path / "t").exists()
+    path.write_text(json.dumps({"layer": 0, "topk_ids": [1, 2]}) + '\n{"layer": 0, "topk')
+    with pytest.raises(UsageError, match="line 2 is cut off, or no JSON"):
+        import_trace(path, tmp_path / "t", num_experts=8)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])

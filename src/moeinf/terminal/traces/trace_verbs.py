@@ -58,18 +58,25 @@ def import_(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file or folder of another recorder.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     form: Annotated[
-        str, typer.Option("--format", metavar="FORM", help="auto, npz, moe-beyond, fingerprinting, big-moe.")
+        str,
+        typer.Option(
+            "--format", metavar="FORM", help="auto, npz, moe-beyond, fingerprinting, big-moe, jsonl, parquet."
+        ),
     ] = "auto",
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="Of which model it is. [default: as the source says]")
     ] = "",
+    num_experts: Annotated[
+        int | None,
+        typer.Option("--num-experts", metavar="N", min=1, help="Experts of a layer, where the source does not say it."),
+    ] = None,
 ) -> None:
     """Take over a trace of another recorder."""
     from moeinf.terminal.traces.trace_report import head_line
     from moeinf.traces.importing.importer import import_trace
     from moeinf.traces.trace import load_trace
 
-    import_trace(source, folder, form, model)
+    import_trace(source, folder, form, model, num_experts or 0)
     print(head_line(load_trace(folder)))
 
 

@@ -18,17 +18,22 @@ class ForeignError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForeignRequest:
-    """experts and weights [tokens][layers][top_k]; passes: how many tokens each ran, where that is known."""
+    """experts, weights, and look-ahead's guesses with theirs, [tokens][layers][top_k] each.
+
+    prompt_tokens: the first ones, that were prefill; passes: how many tokens each ran. None: not known.
+    """
 
     experts: Sequence[Any]
-    prompt_tokens: int
-    passes: Sequence[int]
+    prompt_tokens: int | None
+    passes: Sequence[int] | None
     weights: Sequence[Any] | None = None
+    guesses: Sequence[Any] | None = None
+    guess_weights: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What was read of a recorder: requests of one model, whose every layer has num_experts experts."""
+    """What was read of a recorder: requests of one model, whose every layer has num_experts experts; 0: not known."""
 
     model: str
     num_experts: int
@@ -38,6 +43,8 @@ class Foreign:
 def trace_of(foreign: Foreign) -> Trace:
     """Raises ForeignError for requests that are ragged, or of different models."""
     parts: list[Trace] = []
+    if foreign.requests and not foreign.num_experts:
+        raise ForeignError("it does not say how many experts a layer has: give --num-experts")
     for number, request in enumerate(foreign.requests):
         try:
             experts = np.array(request.experts, np.int64)
@@ -49,9 +56,11 @@ def trace_of(foreign: Foreign) -> Trace:
                 shape,
                 experts,
                 np.array([0, len(experts)]),
-                np.cumsum([0, *request.passes]),
-                np.array([request.prompt_tokens]),
-                None if request.weights is None else np.array(request.weights, np.float32),
+                None if request.passes is None else np.cumsum([0, *request.passes]),
+                None if request.prompt_tokens is None else np.array([request.prompt_tokens]),
+                _array(request.weights, np.float32),
+                _array(request.guesses, np.int64),
+                _array(request.guess_weights, np.float32),
                 model=foreign.model,
             )
             check(part)
@@ -62,6 +71,10 @@ def trace_of(foreign: Foreign) -> Trace:
     if not parts:
         raise ForeignError("it holds no request")
     return joined(parts)
+
+
+def _array(rows: Sequence[Any] | None, kind: type[np.generic]) -> Any:
+    return None if rows is None else np.array(rows, kind)
 
 
 def _text(shape: MoeShape) -> str:
