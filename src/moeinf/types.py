@@ -42,7 +42,7 @@ Format = Literal[
     "i32",  # of no weights: whole numbers in a GGUF file, which become f32 before anything computes with them
 ]  # fmt: skip
 # Weights and bytes of one block; a row has a whole number of them. The quantised ones are those of ggml, bit for bit.
-# The first five of them are also written; the others come in GGUF files.
+# store.quantisation.CHOICES says which are also written; the others come in GGUF files.
 FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
     "bf16": (1, 2), "f16": (1, 2), "f32": (1, 4),
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "iq4_nl": (32, 18), "mxfp4": (32, 17),

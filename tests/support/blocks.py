@@ -12,14 +12,10 @@ from moeinf.types import FORMAT_BLOCKS, Format
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.items() if weights > 1]
+# What `quantise` makes; the others are only read.
 WRITTEN: list[Format] = [
-    "q8_0",
-    "q5_0",
-    "q4_0",
-    "q4_k",
-    "iq4_nl",
-    "mxfp4",
-]  # what `quantise` makes; the others are only read
+    "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q4_k", "iq4_nl", "mxfp4", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_xs",
+]  # fmt: skip
 # Where the float16 scales (and minima) of a block lie. Those of MXFP4 and NVFP4 are single bytes, and that of IQ1_M is
 # cut into the top nibbles of its last four words.
 HALVES: Mapping[Format, tuple[int, ...]] = {

@@ -9,13 +9,17 @@ from typing import Literal, cast, get_args
 from moeinf.errors import UsageError
 from moeinf.types import FORMAT_BLOCKS, Format, TensorPlan
 
-Choice = Literal["keep", "q8_0", "q5_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+Choice = Literal[
+    "keep", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs", "q3_k", "q2_k", "mxfp4"
+]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 # 8 bits even where the rest has 4: logits come from this matrix, and it is read only once a token.
 _HEAD_FORMAT: Literal["q8_0"] = "q8_0"
-# Where rows are no whole number of blocks, never to one that loses more. Dense matrices are few bytes of a model: 8
-# bits. Experts are nearly all of it: 5.5, as in llama.cpp's files of that name.
-_FALLBACKS: Mapping[tuple[str, Format], Format] = {("dense", "q4_k"): "q8_0", ("expert", "q4_k"): "q5_0"}
+# Where rows are no whole number of blocks of 256, never to one that loses more. Dense matrices are few bytes of a
+# model: 8 bits. Experts are nearly all of it: the next of the formats with blocks of 32, as in llama.cpp's files.
+_FALLBACKS: Mapping[Format, Format] = {
+    "q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "iq4_xs": "iq4_nl", "q3_k": "iq4_nl", "q2_k": "iq4_nl",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,8 @@ class FormatPlan:
         if source == "mxfp4":
             self._kept.setdefault(kind, []).append(name)
             return source
-        options: Sequence[Format] = (wanted, _FALLBACKS.get((kind, wanted), wanted))
+        fallback = _FALLBACKS.get(wanted, wanted)
+        options: Sequence[Format] = (wanted, "q8_0" if kind == "dense" and fallback != wanted else fallback)
         found = next((each for each in options if cols % FORMAT_BLOCKS[each][0] == 0), source)
         if found != wanted:
             self._departures.setdefault((kind, cols, wanted, found), []).append(name)
@@ -88,10 +93,17 @@ class FormatPlan:
         )
         departures = (
             f"{_listed(kind, names)}: rows of {cols} are no whole number of {wanted} blocks "
-            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
+            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}, {bits_of(found):g} bits a weight instead of "
+            f"{bits_of(wanted):g}"
             for (kind, cols, wanted, found), names in self._departures.items()
         )
         return (*kept, *departures)
+
+
+def bits_of(format: Format) -> float:
+    """Bits of a weight, with its share of the scales."""
+    weights, num_bytes = FORMAT_BLOCKS[format]
+    return 8 * num_bytes / weights
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:

@@ -152,10 +152,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
         (("show", "demo", "--license", "--template"), "only one of"),
         (("show", "demo", "--json", "--verbose"), "only one of"),
-        (
-            ("pull", "demo", "--quant", "q5_k"),
-            "unknown --quant 'q5_k'; known: keep, q8_0, q5_0, q4_0, q4_k, iq4_nl, mxfp4",
-        ),
+        (("pull", "demo", "--quant", "q7_k"), "unknown --quant 'q7_k'; known: keep, q8_0, q6_k, q5_k"),
         (("simulate", "/nowhere"), "no trace in /nowhere"),
         (("dance",), "no such command: dance; see --help"),
         (("lst",), "did you mean list?"),
@@ -589,7 +586,7 @@ def test_formats_are_in_the_name_the_list_and_what_show_tells(
     done = command("pull", "demo", "--quant", "q8_0", "--quant-experts", "q4_k")
     assert done.code == 0
     notes = [line.removeprefix("note: ") for line in done.err.splitlines() if line.startswith("note: ")]
-    said = "expert gate, expert up: rows of 128 are no whole number of q4_k blocks (256); stored as q5_0"
+    said = "expert gate, expert up: rows of 128 are no whole number of q4_k blocks (256); stored as q5_0, 5.5 bits"
     assert notes[0].startswith(said)
     assert command("list").out.splitlines()[1].split()[:5:4] == ["demo:q4_k-q8_0", "q5_0"]
     lines = [line.strip() for line in command("show", "demo:q4_k-q8_0").out.splitlines()]

@@ -28,21 +28,25 @@ from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import Quantisation
 from moeinf.store.verify import verify
 from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
+from tests.support.blocks import WRITTEN
 from tests.support.checkpoints import CONFIG, content, fused, random_tensors, write_checkpoint
 from tests.support.tiny_models import all_configs
 
-FORMATS: list[Format] = ["q8_0", "q5_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+# What experts become where rows are no multiple of 256; other matrices q8_0.
+INSTEAD: dict[Format, Format] = {
+    "q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "iq4_xs": "iq4_nl", "q3_k": "iq4_nl", "q2_k": "iq4_nl",
+}  # fmt: skip
 # Whole blocks of any format.
 WIDE = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 512, "num_experts": 4}
 ODD = CONFIG | {"hidden_size": 96, "moe_intermediate_size": 40, "num_experts": 4}  # no q4_k; down fits no block at all
 SOURCE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
-def stored_as(wanted: Format | None, tensor: Tensor, instead: Format = "q5_0") -> tuple[Format, bytes]:
-    """The format that rows of this length get, and the bytes. instead: of q4_k."""
+def stored_as(wanted: Format | None, tensor: Tensor, instead: Format | None = None) -> tuple[Format, bytes]:
+    """The format that rows of this length get, and the bytes. instead: of those with blocks of 256."""
     source = SOURCE[tensor.dtype]
     raw = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
-    options = ([wanted] if wanted else []) + ([instead] if wanted == "q4_k" else [])
+    options = [] if wanted is None else [wanted, instead or INSTEAD[wanted]] if wanted in INSTEAD else [wanted]
     rows, cols = tensor.numel() // tensor.shape[-1], tensor.shape[-1]
     for format in options:
         weights, num_bytes = FORMAT_BLOCKS[format]
@@ -89,7 +93,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", random_tensors(WIDE), WIDE)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", WRITTEN)
 @pytest.mark.parametrize("config", [WIDE, ODD], ids=["wide", "odd"])
 def test_blocks_are_those_of_the_source_in_every_format(format: Format, config: dict[str, Any], tmp_path: Path) -> None:
     tensors = random_tensors(config)
@@ -263,8 +267,10 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     assert plan.store_bytes == sum(path.stat().st_size for path in weights)
     assert plan.fallbacks == model.manifest.formats.fallbacks
     assert plan.fallbacks[:2] == (
-        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as q5_0",
-        "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16",
+        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as q5_0, 5.5 bits a "
+        "weight instead of 4.5",
+        "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16, 16 bits a weight instead of "
+        "4.5",
     )
     again = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     assert isinstance(again, PullPlan) and again.up_to_date and again.needed_bytes == 0

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from moeinf import _native
+from moeinf.types import FORMAT_BLOCKS
+from tests.support.blocks import WRITTEN
 from tests.support.native.table import Arguments, World, call, plain
 
 
@@ -126,7 +128,7 @@ def _near(given: Arguments, _: Any) -> bool:
     holds=_near,
 )
 def _quantise(world: World) -> Arguments:
-    written = [("q8_0", 272), ("q5_0", 176), ("q4_0", 144), ("q4_k", 144), ("iq4_nl", 144), ("mxfp4", 136)]
+    written = [(format, 256 // FORMAT_BLOCKS[format][0] * FORMAT_BLOCKS[format][1]) for format in WRITTEN]
     format, num_bytes = world.rng.choice(written)
     source = np.clip(world.floats(1, 256), -3, 3).view(np.uint8).ravel()
     out = np.zeros(num_bytes, np.uint8)

@@ -1,7 +1,8 @@
-// Four groups of 32 weights side by side, one in each lane of a vector: sums and searches over a group need
-// no sum across lanes, and a group's result cannot depend on the width of the machine's vectors.
+// Four groups of 32 or 16 weights side by side, one in each lane of a vector: sums and searches over a group
+// need no sum across lanes, and a group's result cannot depend on the width of the machine's vectors.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "half.h"
@@ -18,9 +19,11 @@ constexpr int kGroup = 32;
 typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
 typedef std::int32_t Ints __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
 
-struct Tile {
-  Floats x[kGroup];  // lane g of x[i] is weight i of group g
+template <int N>
+struct TileOf {
+  Floats x[N];  // lane g of x[i] is weight i of group g
 };
+using Tile = TileOf<kGroup>;
 
 inline Floats splat(float value) { return Floats{value, value, value, value}; }
 
@@ -47,12 +50,38 @@ inline Floats inverse_or_zero(Floats x) {
   return result;
 }
 
-inline Tile tile_of(const float* weights) {
-  Tile tile;
-  for (int i = 0; i < kGroup; ++i) {
-    tile.x[i] = Floats{weights[i], weights[kGroup + i], weights[2 * kGroup + i], weights[3 * kGroup + i]};
+template <int N = kGroup>
+TileOf<N> tile_of(const float* weights) {
+  TileOf<N> tile;
+  for (int i = 0; i < N; ++i) {
+    tile.x[i] = Floats{weights[i], weights[N + i], weights[2 * N + i], weights[3 * N + i]};
   }
   return tile;
+}
+
+// The weight of the largest magnitude, with its sign; the first of several.
+template <int N>
+Floats extreme(const TileOf<N>& tile) {
+  Floats amax = splat(0), found = splat(0);
+  for (const Floats& x : tile.x) {
+    const Ints beyond = absolute(x) > amax;
+    amax = beyond ? absolute(x) : amax;
+    found = beyond ? x : found;
+  }
+  return found;
+}
+
+// An error in a large weight costs more than one in a small one: the weight's magnitude plus the root mean
+// square of its group.
+template <int N>
+TileOf<N> importance_of(const TileOf<N>& tile) {
+  Floats energy = splat(0);
+  for (const Floats& x : tile.x) energy += x * x;
+  Floats spread;
+  for (int g = 0; g < kLanes; ++g) spread[g] = std::sqrt(energy[g] / N);
+  TileOf<N> importance;
+  for (int i = 0; i < N; ++i) importance.x[i] = spread + absolute(tile.x[i]);
+  return importance;
 }
 
 }  // namespace moeinf::lanes

@@ -1,4 +1,4 @@
-// Rounds weights into blocks; q4_k has a file of its own.
+// Rounds weights into blocks of 32; super-blocks have a file of their own.
 #include "moeinf/compute/formats/quantise.h"
 
 #include <algorithm>
@@ -7,9 +7,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "fit_line.h"
+#include "fit_scale.h"
 #include "half.h"
 #include "lanes.h"
-#include "quantise_q4_k.h"
+#include "quantise_super.h"
 
 namespace moeinf {
 
@@ -29,22 +31,18 @@ Floats largest_magnitude(const Tile& tile) {
   return amax;
 }
 
-// The weight of the largest magnitude, with its sign; the first of several.
-Floats extreme(const Tile& tile) {
-  Floats amax = splat(0), found = splat(0);
-  for (const Floats& x : tile.x) {
-    const Ints beyond = absolute(x) > amax;
-    amax = beyond ? absolute(x) : amax;
-    found = beyond ? x : found;
-  }
-  return found;
-}
-
 // Nibble of weight i in the low half of byte i, of weight i + 16 in the high one.
 void pack_nibbles(const Codes& codes, int lane, std::uint8_t* out) {
   for (int i = 0; i < 16; ++i) {
     out[i] = static_cast<std::uint8_t>(codes.q[i][lane] | codes.q[i + 16][lane] << 4);
   }
+}
+
+// Bit i is the fifth of weight i.
+void pack_fifth_bits(const Codes& codes, int lane, std::uint8_t* out) {
+  std::uint32_t high = 0;
+  for (int i = 0; i < kGroup; ++i) high |= static_cast<std::uint32_t>(codes.q[i][lane] >> 4) << i;
+  for (int byte = 0; byte < 4; ++byte) out[byte] = static_cast<std::uint8_t>(high >> 8 * byte);
 }
 
 void encode(const Tile& tile, BlockQ8_0* out, int num_groups) {
@@ -57,88 +55,78 @@ void encode(const Tile& tile, BlockQ8_0* out, int num_groups) {
   }
 }
 
-// The extreme weight becomes -8 exactly, as that side of the range has one value more.
-void encode(const Tile& tile, BlockQ4_0* out, int num_groups) {
-  const Floats d = extreme(tile) / -8.0f, inverse = inverse_or_zero(d);
+// Multiples of the best scale among those that bring the extreme weight to one of `aims`.
+template <typename Values, typename Block, int kAims>
+Codes encode_multiples(const Tile& tile, const Tile& importance, const float (&aims)[kAims], Block* out,
+                       int num_groups) {
+  Floats d = search_scale<Values>(tile, importance, aims);
+  for (int g = 0; g < kLanes; ++g) {
+    const std::uint16_t half = half_of_float(d[g]);
+    if (g < num_groups) out[g].d = half;
+    d[g] = float_of_half(half);
+  }
+  const Floats inverse = inverse_or_zero(d);
   Codes codes;
-  for (int i = 0; i < kGroup; ++i) {
-    codes.q[i] = to_ints(smaller(tile.x[i] * inverse + 8.5f, splat(15)));  // truncated, so the half rounds
-  }
-  for (int g = 0; g < num_groups; ++g) {
-    out[g].d = half_of_float(d[g]);
-    pack_nibbles(codes, g, out[g].q);
-  }
+  for (int i = 0; i < kGroup; ++i) codes.q[i] = Values::codes(tile.x[i] * inverse);
+  return codes;
 }
 
-// The same with 32 values: the extreme weight becomes -16.
+// The side of -8 has one value more, so the extreme weight mostly becomes that, or lies a little beyond it.
+constexpr float kQ4Aims[] = {-9, -8.75f, -8.5f, -8.25f, -8, -7.75f, -7.5f, -7.25f, -7, 7.25f, 7};
+constexpr float kQ5Aims[] = {-17, -16.75f, -16.5f, -16.25f, -16, -15.75f, -15.5f, -15.25f, -15, 15.25f, 15};
+
+void encode(const Tile& tile, BlockQ4_0* out, int num_groups) {
+  const Codes codes = encode_multiples<WholeValues<8>>(tile, importance_of(tile), kQ4Aims, out, num_groups);
+  for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
+}
+
 void encode(const Tile& tile, BlockQ5_0* out, int num_groups) {
-  const Floats d = extreme(tile) / -16.0f, inverse = inverse_or_zero(d);
-  Codes codes;
-  for (int i = 0; i < kGroup; ++i) {
-    codes.q[i] = to_ints(smaller(tile.x[i] * inverse + 16.5f, splat(31)));
-  }
-  for (int g = 0; g < num_groups; ++g) {
-    std::uint32_t high = 0;
-    for (int i = 0; i < kGroup; ++i) high |= static_cast<std::uint32_t>(codes.q[i][g] >> 4) << i;
-    for (int byte = 0; byte < 4; ++byte) out[g].high[byte] = static_cast<std::uint8_t>(high >> 8 * byte);
-    out[g].d = half_of_float(d[g]);
-  }
+  Codes codes = encode_multiples<WholeValues<16>>(tile, importance_of(tile), kQ5Aims, out, num_groups);
+  for (int g = 0; g < num_groups; ++g) pack_fifth_bits(codes, g, out[g].high);
   for (Ints& code : codes.q) code &= 15;
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
 }
 
-// Between neighbours of kIQ4NLValues.
-constexpr float kIQ4NLBorders[15] = {-115.5f, -93.5f, -74,   -57,   -42, -28.5f, -16, -4.5f,
-                                     7,       19,     31.5f, 45.5f, 61,  79,     101};
-
-Ints iq4nl_codes(Floats x) {
-  Ints code = {};
-  for (const float border : kIQ4NLBorders) code -= x > splat(border);  // a true lane is -1
-  return code;
-}
-
-Floats iq4nl_rounded(Floats x) {
-  Floats value = splat(kIQ4NLValues[0]);
-  for (int v = 0; v < 15; ++v) {
-    const Floats step = splat(static_cast<float>(kIQ4NLValues[v + 1] - kIQ4NLValues[v]));
-    value += reinterpret_cast<Floats>((x > splat(kIQ4NLBorders[v])) & reinterpret_cast<Ints>(step));
-  }
-  return value;
-}
-
-// Scale of the least squared error, weighted by x^2, among 15 that bring the extreme weight to -120 ... -134
-// and one that brings it to 127; each in turn is replaced by the best one for its own codes.
-Floats iq4nl_scale(const Tile& tile) {
-  constexpr int kTries = 7;
-  const Floats top = extreme(tile);
-  const Floats safe_top = absolute(top) > 1e-15f ? top : splat(1);
-  Floats best_d = splat(0), best_gain = splat(0);
-  for (int t = -kTries; t <= kTries + 1; ++t) {
-    const float aim =
-        t <= kTries ? static_cast<float>(kIQ4NLValues[0] + t) : -static_cast<float>(kIQ4NLValues[0]);
-    const Floats inverse = splat(aim) / safe_top;
-    Floats sum_qx = splat(0), sum_qq = splat(0);
-    for (const Floats& x : tile.x) {
-      const Floats q = iq4nl_rounded(x * inverse), weighted = x * x * q;
-      sum_qx += weighted * x;
-      sum_qq += weighted * q;
-    }
-    const Floats d = sum_qq > 0.0f ? sum_qx / sum_qq : splat(0);
-    const Ints better = d * sum_qx > best_gain;
-    best_gain = better ? d * sum_qx : best_gain;
-    best_d = better ? d : best_d;
-  }
-  return best_d;
-}
+// Scales that bring the extreme weight to -120 ... -134, and one that brings it to 127.
+constexpr float kIQ4NLAims[] = {-134, -133, -132, -131, -130, -129, -128, -127,
+                                -126, -125, -124, -123, -122, -121, -120, 127};
 
 void encode(const Tile& tile, BlockIQ4_NL* out, int num_groups) {
-  const Floats d = iq4nl_scale(tile), inverse = inverse_or_zero(d);
-  Codes codes;
-  for (int i = 0; i < kGroup; ++i) codes.q[i] = iq4nl_codes(tile.x[i] * inverse);
-  for (int g = 0; g < num_groups; ++g) {
-    out[g].d = half_of_float(d[g]);
-    pack_nibbles(codes, g, out[g].q);
+  const Codes codes = encode_multiples<IQ4NLValues>(tile, importance_of(tile), kIQ4NLAims, out, num_groups);
+  for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
+}
+
+// A line through the weights, from a minimum of either sign.
+template <int kTop, typename Block>
+Codes encode_line(const Tile& tile, Block* out, int num_groups) {
+  const Line line = search_line<kTop>(tile, false);
+  Floats d, min;
+  for (int g = 0; g < kLanes; ++g) {
+    const std::uint16_t half_d = half_of_float(line.scale[g]);
+    const std::uint16_t half_min = half_of_float(std::clamp(line.min[g], -kLargestWeight, kLargestWeight));
+    if (g < num_groups) {
+      out[g].d = half_d;
+      out[g].m = half_min;
+    }
+    d[g] = float_of_half(half_d);
+    min[g] = float_of_half(half_min);
   }
+  const Floats inverse = inverse_or_zero(d);
+  Codes codes;
+  for (int i = 0; i < kGroup; ++i) codes.q[i] = to_ints(code_on<kTop>(tile.x[i], inverse, -min));
+  return codes;
+}
+
+void encode(const Tile& tile, BlockQ4_1* out, int num_groups) {
+  const Codes codes = encode_line<15>(tile, out, num_groups);
+  for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
+}
+
+void encode(const Tile& tile, BlockQ5_1* out, int num_groups) {
+  Codes codes = encode_line<31>(tile, out, num_groups);
+  for (int g = 0; g < num_groups; ++g) pack_fifth_bits(codes, g, out[g].high);
+  for (Ints& code : codes.q) code &= 15;
+  for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
 }
 
 // The scale is the power of two that brings the largest weight to 4 ... 8; what is beyond 6, the largest
@@ -176,10 +164,9 @@ void encode_step(const float* weights, int count, unsigned char* out) {
   }
 }
 
-template <>
-void encode_step<BlockQ4_K>(const float* weights, int, unsigned char* out) {
-  const BlockQ4_K block = encode_super_block(weights);
-  std::memcpy(out, &block, sizeof block);
+template <void (*kEncode)(const float* weights, unsigned char* out)>
+void encode_super(const float* weights, int, unsigned char* out) {
+  kEncode(weights, out);
 }
 
 using EncodeStep = void (*)(const float* weights, int count, unsigned char* out);
@@ -192,8 +179,22 @@ EncodeStep encoder(Format format) {
       return encode_step<BlockQ4_0>;
     case Format::kQ5_0:
       return encode_step<BlockQ5_0>;
+    case Format::kQ4_1:
+      return encode_step<BlockQ4_1>;
+    case Format::kQ5_1:
+      return encode_step<BlockQ5_1>;
+    case Format::kQ2_K:
+      return encode_super<encode_q2_k>;
+    case Format::kQ3_K:
+      return encode_super<encode_q3_k>;
     case Format::kQ4_K:
-      return encode_step<BlockQ4_K>;
+      return encode_super<encode_q4_k>;
+    case Format::kQ5_K:
+      return encode_super<encode_q5_k>;
+    case Format::kQ6_K:
+      return encode_super<encode_q6_k>;
+    case Format::kIQ4_XS:
+      return encode_super<encode_iq4_xs>;
     case Format::kIQ4_NL:
       return encode_step<BlockIQ4_NL>;
     case Format::kMXFP4:

@@ -16,7 +16,7 @@ enum class Format : int {
   kQ4_K,
   kIQ4_NL,
   kMXFP4,
-  kQ4_1,  // from here on only read, never written
+  kQ4_1,
   kQ5_0,
   kQ5_1,
   kQ2_K,
@@ -24,7 +24,7 @@ enum class Format : int {
   kQ5_K,
   kQ6_K,
   kIQ4_XS,
-  kIQ3_XXS,
+  kIQ3_XXS,  // from here on only read, never written
   kIQ3_S,
   kIQ2_XXS,
   kIQ2_XS,
@@ -52,6 +52,15 @@ struct BlockQ5_0 {  // 32 weights: d * (five bits - 16); nibbles as in BlockQ4_0
   std::uint8_t high[4];
   std::uint8_t q[16];
 };
+struct BlockQ4_1 {  // 32 weights: d * nibble + m; nibbles as in BlockQ4_0
+  std::uint16_t d, m;
+  std::uint8_t q[16];
+};
+struct BlockQ5_1 {  // 32 weights: d * five bits + m, as in BlockQ5_0
+  std::uint16_t d, m;
+  std::uint8_t high[4];
+  std::uint8_t q[16];
+};
 struct BlockIQ4_NL {  // 32 weights: d * kIQ4NLValues[nibble]; nibbles as in BlockQ4_0
   std::uint16_t d;
   std::uint8_t q[16];
@@ -66,7 +75,8 @@ struct BlockQ4_K {  // 256 weights in 8 sub-blocks s of 32: d * scale[s] * nibbl
   std::uint8_t q[128];      // 64 weights in each 32 bytes: low nibbles are sub-block 2j, high ones 2j + 1
 };
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ5_0) == 22 &&
-              sizeof(BlockMXFP4) == 17 && sizeof(BlockQ4_K) == 144);
+              sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_1) == 24 && sizeof(BlockMXFP4) == 17 &&
+              sizeof(BlockQ4_K) == 144);
 
 extern const std::int8_t kIQ4NLValues[16];
 // Doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives.
