@@ -95,8 +95,8 @@ double memory_read_rate(Pool& pool, std::size_t num_bytes, int repeats) {
   if (num_bytes < kTaskBytes || repeats < 1)
     throw std::invalid_argument("a read rate needs at least 1 MiB and 1 repeat");
   FilledMemory filled(num_bytes);
-  const unsigned char byte = 1;
-  filled.fill(pool, &byte, 1);
+  const std::vector<unsigned char> pattern(kTaskBytes, 1);  // a byte at a time would take seconds
+  filled.fill(pool, pattern.data(), pattern.size());
   double best = 0;
   for (int repeat = 0; repeat < repeats; ++repeat) best = std::max(best, filled.read_rate(pool));
   return best;

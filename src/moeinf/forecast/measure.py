@@ -36,12 +36,12 @@ from moeinf.types import Format
 
 READ_BYTES: Final = (256 << 10, 1 << 20, 4 << 20, 16 << 20)  # of one read: the sizes of experts
 _IN_FLIGHT: Final = 8  # about as many as a layer asks for at once
-_READ_S: Final = 0.5
+_READ_S: Final = 0.25
 _ROOM_BYTES: Final = 128 << 20  # that reads go to: more than caches hold
 _READ_ROUNDS: Final = 3
-_FILE_BYTES: Final = 1 << 30  # of the file that is read where the store has no experts to speak of
+_FILE_BYTES: Final = 512 << 20  # of the file that is read where the store has no experts to speak of
 _LEAST_FILE_BYTES: Final = 64 << 20
-_WRITE_S: Final = 8.0
+_WRITE_S: Final = 4.0
 _PIECE_BYTES: Final = 16 << 20
 _TURNS: Final = 2  # of the products
 _PROMPT_TOKENS: Final = 64
@@ -50,7 +50,7 @@ _STREAMED: Final = "33%"  # of the embedded model's experts in memory
 
 
 def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: None) -> Rates:
-    """Takes about half a minute, a quarter of the free memory or 256 MiB, and up to 1 GiB of disk for a moment.
+    """Takes about fifteen seconds, a quarter of the free memory or 512 MiB, and up to 512 MiB of disk for a moment.
 
     Raises DiskSpaceError, OutOfMemoryError where the machine has no room for that, StoreError.
     """
@@ -137,7 +137,7 @@ def _expert_bytes(stored: StoredModel) -> int:
 
 
 def _write(fd: int, num_bytes: int) -> None:
-    """Writes so many bytes, or as many as eight seconds allow, of random bits: nothing can be left out or packed."""
+    """Writes so many bytes, or as many as four seconds allow, of random bits: nothing can be left out or packed."""
     piece = np.random.default_rng(0).bytes(_PIECE_BYTES)
     started = time.perf_counter()
     for at in range(0, num_bytes, _PIECE_BYTES):

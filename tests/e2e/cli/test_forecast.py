@@ -100,7 +100,7 @@ def test_in_a_pipe_one_line_says_that_the_machine_is_measured(
 
     monkeypatch.setattr(known, "measure", measured)
     done = command("doctor", "--again", "--json")
-    assert len(done.err.splitlines()) == 1 and "half a minute" in done.err and json.loads(done.out)
+    assert len(done.err.splitlines()) == 1 and "a quarter of a minute" in done.err and json.loads(done.out)
 
 
 def test_rates_of_a_busy_machine_are_said_to_be_low(command: Command, home: Path) -> None:

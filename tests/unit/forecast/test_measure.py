@@ -55,7 +55,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_rates, "_READING_BYTES", 16 << 20)
     monkeypatch.setattr(measure, "_DECODE_TOKENS", 4)
     monkeypatch.setattr(products, "_LEAST_S", 0.0)
-    monkeypatch.setattr(products, "_ROUNDS", 1)
 
 
 def test_measuring_finds_rates_and_leaves_nothing_behind(quick: None, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def doctor(
 ) -> None:
     """Measure this machine once, and say what is to be mended.
 
-    The rates of its disk, memory and CPU take half a minute, and are kept in the store's folder for `moeinf fit`. They
-    are measured again on another machine. The exit code is 1 where something has to be mended.
+    The rates of its disk, memory and CPU take a quarter of a minute, and are kept in the store's folder for
+    `moeinf fit`. They are measured again on another machine. The exit code is 1 where something has to be mended.
     """
     from moeinf.bench.forecast.checkup import check_machine, check_rates
     from moeinf.bench.forecast.forecast_report import doctor_json, doctor_lines

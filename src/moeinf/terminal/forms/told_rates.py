@@ -33,7 +33,7 @@ def told_rates(
 
     def report(text: str) -> None:
         line.show(text)
-        note = "note: measuring this machine, which takes half a minute and is kept for the next time"
+        note = "note: measuring this machine, which takes a quarter of a minute and is kept for the next time"
         if not sys.stderr.isatty() and note not in said:
             said.add(note)
             say(note)
