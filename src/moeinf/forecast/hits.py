@@ -54,9 +54,8 @@ def _by_traces(moe: MoeShape, architecture: str, share: float) -> tuple[float, s
     table = _table()
     if moe.dense:
         return share, "every token uses all layers"
-    if moe.num_experts <= table["few_experts"]["most"]:
-        return share, "no better than chance, as its layers have few experts"
-    curves = table["curves"]
+    few = table["few_experts"]
+    curves = few["curves"] if moe.num_experts <= few["most"] else table["curves"]
     chosen = [curves[architecture]] if architecture in curves else list(curves.values())
     shares = [0.0, *table["shares"], 1.0]
     rates = [between(shares, [0.0, *curve["hits"], 1.0], share) for curve in chosen]
