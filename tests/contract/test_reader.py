@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -811,6 +812,33 @@ def test_ranges_that_make_up_a_block_are_compared_with_its_sum(scattered: Scatte
             read(0)
     else:
         read(0)  # it was sound once
+
+
+def test_ranges_of_a_damaged_block_that_nobody_has_collected_fail_with_it(scattered: Scattered) -> None:
+    reader, region, cuts = scattered.reader, scattered.REGION, BLOCK * np.arange(4)
+    reader.expect(ids(0), ids(0), 3 * BLOCK, np.array([crc32c(scattered.content[0][: 3 * BLOCK])], np.uint32))
+
+    def submit(*numbers: int) -> None:
+        columns = (
+            ids(*(0 for _ in numbers)),
+            cuts[list(numbers)],
+            ids(*numbers) * region,
+            ids(*(BLOCK for _ in numbers)),
+        )
+        reader.submit_pieces(ids(*numbers), *(column[:, None] for column in columns), np.full(len(numbers), DEMAND))
+
+    flip(scattered.paths[0], 5)
+    submit(0, 1)
+    while reader.bytes_read() < 2 * BLOCK:  # both have landed, or are about to
+        time.sleep(0.001)
+    submit(2)
+    for key in (2, 0, 1):  # whichever comes last completes the block; what lay still may be what is wrong
+        with pytest.raises(ReadFailure, match=r"12288 bytes at 0 in .* do not match") as raised:
+            scattered.wait(key)
+        assert raised.value.key == key
+    flip(scattered.paths[0], 5)
+    submit(0, 1, 2)
+    scattered.wait(0, 1, 2)
 
 
 def test_a_truncated_file_fails_the_keys_of_what_it_lacks(scattered: Scattered) -> None:

@@ -23,11 +23,12 @@ void require_priority(double priority) {
 
 }  // namespace
 
-Scheduler::Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes, Copies copies)
+Scheduler::Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes, Copies copies, Now now)
     : queue_depth_(queue_depth * copies.num_disks),
       prefetch_depth_(prefetch_depth * copies.num_disks),
       segment_bytes_(segment_bytes),
       copies_(std::move(copies)),
+      now_(now),
       rates_(copies_.num_disks) {}
 
 void Scheduler::Entry::begin_again() {
@@ -221,7 +222,7 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
   entry.found_at(segment.piece).sum ^= outcome.sum;
   entry.in_flight -= 1;
   if (!is_demand(entry)) prefetch_in_flight_ -= 1;
-  const auto now = Clock::now();
+  const auto now = now_();
   rates_.finished(segment.disk, segment.num_bytes, outcome.num_bytes_read, now);
   if (--in_flight_ == 0) busy_ += now - busy_since_;
   if (outcome.ended || outcome.error != 0) {
@@ -256,6 +257,20 @@ void Scheduler::compare_sums(Entry& entry) {
     if (!found.checked || !is_damaged(entry.piece_at(piece), found.sum) || entry.failure.damaged) continue;
     entry.failure.damaged = true;
     entry.failed_piece = piece;
+    distrust(*entry.piece_at(piece).sum);
+  }
+}
+
+// What has landed of a damaged block, and was not collected, may be what is wrong: nothing of it is known any
+// more.
+void Scheduler::distrust(const BlockSum& sum) {
+  for (const Entry* landed : complete_) {
+    Entry& entry = entries_.at(landed->request.key);
+    for (std::size_t piece = 0; piece < entry.num_pieces() && !has_failed(entry); ++piece) {
+      if (entry.piece_at(piece).sum != &sum) continue;
+      entry.failure.damaged = true;
+      entry.failed_piece = piece;
+    }
   }
 }
 
@@ -283,7 +298,7 @@ bool Scheduler::read_from_others(Entry& entry) {
   // Of bytes that came from several disks, nobody knows whose are wrong until each alone was asked for all of
   // them.
   const bool one_by_one = damaged || entry.alone >= 0;
-  const int next = one_by_one ? first_but(entry.refused) : rates_.choose(1, entry.refused, Clock::now());
+  const int next = one_by_one ? first_but(entry.refused) : rates_.choose(1, entry.refused, now_());
   if (next < 0) return false;
   if (entry.alone < 0 && damaged) entry.failed_disk = next == 0 ? 1 : 0;  // if `next` has them right
   waiting_.insert(&entry);
@@ -362,7 +377,7 @@ std::int64_t Scheduler::bytes_read_of(int disk) const {
 
 double Scheduler::busy_seconds() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto busy = in_flight_ > 0 ? busy_ + (Clock::now() - busy_since_) : busy_;
+  const auto busy = in_flight_ > 0 ? busy_ + (now_() - busy_since_) : busy_;
   return std::chrono::duration<double>(busy).count();
 }
 
@@ -398,7 +413,7 @@ void Scheduler::take(Segment* segment) {
   const Piece& piece = entry.piece_at(entry.piece);
   const std::int64_t start = entry.issued_bytes;
   std::int64_t end = std::min(start + segment_bytes_, piece.num_bytes);
-  const auto now = Clock::now();
+  const auto now = now_();
   entry.disk = disk_of(entry, piece, start, &end, now);
   *segment = {entry.request.key,    copies_.file_on(piece.file, entry.disk),
               piece.offset + start, piece.destination + start,

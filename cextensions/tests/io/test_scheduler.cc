@@ -344,3 +344,20 @@ TEST(sums_are_those_of_the_ranges_within_their_blocks) {
     CHECK(of_first.sound && of_second.sound == !damaged);
   }
 }
+
+TEST(what_has_landed_of_a_damaged_block_and_was_not_collected_fails_with_it) {
+  moeinf::BlockSum whole{7, moeinf::Compared::kOnce, false, 3 * kSegmentBytes, {}};
+  Scheduler scheduler(16, 16, kSegmentBytes);
+  for (std::int64_t key = 0; key < 3; ++key) {
+    Request slice = request(key, kDemand);
+    slice.piece.sum = &whole;
+    slice.piece.summed_bytes = kSegmentBytes;
+    slice.piece.place_in_sum = key * kSegmentBytes;
+    scheduler.submit({slice});
+    Segment segment;
+    CHECK(scheduler.try_next(&segment));
+    scheduler.finished(segment, {segment.num_bytes, 0, false, 1});
+  }
+  const auto polled = scheduler.poll();
+  CHECK(polled.done.empty() && polled.failed.size() == 3);
+}

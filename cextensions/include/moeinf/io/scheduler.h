@@ -90,8 +90,12 @@ struct Replaced {
 
 class Scheduler {
  public:
+  using Clock = DiskRates::Clock;
+  using Now = Clock::time_point (*)();  // of the rates of disks; a simulation has a clock of its own
+
   // Depths are those of each disk.
-  Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes, Copies copies = {});
+  Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes, Copies copies = {},
+            Now now = Clock::now);
 
   // Caller's side. The first two tell whether something may be issued now: only then is there a reason to
   // wake a reader, and the wake-up of a sleeping thread is what a call costs.
@@ -134,8 +138,6 @@ class Scheduler {
   void check_integrity() const;                // throws std::logic_error; for tests
 
  private:
-  using Clock = DiskRates::Clock;
-
   struct Found {
     bool checked = false;
     std::uint32_t sum = 0;  // of the segments that have landed
@@ -173,7 +175,8 @@ class Scheduler {
 
   static bool is_demand(const Entry& entry);
   static bool has_failed(const Entry& entry);
-  static void compare_sums(Entry& entry);
+  void compare_sums(Entry& entry);
+  void distrust(const BlockSum& sum);
   FailedRequest failed_request(const Entry& entry) const;
   bool read_from_others(Entry& entry);
   int first_but(Disks refused) const;  // -1: all have refused
@@ -193,6 +196,7 @@ class Scheduler {
   const int prefetch_depth_;
   const std::int64_t segment_bytes_;
   const Copies copies_;
+  const Now now_;
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // wait_next

@@ -60,6 +60,11 @@ class Piece:
     skipped: int = 0  # bytes before those that were asked for
     wanted: int = 0  # of these
 
+    @property
+    def is_part(self) -> bool:
+        """Whether its sum is of more than that, so that others tell as well whether it is sound."""
+        return self.expected is not None and self.wanted < self.expected.num_bytes
+
 
 class ReaderFiles:
     """Open files, the arena that they are read into, and the sums that their blocks have. Files close with it."""
@@ -170,7 +175,7 @@ class ReaderFiles:
 
         Of a slice that is damaged, the others of its expert would have to be read again as well.
         """
-        sliced = any(piece.expected and piece.wanted < piece.expected.num_bytes for piece in pieces)
+        sliced = any(piece.is_part for piece in pieces)
         return self.num_disks > 1 and not self._cuts and not (sliced and failure.errno == errno.EBADMSG)
 
     def _failure(self, key: int, piece: Piece, number: int, done: int, error: OSError | None) -> ReadFailure:

@@ -242,6 +242,8 @@ class PureReader:
             if request.num_bytes_read == piece.num_bytes:
                 request.done, request.num_bytes_read = request.done + 1, 0
             request.failure = failure
+            if failure is not None and failure.errno == errno.EBADMSG:
+                _distrust(self._requests, request, failure)
             if failure is not None or request.done == len(request.pieces):
                 request.landed, self._num_landed = self._num_landed, self._num_landed + 1
                 self._changed.notify_all()
@@ -286,6 +288,17 @@ def _read_from_next(request: _Request, failure: ReadFailure, files: ReaderFiles)
     request.disk += 1
     request.done = request.num_bytes_read = 0
     return f"{failure}: read from {files.path(request.pieces[0].file, request.disk)} instead"
+
+
+def _distrust(requests: dict[int, _Request], damaged: _Request, failure: ReadFailure) -> None:
+    """Of a block that is read range by range, what has landed and was not collected may be what is wrong."""
+    blocks = {id(piece.expected) for piece in damaged.pieces if piece.is_part}
+    for request in requests.values():
+        if request.landed is None or request.failure is not None:
+            continue
+        if any(id(piece.expected) in blocks for piece in request.pieces):
+            request.failure = read_failure(str(failure), failure.path, request.key, errno.EBADMSG)
+            request.failure.offset, request.failure.num_bytes_read = failure.offset, failure.num_bytes_read
 
 
 def _require_priority(priority: float) -> None:
