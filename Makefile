@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
+.PHONY: demo test fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
   pythons pythons-ends gpu-test gpu-compile ranks-test long-test clean
 
 demo: $(RUNS)
@@ -50,6 +50,18 @@ denied-calls: $(READY)
 faults: $(READY)
 	for at in calls lines allocations; do $(BIN)/python -m tests.fuzz.requests_given_up --at $$at \
 	  --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED) || exit 1; done
+
+# Kills, power cuts, failing calls, simulated worlds and the fuzzers by turns, for so many hours. Begun again with the same
+# folder it goes on; docs/lab/campaign.md tells what it tries, and campaign-page puts the folder's counts there.
+HOURS ?= 1
+SEED ?= 1
+STATE ?= build/campaign
+
+campaign: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.support.campaign.driver --state $(STATE) --hours $(HOURS) --seed $(SEED)
+
+campaign-page: $(READY)
+	$(BIN)/python -m tests.support.campaign.page $(STATE)/steps.jsonl
 
 # Coding agents of npm and PyPI, each of which is to edit a file on a model that says what a script has for it, or, with
 # AGENTS="--model NAME", on one of the store. `make test` has what they ask, recorded with "--record FOLDER".

@@ -815,17 +815,13 @@ def test_ranges_that_make_up_a_block_are_compared_with_its_sum(scattered: Scatte
 
 
 def test_ranges_of_a_damaged_block_that_nobody_has_collected_fail_with_it(scattered: Scattered) -> None:
-    reader, region, cuts = scattered.reader, scattered.REGION, BLOCK * np.arange(4)
+    reader, region = scattered.reader, scattered.REGION
     reader.expect(ids(0), ids(0), 3 * BLOCK, np.array([crc32c(scattered.content[0][: 3 * BLOCK])], np.uint32))
 
     def submit(*numbers: int) -> None:
-        columns = (
-            ids(*(0 for _ in numbers)),
-            cuts[list(numbers)],
-            ids(*numbers) * region,
-            ids(*(BLOCK for _ in numbers)),
-        )
-        reader.submit_pieces(ids(*numbers), *(column[:, None] for column in columns), np.full(len(numbers), DEMAND))
+        which = ids(*numbers)[:, None]
+        sizes, ahead = np.full_like(which, BLOCK), np.full(len(numbers), DEMAND)
+        reader.submit_pieces(which[:, 0], 0 * which, BLOCK * which, region * which, sizes, ahead)
 
     flip(scattered.paths[0], 5)
     submit(0, 1)

@@ -7,6 +7,7 @@ became of it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import http.client
 import importlib
 import json
@@ -44,6 +45,7 @@ class Case:
     limits: Mapping[str, int] = field(default_factory=dict)  # of this process, by the names of resource: bytes, or more
     environment: Mapping[str, str] = field(default_factory=dict)
     fault: Sequence[int] = ()  # of faulty_calls.cc: kind, first call, number of calls, errno
+    strike: Sequence[int] = ()  # of struck_calls.cc: kind, which of its calls, what becomes of it, errno or ms
 
     @property
     def serves(self) -> bool:
@@ -52,7 +54,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """code: -N where signal N ended it. answer: of a server, to one request; status 0 where there was none."""
+    """code: -N where signal N ended it. answer: of a server, to one request; status 0 where there was none.
+
+    calls: how many of the kind that was to be struck were made.
+    """
 
     code: int
     out: str
@@ -60,6 +65,7 @@ class Outcome:
     hung: bool = False
     status: int = 0
     answer: str = ""
+    calls: int = 0
 
 
 class Forks:
@@ -88,6 +94,8 @@ class Forks:
 def _main() -> None:
     for name in _IMPORTED:
         importlib.import_module(f"moeinf.{name}")
+    gc.collect()
+    gc.freeze()  # what was imported is not looked through anew, and copied, in each child
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         answers.write(json.dumps(asdict(_outcome(Case(**json.loads(line))))) + "\n")
@@ -108,7 +116,8 @@ def _outcome(case: Case) -> Outcome:
     texts = [os.pread(file, 1 << 20, 0).decode(errors="replace") for file in (out, err)]
     for file in (out, err):
         os.close(file)
-    return Outcome(code, texts[0], texts[1], hung, status, answer)
+    calls = int(ctypes.CDLL(None).counted_calls()) if case.strike else 0
+    return Outcome(code, texts[0], texts[1], hung, status, answer, calls)
 
 
 def _become(case: Case, out: int, err: int) -> NoReturn:
@@ -129,6 +138,10 @@ def _become(case: Case, out: int, err: int) -> NoReturn:
         fail_calls = ctypes.CDLL(None).fail_calls
         fail_calls.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_int]
         fail_calls(*case.fault)
+    if case.strike:
+        strike_calls = ctypes.CDLL(None).strike_calls
+        kind, which, what, value = case.strike
+        strike_calls(folder.encode(), kind, ctypes.c_long(which), what, value)
     if case.denied:
         deny(case.denied, case.errno)
     cli.main()

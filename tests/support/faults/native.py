@@ -21,11 +21,17 @@ def compiler() -> str | None:
     return next((path for name in (os.environ.get("CXX", ""), "c++", "g++") if (path := shutil.which(name))), None)
 
 
+def built(source: Path, folder: Path) -> Path:
+    """A library of one C++ file, in the folder."""
+    library, found = folder / f"{source.stem}.so", compiler()
+    assert found is not None, "there is no C++ compiler"
+    subprocess.run([found, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
 def run_preloaded(module: str, arguments: list[str], folder: Path) -> int:
     """Runs a module of the tests anew, with the library, which is compiled into the folder; returns its exit status."""
-    library, found = folder / "allocations.so", compiler()
-    assert found is not None, "there is no C++ compiler"
-    subprocess.run([found, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+    library = built(SOURCE, folder)
     command = [sys.executable, "-X", "faulthandler", "-m", module, *arguments]
     environment = os.environ | {"LD_PRELOAD": str(library)}
     return subprocess.run(command, env=environment, cwd=SOURCE.parents[3], check=False).returncode

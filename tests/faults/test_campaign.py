@@ -1,0 +1,70 @@
+"""Small pieces of the campaign: `make campaign` carries it out for hours."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaign import driver, strikes
+from tests.support.campaign.page import PAGE, with_tables
+from tests.support.campaign.record import Record
+from tests.support.campaign.scenes import SCENES, stage
+from tests.support.campaign.step import Done
+from tests.support.faults.native import built, compiler
+
+
+def test_a_record_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
+    record = Record(tmp_path / "steps.jsonl")
+    record.add("kills", 1, 0, "abc", 30, Done(Counter({"kills: cp": 7}), []))
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write('{"kind": "kills", "st')
+    again = Record(tmp_path / "steps.jsonl")
+    assert (again.next_step("kills", 1), again.next_step("kills", 2), again.seconds("kills")) == (1, 0, 30)
+    again.add("kills", 1, 1, "abc", 30, Done(Counter(), ["torn"]))
+    assert [step["step"] for step in Record(tmp_path / "steps.jsonl").steps] == [0, 1]
+
+
+def test_a_campaign_takes_the_kinds_by_turns_and_says_how_to_repeat_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def step(command: list[str]) -> Done:
+        asked.append(command)
+        return Done(Counter({"kills: cp": 1}), ["lost"] if len(asked) == 3 else [])
+
+    clock = iter(float(number) for number in range(100))
+    monkeypatch.setattr(driver, "in_a_process", step)
+    monkeypatch.setattr(f"{driver.__name__}.time.monotonic", lambda: next(clock))
+    assert driver.run(tmp_path, ["kills", "worlds"], 5, 16 / 3600, 1.0) == 1
+    assert driver.run(tmp_path, ["kills", "worlds"], 5, 4 / 3600, 1.0) == 0
+    steps = [(words[words.index("--only") + 1], words[words.index("--step") + 1]) for words in asked]
+    assert len(steps) == len(set(steps)) >= 4 and {kind for kind, _ in steps} == {"kills", "worlds"}
+    assert f"FAULT: lost\n  repeat: {' '.join(asked[2])}\n" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+def test_a_command_that_is_killed_or_refused_a_call_leaves_a_whole_store(tmp_path: Path) -> None:
+    scene = SCENES["cp"]
+    with stage(tmp_path, built(strikes.SOURCE, tmp_path)) as played:
+        wanted, before = played.whole(scene), played.before(scene)
+        last = strikes.num_calls(played, scene, strikes.CHANGE)
+        assert last > 5
+        for at, action in ((1, strikes.KILL_AFTER), (last, strikes.KILL_BEFORE)):
+            assert strikes.killed(played, scene, [(at, action)], before, wanted) == 1
+        for strike in (("rename", strikes.FAIL, errno.ENOSPC), ("write", strikes.SHORT, 0)):
+            kind, action, value = strike
+            assert strikes.struck(played, scene, (strikes.KINDS[kind], 1, action, value), before, wanted)
+        (tmp_path / "place" / "home" / "names" / "demo" / "latest").write_text("{")
+        with pytest.raises(AssertionError):
+            played.check(tmp_path / "place" / "home")
+
+
+def test_the_page_has_a_table_for_each_of_its_marks() -> None:
+    step = {"kind": "kills", "seed": 1, "step": 0, "commit": "abc", "seconds": 3600, "faults": ["x"]}
+    page = with_tables(PAGE.read_text(encoding="utf-8"), [step | {"counts": {"kills: cp": 1234, "world: visits": 5}}])
+    assert "| kills | 1 | 1.00 | 1 | abc | 1 |" in page and "| cp | 1,234 | 0 | 0 | 0 | 0 |" in page
+    assert "| world: visits | 5 |" in page

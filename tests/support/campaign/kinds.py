@@ -1,0 +1,27 @@
+"""The kinds of steps that a campaign takes by turns, and how much of its time each has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tests.support.campaign.fuzzers import mutations
+from tests.support.campaign.power import power_cuts
+from tests.support.campaign.step import Step
+from tests.support.campaign.strikes import calls, kills
+from tests.support.campaign.world import worlds
+
+
+@dataclass(frozen=True)
+class Kind:
+    step: Step
+    weight: float  # of the campaign's time, beside the others
+
+
+KINDS: Final = {
+    "kills": Kind(kills, 4),
+    "calls": Kind(calls, 3),
+    "power cuts": Kind(power_cuts, 2),
+    "worlds": Kind(worlds, 2),
+    "mutations": Kind(mutations, 2),
+}

@@ -1,0 +1,171 @@
+"""Commands that are killed at an operation on files, or one of whose calls fails, is short, or takes long."""
+
+from __future__ import annotations
+
+import errno
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from tests.support.campaign.scenes import SCENES, Scene, Stage, State, stage
+from tests.support.campaign.step import Done
+from tests.support.faults import forks
+from tests.support.faults.forks import Outcome, told_in_a_line
+from tests.support.faults.native import built
+
+# As in struck_calls.cc.
+KINDS: Final = {"open": 1, "read": 2, "write": 3, "sync": 4, "rename": 5, "other": 6, "map": 7, "connect": 8}
+CHANGE: Final = 9
+FAIL, SHORT, HANG, KILL_BEFORE, KILL_AFTER = range(1, 6)
+_ERRNOS: Final = {
+    "open": (errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOSPC, errno.EINTR, errno.ENOMEM, errno.EROFS, errno.ESTALE),
+    "read": (errno.EIO, errno.EINTR, errno.ENOMEM, errno.ESTALE),
+    "write": (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EINTR, errno.EROFS),
+    "sync": (errno.EIO, errno.ENOSPC, errno.EDQUOT),
+    "rename": (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EXDEV),
+    "other": (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM),
+    "map": (errno.ENOMEM, errno.EAGAIN),
+    "connect": (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH),
+}
+_HANG_MS: Final = 200
+SOURCE: Final = Path(forks.__file__).with_name("struck_calls.cc")
+
+
+def kills(rng: random.Random, folder: Path, seconds: float) -> Done:
+    """A scene that changes something, killed at one change after the other, before it or behind it.
+
+    What the store held is there, no half thing is taken for whole, the same command then ends as if nothing had
+    happened, and what is left can be pruned. Sometimes the second command is killed as well.
+    """
+    name = rng.choice([name for name, scene in SCENES.items() if scene.changes])
+    scene, counts, faults = SCENES[name], Counter[str](), list[str]()
+    with stage(folder, built(SOURCE, folder)) as played:
+        wanted, before = played.whole(scene), played.before(scene)
+        last = num_calls(played, scene, CHANGE)
+        begun = time.monotonic()
+        while not counts or time.monotonic() - begun < seconds:
+            places = [
+                (rng.randint(1, last), rng.choice((KILL_BEFORE, KILL_AFTER))) for _ in range(rng.choice((1, 1, 2)))
+            ]
+            try:
+                counts[f"kills: {name}"] += killed(played, scene, places, before, wanted)
+            except AssertionError as error:
+                faults.append(f"{name}, killed at {places} of {last}: {error}")
+    return Done(counts, faults)
+
+
+def num_calls(played: Stage, scene: Scene, kind: int) -> int:
+    """How many calls of a kind the scene makes."""
+    played.set_up(scene)
+    return played.run(scene, (kind, 0, FAIL, errno.EIO)).calls
+
+
+def killed(played: Stage, scene: Scene, places: list[tuple[int, int]], before: State, wanted: State) -> int:
+    """Returns how many kills there were."""
+    home, killed = played.set_up(scene) / "home", 0
+    for at, action in places:
+        outcome = played.run(scene, (CHANGE, at, action, 0))
+        killed += outcome.code == -signal.SIGKILL
+        assert not outcome.hung, "it hung"
+        if outcome.code not in (0, -signal.SIGKILL):  # the second of two, behind a first that had all but ended
+            assert not scene.repeated and killed, f"code {outcome.code}: {outcome.err}"
+        check_between(played, scene, home, before, wanted)
+    heals(played, scene, wanted)
+    return killed
+
+
+def check_between(played: Stage, scene: Scene, home: Path, before: State, wanted: State) -> State:
+    """What each name holds, which is what it did, or what it is to; and none is lost that is to stay."""
+    between = played.check(home)
+    for name, held in between.items():
+        assert held in (before.get(name), wanted["models"].get(name)), f"{name} holds something between the two"
+    if scene.keeps:
+        lost = before.keys() - between.keys()
+        assert not lost, f"{lost} are lost"
+    return between
+
+
+def heals(played: Stage, scene: Scene, wanted: State) -> None:
+    again = played.run(scene)
+    if again.code != 0 and not scene.repeated:  # what was to be removed has gone
+        wrong = told_in_a_line(again)
+        assert not wrong, f"the same command again: {wrong}: {again.err}"
+        again = Outcome(0, "", "")
+    found = played.state(scene, again)
+    assert found == wanted, f"the same command again ends otherwise: {_difference(found, wanted)}"
+
+
+def _difference(found: State, wanted: State) -> str:
+    parts = {part: (str(found[part])[:300], str(value)[:300]) for part, value in wanted.items() if found[part] != value}
+    if "files" in parts:
+        more, fewer = (
+            sorted(set(a) - set(b)) for a, b in ((found["files"], wanted["files"]), (wanted["files"], found["files"]))
+        )
+        parts["files"] = (f"more: {more[:5]}", f"missing: {fewer[:5]}")
+    return str(parts)
+
+
+def calls(rng: random.Random, folder: Path, seconds: float) -> Done:
+    """One kind of call of a scene, from the first to the last, until the time is over: each in turn fails, or the like.
+
+    Where it fails, the command does without it, or says so in a line; where it is short or takes long, nothing is
+    different. What the store held is there afterwards, and the same command then ends as if nothing had happened.
+    """
+    name = rng.choice(list(SCENES))
+    action = rng.choice((FAIL, FAIL, FAIL, SHORT, HANG))
+    kind = rng.choice(("read", "write") if action == SHORT else [kind for kind in KINDS if kind != "connect"])
+    if name in ("pull from the Hub", "serve") and action != SHORT and rng.random() < 0.3:
+        kind = "connect"
+    scene, counts, faults = SCENES[name], Counter[str](), list[str]()
+    with stage(folder, built(SOURCE, folder)) as played:
+        wanted, before = played.whole(scene), played.before(scene)
+        last = num_calls(played, scene, KINDS[kind])
+        order = rng.sample(range(1, last + 1), last)
+        begun = time.monotonic()
+        for at in order:
+            if counts and time.monotonic() - begun > seconds:
+                break
+            value = _HANG_MS if action == HANG else rng.choice(_ERRNOS[kind])
+            strike = (KINDS[kind], at, action, value)
+            try:
+                counts["beyond us: Python waits for a thread that has not begun"] += not struck(
+                    played, scene, strike, before, wanted
+                )
+            except AssertionError as error:
+                what = errno.errorcode[value] if action == FAIL else {SHORT: "short", HANG: "slow"}[action]
+                faults.append(f"{name}, call {at} of {last} of the kind {kind} ({what}): {error}")
+            counts[f"{ {FAIL: 'failing', SHORT: 'short', HANG: 'slow'}[action] } {kind} calls: {name}"] += 1
+    return Done(+counts, faults)
+
+
+def struck(played: Stage, scene: Scene, strike: tuple[int, int, int, int], before: State, wanted: State) -> bool:
+    """Whether the command came to an end: Python waits for ever for a thread that is refused memory as it begins."""
+    home = played.set_up(scene) / "home"
+    outcome = played.run(scene, strike)
+    if outcome.hung and strike[0] == KINDS["map"] and "in thread started by" in outcome.err:
+        return False
+    assert not outcome.hung, "it hung"
+    worked = outcome.code == 0 and (scene.words[0] != "serve" or outcome.status == 200)
+    if not worked:
+        if strike[2] != FAIL:
+            raise AssertionError(f"it did not work: {outcome}")
+        wrong = _refused(scene, outcome)
+        assert not wrong, f"{wrong}: {outcome}"
+        check_between(played, scene, home, before, wanted)
+    else:
+        found = played.state(scene, outcome)
+        if found != wanted and strike[2] != FAIL:
+            raise AssertionError(f"it ended otherwise: {_difference(found, wanted)}")
+    heals(played, scene, wanted)
+    return True
+
+
+def _refused(scene: Scene, outcome: Outcome) -> str:
+    """What is wrong with how a command has said that it cannot do its work, or ""."""
+    if scene.words[0] == "serve" and outcome.status >= 400 and outcome.code == 0:
+        vague = [word for word in ("unexpected", "report it") if word in outcome.answer + outcome.err]
+        return "Traceback in the log" if "Traceback" in outcome.err else " ".join(vague)
+    return told_in_a_line(outcome)
