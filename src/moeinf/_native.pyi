@@ -152,6 +152,14 @@ def rank_prefetches(
     above at_least. Of equals the lowest key comes first. ValueError for more layers than states.
     """
 
+def replayed_hits(keys: IntArray, sizes: IntArray, resident: IntArray, num_slots: int) -> tuple[int, int]:
+    """What two other caches of num_slots experts would have hit of a routing that has run: LRU, and Belady's bound.
+
+    keys: of the activations, layer * experts + expert, visit behind visit; sizes: how many each visit has. Both begin
+    with the keys `resident`. An activation is a hit where its expert is there when the visit begins. ValueError for
+    sizes that do not add up to the keys, and for no slots.
+    """
+
 def substitute(
     states: npt.NDArray[np.uint8],
     slices: int,

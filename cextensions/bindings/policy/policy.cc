@@ -11,7 +11,9 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "gil.h"
 #include "moeinf/policy/prefetch_rank.h"
+#include "moeinf/policy/replayed_hits.h"
 #include "moeinf/policy/substitutes.h"
 #include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
@@ -96,6 +98,27 @@ nb::tuple ranked(const Likelihood& likelihood, std::int64_t num_layers, double e
   return nb::make_tuple(std::move(ranked.keys), std::move(ranked.priorities));
 }
 
+using Keys = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple replayed(const Keys& keys, const Keys& sizes, const Keys& resident, std::int64_t num_slots) {
+  require(num_slots > 0, "a cache has a slot at least");
+  std::vector<std::size_t> ends{0};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::int64_t size = sizes.data()[i];
+    require(size >= 0 && static_cast<std::size_t>(size) <= keys.size() - ends.back(),
+            "the visits have more keys than there are");
+    ends.push_back(ends.back() + static_cast<std::size_t>(size));
+  }
+  require(ends.back() == keys.size(), "the visits have fewer keys than there are");
+  moeinf::ReplayedHits hits;
+  {
+    const moeinf::GilRelease released;
+    hits = moeinf::replayed_hits(keys.data(), ends, resident.data(), resident.size(),
+                                 static_cast<std::size_t>(num_slots));
+  }
+  return nb::make_tuple(hits.lru, hits.belady);
+}
+
 using Chosen = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple substituted(const States& states, std::int64_t slices, const Chosen& ids,
@@ -127,6 +150,9 @@ void moeinf::bind_policy(nb::module_& m) {
         nb::arg("eps"), nb::arg("states").noconvert(), nb::arg("absent"), nb::arg("first_key"),
         nb::arg("at_least"), nb::arg("count"),
         "Absent experts of the layers ahead, likeliest first: keys and priorities.");
+  m.def("replayed_hits", &replayed, nb::arg("keys").noconvert(), nb::arg("sizes").noconvert(),
+        nb::arg("resident").noconvert(), nb::arg("num_slots"),
+        "Hits of LRU, and of the best possible cache, of a routing that has run.");
   m.def("substitute", &substituted, nb::arg("states").noconvert(), nb::arg("slices"),
         nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("spare_ids").noconvert().none(),
         nb::arg("spare_weights").noconvert().none(), nb::kw_only(), nb::arg("keeps_sum"),

@@ -66,7 +66,9 @@ def _summary(rows: Sequence[Row]) -> list[str]:
         rates = ", ".join(f"{'cold' if row['cold'] else 'warm'} {row['avg_ts']:.2f}" for row in of_kind)
         hits = ", ".join(f"{100 * row['expert_hit_rate']:.1f}%" for row in of_kind)
         approx = _behind(of_kind[0]["approx"]) if kind == "tg" and of_kind else ""  # prompts are exact
-        lines += [f"{verb} {of_kind[0]['test'][2:]}: {rates} tokens/s; expert hits {hits}{approx}"] if of_kind else []
+        if of_kind:
+            lines.append(f"{verb} {of_kind[0]['test'][2:]}: {rates} tokens/s; expert hits {hits}{approx}")
+            lines += _others(of_kind[-1])
     for row in rows:
         if row["parallel"]:
             rates = f"{row['avg_ts']:.2f} tokens/s together, {row['each_ts']:.2f} each"
@@ -75,6 +77,14 @@ def _summary(rows: Sequence[Row]) -> list[str]:
                 f"{_behind(row['approx'])}"
             )
     return lines
+
+
+def _others(row: Row) -> list[str]:
+    """What other caches would have hit; nothing where that is not known."""
+    if row["lru_hit_rate"] is None or row["best_hit_rate"] is None:
+        return []
+    cold = "cold" if row["cold"] else "warm"
+    return [f"caches as large, {cold}: LRU {row['lru_hit_rate']:.1%}, the best possible {row['best_hit_rate']:.1%}"]
 
 
 def _as_markdown(rows: Sequence[Row]) -> str:

@@ -53,6 +53,9 @@ COLUMNS: Mapping[str, str] = {
     "ttft_ms": "time to the first token, median",
     "itl_ms": "time between two tokens: median, 90th and 99th percentile",
     "expert_hit_rate": "share of activations (token, layer, choice) whose expert was in the cache",
+    "lru_hit_rate": "what an LRU cache of as many experts would have hit of the same decoding, from the same "
+    "beginning; null where that is not known",
+    "best_hit_rate": "the same of the cache that knows what comes (Belady), than which none hits more",
     "hits": "activations whose expert was in the cache",
     "misses": "the other activations",
     "late_hits": "of the misses, those whose expert was already on its way",

@@ -25,6 +25,8 @@ _HEADER: Final = (
     "from - to",
     "p50 ms",
     "hit",
+    "LRU",
+    "best",
     "late",
     "wasted",
     "stall ms",
@@ -33,7 +35,8 @@ _HEADER: Final = (
 _LEGEND: Final = (
     "Decode, the fastest first: the median request of two runs, the second in the reverse order, and the slowest and\n"
     "fastest. late: activations whose expert was on its way; wasted: prefetches that were not used; stall ms: waited\n"
-    "for experts; MiB: read of them; all four for a token."
+    "for experts; MiB: read of them; all four for a token. LRU, best: what an LRU cache of as many experts would have\n"
+    "hit of the same tokens, and the best one possible, which knows what comes (Belady), from the same beginning."
 )
 
 
@@ -136,8 +139,16 @@ def _cells(group: Sequence[Row]) -> list[str]:
         f"{min(rates):.2f} - {max(rates):.2f}",
         f"{statistics.fmean(each['itl_ms']['p50'] for each in group):.1f}",
         f"{100 * sum(each['hits'] for each in group) / max(1, activations):.1f}%",
+        _mean_percent([each["lru_hit_rate"] for each in group]),
+        _mean_percent([each["best_hit_rate"] for each in group]),
         f"{a_token('late_hits'):.1f}",
         f"{a_token('prefetches_wasted'):.1f}",
         f"{1000 * a_token('stall_s'):.1f}",
         f"{statistics.fmean(each['bytes_per_token'] for each in group) / 2**20:.2f}",
     ]
+
+
+def _mean_percent(rates: Sequence[float | None]) -> str:
+    """Of two runs, which have the same requests; "-" where it is not known of both."""
+    known = [rate for rate in rates if rate is not None]
+    return f"{100 * statistics.fmean(known):.1f}%" if known and len(known) == len(rates) else "-"

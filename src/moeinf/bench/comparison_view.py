@@ -14,7 +14,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.runtime.prefetch import MEASURED, prefetch_text
 from moeinf.terminal.screen import can_draw, table
 
-_LEAST_WIDTHS: Final = (6, 9, 5, 7, 17, 6, 6, 4, 6, 8, 7)  # of the columns, before their rows are known
+_LEAST_WIDTHS: Final = (6, 9, 5, 7, 17, 6, 6, 6, 6, 4, 6, 8, 7)  # of the columns, before their rows are known
 _LONGEST_NAME: Final = len("decayed-lfu")  # of a policy that a configuration leaves to the model
 
 

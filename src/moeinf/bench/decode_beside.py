@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.engine.speed.weight_bytes import token_bytes
 from moeinf.engine.stored.outline import outline_of
 from moeinf.hardware import peak_rss_bytes
+from moeinf.runtime.cache.stats import DecodeStats
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.loop import Forced, Timing, generate
 from moeinf.sampling.step_queue import Steps
@@ -80,7 +81,7 @@ def decode_beside(model: Model, passages: Sequence[Passage]) -> GenerationStats:
             stats.token_s.append(time.perf_counter() - began)
         profiler.lap("other")
         now = profiler.snapshot()
-        stats.decode_cache = runner.stats.since(before)
+        stats.decode_cache = DecodeStats(**asdict(runner.stats.since(before)))
         stats.decode_laps = {name: now[name] - laps.get(name, 0.0) for name in now}
         runner.tier.end_request()
     stats.generated_tokens, stats.peak.rss = len(stats.token_s) * len(passages), peak_rss_bytes()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from moeinf import __version__
 from moeinf.bench.decode_beside import byte_gain, decode_beside
@@ -33,7 +33,7 @@ from moeinf.forecast.bandwidth import memory_bytes_per_s
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
 from moeinf.pull.mtp_layer import ensure_draft
-from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats, DecodeStats
 from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.runtime.prefetch import MEASURED
 from moeinf.store.files import drop_cached, errors_named
@@ -319,6 +319,7 @@ def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str, coun
         "ttft_ms": round(statistics.median(s.prompt_s for s in stats) * 1e3, 1),
         "itl_ms": {} if prefill else {f"p{p}": round(_percentile(latencies, p), 2) for p in (50, 90, 99)},
         "expert_hit_rate": round(cache.hit_rate, 4),
+        **_others(() if prefill else [s.decode_cache for s in stats]),
         "hits": cache.hits,
         "misses": cache.misses,
         "late_hits": cache.late_hits,
@@ -335,6 +336,22 @@ def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str, coun
         "memory_share": _share(used, setting["memory_gb_per_s"]),
         "peak_rss_bytes": max(s.peak.rss for s in stats),
         "profile_ms": {} if prefill else _profile(stats),
+    }
+
+
+class _Others(TypedDict):
+    lru_hit_rate: float | None
+    best_hit_rate: float | None
+
+
+def _others(decoded: Sequence[DecodeStats]) -> _Others:
+    """What other caches would have hit, where that is known of every request."""
+    compared = sum(each.compared for each in decoded)
+    if not all(each.compared for each in decoded) or not compared:
+        return {"lru_hit_rate": None, "best_hit_rate": None}
+    return {
+        "lru_hit_rate": round(sum(each.lru_hits for each in decoded) / compared, 4),
+        "best_hit_rate": round(sum(each.best_hits for each in decoded) / compared, 4),
     }
 
 

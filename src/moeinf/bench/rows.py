@@ -70,6 +70,8 @@ class Row(Setting):
     ttft_ms: float
     itl_ms: dict[str, float]
     expert_hit_rate: float
+    lru_hit_rate: float | None
+    best_hit_rate: float | None
     hits: int
     misses: int
     late_hits: int

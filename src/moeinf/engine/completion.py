@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats, DecodeStats
 from moeinf.sampling.cached_tokens import Source
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.logprobs import ChosenToken
@@ -93,7 +93,7 @@ class GenerationStats:
     token_s: list[float] = field(default_factory=list)  # each token after the first
     total_s: float = 0.0  # all of it, load_s included
     prefill_cache: CacheStats = field(default_factory=CacheStats)
-    decode_cache: CacheStats = field(default_factory=CacheStats)
+    decode_cache: DecodeStats = field(default_factory=DecodeStats)
     decode_laps: dict[str, float] = field(default_factory=dict)  # where the time of the decode steps went, by name
     peak: PeakMemory = field(default_factory=PeakMemory)
     drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -45,6 +45,7 @@ from moeinf.models.mtp import MODEL_TYPE, MtpDecoder
 from moeinf.prefixes.prefix_opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore, beside
 from moeinf.runtime.activity import Activity
+from moeinf.runtime.decode_routing import DecodeRouting
 from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.policy.policy_trace import RequestRecorder
@@ -244,12 +245,13 @@ def _listeners(
         )
     recorder = RequestRecorder(weights.manifest.moe, activations.add)
     trace = _trace(weights, config, reporting.notify)
-    return Listeners(recorder, Profiler(), DiskWait(reporting.on_slow_disk), reporting.notify, trace)
+    routing = None if config.compute.workers else DecodeRouting(weights.manifest.moe)
+    return Listeners(recorder, Profiler(), DiskWait(reporting.on_slow_disk), reporting.notify, trace, routing)
 
 
 def _observation(listeners: Listeners, activations: ActivationFile, activity: Activity | None) -> Observation:
     """A server's models are watched, too: by its page."""
-    watching: tuple[Listener | None, ...] = (listeners.recorder, activity, listeners.trace)
+    watching: tuple[Listener | None, ...] = (listeners.recorder, activity, listeners.trace, listeners.routing)
     observers = [each for each in watching if each is not None]
     return Observation(activations.collection, listeners.profiler, observers)
 

@@ -20,6 +20,8 @@ def figures(stats: GenerationStats) -> JsonObject:
     return {
         "hit_rate": (prefill.hits + decode.hits) / activations if activations else None,
         "decode_hit_rate": decode.hit_rate if decode.activations else None,
+        "lru_hit_rate": decode.lru_hit_rate,
+        "best_hit_rate": decode.best_hit_rate,
         "hits": prefill.hits + decode.hits,
         "misses": prefill.misses + decode.misses,
         "read_bytes": sum(each.demand_bytes + each.prefetch_bytes for each in (prefill, decode)),

@@ -74,8 +74,12 @@ def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tupl
     if moved and decoded and stats.decode_s:
         per_token, per_second = binary_size_text(moved / decoded), binary_size_text(moved / stats.decode_s)
         transfer = f"{per_token}/token, {per_second}/s, {duration_text(cache.stall_s)} stalled"
+    others = ""
+    if cache.lru_hit_rate is not None and cache.best_hit_rate is not None:
+        others = f"LRU {cache.lru_hit_rate:.1%} hit, the best possible {cache.best_hit_rate:.1%}"
     return [
         (f"{what} cache", resident + hits),
+        ("others as large", others),
         (f"{what} transfer", transfer),
         ("memory given back", binary_size_text(given_back) if given_back else ""),
         (  # of the whole process, where the line about the model has what was planned for it

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from moeinf.engine.completion import Completion, CutBy, GenerationStats, Hooks, Made
-from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.stats import DecodeStats
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.text.thinking_text import TemplateFacts, template_variables
@@ -79,7 +79,7 @@ class ScriptedModel:
             generated_tokens=3,
             token_s=[0.5, 0.5],
             total_s=2.5,
-            decode_cache=CacheStats(hits=3, misses=5, demand_bytes=1 << 20),
+            decode_cache=DecodeStats(hits=3, misses=5, demand_bytes=1 << 20),
             made=Made(seed=7),
         )
         self.last = Completion("", [], "length" if self.cut_by else "stop", stats, cut_by=self.cut_by)

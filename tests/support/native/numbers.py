@@ -60,6 +60,17 @@ def _rank_prefetches(world: World) -> Arguments:
     }  # fmt: skip
 
 
+@call(
+    "replayed_hits",
+    "sizes below 0 or that do not add up to the keys, no slots",
+    holds=lambda given, found: 0 <= found[0] <= found[1] <= len(given["keys"]),
+)
+def _replayed_hits(world: World) -> Arguments:
+    keys = world.numbers.integers(0, 12, 30, np.int64)
+    sizes = np.full(15, 2, np.int64)
+    return {"keys": keys, "sizes": sizes, "resident": np.arange(3), "num_slots": world.rng.choice([2, 5, 20])}
+
+
 def _fits(given: Arguments, found: Any) -> bool:
     """Every expert is one of the layer, and as many were changed as is said."""
     ids = given["ids"]

@@ -41,6 +41,8 @@ COLD: Any = {
     "ttft_ms": 812.0,
     "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0},
     "expert_hit_rate": 0.382,
+    "lru_hit_rate": None,
+    "best_hit_rate": None,
     "late_hits": 7,
     "stall_s": 1.25,
     "bytes_per_token": 3 << 20,
@@ -51,6 +53,12 @@ COLD: Any = {
     "profile_ms": {"attention": 3.0, "stall": 1.0},
 }
 ROWS = [COLD, COLD | {"test": "pp128", "cold": False, "itl_ms": {}, "memory_share": 0.0, "profile_ms": {}}]
+
+
+def test_the_summary_tells_what_other_caches_would_have_hit() -> None:
+    rows = [COLD, COLD | {"cold": False, "lru_hit_rate": 0.301, "best_hit_rate": 0.547}]
+    _, summary, *_ = format_rows(rows, "table").split("\n\n")
+    assert summary.splitlines()[-1] == "caches as large, warm: LRU 30.1%, the best possible 54.7%"
 
 
 def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from moeinf.engine.completion import GenerationStats, Hooks, PeakMemory
 from moeinf.engine.disk_wait import DiskWait
+from moeinf.engine.memory.device_plan import DevicePlan
 from moeinf.engine.runner import ModelRunner
 from moeinf.hardware import peak_rss_bytes
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
-from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats, DecodeStats
+from moeinf.runtime.decode_routing import DecodeRouting
 from moeinf.runtime.policy.policy_trace import RequestRecorder
 from moeinf.sampling.loop import Timing
 from moeinf.sampling.step_queue import Interrupted, Seat
@@ -30,6 +32,7 @@ class Listeners:
     disk_wait: DiskWait
     notify: Callable[[str], None]  # told each line once
     trace: TraceRecorder | None = None
+    routing: DecodeRouting | None = None  # None: of no answer is told what other caches would have hit
 
 
 @dataclass(slots=True)
@@ -91,11 +94,22 @@ class RequestMonitor:
             for observer in self._runner.observers:
                 if observer is not self._listeners.recorder:
                     observer.begin(phase)
+        self._compare(phase)
         self._listeners.profiler.restart()
         if phase == "decode" and self._prefill is None:
             counted = self._runner.stats
             self._prefill, self._cache_before = counted.since(self._cache_before), counted
             self._laps_before = self._listeners.profiler.snapshot()
+
+    def _compare(self, phase: Phase) -> None:
+        """Keeps the routing of decode steps, as long as the request runs alone."""
+        routing, runner = self._listeners.routing, self._runner
+        if routing is None or isinstance(runner.plan, DevicePlan):
+            return
+        if not self._seat.alone:
+            routing.give_up()
+        elif phase == "decode" and self._prefill is None:
+            routing.start(runner.tier)
 
     def prefilled(self, done: int, total: int) -> None:
         """Of an encoder-decoder model the encoder input is the prompt: what its decoder begins with is not reported."""
@@ -123,7 +137,9 @@ class RequestMonitor:
             stats.prefill_cache = last
         else:
             profiler.lap("other")
-            stats.prefill_cache, stats.decode_cache = self._prefill, last
+            stats.prefill_cache, stats.decode_cache = self._prefill, DecodeStats(**asdict(last))
+            if self._listeners.routing is not None:
+                self._listeners.routing.tell(stats.decode_cache, self._runner.tier)
             now = profiler.snapshot()
             stats.decode_laps = {name: now[name] - self._laps_before.get(name, 0.0) for name in now}
         stats.cached_tokens, stats.token_s = self.timing.cached_tokens, self.timing.token_s

@@ -49,3 +49,23 @@ class CacheStats:
         return CacheStats(
             **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         )
+
+
+@dataclass(slots=True)
+class DecodeStats(CacheStats):
+    """Those of a request's decoding, and what caches of as many experts would have hit of the same routing.
+
+    All begin with what was resident then.
+    """
+
+    compared: int = 0  # activations that were replayed; 0: none could be
+    lru_hits: int = 0
+    best_hits: int = 0  # of the cache that knows what comes, than which none hits more (Belady)
+
+    @property
+    def lru_hit_rate(self) -> float | None:
+        return self.lru_hits / self.compared if self.compared else None
+
+    @property
+    def best_hit_rate(self) -> float | None:
+        return self.best_hits / self.compared if self.compared else None

@@ -6,14 +6,14 @@ import base64
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from moeinf.config.option import http_options
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks, Made, PeakMemory
 from moeinf.engine.stored.facts import StoredFacts, json_file
 from moeinf.engine.vision.parts import text_alone
 from moeinf.errors import UsageError
-from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats, DecodeStats
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.sampling.speculation.drafts import DraftCounts
 from moeinf.store.library import StoredModel
@@ -176,13 +176,16 @@ def _stats(line: Line) -> GenerationStats:
         generated_tokens=line["eval_count"],
         token_s=[line["eval_duration"] / 1e9 / decoded] * decoded if decoded else [],
         total_s=line["total_duration"] / 1e9,
-        prefill_cache=_cache(told["prefill_cache"]),
-        decode_cache=_cache(told["decode_cache"]),
+        prefill_cache=_cache(CacheStats, told["prefill_cache"]),
+        decode_cache=_cache(DecodeStats, told["decode_cache"]),
         peak=PeakMemory(told["peak_rss_bytes"], told["peak_vram_bytes"]),
         drafts=DraftCounts(told["draft_n"], told["draft_n_accepted"]),
         made=Made(told["seed"], told["approx"]),
     )
 
 
-def _cache(told: JsonMapping) -> CacheStats:
-    return CacheStats(**{each.name: told[each.name] for each in fields(CacheStats)})
+Stats = TypeVar("Stats", bound=CacheStats)
+
+
+def _cache(kind: type[Stats], told: JsonMapping) -> Stats:
+    return kind(**{each.name: told[each.name] for each in fields(kind)})
