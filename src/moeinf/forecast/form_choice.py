@@ -22,10 +22,11 @@ from moeinf.pull.origins import is_here
 from moeinf.pull.steps import free_bytes
 from moeinf.store.library import Library
 from moeinf.store.naming.aliases import alias_of, known_forms, known_sources
-from moeinf.store.naming.catalogue import KnownModel, known_form
+from moeinf.store.naming.catalogue import KnownModel, form_name, known_form
 from moeinf.store.naming.names import DEFAULT_TAG
 from moeinf.store.quantisation import CHOICES
 from moeinf.text.quantities import at_least_text, size_text
+from moeinf.types import JsonObject
 
 LEAST_TOKENS_PER_S: Final = 5.0  # as fast as one reads
 _DISK_SHARE: Final = 0.9  # of what is free, that a form may take
@@ -71,6 +72,28 @@ class Choice:
             why = "the only one"
         form = self.taken.form
         return f"taking {form.tag} of {form.where}, {size_text(form.download_bytes)} to fetch: {why}"
+
+    def to_json(self) -> JsonObject:
+        """What `fit --json` prints, and GET /api/available/NAME answers."""
+        told = {"name": self.name, "taken": self.taken.form.tag, "notes": list(self.found.notes)}
+        return told | {"forms": [self._form(row) for row in self.rows], "disk_free_bytes": self.free_bytes}
+
+    def _form(self, row: FormForecast) -> JsonObject:
+        form = row.form
+        return {
+            "tag": form.tag,
+            "name": form_name(self.name, form.tag),
+            "repository": form.where,
+            "download_bytes": form.download_bytes,
+            "store_bytes": form.store_bytes,
+            "needed_bytes": form.needed_bytes,
+            "bits_per_weight": round(form.bits, 2),
+            "least_memory_bytes": row.least_bytes,
+            "resident_share": round(row.forecast.resident_share, 4) if row.forecast else None,
+            "decode_tokens_per_s": round(row.tokens_per_s, 3) if row.forecast else None,
+            "fits_disk": has_room(form, self.free_bytes),
+            "fault": row.fault,
+        }
 
     def of_tag(self, tag: str) -> FormForecast | None:
         return next((row for row in self.rows if row.form.tag == tag.lower()), None)
@@ -163,16 +186,22 @@ def settled_unasked(
 ) -> tuple[str, PullOptions]:
     """As `settled`, with the usual form. tell: takes a line about it, and about measuring this machine."""
 
+    def decide(choice: Choice) -> Form:
+        tell(f"{choice.name}: {choice.line}")
+        return choice.taken.form
+
+    return settled(reference, options, config, home, rates_here(home, config, tell), decide)
+
+
+def rates_here(home: Path, config: RuntimeConfig, tell: Callable[[str], None]) -> KnownRates:
+    """The rates of this machine, which are measured when they are first asked for. tell: takes lines about that."""
+
     def rates(kinds: Sequence[Kind]) -> Rates:
         from moeinf.forecast.known import known_rates  # loads all that a measurement needs
 
         return known_rates(home, config, tell, kinds=kinds)
 
-    def decide(choice: Choice) -> Form:
-        tell(f"{choice.name}: {choice.line}")
-        return choice.taken.form
-
-    return settled(reference, options, config, home, rates, decide)
+    return rates
 
 
 def has_room(form: Form, free: int) -> bool:

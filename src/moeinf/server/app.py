@@ -23,6 +23,7 @@ from moeinf.server.ollama.errors import error_body as ollama_error
 from moeinf.server.ollama.routes import routes as ollama_routes
 from moeinf.server.openai.errors import error_body as openai_error
 from moeinf.server.openai.routes import routes as openai_routes
+from moeinf.server.page.available_routes import available_routes
 from moeinf.server.page.live import live_route, observed
 from moeinf.server.page.page_routes import page_routes
 from moeinf.server.responses.response_routes import routes as response_routes
@@ -49,7 +50,8 @@ def routes_of(service: Service) -> list[Route]:
         *ollama_routes(service),
         *llama_routes(service),
     ]
-    return [*_own_routes(service), *apis, live_route(lambda: observed(service.worker))]
+    page = [*available_routes(service), live_route(lambda: observed(service.worker))]
+    return [*_own_routes(service), *apis, *page]
 
 
 def plain_paths(app: ASGIApp) -> ASGIApp:

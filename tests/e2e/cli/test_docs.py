@@ -37,7 +37,7 @@ WORDS = {
     "formats.md": 1_700,
     "gpu.md": 700,
     "models.md": 3_000,
-    "page.md": 900,
+    "page.md": 1_000,
     "performance.md": 1_045,
     "prefixes.md": 750,
     "responses.md": 900,

@@ -11,17 +11,14 @@ import pytest
 
 import moeinf
 from moeinf.engine.reporting import Reporting
-from moeinf.engine.speed.rates import Reading
-from moeinf.engine.speed.rates_file import save
 from moeinf.errors import HubError
-from moeinf.forecast import form_choice, known
+from moeinf.forecast import form_choice
 from moeinf.pull.hub.repository import HubRepository
 from moeinf.store.library import Library
 from tests.support.cli.commands import Done
 from tests.support.hub_server import REPO, Hub
-from tests.support.known_models import FILES, NAME, published, write_forms
+from tests.support.known_models import FILES, NAME, keep_rates, published, write_forms
 from tests.support.live_server import live_server
-from tests.support.rates import rates_of_this_machine
 
 Command = Callable[..., Done]
 
@@ -40,11 +37,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(files: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    save(rates_of_this_machine(), home)
-    monkeypatch.setattr(known, "measure", lambda *given: pytest.fail("measured"))
-    monkeypatch.setattr(
-        "moeinf.engine.speed.kept.measure_reading", lambda *given: dict.fromkeys(given[-1], Reading(2e9, 1e9))
-    )
+    keep_rates(home, monkeypatch)
     with published(files, tmp_path, monkeypatch) as served:
         yield served
 

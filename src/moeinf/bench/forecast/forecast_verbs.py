@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,13 +76,13 @@ def fit(
     widths are read is measured the first time that a model has them, in a fraction of a second.
     """
     from moeinf.terminal.forms.choosing import choice_shown
-    from moeinf.terminal.forms.form_table import form_lines, forms_json
+    from moeinf.terminal.forms.form_table import form_lines
 
     asked = PullOptions(quant=quant, token=token)
     model = _foreign_file(model, asked)
     choice = choice_shown(model, asked, config)
     if choice is not None and json:
-        return print(forms_json(choice))
+        return print(dumps(choice.to_json(), indent=2))
     if choice is not None:
         print_fitted("\n".join([*form_lines(choice, "run"), ""]))
     (print if json else print_fitted)(forecast_text(_subject(model, asked, choice), config, as_json=json))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from moeinf.forecast.form_choice import Choice, FormForecast, has_room
 from moeinf.forecast.known_sizes import nearest_mixture
 from moeinf.store.naming.catalogue import form_name
@@ -36,28 +34,6 @@ def _of_dense(choice: Choice) -> list[str]:
         active = count_text(near[1].active_params)
         line += f"; {near[0].name} is about as large, and a token uses {active} weights of it"
     return [line]
-
-
-def forms_json(choice: Choice) -> str:
-    """What `fit --json` prints."""
-    forms = [
-        {
-            "tag": row.form.tag,
-            "repository": row.form.where,
-            "download_bytes": row.form.download_bytes,
-            "store_bytes": row.form.store_bytes,
-            "needed_bytes": row.form.needed_bytes,
-            "bits_per_weight": round(row.form.bits, 2),
-            "least_memory_bytes": row.least_bytes,
-            "resident_share": round(row.forecast.resident_share, 4) if row.forecast else None,
-            "decode_tokens_per_s": round(row.tokens_per_s, 3) if row.forecast else None,
-            "fits_disk": has_room(row.form, choice.free_bytes),
-            "fault": row.fault,
-        }
-        for row in choice.rows
-    ]
-    found = {"name": choice.name, "taken": choice.taken.form.tag, "forms": forms, "notes": choice.found.notes}
-    return json.dumps(found | {"disk_free_bytes": choice.free_bytes}, indent=2)
 
 
 def _row(choice: Choice, row: FormForecast, *, timed: bool) -> list[str]:

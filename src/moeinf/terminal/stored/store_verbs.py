@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,10 +65,11 @@ def _foreign(models: Sequence[StoredModel]) -> list[ForeignModel]:
 
 
 def _list_available(prefix: str, *, as_json: bool) -> None:
-    from moeinf.terminal.stored.available import available_json, available_lines
+    from moeinf.forecast.available import available as available_models
+    from moeinf.terminal.stored.available_table import available_lines
 
     if as_json:
-        print(available_json(store_home(), prefix))
+        print(dumps(available_models(store_home(), prefix), indent=2))
     else:
         print_fitted("\n".join(available_lines(store_home(), prefix)))
 

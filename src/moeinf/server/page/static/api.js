@@ -103,6 +103,29 @@ export async function* chat(question, { gone, request: name }) {
   if (!ended) throw new Error("The connection broke before the answer was whole. Ask again.");
 }
 
+/** The models that have names: objects with name, parameters, bytes_at_4_bits, tokens_per_s and more. */
+export async function availableModels() {
+  return (await (await request("/api/available")).json()).models;
+}
+
+/** The forms in which a model is published, and the one that suits this machine: {forms, taken, notes}. */
+export async function formsOf(name, signal) {
+  return (await request(`/api/available/${encodeURI(name)}`, { signal })).json();
+}
+
+/** Fetches a model; yields {status, total, completed} as it goes on. Aborting `signal` stops it; what is there stays. */
+export async function* pull(model, signal) {
+  let whole = false;
+  for await (const line of lines(await post("/api/pull", { model }, signal))) {
+    if (!line.trim()) continue;
+    const told = JSON.parse(line);
+    if (told.error) throw new Error(told.error);
+    whole ||= told.status === "success";
+    yield told;
+  }
+  if (!whole) throw new Error("The connection broke before the model was whole. Fetch it again: it goes on from there.");
+}
+
 /** Yields what the machine does, twice a second. */
 export async function* live(signal) {
   const response = await request("/api/live", { signal });

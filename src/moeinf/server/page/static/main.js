@@ -5,6 +5,7 @@ import { Attachments } from "./chat/attachments.js";
 import { Conversation } from "./chat/conversation.js";
 import { Messages } from "./chat/messages.js";
 import { Settings } from "./chat/settings.js";
+import { GetModel } from "./get_model.js";
 import { ChatList } from "./kept/chat_list.js";
 import * as store from "./kept/store.js";
 import { Machine } from "./machine/machine.js";
@@ -16,6 +17,7 @@ const SHOWN = "moeinf-conversation"; // of this tab, so that it comes back after
 const prompt = byId("prompt");
 
 const models = new Models({ onChange: () => showBusy(), onKeyNeeded: askForKey, welcome });
+new GetModel({ onFetched: () => models.fill({ newest: true }), onKeyNeeded: askForKey });
 const messages = new Messages(byId("messages"), byId("conversation"), {
   again() {
     conversation.regenerate();

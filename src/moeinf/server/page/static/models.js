@@ -32,15 +32,18 @@ export class Models {
     return { model: model.value, think: thinks, sees: this.abilities.sees };
   }
 
-  async fill() {
+  /** newest: chooses the one that has come. */
+  async fill({ newest = false } = {}) {
     try {
+      const before = new Set([...model.options].map((option) => option.value));
       const [names, loaded] = await Promise.all([modelNames(), loadedNames()]);
+      const come = newest ? names.find((name) => !before.has(name)) : undefined;
+      if (come) localStorage.setItem(STORED, come);
       const stored = localStorage.getItem(STORED);
       model.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
       model.value = [stored, loaded[0], names[0]].find((name) => names.includes(name)) ?? "";
-      if (!names.length) {
-        this.#ports.welcome("No model is stored yet. In a terminal, moeinf pull demo brings a small one.");
-      }
+      if (!names.length) this.#ports.welcome("No model is stored yet: Get a model, above, fetches one.");
+      else if (newest) this.#ports.welcome("The model runs on this machine, and nothing you write leaves it.");
       await this.#showAbilities();
     } catch (error) {
       if (error instanceof KeyNeeded) this.#ports.onKeyNeeded();
