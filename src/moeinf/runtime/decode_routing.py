@@ -12,7 +12,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.types import IntArray, MoeShape
 
-MOST_ACTIVATIONS: Final = 4 << 20  # of a request: 16 MB; of a longer one nothing is told
+MOST_ACTIVATIONS: Final = 1 << 19  # of a request, replayed in some tenths of a second; of a longer one nothing is told
 _AT_ONCE: Final = 4096  # routings that are kept apart
 
 
