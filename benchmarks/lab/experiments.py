@@ -15,7 +15,7 @@ import numpy as np
 
 from moeinf.bench.simulation.quality import QualityMeter
 from moeinf.bench.simulation.replay import drive
-from moeinf.bench.simulation.run import SimulatedRun
+from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing
 from moeinf.bench.simulation.simulate import Simulated, policies_of, simulate, slots_of
 from moeinf.bench.simulation.simulation_plan import plan_of
 from moeinf.config.simulate_options import SimulateOptions
@@ -25,6 +25,7 @@ from moeinf.runtime.policy.policy_protocol import Listener, Predictor
 from moeinf.runtime.policy.policy_trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.policy.predictors import EamcPredictor, make_predictor
 from moeinf.runtime.policy.priority import EPS
+from moeinf.runtime.prefetch import NO_ADMISSION, prefetch_text
 from moeinf.traces.clusters import cluster_requests
 from moeinf.traces.statistics import request_matrices
 from moeinf.traces.trace import Trace, cut, load_trace
@@ -48,6 +49,10 @@ class Subject:
     few_tokens: int | None = 1200  # where much is compared
     timed_tokens: int | None = 800  # where a clock runs
 
+    def timing(self, link: float, compute_us: float) -> Timing:
+        """link: GB/s. compute_us: of a layer, beside reads."""
+        return Timing(self.expert_bytes / (link * 1e9), compute_us * 1e-6)
+
     def trace(self) -> Trace:
         return load_trace(self.folder, self.few_tokens)
 
@@ -66,9 +71,11 @@ def hit_rates(subject: Subject) -> list[Row]:
     return [_cell_row(cell) for cell in simulated.cells]
 
 
-def times(subject: Subject, link: float, compute_us: float, policies: str, predictors: str) -> list[Row]:
+def times(
+    subject: Subject, link: float, compute_us: float, policies: str, predictors: str, admission: str | None = None
+) -> list[Row]:
     """Time a token on one link against cache size, with look-ahead drawn as good as published."""
-    simulated = _timed(subject, link, compute_us, policies, predictors)
+    simulated = _timed(subject, link, compute_us, policies, predictors, admission)
     return [_cell_row(cell) | {"ms_a_token": cell.main.token_s * 1e3} for cell in simulated.cells]
 
 
@@ -153,26 +160,29 @@ def _paper_row(
     }
 
 
-def recovery(subject: Subject) -> list[Row]:
+def recovery(subject: Subject, timing: Timing) -> list[Row]:
     """After a change of workload: hits of each request, beside those of a run that had the new workload all the time.
 
     The workloads are the two clusters of the requests' activation matrices that lie farthest apart (k-means, k = 2):
-    a harder change than another data set. Share of the experts that are resident: 20 %.
+    a harder change than another data set. Share of the experts that are resident: 20 %. The paper's policy runs with
+    its prefetch, too, for which the machine takes time.
     """
     trace = subject.beginnings()
     first, second = _two_workloads(trace)
     num_before, num_after = (min(len(part) // divisor, 60) for part, divisor in ((first, 1), (second, 2)))
     evaluated = second[-num_after:]
     rows = []
-    for name in ("lru", "lfu", "paper", "next-use"):
+    kinds = (*((name, UNTIMED) for name in ("lru", "lfu", "paper", "next-use")), ("paper", timing))
+    for name, clock in kinds:
         changed, steady = (
-            _request_hits(trace, [*before[:num_before], *evaluated], name)[-num_after:]
+            _request_hits(trace, [*before[:num_before], *evaluated], name, clock)[-num_after:]
             for before in (first, second[:-num_after])
         )
         behind = np.array(steady) - np.array(changed)
         rows.append(
             {
                 "policy": name,
+                "prefetch": clock != UNTIMED,
                 "requests": num_after,
                 "steady": float(np.mean(steady)),
                 "behind": behind.tolist(),
@@ -196,14 +206,17 @@ def _two_workloads(trace: Trace) -> tuple[list[int], list[int]]:
     return parts[1], parts[0]
 
 
-def _request_hits(trace: Trace, requests: Sequence[int], policy_name: str) -> list[float]:
-    """The hit rate of each of these requests, in this order, at 20 % resident."""
+def _request_hits(trace: Trace, requests: Sequence[int], policy_name: str, timing: Timing) -> list[float]:
+    """The hit rate of each of these requests, in this order, at 20 % resident; with the paper's prefetch if timed."""
     shape = trace.shape
     collection = ActivationCollection(shape)
     slots = slots_of(shape, 20)
     (policy,) = policies_of(policy_name, trace, [slots], collection)
-    run = SimulatedRun(shape, slots, policy)
     observers: list[Listener] = [RequestRecorder(shape, collection.add), policy]
+    predictor = None if timing == UNTIMED else EamcPredictor(collection)
+    if predictor is not None:
+        observers.append(predictor)
+    run = SimulatedRun(shape, slots, policy, predictor, timing, admission=NO_ADMISSION)
     return [_hits_of(trace, request, run, observers) for request in requests]
 
 
@@ -309,11 +322,14 @@ def _read_ahead(predictor: Predictor | None, layer: int, tokens: int, num_expert
     return 1 - (1 - np.minimum(likelihood[0], 1.0)) ** tokens > 0.3
 
 
-def _timed(subject: Subject, link: float, compute_us: float, policies: str, predictors: str) -> Simulated:
+def _timed(
+    subject: Subject, link: float, compute_us: float, policies: str, predictors: str, admission: str | None
+) -> Simulated:
     options = SimulateOptions(
         cache="10,20,35,50",
         policy=policies,
         predictor=predictors,
+        admission=admission,
         link=link,
         compute=compute_us,
         expert_bytes=str(subject.expert_bytes),
@@ -330,7 +346,7 @@ def _cell_row(cell: Any) -> Row:
     ended = stats.prefetches_used + stats.prefetches_wasted
     return {
         "policy": cell.policy,
-        "predictor": cell.predictor,
+        "prefetch": prefetch_text(cell.predictor, cell.admission),
         "share": cell.share,
         "hits": cell.hit_rate,
         "stall_share": stats.stall_s / cell.main.seconds if cell.main.seconds else None,

@@ -73,7 +73,7 @@ def policies_in_time(lab: Path) -> str:
 
 
 def predictors_in_time(lab: Path) -> str:
-    return _times(results_of(lab, "predictors-in-time"), "predictor")
+    return _times(results_of(lab, "predictors-in-time"), "prefetch")
 
 
 def _times(results: Results, by: str) -> str:
@@ -130,12 +130,46 @@ def recovery(lab: Path) -> str:
             means = [percent(sum(part) / len(part)) for part in (behind[:1], behind[:5], behind[5:20])]
             after = row["recovered_after"]
             lines.append(
-                [NAMES[trace], f"`{row['policy']}`", percent(row["steady"]), *means, f"{after} of {row['requests']}"]
+                [NAMES[trace], _recovering(row), percent(row["steady"]), *means, f"{after} of {row['requests']}"]
             )
     return table(
         ["trace", "policy", "hits without a change", "behind: first request", "first 5", "6 to 20", "recovered after"],
         lines,
     )
+
+
+def _recovering(row: Row) -> str:
+    return f"`{row['policy']}`" + (", with its prefetch" if row["prefetch"] else "")
+
+
+def claims_in_time(lab: Path) -> str:
+    lines = [
+        [NAMES[trace], row["varied"], percent(row["hits"]), percent(row["used"], 0), f"{row['ms_a_token']:.1f}"]
+        for trace, rows in results_of(lab, "claims-in-time").items()
+        for row in rows
+    ]
+    return table(["trace", "the paper's system with", "hits", "used of what was read ahead", "ms a token"], lines)
+
+
+def bounds(lab: Path) -> str:
+    lines = []
+    for trace, rows in results_of(lab, "bounds").items():
+        worst, best = (rows[at]["hits"]["20"] for at in (0, -1))
+        for row in rows:
+            closed = (row["hits"]["20"] - worst) / (best - worst) if best > worst else None
+            lines.append([NAMES[trace], row["told"], *map(percent, row["hits"].values()), percent(closed, 0)])
+    shares = [f"{share} %" for share in next(iter(results_of(lab, "bounds").values()))[0]["hits"]]
+    return table(["trace", "what is known", *shares, "of the way at 20 %"], lines)
+
+
+def bounds_in_time(lab: Path) -> str:
+    lines = []
+    for trace, rows in results_of(lab, "bounds-in-time").items():
+        for row in rows:
+            times = [f"{ms:.1f}" for ms in row["ms_a_token"].values()]
+            lines.append([NAMES[trace], f"{row['link']:g}", row["known"], *times])
+    shares = [f"{share} %" for share in next(iter(results_of(lab, "bounds-in-time").values()))[0]["ms_a_token"]]
+    return table(["trace", "GB/s", "what is known", *shares], lines)
 
 
 def warm_start(lab: Path) -> str:
@@ -173,6 +207,9 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "predictions-of-many": predictions_of_many,
     "capacity": capacity,
     "sensitivity": sensitivity,
+    "claims-in-time": claims_in_time,
+    "bounds": bounds,
+    "bounds-in-time": bounds_in_time,
     "recovery": recovery,
     "warm-start": warm_start,
     "prefill-guess": prefill_guess,
@@ -196,7 +233,7 @@ def draw_all(lab: Path) -> None:
         lab,
         "predictors-in-time",
         "ms a token",
-        lambda rows: _by_share(_of_disk(rows), "predictor", "ms_a_token", 1),
+        lambda rows: _by_share(_of_disk(rows), "prefetch", "ms_a_token", 1),
         log_y=True,
     )
     _draw(lab, "capacity", "% (hits at 20 % resident; recall)", _by_capacity, x="requests kept", log=True)
@@ -233,7 +270,7 @@ def _by_request(rows: list[Row]) -> Lines:
     for row in rows:
         behind = row["behind"]
         means = [100 * sum(behind[at : at + 5]) / 5 for at in range(len(behind) - 4)]
-        lines[row["policy"]] = ([float(at) for at in range(len(means))], means)
+        lines[_recovering(row).replace("`", "")] = ([float(at) for at in range(len(means))], means)
     return lines
 
 

@@ -18,18 +18,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import bounds
 import experiments
+import paper_whole
 from experiments import Row, Subject
 
 from moeinf.hardware import cpu_name
+from moeinf.traces.guesses import LookAheadQuality
+from moeinf.traces.trace import load_trace
 
 EXPERT_BYTES: Final = {
     "deepseek-v2-lite-chat": 4_866_048,  # 3 x 2048 x 1408 weights in q4_k
     "gpt-oss-20b": 13_219_200,  # 3 x 2880 x 2880 in mxfp4
     "qwen3-30b-a3b-short": 2_654_208,  # 3 x 2048 x 768 in q4_k
 }
-LINKS: Final = (2.5, 12.0)  # GB/s: a disk; a bus to a GPU
+BUS: Final = 12.0  # GB/s, to a GPU
+LINKS: Final = (2.5, BUS)  # the first is a disk
 COMPUTE_US: Final = 500.0  # of a layer
+UNFILTERED: Final = "eamc"  # what is replayed without admission, too
+BOUND_TOKENS: Final = 2000
+BOUND_TOKENS_IN_TIME: Final = 300
 CACHED: Final = "lru,lfu,paper,next-use,belady"
 EXPERIMENTS: Final[Mapping[str, Callable[[Subject], list[Row]]]] = {
     "hit-rates": experiments.hit_rates,
@@ -41,18 +49,40 @@ EXPERIMENTS: Final[Mapping[str, Callable[[Subject], list[Row]]]] = {
     "predictors-in-time": lambda subject: [
         row | {"link": link}
         for link in LINKS
-        for row in experiments.times(subject, link, COMPUTE_US, "next-use", "all")
+        for row in [
+            *experiments.times(subject, link, COMPUTE_US, "next-use", "all"),
+            *experiments.times(subject, link, COMPUTE_US, "next-use", UNFILTERED, "none"),
+        ]
+    ],
+    "claims-in-time": lambda subject: paper_whole.claims_in_time(subject, subject.timing(BUS, COMPUTE_US)),
+    "bounds": lambda subject: bounds.of_eviction(load_trace(subject.folder, BOUND_TOKENS)),
+    "bounds-in-time": lambda subject: [
+        row | {"link": link}
+        for link in LINKS
+        for row in bounds.of_prefetch(
+            load_trace(subject.folder, BOUND_TOKENS_IN_TIME),
+            subject.timing(link, COMPUTE_US),
+            LookAheadQuality(experiments.LOOK_AHEAD, experiments.LOOK_AHEAD, experiments.CONFIDENCE),
+        )
     ],
     "predictions": experiments.predictions,
     "predictions-of-many": experiments.predictions_of_many,
     "capacity": experiments.capacities,
     "sensitivity": experiments.sensitivity,
-    "recovery": experiments.recovery,
+    "recovery": lambda subject: experiments.recovery(subject, subject.timing(BUS, COMPUTE_US)),
     "warm-start": experiments.warm_start,
     "prefill-guess": experiments.prefill_guess,
 }
 FEW_REQUESTS: Final = 20  # below these, what is learned from past requests cannot be measured
-OF_REQUESTS: Final = ("predictions-of-many", "capacity", "recovery", "warm-start", "prefill-guess", "sensitivity")
+OF_REQUESTS: Final = (
+    "predictions-of-many",
+    "capacity",
+    "recovery",
+    "warm-start",
+    "prefill-guess",
+    "sensitivity",
+    "claims-in-time",
+)
 
 
 def main() -> None:
