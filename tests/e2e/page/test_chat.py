@@ -249,7 +249,7 @@ def test_a_new_chat_forgets(browser: Browser, server: PageServer) -> None:
 def test_no_model_says_what_to_do(browser: Browser, server: PageServer) -> None:
     server.models = ()
     browser.load(server.url)
-    browser.wait(lambda: "moeinf pull demo" in browser.text("#welcome-text"))
+    browser.wait(lambda: "Get a model" in browser.text("#welcome-text"))
     browser.find("#prompt").send_keys("Anybody?")
     assert not browser.find("#send").is_enabled()
 
