@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tests.support.campaign.executions import covered
 from tests.support.campaign.fuzzers import mutations
 from tests.support.campaign.power import power_cuts
 from tests.support.campaign.step import Step
@@ -24,4 +25,5 @@ KINDS: Final = {
     "power cuts": Kind(power_cuts, 2),
     "worlds": Kind(worlds, 2),
     "mutations": Kind(mutations, 2),
+    "executions": Kind(covered, 2),
 }
