@@ -82,9 +82,9 @@ def compare(
     quiet: Quiet = False,
     config: RuntimeConfig,
 ) -> None:
-    """Say how far models are from another, such as what was quantised from its checkpoint.
+    """Say how far models are from another, by what they make of a text.
 
-    Each reads the same text, one after the other, on the CPU: perplexity, the KL divergence of the distributions of
+    They may be what was quantised from a checkpoint, beside it. Each reads the same text, one after the other, on the CPU: perplexity, the KL divergence of the distributions of
     each next token, how often the likeliest is the same, and how far states are off behind each layer. `show` tells
     afterwards what was found.
     """
