@@ -82,7 +82,7 @@ def compare(
     quiet: Quiet = False,
     config: RuntimeConfig,
 ) -> None:
-    """Say how far models are from another, by what they make of a text.
+    """Say how far models are from another, on a text.
 
     They may be what was quantised from a checkpoint, beside it. Each reads the same text, one after the other, on the CPU: perplexity, the KL divergence of the distributions of
     each next token, how often the likeliest is the same, and how far states are off behind each layer. `show` tells
