@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
+.PHONY: demo test quality fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
   pythons pythons-ends gpu-test gpu-compile ranks-test long-test clean
 
 demo: $(RUNS)
@@ -105,6 +105,17 @@ $(RANDOM_FILE): | $(RUNS)
 	$(BIN)/python benchmarks/peers/gguf_files/random_gguf.py benchmarks/peers/gguf_files/qwen3-30b-a3b.json $@.part Q4_K_M \
 	  --layers 4 --vocab 151936
 	mv $@.part $@
+
+# How far each format is from a checkpoint, as docs/formats.md has it: stores CHECKPOINT in all of them, and compares them
+# and FILES (GGUF files of the same model) with it on TEXT. Of a model of 5.7 GB it takes hours on two cores.
+QUALITY_FORMATS ?= q8_0 q6_k q5_k q4_k iq4_xs q3_k q2_k
+QUALITY_TOKENS ?= 1536
+quality: $(READY)
+	@test -n "$(CHECKPOINT)" -a -n "$(TEXT)" || { echo "give CHECKPOINT=FOLDER and TEXT=FILE"; exit 2; }
+	$(BIN)/moeinf pull "$(CHECKPOINT)" --name quality:whole
+	for format in $(QUALITY_FORMATS); do $(BIN)/moeinf pull "$(CHECKPOINT)" --quant $$format --name quality || exit 1; done
+	$(BIN)/moeinf compare quality:whole $(addprefix quality:,$(QUALITY_FORMATS)) $(FILES) --text "$(TEXT)" \
+	  --tokens $(QUALITY_TOKENS)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples

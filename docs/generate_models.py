@@ -9,7 +9,6 @@ test checks that all of them are current.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from functools import cache
@@ -27,6 +26,15 @@ from moeinf.models.refused import REFUSED
 from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
 from moeinf.store.naming.catalogue import catalogue
+from moeinf.store.quantisation import (
+    KEEP,
+    SMALL,
+    DenseTensor,
+    FormatPlan,
+    Quantisation,
+    dense_tensors_of,
+    expert_formats,
+)
 from moeinf.types import Format, TensorPlan, format_bytes
 
 MODELS = """\
@@ -89,8 +97,6 @@ SECTION = re.compile(r"^## (\S+)\n\n([^,\n]+?)\.?(?:,|\n)", re.MULTILINE)  # a f
 DETAILS = Path(__file__).parent / "reference" / "families.md"
 PARITY = Path(__file__).parent / "parity.json"
 PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
-DENSE_FORMAT: Format = "q4_k"
-HEAD_FORMAT: Format = "q8_0"
 
 
 def models(configs: Path) -> str:
@@ -197,14 +203,13 @@ def _resident(small: Footprint, gigabytes: int) -> str:
 def _bytes_at_4_bits(path: Path) -> int:
     """Of all weights as they are stored."""
     family, small = at_4_bits(path)
-    dense = family.tensors.dense
-    lookups = sum(2 * math.prod(dense[name]) for name in family.tensors.lookups if name in dense)
-    return small.moe.total_experts * small.layout.stride_bytes + _dense_bytes(family.tensors) + lookups
+    dense = sum(format_bytes(tensor.format, tensor.shape) for tensor in _dense(family.tensors).values())
+    return small.moe.total_experts * small.layout.stride_bytes + dense
 
 
 def _sizes(path: Path) -> str:
     family, small = at_4_bits(path)
-    moe, published = small.moe, _layout(family.tensors, "bf16")
+    moe, published = small.moe, _layout(family.tensors, KEEP)
     cells = [
         path.parent.name,
         family.name,
@@ -220,40 +225,29 @@ def at_4_bits(path: Path) -> tuple[Family, Footprint]:
     """The family of this config.json, and what the model takes."""
     family = family_of(json.loads(path.read_text()))
     plan = family.tensors
-    small = _layout(plan, "q4_k")
+    small = _layout(plan, SMALL)
     return family, Footprint(family.info("bf16"), plan.moe, small, _dense_bytes(plan), family.workspace)
 
 
-def _layout(plan: TensorPlan, format: Format) -> Any:
-    return expert_layout([(name, _format_of(shape, format), shape) for name, shape in plan.parts.items()])
+def _layout(plan: TensorPlan, wanted: Quantisation) -> Any:
+    sources: dict[str, Format] = dict.fromkeys(plan.parts, "bf16")
+    formats = expert_formats(plan, wanted.experts, sources, FormatPlan())
+    return expert_layout([(name, formats[name], shape) for name, shape in plan.parts.items()])
 
 
-def _format_of(shape: tuple[int, ...], format: Format) -> Format:
-    """What a tensor of this shape is stored as where `format` is asked for."""
-    if len(shape) == 1:
-        return "bf16"
-    choices: tuple[Format, ...] = (format, "q5_0")
-    for choice in choices:
-        try:
-            format_bytes(choice, shape)
-        except ValueError:
-            continue
-        return choice
-    return "bf16"
+def _dense(plan: TensorPlan) -> dict[str, DenseTensor]:
+    """The tensors of the dense file as they are stored."""
+    return dense_tensors_of(plan, SMALL, dict.fromkeys(plan.dense, "bf16"), FormatPlan())
 
 
 def _dense_bytes(plan: TensorPlan) -> int:
-    """Of the weights that lie in memory: matrices at 4 bits, the head at 8, the rest as published."""
-    head = plan.head[0] if plan.head else ""
-    total = 0
-    for name, shape in plan.dense.items():
-        if name == head:
-            total += format_bytes(HEAD_FORMAT, shape)
-        elif name in plan.matrices:
-            total += format_bytes(_format_of(shape, DENSE_FORMAT), shape)
-        elif name not in plan.lookups:
-            total += 2 * math.prod(shape)
-    return total
+    """Of the weights that lie in memory: all but embeddings of which only rows are looked up."""
+    tied = plan.head is not None and plan.head[0] in plan.lookups
+    return sum(
+        format_bytes(tensor.format, tensor.shape)
+        for name, tensor in _dense(plan).items()
+        if name not in plan.lookups or (tied and plan.head is not None and name == plan.head[0])
+    )
 
 
 def _mib(num_bytes: int) -> str:

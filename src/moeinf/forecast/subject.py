@@ -55,7 +55,7 @@ def subject_of(
     outline = outline_of_headers(headers.config, headers.generation, headers.manifest, headers.dense)
     smaller = None
     if quant is None and headers.manifest.in_place is None:
-        small = read_headers(reference, PullOptions(quant=SMALL.dense, token=token), home=home)
+        small = read_headers(reference, PullOptions(quant=SMALL.tag, token=token), home=home)
         smaller = outline_of_headers(small.config, small.generation, small.manifest, small.dense)
     return Subject(reference, outline, headers.store_bytes, False, {}, smaller=smaller)
 

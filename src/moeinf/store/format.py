@@ -82,6 +82,11 @@ def is_table(tensor: str) -> bool:
     return ".ngram_embedding." in tensor
 
 
+def is_head(tensor: str) -> bool:
+    """Whether a dense tensor is the matrix that makes logits, under the name that it is stored under if quantised."""
+    return tensor.split(".")[0] == "lm_head"
+
+
 def shard_file(layer: int) -> str:
     return f"experts-{layer:05d}.bin"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from moeinf.store.format import is_head
 from moeinf.store.manifest import Manifest
 
 
@@ -14,8 +15,8 @@ def formats_text(manifest: Manifest) -> str:
     dense = {name: blocks.format for name, blocks in manifest.formats.dense.items()}
     if not dense and experts == manifest.info.dtype:
         return experts
-    head = [f"{format} head" for name, format in dense.items() if _is_head(name)]
-    rest = mixed(format for name, format in dense.items() if not _is_head(name))
+    head = [f"{format} head" for name, format in dense.items() if is_head(name)]
+    rest = mixed(format for name, format in dense.items() if not is_head(name))
     return ", ".join([f"{experts} experts", f"{rest or manifest.info.dtype} dense", *head])
 
 
@@ -28,7 +29,3 @@ def expert_formats(manifest: Manifest) -> str:
 def mixed(formats: Iterable[str]) -> str:
     """Joins the names of formats, the most frequent first."""
     return "/".join(format for format, _ in Counter(formats).most_common())
-
-
-def _is_head(name: str) -> bool:
-    return name.split(".")[0] == "lm_head"

@@ -18,7 +18,7 @@ from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, BlockTensor, is_quantised, round_up, shard_file
 from moeinf.store.placed.places import InPlace, parse_in_place
 from moeinf.store.placed.scales import NO_SCALES, Scales, parse_scales
-from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
+from moeinf.store.quantisation import DENSE_CHOICES, EXPERT_CHOICES, KEEP, DenseChoice, ExpertChoice, Quantisation
 from moeinf.types import (
     BLOCK_ALIGN_BYTES,
     TENSOR_ALIGN_BYTES,
@@ -338,14 +338,15 @@ def _parse_formats(root: CheckedObject) -> StoredFormats:
 
 def _parse_quantisation(item: CheckedObject) -> tuple[Quantisation, tuple[str, ...]]:
     choices = {name: item.text(name) for name in ("experts", "dense")}
-    for name, value in choices.items():
-        if value not in CHOICES:
-            raise item.error(name, f"is {value[:100]!r}; known: {', '.join(CHOICES)}")
+    known_ones: tuple[tuple[str, ...], ...] = (EXPERT_CHOICES, DENSE_CHOICES)
+    for (name, value), known in zip(choices.items(), known_ones, strict=True):
+        if value not in known:
+            raise item.error(name, f"is {value[:100]!r}; known: {', '.join(known)}")
     fallbacks = item.take("fallbacks", list)
     if not all(type(line) is str and line.isprintable() for line in fallbacks):
         raise item.error("fallbacks", "is not a list of lines")
     item.nothing_else()
-    return Quantisation(cast(Choice, choices["experts"]), cast(Choice, choices["dense"])), tuple(fallbacks)
+    return Quantisation(cast(ExpertChoice, choices["experts"]), cast(DenseChoice, choices["dense"])), tuple(fallbacks)
 
 
 def _parse_blocks(item: CheckedObject) -> BlockTensor:

@@ -12,9 +12,20 @@ from moeinf.types import FORMAT_BLOCKS, Format, TensorPlan
 Choice = Literal[
     "keep", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs", "q3_k", "q2_k", "mxfp4"
 ]
+Mixture = Literal["q5_k_m", "q4_k_m", "q3_k_m", "q2_k_m"]  # of experts, which --quant means by a name
+ExpertChoice = Literal[Choice, Mixture, "fitted"]  # fitted: each part of each layer in its own, to have a size
+DenseChoice = Literal[Choice, "more", "fitted"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
-# 8 bits even where the rest has 4: logits come from this matrix, and it is read only once a token.
-_HEAD_FORMAT: Literal["q8_0"] = "q8_0"
+EXPERT_CHOICES: tuple[ExpertChoice, ...] = get_args(ExpertChoice)
+DENSE_CHOICES: tuple[DenseChoice, ...] = get_args(DenseChoice)
+# What --quant makes of experts: gate and up in the format of that name, down in the next one. An error there goes into
+# the sum of all layers as it is, while one of gate and up is damped by the other. All layers alike: slots are equal.
+_MIXTURES: Mapping[Choice, Mixture] = {"q5_k": "q5_k_m", "q4_k": "q4_k_m", "q3_k": "q3_k_m", "q2_k": "q2_k_m"}
+_PARTS: Mapping[ExpertChoice, tuple[Choice, Choice]] = {  # of gate and up, and of down
+    "q5_k_m": ("q5_k", "q6_k"), "q4_k_m": ("q4_k", "q5_k"), "q3_k_m": ("q3_k", "q4_k"), "q2_k_m": ("q2_k", "q3_k"),
+}  # fmt: skip
+# 8 bits for the matrix that makes logits, which are what is sampled from, and for embeddings.
+_HEAD_FORMAT: Choice = "q8_0"
 # Where rows are no whole number of blocks of 256, never to one that loses more. Dense matrices are few bytes of a
 # model: 8 bits. Experts are nearly all of it: the next of the formats with blocks of 32, as in llama.cpp's files.
 _FALLBACKS: Mapping[Format, Format] = {
@@ -24,33 +35,50 @@ _FALLBACKS: Mapping[Format, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """The formats that experts and dense matrices are to be stored in; `keep` is the format of the source."""
+    """The formats that experts and dense matrices are to be stored in; `keep` is the format of the source.
 
-    experts: Choice = "keep"
-    dense: Choice = "keep"
+    experts: of all parts, or a mixture (`q4_k_m`). dense: of all matrices, or `more`: 8 bits, and where there are no
+    experts, so that dense matrices are a third of a model, 6.
+    """
+
+    experts: ExpertChoice = "keep"
+    dense: DenseChoice = "keep"
 
     @property
     def tag(self) -> str:
-        """`q4_k`, or `q4_k-q8_0` where experts and dense differ."""
-        return self.experts if self.experts == self.dense else f"{self.experts}-{self.dense}"
+        """`q4_k` where it is what --quant means by that, else `q4_k-q8_0`."""
+        if self == FITTED:
+            return "fitted"
+        return next((name for name in CHOICES if _named(name) == self), f"{self.experts}-{self.dense}")
 
     def of(self, state: str) -> str:
         """Extends a fingerprint or locator of a source, so that different choices give different texts."""
-        return state if self == KEEP else f"{state} as {self.tag}"
+        both = self.experts if self.experts == self.dense else f"{self.experts}-{self.dense}"
+        return state if self == KEEP else f"{state} as {both}"
+
+
+def _named(name: Choice) -> Quantisation:
+    """What --quant means by a name."""
+    return Quantisation(_MIXTURES.get(name, name), name if name in ("keep", "q8_0") else "more")
 
 
 KEEP = Quantisation()
-SMALL = Quantisation("q4_k", "q4_k")  # what is offered to whoever is about to store all bits of a model
+FITTED = Quantisation("fitted", "fitted")
+SMALL = Quantisation("q4_k_m", "more")  # what is offered to whoever is about to store all bits of a model
 
 
 def chosen(quant: str | None, experts: str | None = None, dense: str | None = None) -> Quantisation | None:
-    """Returns the choice of --quant and of the options that override it; None without any. Raises UsageError."""
+    """Returns the choice of --quant and of the options that override it; None without any. Raises UsageError.
+
+    --quant means what files of that name are elsewhere: a mixture. The other two mean their formats and no others.
+    """
     for option, value in (("--quant", quant), ("--quant-experts", experts), ("--quant-dense", dense)):
         if value is not None and value not in CHOICES:
             raise UsageError(f"unknown {option} {value[:100]!r}; known: {', '.join(CHOICES)}")
     if quant is experts is dense is None:
         return None
-    return Quantisation(cast(Choice, experts or quant or "keep"), cast(Choice, dense or quant or "keep"))
+    mixture = _named(cast(Choice, quant or "keep"))
+    return Quantisation(cast(ExpertChoice, experts or mixture.experts), cast(DenseChoice, dense or mixture.dense))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +138,18 @@ def _listed(kind: str, names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} {kind} tensors"
 
 
+def _parts(wanted: ExpertChoice) -> tuple[Choice, Choice]:
+    """Of gate and up, and of down."""
+    return _PARTS[wanted] if wanted in _PARTS else (cast(Choice, wanted), cast(Choice, wanted))
+
+
 def expert_formats(
-    plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
+    plan: TensorPlan, wanted: ExpertChoice, sources: Mapping[str, Format], formats: FormatPlan
 ) -> dict[str, Format]:
     """Returns the format of each part of an expert. Biases stay as they are in the source."""
+    others, down = _parts(wanted)
     return {
-        part: formats.fit("expert", f"expert {part}", wanted, shape[-1], sources[part])
+        part: formats.fit("expert", f"expert {part}", down if part == "down" else others, shape[-1], sources[part])
         if len(shape) > 1
         else sources[part]
         for part, shape in plan.parts.items()
@@ -123,23 +157,28 @@ def expert_formats(
 
 
 def dense_tensors_of(
-    plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
+    plan: TensorPlan, asked: Quantisation, sources: Mapping[str, Format], formats: FormatPlan
 ) -> dict[str, DenseTensor]:
     """Returns every tensor of the dense file by its stored name. sources: the formats where none is wanted."""
+    if asked.dense == "more":
+        wanted: Choice = "q6_k" if plan.moe.dense else "q8_0"
+        of_tables, _ = _parts(asked.experts)  # as large as all experts, or larger
+    else:
+        wanted = of_tables = cast(Choice, asked.dense)
+    kinds: dict[str, Choice] = {name: of_tables if name in plan.lookups else wanted for name in plan.matrices}
+    if wanted != "keep":
+        kinds = dict.fromkeys(plan.lookups, _HEAD_FORMAT) | kinds
     dense = {
-        name: DenseTensor(
-            name,
-            formats.fit("dense", name, wanted if name in plan.matrices else "keep", shape[-1], sources[name]),
-            shape,
-        )
+        name: DenseTensor(name, formats.fit("dense", name, kinds.get(name, "keep"), shape[-1], sources[name]), shape)
         for name, shape in plan.dense.items()
     }
     if wanted != "keep" and plan.head is not None:
         source, stored = plan.head
         shape = plan.dense[source]
-        head = formats.fit("dense", stored, _HEAD_FORMAT, shape[-1], sources[source])
-        if head == _HEAD_FORMAT:
-            if source not in plan.lookups:  # else it is an embedding, which stays as it is
-                del dense[source]
-            dense[stored] = DenseTensor(source, head, shape)
+        if dense[source].format != _HEAD_FORMAT:  # else the embedding that it is tied to is in that format, too
+            head = formats.fit("dense", stored, _HEAD_FORMAT, shape[-1], sources[source])
+            if head == _HEAD_FORMAT:
+                if source not in plan.lookups:
+                    del dense[source]
+                dense[stored] = DenseTensor(source, head, shape)
     return dense

@@ -34,7 +34,7 @@ WORDS = {
     "batch.md": 700,
     "benchmarks.md": 700,
     "first-minutes.md": 920,
-    "formats.md": 1_700,
+    "formats.md": 1_980,
     "gpu.md": 700,
     "models.md": 3_000,
     "page.md": 1_000,

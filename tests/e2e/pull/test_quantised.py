@@ -36,6 +36,8 @@ from tests.support.tiny_models import all_configs
 INSTEAD: dict[Format, Format] = {
     "q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "iq4_xs": "iq4_nl", "q3_k": "iq4_nl", "q2_k": "iq4_nl",
 }  # fmt: skip
+# What --quant makes of `down`.
+DOWN: dict[Format, Format] = {"q5_k": "q6_k", "q4_k": "q5_k", "q3_k": "q4_k", "q2_k": "q3_k"}
 # Whole blocks of any format.
 WIDE = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 512, "num_experts": 4}
 ODD = CONFIG | {"hidden_size": 96, "moe_intermediate_size": 40, "num_experts": 4}  # no q4_k; down fits no block at all
@@ -57,7 +59,9 @@ def stored_as(wanted: Format | None, tensor: Tensor, instead: Format | None = No
     return source, raw.tobytes()
 
 
-def check_experts(model: StoredModel, tensors: dict[str, Tensor], wanted: Format | None) -> None:
+def check_experts(
+    model: StoredModel, tensors: dict[str, Tensor], wanted: Format | None, down: Format | None = None
+) -> None:
     layout = model.manifest.layout
     for layer, path in enumerate(model.shard_paths):
         data = path.read_bytes()
@@ -65,7 +69,7 @@ def check_experts(model: StoredModel, tensors: dict[str, Tensor], wanted: Format
             block = bytearray(layout.stride_bytes)
             for spec in layout.tensors:
                 source = tensors[f"model.layers.{layer}.mlp.experts.{expert}.{spec.name}_proj.weight"]
-                format, blocks = stored_as(wanted, source)
+                format, blocks = stored_as(down or wanted if spec.name == "down" else wanted, source)
                 assert (spec.dtype, spec.num_bytes) == (format, len(blocks))
                 block[spec.offset_bytes : spec.offset_bytes + spec.num_bytes] = blocks
             assert data[expert * layout.stride_bytes :][: layout.stride_bytes] == block
@@ -79,13 +83,16 @@ def dense_of(model: StoredModel) -> dict[str, tuple[Format, bytes]]:
     }
 
 
-def wanted_dense(tensors: dict[str, Tensor], wanted: Format | None, head: str) -> dict[str, tuple[Format, bytes]]:
-    dense = {
-        name: stored_as(wanted if name.endswith("_proj.weight") else None, tensor, "q8_0")
+def wanted_dense(
+    tensors: dict[str, Tensor], wanted: Format | None, tied: bool = False
+) -> dict[str, tuple[Format, bytes]]:
+    """Matrices as wanted, the head and the embedding in 8 bits, and one of both where they are the same."""
+    ends = {"_proj.weight": wanted} | ({"embed_tokens.weight": "q8_0", "lm_head.weight": "q8_0"} if wanted else {})
+    return {
+        name: stored_as(next((format for end, format in ends.items() if name.endswith(end)), None), tensor, "q8_0")
         for name, tensor in tensors.items()
-        if ".experts." not in name
+        if ".experts." not in name and not (tied and name == "lm_head.weight")
     }
-    return dense | ({"lm_head.weight": stored_as("q8_0", tensors[head])} if wanted else {})
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +108,8 @@ def test_blocks_are_those_of_the_source_in_every_format(format: Format, config: 
         str(write_checkpoint(tmp_path / "c", tensors, config)), PullOptions(quant=format), home=tmp_path / "home"
     )
     assert model.name == f"c:{format}" and verify(model) == []
-    check_experts(model, tensors, format)
-    assert dense_of(model) == wanted_dense(tensors, format, "lm_head.weight")
+    check_experts(model, tensors, format, DOWN.get(format))
+    assert dense_of(model) == wanted_dense(tensors, "q8_0")
     assert bool(model.manifest.formats.fallbacks) == (config is ODD)
 
 
@@ -111,20 +118,30 @@ def test_fused_experts_and_wider_elements_give_the_blocks_of_their_values(dtype:
     tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(WIDE).items()}
     checkpoint = write_checkpoint(tmp_path / "c", fused(tensors, WIDE), WIDE)
     model = pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
-    check_experts(model, tensors, "q4_k")
-    assert dense_of(model) == wanted_dense(tensors, "q4_k", "lm_head.weight")
+    check_experts(model, tensors, "q4_k", "q5_k")
+    assert dense_of(model) == wanted_dense(tensors, "q8_0")
 
 
-def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["q4_k", "q3_k"])
+def test_options_that_name_experts_or_the_rest_mean_no_mixture(format: Format, wide: Path, tmp_path: Path) -> None:
+    tensors = random_tensors(WIDE)
+    options = PullOptions(quant_experts=format, quant_dense=format)
+    model = pull(str(wide), options, home=tmp_path / "home")
+    assert model.name == f"wide:{format}-{format}"
+    check_experts(model, tensors, format)
+    assert dense_of(model) == wanted_dense(tensors, format)
+
+
+def test_a_head_that_is_tied_is_the_embedding_in_8_bits(tmp_path: Path) -> None:
     config = WIDE | {"tie_word_embeddings": True}
     tensors = random_tensors(config)
     checkpoint = write_checkpoint(tmp_path / "c", tensors, config)
     model = pull(str(checkpoint), PullOptions(quant_dense="iq4_nl"), home=tmp_path / "home")
     assert "lm_head.weight" not in tensors and model.name == "c:keep-iq4_nl"
     check_experts(model, tensors, None)
-    assert dense_of(model) == wanted_dense(tensors, "iq4_nl", "model.embed_tokens.weight")
+    assert dense_of(model) == wanted_dense(tensors, "iq4_nl", tied=True)
     plain = pull(str(checkpoint), PullOptions(quant_experts="q8_0"), home=tmp_path / "home")
-    assert dense_of(plain) == wanted_dense(tensors, None, "")
+    assert dense_of(plain) == wanted_dense(tensors, None, tied=True)
 
 
 class Greedy:
@@ -163,7 +180,7 @@ def test_neither_threads_nor_the_size_of_reads_change_a_byte(threads: int, wide:
         ("mine", "keep", None, "mine:latest"),
         ("mine", "q4_0", None, "mine:q4_0"),
         ("mine:v2", "q4_0", None, "mine:v2"),
-        ("mine", "q4_k", "q8_0", "mine:q4_k-q8_0"),
+        ("mine", "q4_k", "q8_0", "mine:q4_k_m-q8_0"),
     ],
 )
 def test_the_format_that_is_asked_for_is_the_tag_of_a_name_without_one(
@@ -188,7 +205,7 @@ def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(
     assert pull("c:q4_0", home=home).id == small.id
     write_checkpoint(checkpoint, random_tensors(WIDE, seed=4), WIDE)
     updated = pull("c:q4_0", home=home)
-    assert updated.id != small.id and updated.manifest.formats.asked == Quantisation("q4_0", "q4_0")
+    assert updated.id != small.id and updated.manifest.formats.asked == Quantisation("q4_0", "more")
     assert pull("mine:q4_0", home=home).id == updated.id and pull("c", home=home).manifest.formats.dense == {}
     other = pull("c:q4_0", PullOptions(quant="keep"), home=home)
     assert other.name == "c:latest" and other.id == Library(home).find("c").id
@@ -269,8 +286,8 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     assert plan.fallbacks[:2] == (
         "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as q5_0, 5.5 bits a "
         "weight instead of 4.5",
-        "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16, 16 bits a weight instead of "
-        "4.5",
+        "expert down: rows of 40 are no whole number of q5_k blocks (256); stored as bf16, 16 bits a weight instead of "
+        "5.5",
     )
     again = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     assert isinstance(again, PullPlan) and again.up_to_date and again.needed_bytes == 0

@@ -12,8 +12,13 @@ from moeinf.types import FORMAT_BLOCKS, Format
 @pytest.mark.parametrize(
     ("given", "wanted", "tag"),
     [
-        (("q4_k", None, None), Quantisation("q4_k", "q4_k"), "q4_k"),
-        (("q4_k", None, "q8_0"), Quantisation("q4_k", "q8_0"), "q4_k-q8_0"),
+        (("q4_k", None, None), Quantisation("q4_k_m", "more"), "q4_k"),
+        (("q6_k", None, None), Quantisation("q6_k", "more"), "q6_k"),
+        (("q4_k", None, "q8_0"), Quantisation("q4_k_m", "q8_0"), "q4_k_m-q8_0"),
+        (("q6_k", "q4_k", None), Quantisation("q4_k", "more"), "q4_k-more"),
+        (("q8_0", None, None), Quantisation("q8_0", "q8_0"), "q8_0"),
+        (("q8_0", "q4_k", None), Quantisation("q4_k", "q8_0"), "q4_k-q8_0"),
+        ((None, "q4_k", "q4_k"), Quantisation("q4_k", "q4_k"), "q4_k-q4_k"),
         ((None, "mxfp4", None), Quantisation("mxfp4", "keep"), "mxfp4-keep"),
         (("q8_0", "keep", None), Quantisation("keep", "q8_0"), "keep-q8_0"),
         (("keep", None, None), KEEP, "keep"),

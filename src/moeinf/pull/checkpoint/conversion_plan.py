@@ -122,7 +122,7 @@ def plan_conversion(
     layout = expert_layout([(part, parts[part], shape) for part, shape in plan.parts.items()])
     dtypes = {name: tensors.dtype(name) for name in plan.dense}
     sources = dtypes | {name: tensors.format(name) or dtypes[name] for name in plan.matrices & plan.dense.keys()}
-    dense = dense_tensors_of(plan, quantisation.dense, sources, formats)
+    dense = dense_tensors_of(plan, quantisation, sources, formats)
     head, specs = dense_header({name: (tensor.format, tensor.shape) for name, tensor in dense.items()})
     ahead = KeptFile.of(tensors, [name for name in tensors.names() if _is_kept_ahead(plan, name)])
     seen_by, blind = _vision_names(plan, tensors)

@@ -15,7 +15,7 @@ from moeinf.store.files import errors_named, make_folders, parse_json_object, re
 from moeinf.store.manifest import ModelSource, parse_source
 from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name, written
 from moeinf.store.processes.locks import Lock, TakenError, is_taken, take
-from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
+from moeinf.store.quantisation import DENSE_CHOICES, EXPERT_CHOICES, KEEP, Quantisation
 from moeinf.types import JsonMapping, JsonObject
 
 JOURNAL_FILE = "journal.json"
@@ -99,7 +99,9 @@ def _parse_asked(values: JsonMapping, where: str) -> PulledAs:
     name, source, formats = (values.get(key) for key in ("label", "source", "quantisation"))
     if not (isinstance(name, str) and isinstance(source, dict) and isinstance(formats, dict)):
         raise ValueError("not the journal of a pull")
-    if formats.keys() != {"experts", "dense"} or not all(value in CHOICES for value in formats.values()):
+    if formats.keys() != {"experts", "dense"}:
+        raise ValueError("no formats of a pull")
+    if formats["experts"] not in EXPERT_CHOICES or formats["dense"] not in DENSE_CHOICES:
         raise ValueError("formats that are not known")
     adapter = values.get("adapter")
     if not isinstance(adapter, dict | None):

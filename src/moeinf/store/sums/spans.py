@@ -14,7 +14,7 @@ import numpy as np
 from moeinf._native import crc32c, crc32c_units
 from moeinf.errors import StoreError
 from moeinf.store.dense import dense_tensors, fault_of
-from moeinf.store.format import DENSE_FILE, VISION_FILE, is_quantised, is_table
+from moeinf.store.format import DENSE_FILE, VISION_FILE, is_head, is_quantised, is_table
 from moeinf.store.spread.file_parts import OpenParts, Rest, opened
 from moeinf.threads import mapped
 from moeinf.types import ExpertLayout, ModelInfo, SumRun, TensorSpec, block_of
@@ -165,6 +165,8 @@ def _unit_bytes(span: Span, start: int, num_bytes: int, spec: TensorSpec | None)
         row_bytes = num_bytes // spec.shape[0]
         return min(num_bytes, max(1, _TABLE_UNIT_BYTES // row_bytes) * row_bytes)
     rows = spec is not None and len(spec.shape) == 2 and spec.shape[0] == span.num_rows
-    if spec is None or not rows or is_quantised(spec.dtype) or num_bytes > span.num_rows * _CHUNK_BYTES:
+    # Of a quantised matrix that makes logits no rows are looked up: the embedding lies beside it.
+    whole = spec is not None and is_quantised(spec.dtype) and is_head(spec.name)
+    if spec is None or not rows or whole or num_bytes > span.num_rows * _CHUNK_BYTES:
         return num_bytes
     return num_bytes // span.num_rows
