@@ -24,6 +24,7 @@ from moeinf.bench.forecast.forecast_verbs import doctor, fit, planned_text, stor
 from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
 from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
+from moeinf.config.fit_options import FitOptions, fits
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.errors import MoeinfError, OutputError, UsageError, of_the_machine
@@ -161,14 +162,21 @@ def pull(
     ],
     *,
     options: PullOptions,
+    fit_options: FitOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
     quiet: Quiet = False,
     yes: Yes = False,
 ) -> None:
     """Fetch and convert a model, or go on where that stopped. GGUF files are used as they are.
 
-    Of a name that moeinf knows, the form is fetched that suits this machine; a tag or --quant takes another.
+    Of a name that moeinf knows, the form is fetched that suits this machine; a tag or --quant takes another. --size and
+    --quant with a number of bits choose the format of each part by what it costs, which is measured: the checkpoint is
+    stored as it is first, and read once for every six parts.
     """
+    if fits(options.quant, fit_options):
+        from moeinf.bench.divergence.fit_pull import fit_pull
+
+        return fit_pull(source, options, fit_options, dry_run=dry_run, quiet=quiet)
     from moeinf.foreign.adopting import adopted, meant
     from moeinf.pull.pull import plan_pull
     from moeinf.pull.pull import pull as install

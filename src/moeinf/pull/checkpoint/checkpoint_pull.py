@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from moeinf.errors import CheckpointError, DiskSpaceError
+from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
 from moeinf.pull.checkpoint.checkpoint_sizes import Sizes
 from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.pull.checkpoint.convert import convert_shard, create_files, read_bytes
@@ -25,7 +25,7 @@ from moeinf.store.format import Header, read_header
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest, ModelSource
 from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
-from moeinf.store.quantisation import KEEP, SMALL, Quantisation
+from moeinf.store.quantisation import FITTED, KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files, token_kinds_of
@@ -41,6 +41,8 @@ class CheckpointPull:
     def __init__(self, task: PullTask, source: Source) -> None:
         task.require(*self.TAKES)
         quantisation, origin = task.quantisation, task.origin
+        if quantisation == FITTED:
+            raise UsageError(f"{task.name} was fitted to a size; pull its checkpoint again with --size or --quant BITS")
         self._library, self._name, self._origin, self._quantisation = task.library, task.name, origin, quantisation
         self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
         self._progress, self._options, self._portions = task.progress, task.options, task.portions

@@ -69,7 +69,7 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
     finally:
         for file in files:
             file.close()
-    shards, dense, vision, checksums = _read_back(manifest, layers, formats, folder, advance)
+    shards, dense, vision, checksums = read_back(manifest, layers, formats, folder, advance)
     own = replace(
         manifest,
         layout=slot_layout(layers),
@@ -166,7 +166,7 @@ def _undo(place: DensePlace) -> Undo:
     return parse_undo(list(place.undo), place.name)
 
 
-def _read_back(
+def read_back(
     manifest: Manifest, layers: Sequence[ExpertLayout], formats: Formats, folder: Path, advance: Advance
 ) -> tuple[tuple[ShardEntry, ...], FileEntry, FileEntry | None, bytes]:
     """Reads what was written for its checksums. Raises CheckpointError for a scale that is no number."""

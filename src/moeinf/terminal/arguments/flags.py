@@ -12,6 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
 from moeinf.config.bench_options import BenchOptions
 from moeinf.config.compare_options import CompareOptions
+from moeinf.config.fit_options import FitOptions
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import Kind, Option, options
 from moeinf.config.pull_options import PullOptions
@@ -26,7 +27,7 @@ SamplingOptions = Annotated[dict[str, object], SamplingParams]
 
 _GROUPS = (
     *(RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions),
-    *(BatchOptions, BenchOptions, CompareOptions, SimulateOptions, GuessOptions),
+    *(BatchOptions, BenchOptions, CompareOptions, FitOptions, SimulateOptions, GuessOptions),
 )
 _FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
     "bool": bool | None,

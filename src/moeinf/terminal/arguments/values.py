@@ -10,6 +10,7 @@ from moeinf.config.batch_options import BatchOptions
 from moeinf.config.bench_options import BenchOptions
 from moeinf.config.compare_options import CompareOptions
 from moeinf.config.environment import history_wanted, variables_set, with_environment
+from moeinf.config.fit_options import FitOptions
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import http_options, options
 from moeinf.config.pull_options import PullOptions
@@ -39,6 +40,7 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         ServerOptions: server_options,
         BatchOptions: lambda given: BatchOptions(**given),  # type: ignore[arg-type]
         BenchOptions: lambda given: BenchOptions(**given),  # type: ignore[arg-type]
+        FitOptions: lambda given: FitOptions(**given),  # type: ignore[arg-type]
         CompareOptions: lambda given: CompareOptions(**given),  # type: ignore[arg-type]
         SimulateOptions: lambda given: SimulateOptions(**given),  # type: ignore[arg-type]
         GuessOptions: lambda given: GuessOptions(**given),  # type: ignore[arg-type]

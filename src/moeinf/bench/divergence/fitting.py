@@ -1,0 +1,129 @@
+"""Chooses the format of each part of a model so that it has a size and diverges least, and stores it so."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from moeinf.bench.divergence.sensitivity import Part, ends_of, measured, parts_of
+from moeinf.config import RuntimeConfig
+from moeinf.config.compare_options import CompareOptions
+from moeinf.engine.reporting import Reporting
+from moeinf.errors import UsageError
+from moeinf.pull.events import PullProgress
+from moeinf.pull.refit import Place, check_whole, refit, store_bytes
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.processes.partials import partial_folder, pull_lock
+from moeinf.text.quantities import size_text
+from moeinf.types import Format
+
+Chosen = dict[str, Format]  # by the name of a part
+
+
+def fitted(
+    stored: StoredModel,
+    most_bytes: int,
+    name: str,
+    text: str,
+    options: CompareOptions,
+    config: RuntimeConfig,
+    reporting: Reporting,
+    progress: PullProgress,
+) -> StoredModel:
+    """Publishes the model under another name, with at most so many bytes of weights and the least divergence.
+
+    Raises UsageError for a model that is quantised already, and where its smallest formats are too large.
+    """
+    check_whole(stored)
+    parts, ends = parts_of(stored), ends_of(stored)
+    least = store_bytes(stored, _recipe(parts, {part.name: part.formats[0] for part in parts}, ends))
+    if least > most_bytes:
+        bits = 8 * least / stored.manifest.info.num_params
+        raise UsageError(
+            f"{stored.name} cannot be stored in {size_text(most_bytes)}: its smallest formats take {size_text(least)}, "
+            f"{bits:.2f} bits a weight; give that much, or take a smaller model"
+        )
+    losses = measured(stored, parts, text, options, config, reporting)
+    costs = [_costs(part, loss) for part, loss in zip(parts, losses, strict=True)]
+    formats, room = chosen(parts, costs, most_bytes), most_bytes
+    while (num_bytes := store_bytes(stored, _recipe(parts, formats, ends))) > most_bytes:  # headers and borders, too
+        room -= num_bytes - most_bytes
+        formats = chosen(parts, costs, room)
+    told = _lines(stored, parts, formats, costs, num_bytes, options)
+    for line in told:
+        reporting.notify(line)
+    folder = partial_folder(stored.home, f"{stored.id} fitted as {name}")
+    with pull_lock(folder, name, progress.note):
+        try:
+            recipe = _recipe(parts, formats, ends)
+            return refit(stored, recipe, told, Library(stored.home), folder / "model", name, progress)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def chosen(parts: Sequence[Part], costs: Sequence[Mapping[Format, float]], most_bytes: int) -> Chosen:
+    """The format of each part, for the least sum of costs within so many bytes of all parts.
+
+    From the smallest formats on, the step is taken that saves most for each byte, of those that there is room for:
+    steps are those between formats with which no mixture of two others can compete.
+    """
+    found = {part.name: part.formats[0] for part in parts}
+    left = most_bytes - sum(part.num_bytes[part.formats[0]] for part in parts)
+    steps: list[tuple[float, int, int, Format, Format]] = []
+    for number, (part, cost) in enumerate(zip(parts, costs, strict=True)):
+        at = part.formats[0]
+        while (step := _next(part, cost, at)) is not None:
+            steps.append((-step[0], number, len(steps), at, step[1]))
+            at = step[1]
+    for _, number, _, at, to in sorted(steps):
+        part = parts[number]
+        more = part.num_bytes[to] - part.num_bytes[at]
+        if found[part.name] == at and more <= left:
+            found[part.name] = to
+            left -= more
+    return found
+
+
+def _next(part: Part, cost: Mapping[Format, float], at: Format) -> tuple[float, Format] | None:
+    """The larger format that saves most for each byte against `at`, and how much; None where none saves anything."""
+    gains = [
+        ((cost[at] - cost[to]) / (part.num_bytes[to] - part.num_bytes[at]), to)
+        for to in part.formats
+        if part.num_bytes[to] > part.num_bytes[at] and cost[to] < cost[at]
+    ]
+    return max(gains, key=lambda each: (each[0], part.num_bytes[each[1]])) if gains else None
+
+
+def _costs(part: Part, loss: float) -> dict[Format, float]:
+    """The divergence that each format costs. loss: that of the one which was tried."""
+    tried = part.errors[part.tried]
+    return {format: loss * part.errors[format] / tried if tried else 0.0 for format in part.formats}
+
+
+def _recipe(parts: Sequence[Part], formats: Chosen, ends: Mapping[Place, Format]) -> dict[Place, Format]:
+    return {place: formats[part.name] for part in parts for place in part.places} | dict(ends)
+
+
+def _lines(
+    stored: StoredModel,
+    parts: Sequence[Part],
+    formats: Chosen,
+    costs: Sequence[Mapping[Format, float]],
+    num_bytes: int,
+    options: CompareOptions,
+) -> list[str]:
+    """What was chosen, and by what, for `pull` and `show`."""
+    bits = 8 * num_bytes / stored.manifest.info.num_params
+    cost = sum(cost[formats[part.name]] for part, cost in zip(parts, costs, strict=True))
+    where = options.text or "the text that comes along"
+    by_part: defaultdict[str, list[str]] = defaultdict(list)
+    for part in parts:
+        layers, _, word = part.name.partition(": ")
+        by_part[f"{word} in {formats[part.name]}"].append(layers.partition(" ")[2])
+    kinds = [f"{kind} (layers {', '.join(layers)})" for kind, layers in sorted(by_part.items())]
+    return [
+        f"{size_text(num_bytes)} of weights, {bits:.2f} bits each, chosen by the divergence that each part alone has "
+        f"on {where}; {cost:.4f} nats between them, as far as they add up",
+        *kinds,
+    ]

@@ -1,0 +1,178 @@
+"""Measures what each part of a model may lose: the divergence when it alone is rounded, all else as it was.
+
+A part is gate, up or down of the experts of a few neighbouring layers, or all matrices beside the experts. Each is
+rounded to one format and measured; what other formats would cost follows from that: for small errors the divergence
+grows with the square of the error that the weights get, which is computed for each format on a sample of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from moeinf._native import dequantise, quantise
+from moeinf.bench.divergence.compare import compare
+from moeinf.config import RuntimeConfig
+from moeinf.config.compare_options import CompareOptions
+from moeinf.engine.reporting import Reporting
+from moeinf.errors import UsageError
+from moeinf.models.family import family_of
+from moeinf.pull.refit import DENSE, Place, dense_kinds, trial
+from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
+from moeinf.store.library import StoredModel
+from moeinf.store.numbers import floats, plain_dtype
+from moeinf.store.processes.partials import partial_folder
+from moeinf.store.quantisation import FormatPlan, Quantisation, bits_of, dense_tensors_of
+from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
+
+_BANDS: Final = 8  # of layers, so that a deep model takes no more than 25 readings of the text
+_ROWS: Final = 32  # of one expert of each layer, on which the error of formats is computed
+_SUPER: Final[tuple[Format, ...]] = ("q2_k", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0")
+_SMALL: Final[tuple[Format, ...]] = ("iq4_nl", "q5_0", "q5_1", "q8_0")
+_TOGETHER: Final = 6  # parts that are measured for one reading of the model as it is; each takes a few layers of disk
+_LEAST: Final = 1e-7  # nats: what is measured as less is noise
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Weights that get one format between them, the formats that they may have, and the bytes of each."""
+
+    name: str  # "layers 0-2: down"
+    places: tuple[Place, ...]
+    formats: tuple[Format, ...]  # by falling error
+    num_bytes: Mapping[Format, int]
+    errors: Mapping[Format, float]  # mean square error as a part of the mean square of the weights
+
+    @property
+    def tried(self) -> Format:
+        """The one that is measured: of about 3.5 or 4.5 bits."""
+        return "q3_k" if "q3_k" in self.formats else self.formats[0]
+
+    def recipe(self, format: Format) -> dict[Place, Format]:
+        return dict.fromkeys(self.places, format)
+
+
+def parts_of(stored: StoredModel) -> list[Part]:
+    """The parts of a model whose weights are in a plain type. Each has one format of each row length."""
+    manifest = stored.manifest
+    count = manifest.moe.num_layers
+    step = math.ceil(count / _BANDS)
+    found = []
+    for start in range(0, count, step):
+        layers = range(start, min(start + step, count))
+        for spec in manifest.layout_of(start).tensors:
+            formats = _formats(spec.shape)
+            if len(spec.shape) < 2 or not formats:
+                continue
+            experts = sum(manifest.moe.experts_of(layer) for layer in layers)
+            weights = experts * math.prod(spec.shape)
+            sample = np.concatenate([_sample(stored, layer, spec.name) for layer in layers])
+            where = f"layer {start}" if len(layers) == 1 else f"layers {start}-{layers[-1]}"
+            places = [(layer, spec.name) for layer in layers]
+            found.append(_part(f"{where}: {spec.name}", places, formats, weights, sample))
+    return found
+
+
+def ends_of(stored: StoredModel) -> dict[Place, Format]:
+    """What every fitted model has in 8 bits: attention, shared experts, embedding and head, few bytes among experts."""
+    config = parse_json_object(read_small(stored.path / "config.json"), "config.json", UsageError)
+    plan = family_of(config).tensors
+    sources = {name: kind[0] for name, kind in dense_kinds(stored, {}).items()}
+    missing: dict[str, Format] = {name: "bf16" for name in plan.dense if name not in sources}
+    made = dense_tensors_of(plan, Quantisation("keep", "more"), {**missing, **sources}, FormatPlan())
+    return {(DENSE, name): made[name].format for name in sources if name in made and made[name].format != sources[name]}
+
+
+def measured(
+    stored: StoredModel,
+    parts: Sequence[Part],
+    text: str,
+    options: CompareOptions,
+    config: RuntimeConfig,
+    reporting: Reporting,
+) -> list[float]:
+    """The divergence of the model with each part alone in its `tried` format, in nats.
+
+    What was measured of this model on this text before is not measured again, so that an interrupted run goes on, and
+    the same command makes the same model.
+    """
+    record = _Record(stored, text, options)
+    left = [part for part in parts if part.name not in record.known]
+    silent = replace(reporting, notify=lambda line: None)  # nobody needs to know what trials lack
+    for start in range(0, len(left), _TOGETHER):
+        batch = left[start : start + _TOGETHER]
+        reporting.notify(
+            f"measuring {', '.join(part.name for part in batch)} ({len(parts) - len(left) + start} of "
+            f"{len(parts)} parts are done)"
+        )
+        folders = [partial_folder(stored.home, f"trial {number} of {stored.id}") for number in range(len(batch))]
+        try:
+            made = [trial(stored, part.recipe(part.tried), folder) for part, folder in zip(batch, folders, strict=True)]
+            found = compare(stored, made, text, options, config, silent)
+            for part, (_, distance) in zip(batch, found.models, strict=True):
+                record.add(part.name, max(_LEAST, distance.kl.value))
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+    return [record.known[part.name] for part in parts]
+
+
+class _Record:
+    """What was measured of a model on a text, in a file of the store."""
+
+    def __init__(self, stored: StoredModel, text: str, options: CompareOptions) -> None:
+        key = hashlib.sha256(f"{stored.id}\n{options.tokens}\n{options.window}\n{text}".encode()).hexdigest()[:16]
+        self._path = stored.home / "sensitivities" / f"{key}.json"
+        self.known: dict[str, float] = {}
+        with suppress(OSError, ValueError, AttributeError):
+            value = json.loads(read_small(self._path))
+            self.known = {str(name): float(each) for name, each in value.items() if math.isfinite(each)}
+
+    def add(self, name: str, divergence: float) -> None:
+        self.known[name] = divergence
+        with errors_named(self._path):
+            make_folders(self._path.parent)
+            publish(self._path, (json.dumps(self.known, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _formats(shape: tuple[int, ...]) -> tuple[Format, ...]:
+    return _SUPER if shape[-1] % 256 == 0 else _SMALL if shape[-1] % 32 == 0 else ()
+
+
+def _part(name: str, places: Sequence[Place], formats: Sequence[Format], weights: int, sample: Float32Array) -> Part:
+    errors = {format: _error(sample, format) for format in formats}
+    num_bytes = {format: int(weights * bits_of(format)) // 8 for format in formats}
+    return Part(name, tuple(places), tuple(sorted(formats, key=errors.__getitem__, reverse=True)), num_bytes, errors)
+
+
+def _error(sample: Float32Array, format: Format) -> float:
+    """The mean square error as a part of the mean square; 0 of weights that are all zero."""
+    rows, cols = sample.shape
+    weights, num_bytes = FORMAT_BLOCKS[format]
+    blocks = np.empty(rows * cols // weights * num_bytes, np.uint8)
+    quantise(format, sample.view(np.uint8).reshape(-1), "f32", rows, cols, blocks)
+    out = np.empty_like(sample)
+    dequantise(format, blocks, rows, cols, out)
+    energy = float(np.square(sample).mean())
+    return float(np.square(out - sample).mean()) / energy if energy else 0.0
+
+
+def _sample(stored: StoredModel, layer: int, part: str) -> Float32Array:
+    """Rows of the layer's first expert, at equal distances."""
+    spec = next(each for each in stored.manifest.layout_of(layer).tensors if each.name == part)
+    path = stored.shard_paths[layer]
+    rows = np.unique(np.linspace(0, spec.shape[0] - 1, _ROWS).astype(np.int64))
+    with errors_named(path):
+        block = np.memmap(path, np.uint8, "r", spec.offset_bytes, (spec.shape[0], spec.num_bytes // spec.shape[0]))
+        data = np.ascontiguousarray(block[rows])
+    dtype = plain_dtype(spec.dtype)
+    assert dtype is not None, "check_whole has seen to it"
+    return np.ascontiguousarray(floats(data.reshape(-1).data, dtype).reshape(len(rows), -1), np.float32)

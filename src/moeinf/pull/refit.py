@@ -1,0 +1,241 @@
+"""Writes a stored model again, with each part of each layer's experts and each dense matrix in a format of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from moeinf._native import quantise
+from moeinf.errors import CheckpointError, UsageError
+from moeinf.pull.checkpoint.convert import num_threads
+from moeinf.pull.checkpoint.seal import write_small_file
+from moeinf.pull.events import PullProgress
+from moeinf.pull.gguf.index import Index, write_model
+from moeinf.pull.gguf.repack import read_back
+from moeinf.store.dense import dense_tensors
+from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, read_small, write_fully
+from moeinf.store.format import DENSE_FILE, BlockTensor, dense_header, expert_layout, is_quantised, shard_file
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.manifest import (
+    MANIFEST_FILE,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    StoredFormats,
+    model_id,
+    shard_entries,
+    slot_layout,
+)
+from moeinf.store.numbers import plain_dtype
+from moeinf.store.quantisation import FITTED
+from moeinf.store.sums.checksums import CHECKSUMS_FILE
+from moeinf.threads import mapped
+from moeinf.types import ByteArray, DType, ExpertLayout, Format, TensorSpec
+
+Place = tuple[int, str]  # an MoE layer and a part of its experts, or -1 and the name of a dense tensor
+Recipe = Mapping[Place, Format]  # of what changes
+Advance = Callable[[int], None]
+DENSE = -1
+
+
+def check_whole(stored: StoredModel) -> None:
+    """Raises UsageError for a model whose weights have lost bits already, or lie in files of another program."""
+    manifest = stored.manifest
+    experts = {spec.dtype for spec in manifest.layout_of(0).tensors}
+    if manifest.in_place is not None or manifest.formats.dense or not all(map(plain_dtype, experts)):
+        raise UsageError(f"{stored.name} is quantised already; formats are chosen for a checkpoint in bf16, f16 or f32")
+
+
+def layouts(manifest: Manifest, recipe: Recipe) -> list[ExpertLayout]:
+    """The layout of each layer."""
+    return [
+        expert_layout([(spec.name, recipe.get((layer, spec.name), spec.dtype), spec.shape) for spec in each.tensors])
+        for layer in range(manifest.moe.num_layers)
+        for each in (manifest.layout_of(layer),)
+    ]
+
+
+def dense_kinds(stored: StoredModel, recipe: Recipe) -> dict[str, tuple[Format, tuple[int, ...]]]:
+    """Format and shape of each tensor of the dense file."""
+    return {
+        spec.name: (recipe.get((DENSE, spec.name), spec.dtype), spec.shape)
+        for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)
+    }
+
+
+def store_bytes(stored: StoredModel, recipe: Recipe) -> int:
+    """Of the weights, as they are stored."""
+    manifest = stored.manifest
+    experts = sum(
+        manifest.moe.experts_of(layer) * layout.stride_bytes for layer, layout in enumerate(layouts(manifest, recipe))
+    )
+    head, specs = dense_header(dense_kinds(stored, recipe))
+    return experts + len(head) + sum(spec.num_bytes for spec in specs)
+
+
+def trial(stored: StoredModel, recipe: Recipe, folder: Path) -> StoredModel:
+    """A model that is there to be measured: what does not change are links, and nothing has a sum.
+
+    folder: two below the home of the store, as models are.
+    """
+    _write(stored, recipe, folder, lambda _: None)
+    manifest, made = stored.manifest, layouts(stored.manifest, recipe)
+    counts = [manifest.moe.experts_of(layer) for layer in range(manifest.moe.num_layers)]
+    sums = ["0" * 64] * sum(counts)
+    dense = FileEntry(DENSE_FILE, (folder / DENSE_FILE).stat().st_size, "0" * 64)
+    shards = shard_entries(manifest.moe, [layout.stride_bytes for layout in made], sums)
+    sealed, files = Index(_described(stored, recipe, made, shards, dense, ()), _small_files(stored)).sealed()
+    for name, data in files.items():
+        write_small_file(folder / name, data)
+    write_small_file(folder / MANIFEST_FILE, sealed.dumps())
+    return StoredModel(stored.name, model_id(sealed.dumps()), folder)
+
+
+def refit(
+    stored: StoredModel,
+    recipe: Recipe,
+    told: Sequence[str],
+    library: Library,
+    folder: Path,
+    name: str,
+    progress: PullProgress,
+) -> StoredModel:
+    """Publishes the model in these formats under another name. told: lines for who looks at it."""
+    total = 2 * store_bytes(stored, recipe)  # written, and read back
+    progress.start("quantising", name, total, 0)
+    _write(stored, recipe, folder, progress.advance)
+    manifest, made = stored.manifest, layouts(stored.manifest, recipe)
+    kinds = dense_kinds(stored, recipe)
+    shards, dense, vision, checksums = read_back(manifest, made, kinds, folder, progress.advance)
+    own = _described(stored, recipe, made, shards, dense, told, vision)
+    progress.finish()
+    formats = hashlib.sha256(repr(sorted(recipe.items())).encode()).hexdigest()
+    record = {"fingerprint": f"{stored.id} fitted as {formats}", "requested": ""}
+    return write_model(library, folder, name, Index(own, _small_files(stored)), record, checksums)
+
+
+def _described(
+    stored: StoredModel,
+    recipe: Recipe,
+    made: Sequence[ExpertLayout],
+    shards: tuple[ShardEntry, ...],
+    dense: FileEntry,
+    told: Sequence[str],
+    vision: FileEntry | None = None,
+) -> Manifest:
+    manifest = stored.manifest
+    alike = len(set(made)) == 1
+    blocks = {name: BlockTensor(*kind) for name, kind in dense_kinds(stored, recipe).items() if is_quantised(kind[0])}
+    return replace(
+        manifest,
+        layout=made[0] if alike else slot_layout(made),
+        layers=() if alike else tuple(made),
+        shards=shards,
+        files=(dense,),
+        formats=StoredFormats(FITTED, (*manifest.formats.fallbacks, *told), blocks),
+        vision=vision or manifest.vision,
+    )
+
+
+def _small_files(stored: StoredModel) -> dict[str, bytes]:
+    """Those that lie beside the weights."""
+    names = [entry.file for entry in stored.manifest.files if entry.file not in (DENSE_FILE, CHECKSUMS_FILE)]
+    with errors_named(stored.path):
+        return {name: read_small(stored.path / name) for name in names}
+
+
+def _write(stored: StoredModel, recipe: Recipe, folder: Path, advance: Advance) -> None:
+    """The files of weights; those that do not change are links to the model's own."""
+    manifest = stored.manifest
+    changed = {layer for layer, _ in recipe}
+    made = layouts(manifest, recipe)
+    make_folders(folder)
+    with errors_named(folder):
+        for entry in (manifest.ahead, manifest.vision):
+            if entry is not None:
+                _link(stored.path / entry.file, folder / entry.file)
+        for layer in range(manifest.moe.num_layers):
+            if layer in changed:
+                _write_layer(stored, layer, made[layer], folder / shard_file(layer), advance)
+            else:
+                _link(stored.path / shard_file(layer), folder / shard_file(layer))
+        if DENSE in changed:
+            _write_dense(stored, dense_kinds(stored, recipe), folder / DENSE_FILE, advance)
+        else:
+            _link(stored.dense_path, folder / DENSE_FILE)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    os.link(source, target)
+
+
+def _write_layer(stored: StoredModel, layer: int, layout: ExpertLayout, path: Path, advance: Advance) -> None:
+    path.unlink(missing_ok=True)  # it may be a link
+    source = stored.path / shard_file(layer)
+    given = stored.manifest.layout_of(layer)
+
+    def made(expert: int) -> ByteArray:
+        data = _read(source, expert * given.stride_bytes, given.stride_bytes)
+        block = np.zeros(layout.stride_bytes, np.uint8)
+        for old, new in zip(given.tensors, layout.tensors, strict=True):
+            out = block[new.offset_bytes : new.offset_bytes + new.num_bytes]
+            _convert(old, new.dtype, data[old.offset_bytes : old.offset_bytes + old.num_bytes], out)
+        return block
+
+    with path.open("wb") as shard:
+        experts, together = stored.manifest.moe.experts_of(layer), num_threads()
+        for start in range(0, experts, together):
+            for block in mapped(made, range(start, min(start + together, experts)), together):
+                shard.write(block.data)
+                advance(len(block))
+        shard.flush()
+        os.fsync(shard.fileno())
+
+
+def _write_dense(
+    stored: StoredModel, kinds: Mapping[str, tuple[Format, tuple[int, ...]]], path: Path, advance: Advance
+) -> None:
+    path.unlink(missing_ok=True)
+    given = {spec.name: spec for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)}
+    head, specs = dense_header(kinds)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_fully(fd, head, 0, path)
+        for spec in specs:
+            old = given[spec.name]
+            out = np.empty(spec.num_bytes, np.uint8)
+            _convert(old, spec.dtype, _read(stored.dense_path, old.offset_bytes, old.num_bytes), out)
+            write_fully(fd, out.data, spec.offset_bytes, path)
+            advance(spec.num_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _convert(old: TensorSpec, format: Format, data: ByteArray, out: ByteArray) -> None:
+    if format == old.dtype:
+        out[:] = data
+        return
+    cols = old.shape[-1]
+    try:
+        quantise(format, data, cast(DType, old.dtype), math.prod(old.shape) // cols, cols, out)
+    except ValueError as error:
+        raise CheckpointError(f"tensor {old.name!r}: {error}") from error
+
+
+def _read(path: Path, offset: int, num_bytes: int) -> ByteArray:
+    data = np.empty(num_bytes, np.uint8)
+    fd = open_regular(path)
+    try:
+        read_fully(fd, data.data, offset, path)
+    finally:
+        os.close(fd)
+    return data

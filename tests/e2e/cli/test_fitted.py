@@ -1,0 +1,121 @@
+"""`pull --size` and `--quant BITS`: a format for each part, chosen by what it costs, so that the whole has a size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from moeinf.bench.divergence.fitting import chosen, fitted
+from moeinf.bench.divergence.sensitivity import Part, parts_of
+from moeinf.config import RuntimeConfig
+from moeinf.config.compare_options import CompareOptions
+from moeinf.engine.reporting import Reporting
+from moeinf.errors import UsageError
+from moeinf.pull.events import SilentProgress
+from moeinf.pull.pull import pull
+from moeinf.pull.refit import store_bytes
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.quantisation import FITTED
+from moeinf.store.verify import verify
+from moeinf.types import Format
+from tests.support.cli.commands import Done
+
+Command = Callable[..., Done]
+
+TEXT = "Once upon a time there was a little cat who lived by the sea. " * 20
+OPTIONS = CompareOptions(None, 64, 32)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    return pull("demo", home=tmp_path_factory.mktemp("home"))
+
+
+def fit(whole: StoredModel, most_bytes: int, name: str, said: list[str] | None = None) -> StoredModel:
+    reporting = Reporting((said if said is not None else []).append)
+    config = RuntimeConfig.of(device="cpu", threads=1)
+    return fitted(whole, most_bytes, name, TEXT, OPTIONS, config, reporting, SilentProgress())
+
+
+def test_a_model_has_the_size_that_is_asked_for_and_the_same_command_makes_it_again(whole: StoredModel) -> None:
+    said: list[str] = []
+    made = fit(whole, 4_500_000, "demo:small", said)
+    weights = made.dense_bytes + sum(made.shard_sizes)
+    assert 4_200_000 < weights <= 4_500_000
+    assert verify(made) == []
+    assert made.manifest.formats.asked == FITTED
+    assert said[-len(made.manifest.formats.fallbacks) :] == list(made.manifest.formats.fallbacks)
+    layouts = made.manifest.layers
+    assert len({spec.dtype for layout in layouts for spec in layout.tensors}) > 1, "parts differ"
+    assert not list(whole.home.glob("partial/*/manifest.json")), "trials are gone"
+    again: list[str] = []
+    assert fit(whole, 4_500_000, "demo:again", again).id == made.id
+    assert not any(line.startswith("measuring") for line in again), "what was measured is kept"
+
+
+def test_a_size_that_cannot_be_met_is_refused_with_the_least(whole: StoredModel) -> None:
+    with pytest.raises(UsageError, match=r"demo:latest cannot be stored in 1.0 MB: its smallest formats take 4\.\d MB"):
+        fit(whole, 1_000_000, "demo:tiny")
+    small = fit(whole, 4_500_000, "demo:small")
+    with pytest.raises(UsageError, match="demo:small is quantised already"):
+        fit(small, 4_500_000, "demo:smaller")
+    with pytest.raises(UsageError, match="demo:small was fitted to a size; pull its checkpoint again with --size"):
+        pull("demo:small", home=whole.home)
+    assert {model.name for model in Library(whole.home).list()} == {"demo:latest", "demo:small", "demo:again"}
+
+
+def part(name: str, errors: dict[Format, float], num_bytes: dict[Format, int]) -> Part:
+    return Part(name, (), tuple(sorted(errors, key=errors.__getitem__, reverse=True)), num_bytes, errors)
+
+
+def test_the_choice_is_the_best_that_there_is_room_for() -> None:
+    """Against all choices, of three parts and four formats, where the room ends at a step."""
+    formats: list[Format] = ["q3_k", "q4_k", "q5_k", "q8_0"]
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        losses = rng.uniform(0.1, 3, 3)
+        parts = [
+            part(f"p{n}", {f: 4.0**-k for k, f in enumerate(formats)}, {f: 30 + 10 * k for k, f in enumerate(formats)})
+            for n in range(3)
+        ]
+        costs = [{f: loss * each.errors[f] for f in formats} for loss, each in zip(losses, parts, strict=True)]
+        for room in range(90, 190, 10):
+            found = chosen(parts, costs, room)
+            spent = sum(each.num_bytes[found[each.name]] for each in parts)
+            cost = sum(each[found[p.name]] for p, each in zip(parts, costs, strict=True))
+            best = min(
+                sum(costs[n][formats[k]] for n, k in enumerate(picked))
+                for picked in np.ndindex(4, 4, 4)
+                if sum(30 + 10 * k for k in picked) <= room
+            )
+            assert spent <= room and cost == pytest.approx(best)
+
+
+def test_parts_are_all_experts_and_sizes_are_those_of_the_files(whole: StoredModel) -> None:
+    parts = parts_of(whole)
+    moe = whole.manifest.moe
+    assert {place for each in parts for place in each.places} == {
+        (layer, name) for layer in range(moe.num_layers) for name in ("gate", "up", "down")
+    }
+    assert store_bytes(whole, {}) == whole.dense_bytes + sum(whole.shard_sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--size", "1GiB", "--quant", "q4_k"), "only one of --size and --quant at a time"),
+        (("--size", "40%"), "--size '40%' is no number of bytes, such as 12GiB"),
+        (("--quant", "0.5"), "--quant 0.5 is no number of bits from 1 to 16"),
+        (("--text", "x.txt"), "--text is for --size and for --quant with a number of bits"),
+        (("--size", "1GiB", "--quant-dense", "q8_0"), "--quant-dense does not go with a size"),
+        (("--quant", "4.5", "--dry-run"), "--dry-run does not go with a size or a number of bits"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    words: tuple[str, ...], line: str, command: Command, whole: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(whole.home))
+    done = command("pull", "demo", *words)
+    assert done.code == 2 and line in done.err and "Traceback" not in done.err
