@@ -10,7 +10,7 @@ RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 .PHONY: demo test quality fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
-  pythons pythons-ends gpu-test gpu-compile ranks-test long-test clean
+  pythons pythons-ends gpu-test gpu-compile gpu-tritons ranks-test long-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -150,10 +150,17 @@ pythons-ends: $(READY)
 gpu-test:
 	$(PYTHON) -m pytest tests/gpu
 
-# What `make long-test` compiles for one GPU, four formats and some shapes, compiled for others and all.
+# What `make long-test` compiles for one GPU of each maker, some formats and shapes, compiled for others and all.
 gpu-compile: $(READY)
-	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
-	  tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_card_compile.py
+	KERNEL_TARGETS=80,86,89,90,100,120,gfx90a,gfx942,gfx1100,gfx1201 $(BIN)/python -m pytest \
+	  tests/unit/gpu/test_matrix_compile.py tests/unit/gpu/test_vector_compile.py tests/unit/gpu/test_amd_compile.py
+
+# The same kernels by the Tritons of the oldest and the newest torch and of one between, each installed apart, for ten
+# cards: docs/contributing/gpu.md has the table. TRITONS takes options, as in TRITONS="--targets 120 --all".
+TRITONS ?=
+
+gpu-tritons: $(READY)
+	nice -n 10 $(BIN)/python -m tests.tritons $(TRITONS)
 
 # Every test, of many of which `make test` has a sample (tests/support/sample.py), the native ones under both sanitizers,
 # hostile calls under one, and the first minutes under two more versions of Python. It takes an hour and a quarter.

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moeinf.gpu.device import Graph
 from moeinf.gpu.ops import Ops
+from tests.support.fake_device import COMPUTE_STREAM
 
 WAITS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}  # among others
 
@@ -71,7 +72,7 @@ class EmulatedDevice:
     """moeinf.gpu.device.Device on the CPU."""
 
     kind = torch.device("cpu")
-    stream = 7
+    stream = COMPUTE_STREAM
     current: ClassVar[EmulatedDevice | None] = None  # where a kernel that is launched now would run
 
     def __init__(self, memory_bytes: int = 1 << 40) -> None:

@@ -19,7 +19,7 @@ _MANY_CASES = 4
 _CASES = 12  # one in so many runs
 _STARTED = 12
 _STARTING = "tests/e2e/"
-_COMPILING = ("tests/unit/gpu/test_matrix_compile.py", "tests/unit/gpu/test_vector_compile.py")
+_COMPILING = tuple(f"tests/unit/gpu/test_{kind}_compile.py" for kind in ("matrix", "vector", "amd"))
 _UNITS = ("gguf", "gpu", "models", "native", "text")
 _FOLDERS = (_STARTING, "tests/faults/", "tests/fuzz/", "tests/parity/", *(f"tests/unit/{unit}/" for unit in _UNITS))
 

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from moeinf._native import CudaDriver
 
 LEAST_CAPABILITY: Final = (8, 0)  # bf16 in the matrix units, and the oldest that Triton supports
-LEAST_TRITON: Final = (3, 6)  # has run on a card; kernels compile with 3.5 as well, and not with 3.3
+LEAST_TRITON: Final = (3, 3)  # that of torch 2.7; `make gpu-tritons` compiles by it, 3.6 has run on a card
 LEAST_FREE_BYTES: Final = 1 << 30  # the driver's context and torch's libraries alone take half of it
 _WINDOWS: Final = "/dev/dxg"  # how WSL2 reaches the card
 _DRIVERS: Final = {12: "525", 13: "580"}  # the first driver of each major version of CUDA, as nvidia-smi shows it
+_AMD: Final = "/dev/kfd"  # how ROCm reaches cards of AMD
 _ADVICE: Final = "or run with --device cpu"
 
 
@@ -43,6 +44,7 @@ class Toolkit(NamedTuple):
     targets: Callable[[], list[str]]  # "sm_90", "compute_120": what torch's kernels were compiled for; needs a driver
     triton: str | None  # its version; None: it is missing
     has_torch: bool = True
+    torch_hip: str | None = None  # version of HIP, where torch was built for ROCm
 
 
 class _NoGpu(DeviceError):
@@ -129,6 +131,11 @@ def _driver(open_driver: Callable[[], CudaDriver]) -> CudaDriver:
     try:
         return open_driver()
     except OSError as error:
+        if os.path.exists(_AMD):
+            raise _NoGpu(
+                "a GPU of AMD is not used yet: moeinf's kernels compile for it, but have never run there, and what "
+                "pins memory and copies from it speaks to NVIDIA's driver alone: run with --device cpu"
+            ) from error
         raise _NoGpu(
             f"no NVIDIA driver ({error}): install it, start a container with its GPUs (--gpus all), {_ADVICE}"
         ) from error
@@ -180,6 +187,11 @@ def _check_toolkit(gpu: Gpu, toolkit: Toolkit) -> None:
         )
     if not toolkit.has_torch:
         raise DeviceError(f"{_named(gpu)} cannot be used without torch: pip install 'moeinf[gpu]', {_ADVICE}")
+    if toolkit.torch_hip is not None:
+        raise DeviceError(
+            f"torch is built for ROCm {toolkit.torch_hip}, {_named(gpu)} needs one for CUDA: install it from "
+            f"https://pytorch.org/get-started, {_ADVICE}"
+        )
     if toolkit.torch_cuda is None:
         raise DeviceError(
             f"torch is installed without CUDA, {_named(gpu)} cannot be used: install it from "
@@ -209,7 +221,7 @@ def _check_toolkit(gpu: Gpu, toolkit: Toolkit) -> None:
     if tuple(map(int, re.findall(r"\d+", toolkit.triton)[:2])) < LEAST_TRITON:
         raise DeviceError(
             f"triton {toolkit.triton} does not compile moeinf's kernels, {_dotted(LEAST_TRITON)} and "
-            f"newer do: update torch, which brings it, {_ADVICE}"
+            f"newer do: pip install --upgrade 'torch>=2.7', which brings one, {_ADVICE}"
         )
 
 
@@ -245,7 +257,8 @@ def _open_toolkit() -> Toolkit:
     import torch
 
     there = importlib.util.find_spec("triton") is not None
-    return Toolkit(torch.version.cuda, torch.cuda.get_arch_list, _triton_version() if there else None)
+    triton = _triton_version() if there else None
+    return Toolkit(torch.version.cuda, torch.cuda.get_arch_list, triton, torch_hip=torch.version.hip)
 
 
 def _triton_version() -> str:

@@ -29,18 +29,26 @@ def _seen(position, token, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: 
 
 
 @triton.jit
+def _query(q, head, in_group, d, HEAD_DIM: tl.constexpr, stored: tl.constexpr, kind: tl.constexpr):
+    """The numbers `d` of heads, rounded as what is in the cache."""
+    at = q + head[:, None] * HEAD_DIM + d[None, :]
+    return tl.load(at, mask=in_group[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(stored).to(kind)
+
+
+@triton.jit
 def attend_split(
     q, keys, values, bias, position, mixed, maxima, sums, capacity, extent, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BIASES: tl.constexpr,
-    CAP: tl.constexpr, WIDEN: tl.constexpr,
+    STEP_D: tl.constexpr, CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
     Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
     bias [BIASES, extent] or None: by how far back a position lies; of head h of token t row (t * HEADS + h) % BIASES.
-    CAP: scores s become CAP * tanh(s / CAP); 0: they stay. WIDEN: multiplies as f32, which gives the same: Triton's
-    interpreter takes bf16 for integers in products.
+    Scores are summed over STEP_D numbers of the heads at a time: of 1024 floats, 16 heads and 16 positions do not fit
+    into shared memory together. CAP: scores s become CAP * tanh(s / CAP); 0: they stay. WIDEN: multiplies as f32, which
+    gives the same: Triton's interpreter takes bf16 for integers in products.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PIECES: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
@@ -54,8 +62,8 @@ def attend_split(
         g, d = tl.program_id(0) % PIECES * BLOCK_G + tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
         head = token * HEADS + kv_head * GROUP + g
         in_group, in_head = g < GROUP, d < HEAD_DIM
-        query = tl.load(q + head[:, None] * HEAD_DIM + d[None, :], mask=in_group[:, None] & in_head[None, :], other=0.0)
-        query = query.to(keys.dtype.element_ty).to(kind)
+        if STEP_D == BLOCK_D:
+            query = _query(q, head, in_group, d, HEAD_DIM, keys.dtype.element_ty, kind)
         base = kv_head.to(tl.int64) * capacity * HEAD_DIM
         top = tl.full([BLOCK_G], -float("inf"), tl.float32)
         total = tl.zeros([BLOCK_G], tl.float32)
@@ -64,8 +72,19 @@ def attend_split(
             n = start + tl.arange(0, BLOCK_N)
             cells = base + n[:, None].to(tl.int64) * HEAD_DIM + d[None, :]
             here = (n < end)[:, None] & in_head[None, :]
-            key = tl.load(keys + cells, mask=here, other=0.0).to(kind)
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if STEP_D == BLOCK_D:
+                key = tl.load(keys + cells, mask=here, other=0.0).to(kind)
+                score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            else:
+                score = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+                for first_d in tl.static_range(0, BLOCK_D, STEP_D):
+                    some = first_d + tl.arange(0, STEP_D)
+                    part = _query(q, head, in_group, some, HEAD_DIM, keys.dtype.element_ty, kind)
+                    here_too = (n < end)[:, None] & (some < HEAD_DIM)[None, :]
+                    at = keys + base + n[:, None].to(tl.int64) * HEAD_DIM + some[None, :]
+                    key = tl.load(at, mask=here_too, other=0.0).to(kind)
+                    score = tl.dot(part, tl.trans(key), score, input_precision="ieee")
+                score *= scale
             if bias is not None:
                 row, back = head % BIASES, last - 1 - n
                 score += tl.load(

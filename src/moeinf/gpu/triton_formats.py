@@ -136,7 +136,7 @@ def _six_bits(a, b, c, upper):
 def row_dots(x, base, row, FORMAT: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     """f32 [ROWS]: products of x (f32 [COLS], rounded here) with rows `row` (int32 [ROWS], all there) of the matrix at
     `base` (pointer to bytes), LANES lanes at a time. Sums lie in registers and meet only at the end."""
-    if FORMAT == "f32" or FORMAT == "f16" or FORMAT == "bf16":
+    if (FORMAT == "f32" or FORMAT == "f16") or FORMAT == "bf16":  # Triton 3.3 wants the parentheses
         return _dots_plain(x, base, row, FORMAT, COLS, ROWS, LANES)
     elif FORMAT == "q4_k":
         return _dots_q4_k(x, base, row, COLS, ROWS, LANES)
@@ -322,7 +322,7 @@ def weights_at(base, row, start, FORMAT: tl.constexpr, COLS: tl.constexpr, STEP:
     """f32 [rows, STEP]: columns `start` (a multiple of 32, as STEP is) and on of rows `row` (all there) of the matrix
     at `base`; 0 behind the last column. Scales are loaded once a block, codes one by one."""
     rows = row.to(tl.int64)
-    if FORMAT == "f32" or FORMAT == "f16" or FORMAT == "bf16":
+    if (FORMAT == "f32" or FORMAT == "f16") or FORMAT == "bf16":  # Triton 3.3 wants the parentheses
         k = start + tl.arange(0, STEP)
         at = plain(base, FORMAT) + (rows * COLS)[:, None] + k[None, :]
         return tl.load(at, mask=(k < COLS)[None, :], other=0.0).to(tl.float32)

@@ -233,6 +233,7 @@ class TritonVectorOps:
             HEAD_DIM=head_dim,
             BLOCK_G=block_g,
             BLOCK_D=block_d,
+            STEP_D=block_d if block_d * keys.itemsize <= 2048 else 128,  # of more, 1024 floats spilled
             BIASES=1 if bias is None else len(bias),
             CAP=form.cap,
             WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16,
@@ -331,10 +332,8 @@ def _attention_blocks(heads: int, kv_heads: int, head_dim: int, itemsize: int, w
     block_d = max(16, _power_of_two(head_dim))
     # What heads share a program's loads: 16 of 1024 numbers fill the registers of its 256 threads.
     block_g = max(16, min(_power_of_two(heads // kv_heads), ATTENTION_SUMS // block_d))
-    if block_d * itemsize > 2048:  # of 1024 floats, 16 do not fit beside the fewest positions
-        block_g = 8
     # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
-    # A product takes 16 positions at least: Triton before 3.7 has no smaller ones.
+    # A product takes 16 heads and 16 positions at least: Triton before 3.5 has no smaller ones.
     block_n = max(16, min(64, (16 << 10) // (block_d * itemsize)))
     programs = kv_heads * -(-heads // kv_heads // block_g)
     splits = min(64, _power_of_two(-(-wanted // programs)))  # so few are cheap to merge

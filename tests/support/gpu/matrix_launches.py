@@ -6,10 +6,10 @@ what was recorded is compiled. So what is compiled is what the class launches, a
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -18,15 +18,14 @@ import torch
 from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.gpu.matrix_ops import TritonMatrixOps
 from moeinf.types import ExpertForm, Format, format_bytes
-from tests.support.compiling import ALL, FORMATS, compiled_kernel
+from tests.support.compiling import ALL, compiled_kernel, print_lines
 
 PLAIN = {"bf16", "f16", "f32"}
 
 
-def main(capability: int) -> None:
+def main(target: str, *formats: Any) -> None:
     """Prints a line of JSON for every kernel and combination of types and constants that is launched."""
-    for kernel, arguments, options in recorded(FORMATS):
-        print(json.dumps(facts_of(capability, kernel, arguments, options)))
+    print_lines(recorded(formats), partial(facts_of, target))
 
 
 def recorded(formats: Iterable[Format]) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
@@ -46,9 +45,9 @@ def recorded(formats: Iterable[Format]) -> list[tuple[Any, dict[str, Any], dict[
     return list(launches.values())
 
 
-def facts_of(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def facts_of(target: str, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     formats = sorted({value for name, value in arguments.items() if name in ("FORMAT", "GATE", "UP")})
-    facts = compile_for(capability, kernel, arguments, options)
+    facts = compile_for(target, kernel, arguments, options)
     biased = any(arguments.get(name) for name in ("BIAS", "GATE_BIAS", "UP_BIAS"))
     return {"name": kernel.__name__, "formats": formats, "biased": biased, "gated": arguments.get("GATED")} | facts
 
@@ -102,18 +101,18 @@ def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
         ops.down_grouped(act, groups, variant, torch.empty(4, parts.down.rows))
 
 
-def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def compile_for(target: str, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """What a kernel takes, and how it loads and multiplies."""
-    facts, assembly = compiled_kernel(capability, kernel, arguments, options, aligned_counts=False)
+    facts, assembly = compiled_kernel(target, kernel, arguments, options, aligned_counts=False)
     return facts | {
         "wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
         "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
         "barriers": len(re.findall(r"\bbar(?:rier)?\.\S*sync", assembly)),
         "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
         "mma_products": len(re.findall(r"\bmma\.sync\S*m16n8k16", assembly)),  # before 9.0, and since 10.0
-        "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly)),
+        "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma|v_wmma)", assembly)),
     }
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*sys.argv[1:])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moeinf.errors import DeviceError
-from moeinf.gpu.cuda import Gpu, Toolkit, check_cuda, explain, find_cuda, is_out_of_memory
+from moeinf.gpu.cuda import Gpu, Toolkit, _open_toolkit, check_cuda, explain, find_cuda, is_out_of_memory
 from tests.support.gpu.cuda_error import CudaError
 
 GIB = 1 << 30
@@ -78,6 +78,7 @@ def test_a_gpu_without_torch_is_named_with_the_command_that_installs_it() -> Non
 @pytest.fixture(autouse=True)
 def every_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("moeinf.gpu.cuda._AMD", "/none")
 
 
 NO_DRIVER = OSError("libcuda.so.1: cannot open shared object file")
@@ -85,6 +86,11 @@ NO_DEVICE = CudaError("CUDA_ERROR_NO_DEVICE")
 # What is wrong -> (driver, toolkit, what is said of it)
 UNUSABLE: dict[str, tuple[FakeDriver | Exception, Toolkit, str]] = {
     "torch for the CPU": (HERE, TOOLKIT._replace(torch_cuda=None), "torch is installed without CUDA.*pytorch.org"),
+    "torch for AMD's cards": (
+        HERE,
+        TOOLKIT._replace(torch_cuda=None, torch_hip="6.4.43482"),
+        r"torch is built for ROCm 6\.4\.43482, GPU 0 .*needs one for CUDA.*pytorch.org",
+    ),
     "old driver": (replace(HERE, version=12040), TOOLKIT, r"too old: it knows CUDA 12\.4, torch needs 13\.0.*580"),
     "old card": (replace(HERE, capabilities=(7, 5)), TOOLKIT, r"capability 7\.5, moeinf needs 8\.0"),
     "card newer than torch": (replace(HERE, capabilities=(10, 0)), TOOLKIT, "torch was built for sm_75.*is sm_100"),
@@ -92,8 +98,8 @@ UNUSABLE: dict[str, tuple[FakeDriver | Exception, Toolkit, str]] = {
     "no triton": (HERE, TOOLKIT._replace(triton=None), "pip install triton"),
     "old triton": (
         HERE,
-        TOOLKIT._replace(triton="3.5.1"),
-        r"triton 3\.5\.1 does not compile.*3\.6 and newer.*update torch",
+        TOOLKIT._replace(triton="3.2.0"),
+        r"triton 3\.2\.0 does not compile.*3\.3 and newer do: pip install --upgrade 'torch>=2\.7'",
     ),
     "full card": (replace(HERE, free_bytes=GIB - 1), TOOLKIT, "1023 of 24576 MiB free.*nvidia-smi"),
     "card in exclusive use": (
@@ -111,6 +117,11 @@ ABSENT: dict[str, tuple[Exception | FakeDriver, str]] = {
 }
 
 
+@pytest.mark.parametrize("triton", ["3.3.0", "3.3.1+gitc8757738", "3.9.0", "3.10.0"])
+def test_every_triton_from_that_of_torch_2_7_on_is_taken(triton: str) -> None:
+    assert find("cuda", toolkit=TOOLKIT._replace(triton=triton)) is not None
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
 def test_a_usable_card_is_told_with_what_planning_needs(device: str) -> None:
     assert find(device) == Gpu(0, "NVIDIA A5000", (8, 6), 13000, 24 * GIB, 20 * GIB)
@@ -124,6 +135,24 @@ def test_a_card_that_others_need_too_is_told_apart(monkeypatch: pytest.MonkeyPat
     under_windows = find("cuda")
     assert alone and display and under_windows
     assert (alone.has_display, display.has_display, under_windows.has_display) == (False, True, True)
+
+
+def test_a_card_of_amd_is_told_apart_from_no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    amd = tmp_path / "kfd"
+    monkeypatch.setattr("moeinf.gpu.cuda._AMD", str(amd))
+    notices: list[str] = []
+    assert find("auto", NO_DRIVER, notices=notices) is None and not notices
+    amd.touch()
+    with pytest.raises(DeviceError, match=r"a GPU of AMD is not used yet: .*never run there.*: run with --device cpu$"):
+        find("cuda", NO_DRIVER)
+    assert find("auto", NO_DRIVER, notices=notices) is None and not notices, "laptops have such cards without ROCm"
+
+
+def test_what_torch_was_built_for_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    toolkit = _open_toolkit()
+    assert (toolkit.torch_cuda, toolkit.torch_hip, toolkit.has_torch) == (None, "7.1.0", True)
 
 
 def test_the_number_chooses_among_cards() -> None:

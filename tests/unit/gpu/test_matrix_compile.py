@@ -15,7 +15,7 @@ KERNELS = {"linear", "gate_up", "down", "gate_up_grouped", "down_grouped", "wide
 DECODE = {"linear", "gate_up", "down"}
 
 
-@pytest.fixture(scope="module", params=TARGETS, ids=lambda capability: f"sm_{capability}")
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda target: f"sm_{target}")
 def compiled(request: pytest.FixtureRequest, triton_cache: Path) -> list[dict[str, Any]]:
     """What is said of each kernel for one target."""
     return lines_of(matrix_launches.__file__, request.param, triton_cache)
