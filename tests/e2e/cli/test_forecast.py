@@ -52,6 +52,17 @@ def test_the_same_as_json(command: Command) -> None:
     assert told["memory"]["total_bytes"] == sum(size for name, size in told["memory"].items() if name != "total_bytes")
 
 
+def test_a_card_that_is_named_is_told_of_by_published_rates(command: Command) -> None:
+    done = command("fit", "demo", "--card", "rtx 4090")
+    assert done.code == 0 and "Speed on RTX 4090 (forecast)" in done.out, done
+    assert "from published rates, not measured" in done.out and "1008 GB/s" in done.out
+    told = json.loads(command("fit", "demo", "--card", "RTX 4060 Ti 16GB", "--json").out)["card"]
+    assert told["memory_bytes"] == 16 << 30 and told["experts"] == 192 and told["decode_tokens_per_s"] > 0
+    assert told["rates"] == "from published rates, not measured"
+    unknown = command("fit", "demo", "--card", "Voodoo 2")
+    assert unknown.code != 0 and "no rates of a card 'Voodoo 2' are known here; known: RTX 3060" in unknown.err
+
+
 def test_a_model_that_is_not_stored_is_looked_at_and_left_alone(
     command: Command, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

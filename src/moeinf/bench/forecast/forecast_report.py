@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.engine.memory.plan import PROCESS_BYTES
 from moeinf.engine.memory.plan_notes import activations_text, sequence_text
 from moeinf.engine.speed.rates import Rates
 from moeinf.engine.speed.rates_file import rates_json
+from moeinf.forecast.cards import CardForecast
 from moeinf.forecast.forecast import Forecast
 from moeinf.forecast.products import MAIN_KINDS
 from moeinf.forecast.subject import Subject
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
-from moeinf.types import FORMAT_BLOCKS, Format
+from moeinf.types import FORMAT_BLOCKS, Format, MoeShape
+
+PUBLISHED: Final = "from published rates, not measured"  # of a card
 
 
 def doctor_lines(findings: Sequence[Finding], rates: Rates) -> list[str]:
@@ -64,7 +68,7 @@ def doctor_json(findings: Sequence[Finding], rates: Rates) -> str:
     return json.dumps(value, indent=2)
 
 
-def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str]:
+def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int, on_card: CardForecast | None = None) -> list[str]:
     """Memory by part, what is resident, and how fast that will be. free_bytes: of the store's disk."""
     info, moe = forecast.outline.manifest.info, forecast.moe
     active = "" if moe.dense else f" ({count_text(info.active_params)} active)"
@@ -80,7 +84,7 @@ def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str
     lines += section("Memory", [*memory_rows(forecast), ("in all", size_text(process_bytes(forecast)))])
     hits, made = forecast.hits, forecast.rates.conditions
     lines += section(
-        "Speed (forecast)",
+        "Speed on the CPU (forecast)" if on_card is not None else "Speed (forecast)",
         [
             ("resident", f"{forecast.resident_share:.0%} of the {moe.kind}"),
             ("hit rate", f"{hits.hit_rate:.0%} ({hits.source})"),
@@ -90,8 +94,23 @@ def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str
             ("rates", f"of {made.measured[:10]}, {made.threads} threads, {made.isa} (`moeinf doctor`)"),
         ],
     )
+    if on_card is not None:
+        lines += section(f"Speed on {on_card.card.name} (forecast)", _card_rows(on_card, forecast.moe))
     notes = [*forecast.notes, *_want_of_disk(subject, free_bytes)]
     return [*lines, *(f"  note: {note}" for note in notes)] if notes else lines[:-1]
+
+
+def _card_rows(on_card: CardForecast, moe: MoeShape) -> list[tuple[str, str]]:
+    card, decode = on_card.card, on_card.decode
+    speed = "not foretold: the machine's memory has no room for the experts behind the card"
+    if decode is not None:
+        speed = f"{rate_text(decode.tokens_per_s)}, of which {decode.read_bytes / 1e6:.0f} MB a token over the link"
+    return [
+        ("memory", f"{card.memory_gib} GiB, {card.memory_gb_per_s} GB/s, PCIe {card.generation} x{card.lanes}"),
+        ("resident", f"{on_card.resident_share(moe):.0%} of the {moe.kind}"),
+        ("decode", speed),
+        ("rates", f"{PUBLISHED}: `moeinf bench` measures"),
+    ]
 
 
 def _disk_text(subject: Subject, free_bytes: int) -> str:
@@ -149,8 +168,9 @@ def plan_line(forecast: Forecast) -> str:
     )
 
 
-def fit_json(subject: Subject, forecast: Forecast, free_bytes: int) -> str:
+def fit_json(subject: Subject, forecast: Forecast, free_bytes: int, on_card: CardForecast | None = None) -> str:
     plan, hits = forecast.plan, forecast.hits
+    card = {} if on_card is None else {"card": _card_json(on_card)}
     return json.dumps(
         {
             "name": subject.name,
@@ -178,6 +198,20 @@ def fit_json(subject: Subject, forecast: Forecast, free_bytes: int) -> str:
             "prefill_tokens_per_s": round(forecast.prefill.tokens_per_s, 3),
             "notes": [*forecast.notes, *_want_of_disk(subject, free_bytes)],
             "rates_measured": forecast.rates.conditions.measured,
-        },
+        }
+        | card,
         indent=2,
     )
+
+
+def _card_json(on_card: CardForecast) -> dict[str, object]:
+    card, decode = on_card.card, on_card.decode
+    return {
+        "name": card.name,
+        "memory_bytes": card.memory_gib << 30,
+        "experts": on_card.plan.num_slots,
+        "experts_in_host_memory": on_card.plan.host_slots,
+        "decode_tokens_per_s": None if decode is None else round(decode.tokens_per_s, 3),
+        "link_bytes_per_token": None if decode is None else round(decode.read_bytes),
+        "rates": PUBLISHED,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from json import dumps
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,13 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.config.option import option_of, options
 from moeinf.config.pull_options import PullOptions
-from moeinf.errors import MoeinfError
+from moeinf.errors import MoeinfError, UsageError
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.screen import print_fitted
 
 if TYPE_CHECKING:
+    from moeinf.forecast.cards import Card
     from moeinf.forecast.form_choice import Choice
     from moeinf.forecast.subject import Subject
     from moeinf.store.library import StoredModel
@@ -66,6 +68,9 @@ def fit(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quant: Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)] = None,
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help=option_of(PullOptions, "token").help)] = None,
+    card: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Also tell of this GPU, as if it were here: 'RTX 4090'.")
+    ] = None,
     *,
     config: RuntimeConfig,
 ) -> None:
@@ -73,19 +78,21 @@ def fit(
 
     Reads headers alone: nothing is downloaded but those. Memory is planned as `run` plans it on a CPU; speed follows
     from the rates that `moeinf doctor` has measured, or measures now. How fast weights of the model's formats and
-    widths are read is measured the first time that a model has them, in a fraction of a second.
+    widths are read is measured the first time that a model has them, in a fraction of a second. Of a GPU that is here,
+    or that --card names, decoding is foretold from the rates that its maker publishes.
     """
+    from moeinf.forecast.cards import card_named
     from moeinf.terminal.forms.choosing import choice_shown
     from moeinf.terminal.forms.form_table import form_lines
 
-    asked = PullOptions(quant=quant, token=token)
+    asked, on = PullOptions(quant=quant, token=token), None if card is None else card_named(card)
     model = _foreign_file(model, asked)
     choice = choice_shown(model, asked, config)
     if choice is not None and json:
         return print(dumps(choice.to_json(), indent=2))
     if choice is not None:
         print_fitted("\n".join([*form_lines(choice, "run"), ""]))
-    (print if json else print_fitted)(forecast_text(_subject(model, asked, choice), config, as_json=json))
+    (print if json else print_fitted)(forecast_text(_subject(model, asked, choice), config, on, as_json=json))
 
 
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
@@ -133,29 +140,39 @@ def stored_forecast(stored: StoredModel) -> str:
     return forecast_text(stored_subject(stored), with_environment())
 
 
-def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = False) -> str:
-    """What `fit` prints of a model. Raises OutOfMemoryError where it cannot run."""
+def forecast_text(subject: Subject, config: RuntimeConfig, card: Card | None = None, *, as_json: bool = False) -> str:
+    """What `fit` prints of a model, and of a card that was named or is here. Raises OutOfMemoryError where it cannot
+    run, also on a card that was named."""
     from moeinf.bench.forecast.forecast_report import fit_json, fit_lines
+    from moeinf.forecast.cards import card_forecast
     from moeinf.forecast.subject import disks_of, forecast_of
     from moeinf.hardware import machine
     from moeinf.pull.steps import free_bytes
     from moeinf.terminal.forms.told_rates import told_rates
 
-    disks = disks_of(subject, config)
-    found = forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks))
-    _say_gpu()
+    disks, here = disks_of(subject, config), machine()
+    found = forecast_of(subject, config, here, lambda kinds: told_rates(config, kinds, disks))
+    on_card = None
+    if card is not None:
+        on_card = card_forecast(subject.outline, subject.preset.configured(config), here, card)
+    elif (there := _card_here()) is not None:
+        with suppress(MoeinfError):  # too small a card: what is foretold of the CPU is what `run` does
+            on_card = card_forecast(subject.outline, subject.preset.configured(config), here, there)
     free = free_bytes(store_home())
-    return fit_json(subject, found, free) if as_json else "\n".join(fit_lines(subject, found, free))
+    return fit_json(subject, found, free, on_card) if as_json else "\n".join(fit_lines(subject, found, free, on_card))
 
 
-def _say_gpu() -> None:
-    """A forecast is of the CPU: whoever has a GPU is told so."""
+def _card_here() -> Card | None:
+    """The GPU of this machine, where what its maker publishes is known; else a line says that it is left out."""
+    from moeinf.forecast.cards import card_named
     from moeinf.gpu.cuda import find_cuda
     from moeinf.terminal.user_notes import say
 
     try:
         gpu = find_cuda("auto", lambda line: say(f"note: {line}"))
+        return None if gpu is None else card_named(gpu.name, gpu.total_bytes)
+    except UsageError:
+        say(f"note: the forecast is of the CPU; `run` uses {gpu.name} too, unless --device cpu is given")  # type: ignore[union-attr]
     except MoeinfError as error:
-        return say(f"note: {error}")
-    if gpu is not None:
-        say(f"note: the forecast is of the CPU; `run` uses {gpu.name} too, unless --device cpu is given")
+        say(f"note: {error}")
+    return None
