@@ -1,10 +1,10 @@
 """Where the time of a token and of a prompt goes on a GPU: kernel by kernel, and what the host takes between them.
 
-    python benchmarks/gpu/token_on_gpu.py MODEL [--expert-cache 100%] [--device cuda]
+    python benchmarks/gpu/token_on_gpu.py MODEL [--expert-cache 100%] [--device cuda] [--tokens 60]
 
 Four answers to one prompt come first, so that kernels are compiled and the step is captured. Then torch's profiler
-counts the work of 60 tokens, and that of a prompt which shares nothing with the others; last, cProfile says in which
-functions of moeinf the host is meanwhile.
+counts the work of an answer as long, and that of a prompt which shares nothing with the others; last, cProfile says in
+which functions of moeinf the host is meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moeinf.store.library import Library
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said: " * 20
 OTHER = "A wholly different beginning of a text that was never seen before in this place: " * 40
-TOKENS, LINES = 60, 24
+LINES = 24
 
 
 def answer(model: Model, prompt: str, tokens: int) -> None:
@@ -43,6 +43,9 @@ def kernels(model: Model, prompt: str, tokens: int) -> None:
     for event in work:
         totals[event.name[:60]][0] += 1
         totals[event.name[:60]][1] += event.time_range.elapsed_us()
+    if not work:
+        print("the profiler saw no work of a GPU: it may lack the permission to look")
+        return
     busy = sum(us for _, us in totals.values())
     span = max(e.time_range.end for e in work) - min(e.time_range.start for e in work)
     print(f"the GPU computes {busy / 1e3:.2f} of {span / 1e3:.2f} ms")
@@ -55,16 +58,17 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--expert-cache", default="100%")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokens", type=int, default=60)
     given = parser.parse_args()
     stored = Library(store_home()).find(given.model)
     with Model(stored, RuntimeConfig.of(device=given.device, expert_cache=given.expert_cache)) as model:
         for _ in range(4):
-            answer(model, PROMPT, TOKENS)
+            answer(model, PROMPT, given.tokens)
         if given.device != "cpu":
-            kernels(model, PROMPT, TOKENS)
+            kernels(model, PROMPT, given.tokens)
             kernels(model, OTHER, 2)
         profiler = cProfile.Profile()
-        profiler.runcall(answer, model, PROMPT, TOKENS)
+        profiler.runcall(answer, model, PROMPT, given.tokens)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(LINES)
 
 
