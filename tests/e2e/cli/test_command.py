@@ -545,7 +545,7 @@ def test_what_show_says_is_needed_is_where_a_run_begins_to_succeed(
 def test_the_line_about_a_model_tells_the_formats_it_is_stored_in(tmp_path: Path) -> None:
     stored = pull("demo", PullOptions(quant_experts="q4_k", quant_dense="q8_0"), home=tmp_path)
     with Model(stored, RuntimeConfig.of(threads=1)) as model:
-        assert " active) q5_0 experts, q8_0 dense, q8_0 head · CPU, RAM " in model.describe()
+        assert " active) q5_0 experts, q8_0 dense · CPU, RAM " in model.describe()
         assert "dense 932 KB" in model.describe() and " 0.00" not in model.describe()
 
 
@@ -590,7 +590,7 @@ def test_formats_are_in_the_name_the_list_and_what_show_tells(
     assert notes[0].startswith(said)
     assert command("list").out.splitlines()[1].split()[:5:4] == ["demo:q4_k-q8_0", "q5_0"]
     lines = [line.strip() for line in command("show", "demo:q4_k-q8_0").out.splitlines()]
-    assert "quantization        q5_0 experts, q8_0 dense, q8_0 head" in lines and set(notes) <= set(lines)
+    assert "quantization        q5_0 experts, q8_0 dense" in lines and set(notes) <= set(lines)
     assert "demo:q4_k-q8_0: up to date" in command("pull", "demo:q4_k-q8_0", "--dry-run").out
     assert "demo:latest: to be pulled" in command("pull", "demo", "--dry-run").out
 
