@@ -337,7 +337,7 @@ class TensorPlan:
     matrices: the dense tensors that may be quantised, as only linear layers read them; the head is not among them.
     lookups: those of which rows are looked up (embeddings): unless one is the head too, it need not lie in memory.
     head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
-             tied. A quantised head is stored under the stored name, beside an embedding that stays as it is.
+             tied. A quantised head is stored under the stored name, unless the embedding is in its format, too.
     form:    what an expert computes with its parts.
     layer_forms: the same of MoE layers that clamp otherwise.
     scales:  MXFP4 sources of experts, as gpt-oss is shipped: name of the blocks (uint8, [..., cols / 32, 16]: the shape
