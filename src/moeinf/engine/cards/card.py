@@ -17,7 +17,7 @@ from moeinf.engine.memory.device_plan import CONTEXT_BYTES, PINNED_PERCENT, Devi
 from moeinf.engine.memory.plan import wanted_context
 from moeinf.engine.memory.plan_notes import sequence_text
 from moeinf.engine.memory.slots import SPARE_HOST_SLOTS, least_host_slots, ring_bytes
-from moeinf.engine.weights.device_form import ExpertConversion
+from moeinf.engine.weights.device_form import ExpertConversion, by_layer
 from moeinf.engine.weights.expert_files import placed_reads
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
@@ -187,8 +187,11 @@ class ExpertCard:
         copies = Copies(gpu.copier, expert_bytes, device)
         cache = ExpertCache(shape, SlotRegion(None, 0, plan.num_slots, plan.sizes), policy, stats=self._stats)
         disk: Reader = self.reader
-        if (placed := placed_reads(manifest, self.reader)) is not None:
-            conversion, num_threads = ExpertConversion(manifest, self._layouts), context.host.config.compute.threads
+        if (placed := placed_reads(by_layer(manifest), self.reader)) is not None:
+            conversion, num_threads = (
+                ExpertConversion(by_layer(manifest), self._layouts),
+                context.host.config.compute.threads,
+            )
             slots = memory, expert_bytes
             disk = ConvertedReads(self.reader, placed, slots, conversion, num_threads or usable_cores())
         host = HostSlots(cache, SlotRegion(memory, 0, plan.host_slots, plan.host_sizes), disk, gpu.copier, errors)

@@ -52,11 +52,19 @@ def _scales(manifest: Manifest) -> Sequence[Mapping[str, Sequence[float]]]:
     return manifest.scales.experts or [{}] * manifest.moe.num_layers
 
 
+def by_layer(manifest: Manifest) -> Manifest:
+    """With a layout of each layer where all have one, and the kernels lack a format of it: layers are converted."""
+    if manifest.layers or all(t.dtype in DEVICE_FORMATS for t in manifest.layout.tensors):
+        return manifest
+    return replace(manifest, layers=(manifest.layout,) * manifest.moe.num_layers)
+
+
 def device_layouts(manifest: Manifest) -> tuple[ExpertLayout, ...]:
     """Returns the block from which a GPU computes an expert of each layer.
 
     Its memory also has room for what is read of an expert's file, which is converted there.
     """
+    manifest = by_layer(manifest)
     if not manifest.layers:
         return (manifest.layout,) * manifest.moe.num_layers
     made = (
