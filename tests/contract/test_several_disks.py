@@ -39,26 +39,26 @@ class Disks:
                 part.tofile(path)
         self._kind, self._cuts = kind, cuts
 
-    def open(self) -> tuple[Reader, Slots]:
-        """A reader that knows the sums of the experts, and a slot for each of them."""
+    def open(self, *, always: bool = True, segment_bytes: int = 2 * BLOCK) -> tuple[Reader, Slots]:
+        """A reader that knows the sums of the experts, and a slot for each of them. always: see Reader.expect."""
         arena, sizes = Arena(NUM_KEYS * EXPERT_BYTES), [NUM_EXPERTS * EXPERT_BYTES] * NUM_FILES
         reader: Reader
         if self._kind == "pure":
             names, others = [str(path) for path in self.paths[0]], OtherDisks(self.paths[1:], self._cuts)
-            reader = PureReader(names, sizes, arena, segment_bytes=2 * BLOCK, others=others)
+            reader = PureReader(names, sizes, arena, segment_bytes=segment_bytes, others=others)
         else:
             reader = NativeReader(
                 [path for disk in self.paths for path in disk],
                 sizes,
                 arena,
                 backend="io_uring" if self._kind == "io_uring" else "threads",
-                segment_bytes=2 * BLOCK,
+                segment_bytes=segment_bytes,
                 disks=len(self.paths),
                 cuts=list(self._cuts),
             )
         files, offsets = places(np.arange(NUM_KEYS))
         sums = np.array([crc32c(each.tobytes()) for each in self.content], np.uint32)
-        reader.expect(files, offsets, EXPERT_BYTES, sums, always=True)
+        reader.expect(files, offsets, EXPERT_BYTES, sums, always=always)
         return reader, arena.array().reshape(NUM_KEYS, EXPERT_BYTES)
 
     def spoil(self, disk: int, key: int, at: int = 100) -> None:
@@ -111,6 +111,22 @@ def test_an_expert_is_read_as_long_as_one_disk_has_it(
             else:
                 read(reader, key)
                 assert np.array_equal(slots[key], disks.content[key])
+    reader.close()
+
+
+@pytest.mark.parametrize("segment_bytes", [2 * BLOCK, EXPERT_BYTES])
+def test_what_one_disk_has_right_says_nothing_of_another(segment_bytes: int, kind: str, tmp_path: Path) -> None:
+    disks = Disks(kind, tmp_path)
+    for key in range(NUM_KEYS):
+        disks.spoil(1, key)
+    reader, slots = disks.open(always=False, segment_bytes=segment_bytes)
+    for round in range(12):
+        for key in range(NUM_KEYS):  # at first one by one, from the disk that is asked first
+            if round < 2:
+                read(reader, key)
+        read(reader, *range(NUM_KEYS))
+        assert np.array_equal(slots, disks.content)
+        slots[:] = 0
     reader.close()
 
 

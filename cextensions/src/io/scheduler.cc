@@ -35,8 +35,10 @@ void Scheduler::Entry::begin_again() {
   piece = failed_piece = 0;
   issued_bytes = landed_bytes = 0;
   failure = {};
-  found.sum = 0;
-  for (Found& each : more_found) each.sum = 0;
+  for (std::size_t index = 0; index < num_pieces(); ++index) {
+    found_at(index).sum = 0;
+    found_at(index).disks = 0;
+  }
 }
 
 bool Scheduler::Sooner::operator()(const Entry* a, const Entry* b) const {
@@ -76,7 +78,7 @@ void Scheduler::add(const Request& request) {
   for (std::size_t piece = 0; piece < made.num_pieces(); ++piece) {
     const Piece& each = made.piece_at(piece);
     made.num_bytes += each.num_bytes;
-    made.found_at(piece).checked = each.sum != nullptr && !each.sum->sound;
+    made.found_at(piece).checked = each.sum != nullptr && each.sum->sound != all_disks();
   }
   const auto place = entries_.try_emplace(request.key, std::move(made)).first;
   try {
@@ -254,7 +256,7 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
 void Scheduler::compare_sums(Entry& entry) {
   for (std::size_t piece = 0; piece < entry.num_pieces(); ++piece) {
     const Found& found = entry.found_at(piece);
-    if (!found.checked || !is_damaged(entry.piece_at(piece), found.sum) || entry.failure.damaged) continue;
+    if (!found.checked || !is_damaged(entry.piece_at(piece), found) || entry.failure.damaged) continue;
     entry.failure.damaged = true;
     entry.failed_piece = piece;
     distrust(*entry.piece_at(piece).sum);
@@ -329,23 +331,37 @@ void Scheduler::note_replaced(Entry& entry) {
 
 // Of a piece whose sum is of more than that: whether all of it is known by now, and damaged. Which of its
 // ranges is, nobody can tell, so that all of them are to be read again.
-bool Scheduler::is_damaged(const Piece& piece, std::uint32_t found) {
+bool Scheduler::is_damaged(const Piece& piece, const Found& found) {
   BlockSum& sum = *piece.sum;
+  std::uint32_t total = found.sum;
+  Disks from = found.disks;
   if (piece.summed_bytes < sum.num_bytes) {
-    sum.shares[piece.place_in_sum] = {piece.summed_bytes, found};
+    sum.shares[piece.place_in_sum] = {piece.summed_bytes, found.sum, found.disks};
     std::int64_t end = 0;
-    found = 0;
+    total = 0;
     for (const auto& [place, share] : sum.shares) {
       if (place != end) return false;
       end += share.num_bytes;
-      found ^= share.sum;
+      total ^= share.sum;
+      from |= share.disks;
     }
     if (end != sum.num_bytes) return false;
   }
-  const bool damaged = found != sum.expected;
-  sum.sound = !damaged && sum.compared == Compared::kOnce;
-  if (damaged || sum.sound) sum.shares.clear();
+  const bool damaged = total != sum.expected;
+  if (damaged)
+    sum.sound = 0;
+  else if (sum.compared == Compared::kOnce)
+    sum.sound |= shown_sound(from);
+  if (damaged || sum.sound == all_disks()) sum.shares.clear();
   return damaged;
+}
+
+// Which disks need not be compared any more, as these together have brought a block as it was written: one
+// that had a part in it alone may have the rest wrong. Where each disk has other bytes, there is but one
+// source.
+Disks Scheduler::shown_sound(Disks from) const {
+  if (!copies_.cuts.empty()) return all_disks();
+  return (from & (from - 1)) == 0 ? from : 0;
 }
 
 void Scheduler::wake_one() { work_.notify_one(); }
@@ -420,6 +436,7 @@ void Scheduler::take(Segment* segment) {
               end - start,          entry.piece};
   segment->disk = entry.disk;
   if (entry.found_at(entry.piece).checked) {
+    entry.found_at(entry.piece).disks |= Disks{1} << entry.disk;
     const std::int64_t last = piece.summed_from + piece.summed_bytes;
     const std::int64_t from = std::max(start, piece.summed_from), to = std::max(from, std::min(end, last));
     segment->summed_from = from - start;

@@ -341,7 +341,7 @@ TEST(sums_are_those_of_the_ranges_within_their_blocks) {
     const Scheduler::Waited waited = scheduler.wait_any({&key, 1}, kNow);
     CHECK(waited.failed.has_value() == damaged);
     CHECK(!damaged || (waited.failed->outcome.damaged && waited.failed->piece.summed_bytes == 2));
-    CHECK(of_first.sound && of_second.sound == !damaged);
+    CHECK(of_first.sound != 0 && (of_second.sound != 0) == !damaged);
   }
 }
 

@@ -33,7 +33,8 @@
 
 namespace moeinf {
 
-enum class Compared { kOnce, kAlways };  // reads of a block with its sum: until one was sound, or each
+// Reads of a block with its sum: until one from each disk that has all of it was sound, or each.
+enum class Compared { kOnce, kAlways };
 
 // The CRC-32C that a block of a file has, and whether it was found to have it. Belongs to the scheduler's
 // mutex once a request points to it.
@@ -41,11 +42,12 @@ struct BlockSum {
   struct Share {
     std::int64_t num_bytes = 0;
     std::uint32_t sum = 0;
+    Disks disks = 0;  // that brought it
   };
 
   std::uint32_t expected = 0;
   Compared compared = Compared::kOnce;
-  bool sound = false;
+  Disks sound = 0;  // disks that have brought all of it, as it was written
   std::int64_t num_bytes = 0;
   // Where the block is read range by range: what each range, by its place in the block, contributes to the
   // sum, as it was read last. The block is compared whenever they make up all of it.
@@ -141,6 +143,7 @@ class Scheduler {
   struct Found {
     bool checked = false;
     std::uint32_t sum = 0;  // of the segments that have landed
+    Disks disks = 0;        // that were asked for them
   };
   struct Entry {
     Request request;
@@ -183,7 +186,9 @@ class Scheduler {
   void note_replaced(Entry& entry);
   int disk_of(const Entry& entry, const Piece& piece, std::int64_t start, std::int64_t* end,
               Clock::time_point now) const;
-  static bool is_damaged(const Piece& piece, std::uint32_t found);
+  bool is_damaged(const Piece& piece, const Found& found);
+  Disks all_disks() const { return (Disks{1} << copies_.num_disks) - 1; }
+  Disks shown_sound(Disks from) const;
   void add(const Request& request);
   void remove(std::int64_t key);
   bool can_issue() const;

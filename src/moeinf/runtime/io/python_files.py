@@ -18,23 +18,24 @@ from moeinf.types import BLOCK_ALIGN_BYTES, IntArray, SumArray
 
 @dataclass(slots=True)
 class Expected:
-    """The sum of a block, and whether there is still reason to compare it.
+    """The sum of a block, and from which disks there is still reason to compare it.
 
-    ranges: where it is read range by range, how many bytes each has and their sum, as it was read last, by its place.
+    ranges: where it is read range by range, how many bytes each has, their sum and the disk, as it was read last, by
+    its place. sound: disks that have brought all of it, as it was written.
     """
 
     offset: int
     num_bytes: int
     sum: int
     always: bool
-    sound: bool = False
-    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    sound: set[int] = field(default_factory=set)
+    ranges: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
-    def is_damaged(self, place: int, read: memoryview) -> bool:
+    def is_damaged(self, place: int, read: memoryview, disk: int) -> bool:
         """Takes bytes that were read from this place of the block on: whether all of it is known now, and damaged."""
-        self.ranges[place] = len(read), crc32c(read)
+        self.ranges[place] = len(read), crc32c(read), disk
         end = total = 0
-        for start, (num_bytes, found) in sorted(self.ranges.items()):
+        for start, (num_bytes, found, _) in sorted(self.ranges.items()):
             if start != end:
                 return False
             zeros = np.zeros(num_bytes, np.uint8)
@@ -42,9 +43,12 @@ class Expected:
         if end != self.num_bytes:
             return False
         damaged = total != self.sum
-        self.sound = not damaged and not self.always
+        disks = {disk for _, _, disk in self.ranges.values()}
         if damaged:
             self.ranges.clear()  # nobody can tell which of them it was
+            self.sound.clear()
+        elif not self.always and len(disks) == 1:  # one that had a part in it may have the rest wrong
+            self.sound |= disks
         return damaged
 
 
@@ -124,7 +128,8 @@ class ReaderFiles:
         if not before or self._starts[before - 1][0] != file:
             return None
         known = self._expected[self._starts[before - 1]]
-        return known if offset + num_bytes <= known.offset + known.num_bytes and not known.sound else None
+        checked = len(known.sound) < (1 if self._cuts else self.num_disks)
+        return known if offset + num_bytes <= known.offset + known.num_bytes and checked else None
 
     def _require_file(self, key: int, file: int) -> None:
         if not 0 <= file < len(self._paths):
@@ -163,7 +168,8 @@ class ReaderFiles:
             if expected is None:
                 continue
             place = piece.offset + piece.skipped - expected.offset
-            if expected.is_damaged(place, self._memory[start : start + piece.wanted]) and first is None:
+            read, source = self._memory[start : start + piece.wanted], 0 if self._cuts else disk
+            if expected.is_damaged(place, read, source) and first is None:
                 path, offset = self.path(piece.file, disk), expected.offset
                 said = f"{expected.num_bytes} bytes at {offset} in {path} do not match their checksum"
                 first = read_failure(said, path, key, errno.EBADMSG)
