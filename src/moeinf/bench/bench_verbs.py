@@ -84,9 +84,9 @@ def compare(
 ) -> None:
     """Say how far models are from another, on a text.
 
-    They may be what was quantised from a checkpoint, beside it. Each reads the same text, one after the other, on the CPU: perplexity, the KL divergence of the distributions of
-    each next token, how often the likeliest is the same, and how far states are off behind each layer. `show` tells
-    afterwards what was found.
+    They may be what was quantised from a checkpoint, beside it. Each reads the same text, one after the other, on the
+    CPU: perplexity, the KL divergence of the distributions of each next token, how often the likeliest is the same, and
+    how far states are off behind each layer. `show` tells afterwards what was found.
     """
     from moeinf.bench.divergence.compare import compare as compared
     from moeinf.bench.divergence.compare_report import comparison_json, comparison_lines, record
