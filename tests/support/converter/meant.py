@@ -27,6 +27,8 @@ def meant(config: dict[str, Any]) -> dict[str, Any]:
     unsaid = UNSAID.get(config["model_type"], {})
     config = config | ({"text_config": config["text_config"] | unsaid} if "text_config" in config else unsaid)
     config.pop("vision_config", None)  # what sees pictures has a file of its own
+    if config["model_type"] == "qwen4_exp":
+        config |= {"image_token_id": 248056}  # as published
     if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
         config |= {"max_position_embeddings": 1 << 20}  # the converter's, where nothing is rotated
     no_plain_layers = config["model_type"] == "nemotron_h" and "mlp" not in config["layers_block_type"]
