@@ -78,7 +78,7 @@ def test_the_figures_are_those_of_tokens_read_one_by_one(compare: Command, store
     assert model_found["kl"] == pytest.approx(away.mean(), rel=0.02) and away.mean() > 1e-4
     assert model_found["kl_error"] == pytest.approx(away.std() / len(away) ** 0.5, rel=0.05)
     assert found["perplexity"] == pytest.approx(np.exp(surprise[0].mean()), rel=1e-3)
-    assert model_found["more_perplexity"] == pytest.approx(np.expm1((surprise[1] - surprise[0]).mean()), abs=1e-3)
+    assert model_found["more_perplexity"] == pytest.approx(np.expm1((surprise[1] - surprise[0]).mean()), rel=0.01)
     assert model_found["same_token"] == pytest.approx((logs[0].argmax(1) == logs[1].argmax(1)).mean(), abs=0.05)
     assert len(model_found["state_off_by_layer"]) == CONFIG["num_hidden_layers"]
     first, last = model_found["state_off_by_layer"]

@@ -45,6 +45,7 @@ def test_a_first_model_is_found_chosen_fetched_and_answers(browser: Browser, emp
     browser.all("#get-forms label")[2].click()
     browser.find("#get-fetch").click()
     browser.wait(lambda: browser.text("#get-state") == "story:q4_k_m is here.")
+    browser.wait(lambda: browser.find("#get-close").is_enabled())
     browser.find("#get-close").click()
     browser.wait(lambda: browser.find("#model").get_attribute("value") == "story:5m-q4_k_m")
     browser.find("#prompt").send_keys("Once upon a time", Keys.ENTER)

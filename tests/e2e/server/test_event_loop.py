@@ -35,6 +35,8 @@ ASKED: dict[tuple[str, str], list[tuple[str, Any]]] = {
     ("GET", "/health"): [("/health", None)],
     ("GET", "/metrics"): [("/metrics", None)],
     ("GET", "/api/live"): [("/api/live", None)],
+    ("GET", "/api/available"): [("/api/available", None)],
+    ("GET", "/api/available/{name:path}"): [("/api/available/nothing", None)],
     ("POST", "/v1/chat/completions"): [
         ("/v1/chat/completions", TEXT | {"messages": [HI]}),
         ("/v1/chat/completions", TEXT | {"messages": [HI], "stream": True}),

@@ -22,10 +22,11 @@ from moeinf.types import Json
 def available_routes(service: Service) -> list[Route]:
     """What the page needs before it fetches a model: what `list --available --json` and `fit NAME --json` print, too.
     Forms are looked up on the Hub, as a pull would do it, and so for those alone who may pull."""
-    home, turn = service.library.home, asyncio.Lock()
+    turn = asyncio.Lock()
 
     def forms_of(name: str) -> Json:
-        choice = choice_among(name, NO_OPTIONS, with_environment(), home, rates_here(home, with_environment(), _unsaid))
+        home, config = service.library.home, with_environment()
+        choice = choice_among(name, NO_OPTIONS, config, home, rates_here(home, config, _unsaid))
         return {"name": name, "forms": []} if choice is None else choice.to_json()
 
     async def answer(made: Callable[[], Json]) -> Response:
@@ -34,7 +35,7 @@ def available_routes(service: Service) -> list[Route]:
             return json_response(await asyncio.to_thread(made))
 
     async def names(request: Request) -> Response:
-        return await answer(lambda: {"models": available(home)})
+        return await answer(lambda: {"models": available(service.library.home)})
 
     async def forms(request: Request) -> Response:
         return await answer(lambda: forms_of(request.path_params["name"]))

@@ -104,8 +104,8 @@ export class GetModel {
       if (known) [progress.max, progress.value] = [total, completed ?? 0];
       this.#say(status + (known ? `: ${bytesText(completed ?? 0)} of ${bytesText(total)}` : ""));
     }
-    this.#say(`${wanted} is here.`);
     await this.#ports.onFetched();
+    this.#say(`${wanted} is here.`);
   }
 }
 
