@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -36,11 +37,14 @@ def test_a_campaign_takes_the_kinds_by_turns_and_says_how_to_repeat_a_fault(
         asked.append(command)
         return Done(Counter({"kills: cp": 1}), ["lost"] if len(asked) == 3 else [])
 
-    clock = iter(float(number) for number in range(100))
+    numbers = itertools.count()
     monkeypatch.setattr(driver, "in_a_process", step)
-    monkeypatch.setattr(f"{driver.__name__}.time.monotonic", lambda: next(clock))
-    assert driver.run(tmp_path, ["kills", "worlds"], 5, 16 / 3600, 1.0) == 1
-    assert driver.run(tmp_path, ["kills", "worlds"], 5, 4 / 3600, 1.0) == 0
+
+    def clock() -> float:
+        return float(next(numbers))
+
+    assert driver.run(tmp_path, ["kills", "worlds"], 5, 16 / 3600, 1.0, clock) == 1
+    assert driver.run(tmp_path, ["kills", "worlds"], 5, 4 / 3600, 1.0, clock) == 0
     steps = [(words[words.index("--only") + 1], words[words.index("--step") + 1]) for words in asked]
     assert len(steps) == len(set(steps)) >= 4 and {kind for kind, _ in steps} == {"kills", "worlds"}
     assert f"FAULT: lost\n  repeat: {' '.join(asked[2])}\n" in capsys.readouterr().out

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,19 @@ def main() -> int:
     return run(given.state, kinds, given.seed, given.hours, given.seconds)
 
 
-def run(state: Path, kinds: list[str], seed: int, hours: float, seconds: float) -> int:
+def run(
+    state: Path, kinds: list[str], seed: int, hours: float, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> int:
     """Steps until the time is over; the exit code is 1 where one of them found a fault."""
-    record, end, failed = Record(state / "steps.jsonl"), time.monotonic() + 3600 * hours, False
-    while time.monotonic() < end:
+    record, end, failed = Record(state / "steps.jsonl"), clock() + 3600 * hours, False
+    while clock() < end:
         kind = min(kinds, key=lambda each: record.seconds(each) / KINDS[each].weight)
         number = record.next_step(kind, seed)
         command = [sys.executable, "-m", "tests.support.campaign.driver", "--state", str(state), "--only", kind]
         command += ["--seed", str(seed), "--step", str(number), "--seconds", str(seconds)]
-        begun = time.monotonic()
+        begun = clock()
         done = in_a_process(command)
-        took = time.monotonic() - begun
+        took = clock() - begun
         record.add(kind, seed, number, commit(), took, done)
         told = ", ".join(f"{count} {what}" for what, count in sorted(done.counts.items())) or "nothing"
         print(
