@@ -14,9 +14,12 @@ from safetensors.torch import load_file
 from moeinf.engine.speed.rates import Reading
 from moeinf.engine.speed.rates_file import save
 from moeinf.forecast import known
+from moeinf.server.serve import HttpServer
+from moeinf.store.library import Library
 from moeinf.store.naming import catalogue
 from tests.support.gguf_files import tokenizer_fields, write_gguf
 from tests.support.hub_server import REPO, Hub, point_client_at, serving
+from tests.support.live_server import live_server
 from tests.support.rates import rates_of_this_machine
 
 FILES, PLAIN = "maker/Story-GGUF", "maker/Plain"
@@ -64,3 +67,13 @@ def published(files: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         point_client_at(hub.endpoint, folder, monkeypatch)
         yield hub
     catalogue.catalogue.cache_clear()
+
+
+@contextmanager
+def empty_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, HttpServer]]:
+    """The Hub of `published`, and a server over a store that has no model yet, on a machine that was measured."""
+    (folder / "home").mkdir()
+    keep_rates(folder / "home", monkeypatch)
+    forms = write_forms(folder / "files")
+    with published(forms, folder, monkeypatch) as hub, live_server(Library(folder / "home")) as running:
+        yield hub, running

@@ -35,7 +35,8 @@ class Card(NamedTuple):
         return CardRates(MEMORY_SHARE * 1e9 * self.memory_gb_per_s, LINK_SHARE * link)
 
 
-# From the makers' data sheets. Of a name with several memories the smaller is first.
+# Rates that the makers publish, written down from memory and not compared with the data sheets since. Of a name with
+# several memories the smaller is first.
 CARDS: Final = (
     Card("RTX 3060", 12, 360, 16, 4),
     Card("RTX 3060 Ti", 8, 448, 16, 4),

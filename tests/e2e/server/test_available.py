@@ -13,22 +13,24 @@ from huggingface_hub import constants
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import Library
 from tests.support.hub_server import Hub
-from tests.support.known_models import keep_rates, published, write_forms
+from tests.support.known_models import empty_store
 from tests.support.live_server import live_server
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    (tmp_path / "home").mkdir()
-    keep_rates(tmp_path / "home", monkeypatch)
-    with published(write_forms(tmp_path / "files"), tmp_path, monkeypatch) as served:
-        yield served
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hub, HttpServer]]:
+    with empty_store(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
-def server(hub: Hub, tmp_path: Path) -> Iterator[HttpServer]:
-    with live_server(Library(tmp_path / "home")) as running:
-        yield running
+def hub(both: tuple[Hub, HttpServer]) -> Hub:
+    return both[0]
+
+
+@pytest.fixture
+def server(both: tuple[Hub, HttpServer]) -> HttpServer:
+    return both[1]
 
 
 def get(server: HttpServer, path: str) -> httpx.Response:
