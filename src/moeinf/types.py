@@ -186,6 +186,16 @@ class ExpertPiece:
         return self.strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
+class RowsOf(NamedTuple):
+    """A matrix whose rows are these of another one, in this order: a run of each of the shares that processors had.
+
+    Both matrices may have been quantised share by share, so that each has tiles of its own.
+    """
+
+    name: str
+    rows: tuple[range, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SumRun:
     """CRC-32C sums of adjacent units of a file. The last unit is what is left of num_bytes."""
@@ -340,9 +350,7 @@ class TensorPlan:
              tied. A quantised head is stored under the stored name, unless the embedding is in its format, too.
     form:    what an expert computes with its parts.
     layer_forms: the same of MoE layers that clamp otherwise.
-    scales:  MXFP4 sources of experts, as gpt-oss is shipped: name of the blocks (uint8, [..., cols / 32, 16]: the shape
-             that `experts` has of them) -> name of their scales (uint8, [..., cols / 32]), which no layout names. Their
-             pieces count weights, as if the source were [..., cols]; every part of theirs has rows of whole blocks.
+    cut:     dense tensors that some checkpoints have as rows of another matrix, which is quantised.
     renamed: regular expressions of what parts of names are called where transformers 5 saves tensors as it holds them,
              each with what the plan calls them instead; of those that match, the first is replaced.
 
@@ -359,7 +367,6 @@ class TensorPlan:
     lookups: frozenset[str] = frozenset()
     head: tuple[str, str] | None = None
     form: ExpertForm = ExpertForm()
-    scales: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     ahead: tuple[str, ...] = ()
     whole: Mapping[str, int] = field(default_factory=dict)
@@ -368,6 +375,17 @@ class TensorPlan:
     copies: Mapping[str, str] = field(default_factory=dict)
     tied_head: str | None = None
     follows: Mapping[str, Callable[[str], Sequence[Expected]]] = field(default_factory=dict)
+    cut: Mapping[str, RowsOf] = field(default_factory=dict)
+
+    @property
+    def scales(self) -> dict[str, str]:
+        """Of MXFP4 sources of experts, as gpt-oss is shipped: the name of the blocks (uint8, [..., cols / 32, 16], the
+        shape that `experts` has of them) and that of their scales (uint8, [..., cols / 32]), which no layout names.
+
+        Pieces of blocks count weights, as if the source were [..., cols]; each of their parts has rows of whole blocks.
+        """
+        blocks = (name for layout in self.experts for name in layout if name.endswith("_blocks"))
+        return {name: name.removesuffix("blocks") + "scales" for name in blocks}
 
     @property
     def forms(self) -> list[ExpertForm]:

@@ -18,9 +18,7 @@ def _part_of(whole: str) -> str:
 
 
 NOT_IN_TRANSFORMERS: Final = {  # no release of it has them; public programs do
-    "k2_horizon": "values that experts make (MoVA), norms of groups of numbers, gates of softplus or silu",
-    "mimo_v2": "a reader of matrices that lie in shares of several processors, each with scales in FP8 of its own; "
-    "GGUF files of its Flash models are read",
+    "k2_horizon": "values that experts make (MoVA), norms of groups of numbers, gates of softplus or silu"
 }
 REFUSED: Final = NOT_IN_TRANSFORMERS | {
     "diffusion_gemma": "generation of text by diffusion",

@@ -48,6 +48,7 @@ FAMILIES = (
     FamilyEntry("glm4v_moe", "glm", also=("glm4v_moe_text",)),
     FamilyEntry("solar_open", "glm"),
     FamilyEntry("mimo_v2_flash", "glm"),
+    FamilyEntry("mimo_v2", "glm"),
     FamilyEntry("cohere2_moe", "mixtral"),
     FamilyEntry("step3p7", "glm", also=("step3p5",)),
     FamilyEntry("laguna", "glm"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from tests.support.checkpoints import (
     write_checkpoint,
 )
 from tests.support.configs.deepseek_v4 import DEEPSEEK_V4
+from tests.support.configs.mimo_v2 import MIMO_V2
 
 # Rows and columns that fill no tile, as the 576 rows of DeepSeek-V3's kv_a_proj_with_mqa.
 CUT_TILES = CONFIG | {"hidden_size": 192, "moe_intermediate_size": 320, "head_dim": 40, "num_experts": 4}
@@ -101,6 +104,67 @@ def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
     assert weights(whole) == weights(other)
     small = pull(str(checkpoint), home=tmp_path / "small", portions=Portions(segment_bytes=1000))
     assert weights(whole) == weights(small)
+
+
+def in_shares(tensors: Checkpoint, layer: int, shares: int, *, one: bool) -> tuple[Checkpoint, Checkpoint]:
+    """Queries, keys and values in FP8, each share of rows by itself, as processors held them; and what it stands for.
+
+    one: all in one matrix, the queries, keys and values of one processor behind those of another.
+    """
+    prefix = f"model.layers.{layer}.self_attn."
+    names = [f"{prefix}{each}_proj.weight" for each in "qkv"]
+    parts = [list(tensors[name].chunk(shares)) for name in names]
+    pieces = [torch.cat(share) for share in zip(*parts, strict=True)] if one else [*itertools.chain(*parts)]
+    coded, meant = zip(*(in_fp8({"x_proj.weight": piece}, (16, 32)) for piece in pieces), strict=True)
+    codes, scales = ([each[f"x_proj.weight{end}"] for each in coded] for end in ("", "_scale_inv"))
+    decoded = [each["x_proj.weight"] for each in meant]
+    if one:
+        sizes = [len(part[0]) for part in parts]
+        apart = [torch.cat(found) for found in zip(*(each.split(sizes) for each in decoded), strict=True)]
+        made = {f"{prefix}qkv_proj.weight": (codes, scales)}
+    else:
+        ranges = [slice(at * shares, (at + 1) * shares) for at in range(3)]
+        apart = [torch.cat(decoded[each]) for each in ranges]
+        made = {name: (codes[each], scales[each]) for name, each in zip(names, ranges, strict=True)}
+    shipped = {name: torch.cat(each[0]) for name, each in made.items()}
+    shipped |= {f"{name}_scale_inv": torch.cat(each[1]) for name, each in made.items()}
+    return shipped, dict(zip(names, apart, strict=True))
+
+
+@pytest.mark.parametrize("quant", [None, "q8_0"])
+@pytest.mark.parametrize("one", [True, False])
+def test_what_was_quantised_in_shares_of_processors_is_read(one: bool, quant: str | None, tmp_path: Path) -> None:
+    """As MiMo-V2.6 is published, and the keys of MiMo-V2-Flash: 24 rows of a head have a tile of 16 and one of 8."""
+    config = MIMO_V2 | {"attention_projection_layout": "fused_qkv"}
+    tensors = random_tensors(config)
+    attention = {name: each for name, each in tensors.items() if re.search(r"self_attn\.[qkv]_proj", name)}
+    others = {name: each for name, each in tensors.items() if name not in attention}
+    shipped, meant = dict(others), dict(others)
+    for layer in range(config["num_hidden_layers"]):
+        of_layer = in_shares(tensors, layer, config["num_key_value_heads"], one=one)
+        shipped |= of_layer[0]
+        meant |= of_layer[1]
+    said = {"quantization_config": FP8["quantization_config"] | {"weight_block_size": [16, 32]}}
+    first = pull(
+        str(write_checkpoint(tmp_path / "fp8", shipped, config | said, order=scattered)),
+        PullOptions(quant=quant),
+        home=tmp_path / "home",
+        portions=Portions(segment_bytes=1000),
+    )
+    second = pull(
+        str(write_checkpoint(tmp_path / "bf16", meant, config)), PullOptions(quant=quant), home=tmp_path / "h2"
+    )
+    assert weights(first) == weights(second) and verify(first) == []
+
+
+def test_rows_of_which_the_order_is_not_known_are_refused(tmp_path: Path) -> None:
+    tensors = random_tensors(MIMO_V2)
+    for layer in range(MIMO_V2["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.self_attn."
+        parts = [tensors.pop(f"{prefix}{each}_proj.weight") for each in "qkv"]
+        tensors[f"{prefix}qkv_proj.weight"] = torch.cat(parts)
+    with pytest.raises(UnsupportedModelError, match=r"the order of rows in tensor 'model\.layers\.\d\.self_attn\.qkv"):
+        pull(str(write_checkpoint(tmp_path / "c", tensors, MIMO_V2)), home=tmp_path / "home")
 
 
 TABLE = "layers.1.ffn.gate.tid2eid"

@@ -67,6 +67,7 @@ def footprint_of(name: str) -> Footprint:
         ("llama-4-maverick", 401, 17, 1_048_576),
         ("llama-4-scout", 108, 17, 10_485_760),
         ("mimo-v2-flash", 309, 15, 262_144),
+        ("mimo-v2.6-flash", 309, 15, 1_048_576),
         ("minimax-m1-80k", 456, 48, 10_240_000),
         ("minimax-m2.5", 229, 11, 196_608),
         ("minimax-m2.7", 229, 11, 204_800),

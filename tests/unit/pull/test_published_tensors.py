@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import pytest
 
@@ -26,7 +26,7 @@ from moeinf.types import TensorPlan
 from tests.support.listed_tensors import FILE, LISTED, Listing, expanded, listing
 from tests.support.true_configs import PUBLISHED
 
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
 _UNKNOWN = (1,)  # the shape of what the plan leaves out
 
 
@@ -39,7 +39,8 @@ def header_of(listed: Listing, plan: TensorPlan) -> Header:
     """The header of a file with these tensors, in the shapes of the plan."""
     called = Names(listed.dtypes, plan)
     planned = {name: called(name) for name in listed.dtypes}
-    shapes = shapes_of(set(planned.values()), plan, declared_by(listed.config))
+    dtypes = {planned[name]: dtype for name, dtype in listed.dtypes.items()}
+    shapes = shapes_of(dtypes, plan, declared_by(listed.config))
     found = {name: shapes.get(plan_name, _UNKNOWN) for name, plan_name in planned.items()}
     return {
         name: TensorEntry(name, dtype, found[name], 0, math.prod(found[name]) * _BYTES[dtype])
@@ -47,15 +48,25 @@ def header_of(listed: Listing, plan: TensorPlan) -> Header:
     }
 
 
-def shapes_of(there: Collection[str], plan: TensorPlan, declared: Declared) -> dict[str, tuple[int, ...]]:
-    """Of what may be there by the plan's names, among them those of which coded matrices are made."""
+def shapes_of(there: Mapping[str, str], plan: TensorPlan, declared: Declared) -> dict[str, tuple[int, ...]]:
+    """Of what may be there by the plan's names, among them those of which coded matrices are made. there: the types."""
     known = {**plan.dense, **plan.vision} | {copy: plan.dense[of] for copy, of in plan.copies.items()}
     for layout in plan.experts:
         if all(name in there or f"{name}_packed" in there for name in layout):
             known |= {name: shape for name, (shape, _) in layout.items()}
             break
     known |= {scales: known[blocks][:-1] for blocks, scales in plan.scales.items() if blocks in known}
+    shares = {each: len(source.rows) for name, source in plan.cut.items() for each in (name, source.name)}
+    for name, source in plan.cut.items():
+        if source.name in there:
+            rows, cols = known.pop(name)
+            known[source.name] = (known.get(source.name, (0,))[0] + rows, cols)
     for name, shape in list(known.items()):
+        if there.get(name) == "F8_E4M3":
+            (rows, cols), (high, wide), count = shape, declared.tile or shape, shares.get(name, 1)
+            known[f"{name}_scale_inv"] = (count * -(-rows // count // high), -(-cols // wide))
+        elif there.get(name) == there.get(f"{name}_scale") == "U8":
+            known[name], known[f"{name}_scale"] = (shape[0], shape[1] // 2), (shape[0], shape[1] // 32)
         args = declared.args_of(name)
         if args is not None and args.group_size and f"{name}_packed" in there:
             known[f"{name}_packed"] = (*shape[:-1], shape[-1] * args.bits // 32)

@@ -170,8 +170,8 @@ def _mimo2(m: Metadata) -> JsonObject:
         next((count for count, kind in zip(heads, kinds, strict=True) if (kind == "full_attention") == sees_all), None)
         for sees_all in (True, False)
     )
-    number = whole if whole is not None else (own or 0) // 2
-    refuse_unless(m, bool(number) and own in (None, 2 * number), "attention.head_count_kv")
+    number = whole if whole is not None else own
+    refuse_unless(m, bool(number) and own != 0, "attention.head_count_kv")
     key = m.count("attention.key_length")
     refuse_unless(m, key > 0, "attention.key_length")
     rotated = m.count("rope.dimension_count", key)
@@ -187,6 +187,7 @@ def _mimo2(m: Metadata) -> JsonObject:
             "head_dim": key,
             "v_head_dim": m.count("attention.value_length", key),
             "num_key_value_heads": number,
+            "swa_num_key_value_heads": own,
             "sliding_window": m.count("attention.sliding_window"),
             "layer_types": kinds,
             "mlp_layer_types": mlps_of(m),

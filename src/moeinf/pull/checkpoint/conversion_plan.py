@@ -21,6 +21,7 @@ from moeinf.pull.checkpoint.moves import (
     joined_move,
     kept_move,
     left_out,
+    rows_moves,
 )
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
@@ -120,8 +121,10 @@ def plan_conversion(
     formats = FormatPlan()
     parts = expert_formats(plan, quantisation.experts, _part_formats(experts, tensors), formats)
     layout = expert_layout([(part, parts[part], shape) for part, shape in plan.parts.items()])
-    dtypes = {name: tensors.dtype(name) for name in plan.dense}
-    sources = dtypes | {name: tensors.format(name) or dtypes[name] for name in plan.matrices & plan.dense.keys()}
+    named = {name: _source(tensors, name) for name in plan.dense}
+    dtypes = {name: tensors.dtype(source) for name, source in named.items()}
+    matrices = plan.matrices & plan.dense.keys()
+    sources = dtypes | {name: tensors.format(named[name]) or dtypes[name] for name in matrices}
     dense = dense_tensors_of(plan, quantisation, sources, formats)
     head, specs = dense_header({name: (tensor.format, tensor.shape) for name, tensor in dense.items()})
     ahead = KeptFile.of(tensors, [name for name in tensors.names() if _is_kept_ahead(plan, name)])
@@ -167,7 +170,11 @@ def _dense_moves(
 ) -> Iterator[tuple[str, Move]]:
     for spec in specs:
         source = dense[spec.name].source
-        yield tensors.shard(source), dense_move(tensors, source, spec)
+        whole = _source(tensors, source)
+        moves = (
+            rows_moves(tensors, tensors.cut[source], spec) if whole != source else [dense_move(tensors, source, spec)]
+        )
+        yield from ((tensors.shard(whole), move) for move in moves)
 
 
 def _expert_moves(experts: ExpertNames, layout: ExpertLayout, tensors: Tensors) -> Iterator[tuple[str, Move]]:
@@ -212,7 +219,7 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list
 
     Returns those that are not wanted and have to be zero.
     """
-    wanted = {**plan.dense} | {name: shape for name, (shape, _) in experts.items()}
+    wanted = _dense_wanted(plan, tensors) | {name: shape for name, (shape, _) in experts.items()}
     claimed = tensors.claimed_by(wanted.keys())
     others = [
         name
@@ -224,6 +231,12 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list
             tensors.check_readable(name)
     for name, shape in wanted.items():
         tensors.check_shape(name, shape)
+    for source in {rows.name for rows in tensors.cut.values()}:
+        if tensors.scheme(source) is None:
+            raise UnsupportedModelError(
+                f"{tensors.shard(source)}: programs disagree about the order of rows in tensor {source!r}, which is "
+                f"{tensors.entry(source).dtype}; pull the FP8 original, or one with queries, keys and values apart"
+            )
     zero = tensors.zero_biases(wanted.keys())
     known = tensors.used().union(zero)
     for name in others:
@@ -233,13 +246,29 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list
     return zero
 
 
+def _source(tensors: Tensors, name: str) -> str:
+    """The tensor that has the rows of a dense one of the plan: mostly that of its own name."""
+    return tensors.cut[name].name if name in tensors.cut else name
+
+
+def _dense_wanted(plan: TensorPlan, tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """The names and shapes that the checkpoint has of the dense tensors."""
+    wanted = dict[str, tuple[int, ...]]()
+    for name, shape in plan.dense.items():
+        source = _source(tensors, name)
+        before = wanted.get(source, (0,))[0]
+        wanted[source] = shape if source == name else (before + shape[0], *shape[1:])
+    return wanted
+
+
 def _kinds(
     experts: ExpertNames, parts: Mapping[str, Format], dense: Mapping[str, DenseTensor], tensors: Tensors
 ) -> dict[str, Kind]:
     """Returns what matrices are coded in which way, and stored in which format, without those that lose nothing."""
     found: dict[str, tuple[Scheme, Format, dict[str, None]]] = {}
     pieces = ((name, f"expert {piece.part}", parts[piece.part]) for name, (_, all) in experts.items() for piece in all)
-    for source, words, format in (*pieces, *((each.source, name, each.format) for name, each in dense.items())):
+    matrices = ((_source(tensors, each.source), name, each.format) for name, each in dense.items())
+    for source, words, format in (*pieces, *matrices):
         scheme = tensors.scheme(source)
         if scheme is not None and loss_kind(scheme, format):
             found.setdefault(loss_kind(scheme, format), (scheme, format, {}))[2][words] = None

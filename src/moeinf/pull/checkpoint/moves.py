@@ -14,7 +14,7 @@ from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import CodedRows
 from moeinf.pull.coded.scheme import Scheme
 from moeinf.store.format import STORE_DTYPES
-from moeinf.types import DTYPE_BYTES, Expected, ExpertLayout, ExpertPiece, TensorSpec
+from moeinf.types import DTYPE_BYTES, Expected, ExpertLayout, ExpertPiece, RowsOf, TensorSpec, format_bytes
 
 # Targets of moves into the dense file, and into that of layers that predict further tokens; others are MoE layers.
 DENSE, AHEAD, VISION = -1, -2, -3
@@ -79,6 +79,15 @@ def dense_move(tensors: Tensors, source: str, spec: TensorSpec) -> Move:
         transform = WholeNumbers(source, entry.dtype, values)
         return Move(entry.offset_bytes, entry.num_bytes, DENSE, spec.offset_bytes, transform)
     return _run(tensors, source, range(math.prod(spec.shape)), spec, DENSE, spec.offset_bytes)
+
+
+def rows_moves(tensors: Tensors, source: RowsOf, spec: TensorSpec) -> Iterator[Move]:
+    """Moves rows of another matrix, which are all of this one, into the dense file."""
+    cols, before = spec.shape[-1], 0
+    for rows in source.rows:
+        offset = spec.offset_bytes + format_bytes(spec.dtype, (before, cols))
+        yield _run(tensors, source.name, range(rows.start * cols, rows.stop * cols), spec, DENSE, offset)
+        before += len(rows)
 
 
 def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], layout: ExpertLayout) -> Iterator[Move]:

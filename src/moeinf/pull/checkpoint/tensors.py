@@ -40,6 +40,8 @@ class Tensors:
         for copy, source in plan.copies.items():
             if source not in self._found and copy in self._found and not plan.is_ahead(copy):
                 self._found[source] = self._found.pop(copy)  # one matrix, under either of its names
+        self.cut = {name: rows for name, rows in plan.cut.items() if name not in self and rows.name in self}
+        self._shares = {each: len(rows) for name, (whole, rows) in plan.cut.items() for each in (name, whole)}
 
     def _check_copies(self, weight_map: Mapping[str, str], copies: Mapping[str, str]) -> None:
         """A tensor that the index promises is not taken for a copy because its shard lacks it."""
@@ -182,7 +184,8 @@ class Tensors:
 
         Raises UnsupportedModelError where it is coded in a way that moeinf does not read.
         """
-        scheme = None if self.is_mxfp4(name) else scheme_of(self, name, shape, self._declared)
+        shares = self._shares.get(name, 1)
+        scheme = None if self.is_mxfp4(name) else scheme_of(self, name, shape, self._declared, shares)
         if scheme is not None:
             self._schemes[name] = scheme
             return

@@ -31,8 +31,10 @@ def codes_of(pool: Pool, name: str) -> str | None:
     return next((each for each in names if pool.found(each)), None)
 
 
-def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme | None:
+def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared, shares: int = 1) -> Scheme | None:
     """Returns how a matrix of the plan is coded; None for one that is there as it is, or not at all.
+
+    shares: of its rows, which may have been coded one by one.
 
     Raises CheckpointError where tensors are missing or have other shapes, UnsupportedModelError where moeinf does not
     read them.
@@ -46,7 +48,7 @@ def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme
         if not declared.method and not any(pool.found(name + end) for end in ("_scale", "_scale_inv", ".quant_map")):
             return None
         if dtype == CODES:
-            return float8(pool, name, shape, declared)
+            return float8(pool, name, shape, declared, shares)
         scales = pool.found(f"{name}_scale")
         if dtype == "I8" and scales and scales[1].dtype == POWERS:
             return float4(pool, name, shape, declared)

@@ -209,7 +209,7 @@ class _Places:
     def _check_plain(self, name: str, shape: tuple[int, ...] | None) -> None:
         """Raises UnsupportedModelError for a tensor that is missing, quantised, or of another size."""
         found = self._tensors.found(name)
-        if found is None or found[1].dtype not in STORE_DTYPES or name in self._plan.scales:
+        if found is None or found[1].dtype not in STORE_DTYPES:
             dtype = found[1].dtype if found else "quantised"
             raise UnsupportedModelError(
                 f"{self._adapter.where} changes {name!r}, which the checkpoint has as {dtype}; an adapter is merged "

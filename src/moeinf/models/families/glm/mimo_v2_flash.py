@@ -6,19 +6,20 @@ Layers with a window have twice the key/value heads of those that see all tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.assemble import CommonAttention, DecoderFamily, Spec
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention_config import AttentionSite, Scores, Sight
-from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import sigmoid_moe
-from moeinf.types import JsonObject
+from moeinf.types import JsonObject, RowsOf, TensorPlan
 
-_MTP = r"model\.mtp\..*"
+MTP = r"model\.mtp\..*"
 _PARTIAL = 0.334
 _ROPES: dict[str, JsonObject] = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e6},
@@ -36,7 +37,7 @@ class ValueScaled(CommonAttention):
         return layers.make(AttentionPart(self.config, replace(site, residual=self.scale)))
 
 
-def _parse(f: Fields) -> Spec:
+def parse_mimo(f: Fields) -> Spec:
     f.fixed(scoring_func="sigmoid", topk_method="noaux_tc", n_shared_experts=0, use_qk_norm=False)
     f.only("partial_rotary_factor", _PARTIAL, None)  # each kind of layer has its own
     f.only("rope_theta", _ROPES["full_attention"]["rope_theta"], None)
@@ -61,9 +62,9 @@ def _parse(f: Fields) -> Spec:
     )
     before = f.get("sliding_window_size")  # the tokens before a token's own
     window = f.count("sliding_window", 129) if before is None else f.count("sliding_window_size") + 1
-    sliding = replace(
-        a, num_kv_heads=2 * a.num_kv_heads, rope=_rope(f, "sliding_attention"), sight=Sight(window)
-    ).scored(sinks="attention_sink_bias")
+    own = f.count("swa_num_key_value_heads", 2 * a.num_kv_heads)
+    sliding = replace(a, num_kv_heads=own, rope=_rope(f, "sliding_attention"), sight=Sight(window))
+    sliding = sliding.scored(sinks="attention_sink_bias")
     slides = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
     _only_said_again(f, slides, num_layers)
     if f.get("routed_scaling_factor") is None:
@@ -75,7 +76,21 @@ def _parse(f: Fields) -> Spec:
     scale = 1.0 if f.get("attention_value_scale") is None and "attention_value_scale" in f else None
     scale = f.number("attention_value_scale", 0.707) if scale is None else scale
     decoder = replace(decoder, attention=a, special=dict.fromkeys(slides, sliding))
-    return Spec(decoder, blocks, {i: ValueScaled(decoder.attention_of(i), scale) for i in range(num_layers)})
+    mixers = {i: ValueScaled(decoder.attention_of(i), scale) for i in range(num_layers)}
+    return Spec(decoder, blocks, mixers, amended=partial(_in_shares, decoder, _kv_heads(f)))
+
+
+def _in_shares(decoder: DecoderConfig, shares: int, plan: TensorPlan) -> TensorPlan:
+    """Queries, keys and values were quantised apart for each of so many processors, and may lie so in one matrix."""
+    cut = dict[str, RowsOf]()
+    for i in range(decoder.num_layers):
+        prefix = decoder.attention_site(i).prefix
+        names = [f"{prefix}{each}_proj.weight" for each in "qkv"]
+        rows = [plan.dense[name][0] // shares for name in names]
+        for at, (name, count) in enumerate(zip(names, rows, strict=True)):
+            begins = [number * sum(rows) + sum(rows[:at]) for number in range(shares)]
+            cut[name] = RowsOf(f"{prefix}qkv_proj.weight", tuple(range(begin, begin + count) for begin in begins))
+    return replace(plan, cut=cut)
 
 
 def _kv_heads(f: Fields) -> int:
@@ -97,7 +112,6 @@ def _only_said_again(f: Fields, slides: list[int], num_layers: int) -> None:
         ("add_swa_attention_sink_bias", True),
         ("add_full_attention_sink_bias", False),
         ("swa_num_attention_heads", f.get("num_attention_heads")),
-        ("swa_num_key_value_heads", 2 * f.count("num_key_value_heads")),
         ("swa_head_dim", f.get("head_dim")),
         ("swa_v_head_dim", f.get("v_head_dim")),
     ):
@@ -106,5 +120,5 @@ def _only_said_again(f: Fields, slides: list[int], num_layers: int) -> None:
 
 class Family(DecoderFamily):
     name = "mimo_v2_flash"
-    parse = staticmethod(_parse)
-    ahead = (_MTP,)
+    parse = staticmethod(parse_mimo)
+    ahead = (MTP,)

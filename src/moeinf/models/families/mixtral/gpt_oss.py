@@ -90,7 +90,7 @@ class Mxfp4Moe(Moe):
     def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
         plan, moe = Moe.plan(self, decoder, dense), self.moe
         hidden, inter = decoder.attention.hidden_size, self.moe_intermediate_size
-        shipped, plain, scales = Layout(), Layout(), dict[str, str]()
+        shipped, plain = Layout(), Layout()
         for layer, i in enumerate(self.moe_layers):
             experts, prefix = moe.experts_of(layer), f"{decoder.layer(i)}{self.names.block}experts."
             both, down = f"{prefix}gate_up_proj", f"{prefix}down_proj"
@@ -112,9 +112,8 @@ class Mxfp4Moe(Moe):
                 ),
                 down: ((experts, inter, hidden), _down(layer, experts, hidden * inter, (1, hidden))),
             }
-            scales |= {f"{name}_blocks": f"{name}_scales" for name in (both, down)}
         parts = {**plan.parts, "gate_bias": (inter,), "up_bias": (inter,), "down_bias": (hidden,)}
-        return replace(plan, parts=parts, experts=(shipped, plain), scales=scales)
+        return replace(plan, parts=parts, experts=(shipped, plain))
 
 
 def _gate_and_up(
