@@ -683,6 +683,7 @@ class AttentionShape:
         sharp_power: bool = False,
         front_eps: float | None = None,
         cap: float = 0.0,
+        sees_all: bool = False,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
@@ -693,7 +694,9 @@ class AttentionShape:
         1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)), or with sharp_power by
         (1 + (p + sharp_offset) / sharp_length)^sharpness. replaces: what the layer would add to x takes its place.
         softplus_gates: softplus, not sigmoid, of gates with a matrix of their own. front_eps: of the norm in front,
-        None for norm_eps. cap: scores s become cap tanh(s / cap), 0 for none. ValueError for sizes that cannot be.
+        None for norm_eps. cap: scores s become cap tanh(s / cap), 0 for none. sees_all: each token sees all, as patches
+        of a picture do, so that queries and softmax weights may be rounded to bf16 where keys and values are.
+        ValueError for sizes that cannot be.
         """
 
 class AttentionLayer:

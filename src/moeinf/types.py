@@ -248,6 +248,7 @@ class AttentionSizes:
     ahead: int = 0  # most positions behind its own that a token sees
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it
     value_dim: int = 0  # of a head's values, where they are narrower than its keys
+    sees_all: bool = False  # each token sees all, as patches of a picture do
 
 
 @dataclass(frozen=True, slots=True)

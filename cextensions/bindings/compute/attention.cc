@@ -201,6 +201,7 @@ class AttentionLayer {
     shape.gated = nb::cast<bool>(sizes.attr("gated"));
     shape.gate_apart = nb::cast<bool>(sizes.attr("gate_apart"));
     shape.ahead = moeinf::number_of(sizes, "ahead");
+    shape.sees_all = nb::cast<bool>(sizes.attr("sees_all"));
     shape.most_chosen = moeinf::number_of(sizes, "most_chosen");
     shape.value_dim = moeinf::number_of(sizes, "value_dim");
     const moeinf::PassShape most = moeinf::pass_of(pass);
@@ -280,7 +281,7 @@ void bind_shape(nb::module_& m) {
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
              std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
              std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces, bool softplus_gates,
-             bool sharp_power, std::optional<double> front_eps, double cap) {
+             bool sharp_power, std::optional<double> front_eps, double cap, bool sees_all) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
             require(sharp_length > 0 && sharp_offset == moeinf::times({sharp_offset}),
@@ -295,6 +296,7 @@ void bind_shape(nb::module_& m) {
             self->front_eps = static_cast<float>(front_eps.value_or(norm_eps));
             require(cap >= 0 && std::isfinite(cap), "the cap of the scores is negative, or no number");
             self->cap = static_cast<float>(cap);
+            self->sees_all = sees_all;
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
@@ -302,7 +304,7 @@ void bind_shape(nb::module_& m) {
           nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
           nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false,
           nb::arg("softplus_gates") = false, nb::arg("sharp_power") = false,
-          nb::arg("front_eps") = nb::none(), nb::arg("cap") = 0.0);
+          nb::arg("front_eps") = nb::none(), nb::arg("cap") = 0.0, nb::arg("sees_all") = false);
 }
 
 }  // namespace

@@ -149,8 +149,9 @@ struct SharedRowsCase {
     for (std::int64_t q = 0; q < kMaxSharing; ++q) seen.push_back(q == 3 ? 0 : kRows - 9 * q);
   }
 
-  // Of `count` queries from `first` on: sums [count, rank], each followed by its state.
-  Floats attended(const Ops& ops, int first, int count) const {
+  // Of `count` queries from `first` on: sums [count, rank], each followed by its state. in_pairs: values are
+  // laid out beforehand; rounds: softmax weights are rounded to bf16.
+  Floats attended(const Ops& ops, int first, int count, bool in_pairs = false, bool rounds = false) const {
     const std::size_t query_bytes = activation_bytes(ActivationKind::kBF16, kWidth);
     const Lines scratch(shared_rows_bytes(kWidth, kRank, apart)), queries(std::size_t(count) * query_bytes),
         rests(std::size_t(count) * query_bytes);
@@ -160,6 +161,8 @@ struct SharedRowsCase {
       for (float& number : left) number -= rounded_to_bf16(number);
       ops.prepare(ActivationKind::kBF16, left.data(), kWidth, rests.memory + std::size_t(q) * query_bytes);
     }
+    const Lines pairs(std::size_t((kRows + 63) / 64 * 64 * kRank * 2));
+    if (in_pairs) ops.pair_values(value_matrix.view.data, kRank, kRows, kRank, pairs.memory);
     const SharedRowsTask task = {queries.memory,
                                  std::int64_t(query_bytes),
                                  count,
@@ -170,8 +173,10 @@ struct SharedRowsCase {
                                  kRank,
                                  seen.data() + first,
                                  scratch.memory,
-                                 apart ? value_matrix.view.data : nullptr,
-                                 apart ? rests.memory : nullptr};
+                                 apart && !in_pairs ? value_matrix.view.data : nullptr,
+                                 apart ? rests.memory : nullptr,
+                                 rounds,
+                                 in_pairs ? pairs.memory : nullptr};
     std::vector<SoftmaxState> states(std::size_t(count), {0.25f, 1.0f});  // a sink
     Floats sums(std::size_t(count * kRank)), out;
     ops.attend_shared(task, states.data(), sums.data());
@@ -243,6 +248,30 @@ TEST(attention_to_shared_rows_is_that_of_its_double_precision_twin_and_of_each_q
           CHECK(std::fabs(double(from[c] / from[with.kRank + 1]) - expected[std::size_t(c)]) <=
                 kTolerance * largest);
       }
+    }
+  }
+}
+
+TEST(values_in_pairs_are_weighed_as_they_lie_and_rounded_weights_lose_their_last_digits) {
+  std::mt19937 random(10);
+  const SharedRowsCase with(random, Format::kBF16, true);
+  double largest = 0;
+  for (const float number : with.values) largest = std::fmax(largest, std::fabs(double(number)));
+  for (const std::string& isa : available_isas()) {
+    const Ops& ops = ops_for(isa);
+    CHECK((ops.pair_values == nullptr) == (ops.attend_shared == nullptr));
+    if (ops.pair_values == nullptr) continue;
+    CHECK(with.attended(ops, 0, kMaxSharing, true) == with.attended(ops, 0, kMaxSharing));
+    const Floats together = with.attended(ops, 0, kMaxSharing, true, true);
+    CHECK(together == with.attended(ops, 0, kMaxSharing, false, true));
+    CHECK(together != with.attended(ops, 0, kMaxSharing));
+    for (int q = 0; q < kMaxSharing; ++q) {
+      const auto from = together.begin() + q * (with.kRank + 2);
+      CHECK(with.attended(ops, q, 1, true, true) == Floats(from, from + with.kRank + 2));
+      const std::vector<double> expected = with.expected(q);
+      for (std::int64_t c = 0; c < with.kRank; ++c)
+        CHECK(std::fabs(double(from[c] / from[with.kRank + 1]) - expected[std::size_t(c)]) <=
+              0x1p-9 * largest);
     }
   }
 }

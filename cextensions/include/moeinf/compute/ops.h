@@ -94,6 +94,8 @@ struct SharedRowsTask {
   void* scratch;  // shared_rows_bytes(width, rank, whether there are values), 64-byte aligned
   const unsigned char* values = nullptr;  // [num_rows, rank] in `format`
   const unsigned char* rests = nullptr;   // laid out like queries: what rounding to bf16 took of them
+  bool rounds_weights = false;            // to bf16, else they keep 16 bits
+  const unsigned char* pairs = nullptr;   // in the place of values: these as pair_values lays them out
 };
 constexpr int kMaxSharing = 32;
 
@@ -195,6 +197,10 @@ struct Ops {
   // Brings states [num_queries] up to date with the rows, and writes sums [num_queries, rank] as attend does.
   // Null where such attention is made of matmul_rows, online_softmax and weighted_sum.
   void (*attend_shared)(const SharedRowsTask& task, SoftmaxState* states, float* sums);
+  // Values [count, dim] of bf16 for attend_shared, with zeros up to `width` columns, a multiple of 32, and to
+  // a multiple of 64 rows; out, 64-byte aligned, has room for these. Null where attend_shared is.
+  void (*pair_values)(const unsigned char* rows, std::int64_t dim, std::int64_t count, std::int64_t width,
+                      unsigned char* out);
   void (*run_delta)(const DeltaTask& task);
   void (*run_scan)(const ScanTask& task);
 

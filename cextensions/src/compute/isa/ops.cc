@@ -86,15 +86,15 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 
 namespace isa {
 
-#define MOEINF_OPS(name, prepare_tile, multiply_tiles, attend_shared)                     \
-  {name,           prepare,      dot_rows,   matmul_rows,   prepare_tile, multiply_tiles, \
-   weighted_sum,   activate,     add_stored, add_scaled,    add_product,  sigmoid_mul,    \
-   rms_norm,       layer_norm,   rotate,     store_kv,      widen_kv,     softmax,        \
-   online_softmax, cap,          attend,     attend_shared, run_delta,    run_scan,       \
-   largest_score,  weigh_scores, sum_from,   scores_between}
-const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr, nullptr, nullptr);
+#define MOEINF_OPS(name, prepare_tile, multiply_tiles, attend_shared, pair_values)            \
+  {name,           prepare,       dot_rows,     matmul_rows,   prepare_tile,  multiply_tiles, \
+   weighted_sum,   activate,      add_stored,   add_scaled,    add_product,   sigmoid_mul,    \
+   rms_norm,       layer_norm,    rotate,       store_kv,      widen_kv,      softmax,        \
+   online_softmax, cap,           attend,       attend_shared, pair_values,   run_delta,      \
+   run_scan,       largest_score, weigh_scores, sum_from,      scores_between}
+const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr, nullptr, nullptr, nullptr);
 #ifdef MOEINF_AMX
-const Ops amx = MOEINF_OPS("amx", prepare_tile, multiply_tiles, attend_shared);
+const Ops amx = MOEINF_OPS("amx", prepare_tile, multiply_tiles, attend_shared, pair_values);
 #endif
 
 }  // namespace isa

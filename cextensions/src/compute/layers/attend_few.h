@@ -15,13 +15,13 @@ struct Place {
   const KVView* kv;
   std::int64_t position;
 };
-// Of each token of the stretches, which stay where they are; at most kMostTokens.
+// Of each token of the stretches, which stay where they are; at most most_at_once.
 struct Places {
   explicit Places(Span<const Stretch> stretches);
   Span<const Place> part(std::int64_t first, std::int64_t count) const {
     return {of.data() + first, static_cast<std::size_t>(count)};
   }
-  std::array<Place, kMostTokens> of;
+  std::array<Place, kMostPatches> of;
 };
 
 // Arguments as of attend_many; the tokens may be of several sequences. What a token gives depends neither on

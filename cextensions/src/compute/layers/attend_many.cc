@@ -265,7 +265,7 @@ void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sin
 }
 
 std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
-  const std::int64_t seen = shape.window + kMostTokens + shape.ahead;
+  const std::int64_t seen = shape.window + most_at_once(shape) + shape.ahead;
   const std::int64_t count = shape.window > 0 ? std::min(pass.positions, seen) : pass.positions;
   const std::int64_t rows = tokens_of_task(shape) * (shape.num_heads / shape.num_kv_heads);
   Workspace::Frame memory;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "compute/layout.h"
+
 namespace moeinf {
 namespace {
 
@@ -34,28 +36,39 @@ Held held_in(unsigned char* memory, std::int64_t width) {
   return held;
 }
 
-// As bf16, and what that took of it; zeros from `dim` to `width`.
+// As bf16, and (with_rest) what that took of it; zeros from `dim` to `width`.
 void round_query(const Ops& ops, const float* query, float scale, std::int64_t dim, std::int64_t width,
-                 const Held& held, std::int64_t place) {
+                 const Held& held, std::int64_t place, bool with_rest) {
   const std::size_t at = row_bytes(Format::kBF16, place * width);
   for (std::int64_t c = 0; c < dim; ++c) held.scaled[c] = query[c] * scale;
   std::fill(held.scaled + dim, held.scaled + width, 0.0f);
   ops.store_kv(Format::kBF16, held.scaled, width, held.queries + at);
+  if (!with_rest) return;
   ops.widen_kv(Format::kBF16, held.queries + at, width, held.widened);
   for (std::int64_t c = 0; c < width; ++c) held.scaled[c] -= held.widened[c];
   ops.store_kv(Format::kBF16, held.scaled, width, held.rests + at);
 }
 
 // Keys and values of some heads, whose rows are `width` wide, and those of each head `stride` bytes behind
-// the one before.
+// the one before; or of one head, whose values are laid out in pairs.
 struct WideRows {
-  const unsigned char *keys, *values;
+  const unsigned char *keys, *values, *pairs;
   std::size_t stride;
 };
 
 constexpr std::int64_t kColumns = 32;       // of bf16 in a tile
 constexpr std::int64_t kLeastHeadDim = 64;  // narrower ones are filled up with too many zeros
-std::int64_t wide(std::int64_t dim) { return (dim + kColumns - 1) / kColumns * kColumns; }
+std::int64_t wide(std::int64_t dim) { return round_up(dim, kColumns); }
+
+// Whether keys and values are laid out anew, for all queries of a call: where rows are narrower than tiles,
+// and where each query sees all of them.
+bool lays_out(const AttentionShape& shape) {
+  return shape.sees_all || wide(shape.head_dim) != shape.head_dim;
+}
+constexpr std::int64_t kRowsStep = 64;  // of pair_values
+std::size_t laid_out_bytes(std::int64_t positions, std::int64_t width) {
+  return row_bytes(Format::kBF16, round_up(positions, kRowsStep) * width);
+}
 
 class TileAttention {
  public:
@@ -79,20 +92,19 @@ class TileAttention {
             thread_bytes(width_) * static_cast<std::size_t>(kernels.pool().num_threads())))) {}
 
   void run() {
-    if (width_ == s_.head_dim) {
+    if (!lays_out(s_)) {
       attend_heads(
           0, s_.num_kv_heads,
           {static_cast<const unsigned char*>(kv_.keys), static_cast<const unsigned char*>(kv_.values),
-           row_bytes(Format::kBF16, kv_.capacity * s_.head_dim)});
+           nullptr, row_bytes(Format::kBF16, kv_.capacity * s_.head_dim)});
       return;
     }
     const std::int64_t positions = seen_by(0, rows_);
-    const std::size_t of_head = row_bytes(Format::kBF16, positions * width_);
+    const std::size_t of_head = laid_out_bytes(positions, width_);
     auto* const keys = static_cast<unsigned char*>(frame_.take_bytes(2 * of_head));
     for (std::int64_t head = 0; head < s_.num_kv_heads; ++head) {
-      widen_rows(kv_.keys, head, positions, keys);
-      widen_rows(kv_.values, head, positions, keys + of_head);
-      attend_heads(head, 1, {keys, keys + of_head, of_head});
+      lay_out(head, positions, keys, keys + of_head);
+      attend_heads(head, 1, {keys, nullptr, keys + of_head, 0});
     }
   }
 
@@ -105,20 +117,23 @@ class TileAttention {
     return most;
   }
 
-  // Copies rows of a head, with zeros behind each.
-  void widen_rows(const void* kept, std::int64_t head, std::int64_t count, unsigned char* out) const {
-    constexpr std::int64_t kRows = 256;  // of a task
+  // Keys of a head, with zeros behind each, and its values in pairs.
+  void lay_out(std::int64_t head, std::int64_t count, unsigned char* keys, unsigned char* pairs) const {
+    constexpr std::int64_t kRows = 4 * kRowsStep;  // of a task
     const std::size_t narrow = row_bytes(Format::kBF16, s_.head_dim),
-                      bytes = row_bytes(Format::kBF16, width_);
-    const auto* const from =
-        static_cast<const unsigned char*>(kept) + static_cast<std::size_t>(head * kv_.capacity) * narrow;
+                      bytes = row_bytes(Format::kBF16, width_),
+                      first = static_cast<std::size_t>(head * kv_.capacity) * narrow;
+    const auto* const from = static_cast<const unsigned char*>(kv_.keys) + first;
+    const auto* const values = static_cast<const unsigned char*>(kv_.values) + first;
     kernels_.pool().run((count + kRows - 1) / kRows, [&](std::int64_t task, int) {
-      const std::int64_t end = std::min(count, (task + 1) * kRows);
-      for (std::int64_t at = task * kRows; at < end; ++at) {
-        unsigned char* const to = out + static_cast<std::size_t>(at) * bytes;
+      const std::int64_t begin = task * kRows, end = std::min(count, begin + kRows);
+      for (std::int64_t at = begin; at < end; ++at) {
+        unsigned char* const to = keys + static_cast<std::size_t>(at) * bytes;
         std::memcpy(to, from + static_cast<std::size_t>(at) * narrow, narrow);
         std::memset(to + narrow, 0, bytes - narrow);
       }
+      kernels_.ops().pair_values(values + static_cast<std::size_t>(begin) * narrow, s_.head_dim, end - begin,
+                                 width_, pairs + static_cast<std::size_t>(begin) * bytes);
     });
   }
 
@@ -128,13 +143,14 @@ class TileAttention {
       const std::int64_t first = (blocks - 1 - index / num_heads) * kMaxSharing;  // longest first
       const std::int64_t head = index % num_heads;
       const std::size_t kept = static_cast<std::size_t>(head) * rows.stride;
-      attend(first, first_head + head, rows.keys + kept, rows.values + kept,
+      const WideRows of_head = {rows.keys + kept, rows.values == nullptr ? nullptr : rows.values + kept,
+                                rows.pairs, 0};
+      attend(first, first_head + head, of_head,
              held_in(threads_ + thread_bytes(width_) * static_cast<std::size_t>(thread), width_));
     });
   }
 
-  void attend(std::int64_t first, std::int64_t kv_head, const unsigned char* keys,
-              const unsigned char* values, const Held& held) const {
+  void attend(std::int64_t first, std::int64_t kv_head, const WideRows& rows, const Held& held) const {
     const std::int64_t dim = s_.head_dim, count = std::min<std::int64_t>(kMaxSharing, rows_ - first);
     SoftmaxState states[kMaxSharing];
     std::int64_t seen[kMaxSharing], place[kMaxSharing];
@@ -147,15 +163,17 @@ class TileAttention {
                                                         : own_.sinks + token * s_.num_heads + head;
       states[r] =
           sink == nullptr ? SoftmaxState{-std::numeric_limits<float>::infinity(), 0} : SoftmaxState{*sink, 1};
-      round_query(kernels_.ops(), query_ + place[r], s_.scale, dim, width_, held, r);
+      round_query(kernels_.ops(), query_ + place[r], s_.scale, dim, width_, held, r, !s_.sees_all);
     }
     SharedRowsTask task;
     task.queries = held.queries;
-    task.rests = held.rests;
+    task.rests = s_.sees_all ? nullptr : held.rests;
+    task.rounds_weights = s_.sees_all;
     task.query_bytes = static_cast<std::int64_t>(row_bytes(Format::kBF16, width_));
     task.num_queries = static_cast<int>(count);
-    task.rows = keys;
-    task.values = values;
+    task.rows = rows.keys;
+    task.values = rows.values;
+    task.pairs = rows.pairs;
     task.format = Format::kBF16;
     task.num_rows = seen_by(first, count);
     task.width = task.rank = width_;
@@ -201,7 +219,7 @@ std::size_t tiles_workspace_bytes(const AttentionShape& shape, const PassShape& 
   const std::int64_t width = wide(shape.head_dim);
   Workspace::Frame memory;
   memory.take_bytes(thread_bytes(width) * static_cast<std::size_t>(pass.num_threads));
-  if (width != shape.head_dim) memory.take_bytes(2 * row_bytes(Format::kBF16, pass.positions * width));
+  if (lays_out(shape)) memory.take_bytes(2 * laid_out_bytes(pass.positions, width));
   return memory.num_bytes();
 }
 

@@ -213,9 +213,10 @@ void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w
             std::int64_t length, const Turns& turns, RowSpan<float> x, Span<const std::int64_t> ends,
             const ChosenPositions& chosen) {
   const std::int64_t tokens = x.rows, first = tokens - chosen.tokens;  // that chooses
+  const std::int64_t at_once = most_at_once(s);
   const auto passes = [&](Steps steps) {
-    for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
-      const std::int64_t part = std::min(kMostTokens, tokens - start);
+    for (std::int64_t start = 0; start < tokens; start += at_once) {
+      const std::int64_t part = std::min(at_once, tokens - start);
       const std::int64_t choosing = std::clamp<std::int64_t>(start + part - first, 0, part);
       ChosenPositions of_part{nullptr, choosing, chosen.each, chosen.groups};
       if (choosing > 0)
@@ -274,7 +275,7 @@ void attend_given(Kernels& kernels, const AttentionShape& s, const GivenHeads& h
 }
 
 std::size_t attention_workspace_bytes(const AttentionShape& s, const PassShape& pass) {
-  const std::int64_t tokens = std::min(pass.tokens, kMostTokens);
+  const std::int64_t tokens = std::min(pass.tokens, most_at_once(s));
   Workspace::Frame memory;
   take_vectors(memory, s, tokens);
   const std::size_t inputs = prepared_bytes(pass, tokens, std::max(s.hidden, s.num_heads * s.head_dim));

@@ -53,6 +53,7 @@ class NativeAttention(OneByOne[Float32Array, Angles]):
             sharp_power=s.growth == "power",
             front_eps=site.front_eps,
             cap=config.scores.cap or 0.0,
+            sees_all=config.sight.sees == "all",
         )
         weights = weights.with_wide_heads(config, site.prefix)
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)

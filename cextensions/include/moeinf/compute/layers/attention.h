@@ -30,6 +30,9 @@ struct AttentionShape {
   // sharp_length)^sharpness.
   float sharpness;
   std::int64_t sharp_length, sharp_offset;
+  // Each token sees all, as patches of a picture do: as in the arithmetic that their models were trained in,
+  // queries and softmax weights may be rounded to bf16 where keys and values are; kMostPatches go at once.
+  bool sees_all = false;
   std::int64_t ahead = 0;        // of sizes alone: how many positions behind its own a token sees at most
   bool replaces = false;         // what would be added to x takes its place
   std::int64_t most_chosen = 0;  // positions that a token attends to where they are chosen; 0: they are not

@@ -61,6 +61,7 @@ def attention_workspace(config: AttentionConfig) -> Workspace:
         gate is not None and gate.name is not None,
         most_chosen=config.sight.most_chosen,
         value_dim=value_dim or 0,
+        sees_all=config.sight.sees == "all",
     )
     attention = 2 * config.hidden_size + queries * (2 if gate is None else 4) + 2 * keys
     attention += 0 if value_dim is None else queries + keys
