@@ -47,28 +47,33 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
 
     name: as on the command line (`demo`, `mixtral`, `org/repo`, a folder). options: fields of
     moeinf.config.RuntimeConfig, such as expert_cache="6GiB", policy="lru", prefetch=False, context=8192.
-    reporting: whom to tell of fallbacks and of progress; without it, fallbacks are warnings of the logger "moeinf".
+    reporting: whom to tell of fallbacks and of progress, and which form of a model is taken, or whose files; without
+    it, these are warnings of the logger "moeinf".
     Of what `moeinf create` has named the options hold; its system message is for whoever makes the messages.
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
     from moeinf.config.environment import store_home, with_environment
-    from moeinf.config.pull_options import NO_OPTIONS
+    from moeinf.config.pull_options import NO_OPTIONS, PullOptions
     from moeinf.engine.model import Model
     from moeinf.engine.reporting import log_warning
     from moeinf.engine.stored.preset import preset_of
-    from moeinf.forecast.form_choice import settled_unasked
-    from moeinf.foreign.adopting import adopted
+    from moeinf.forecast.form_choice import usual_form
+    from moeinf.pull.events import NotedProgress
+    from moeinf.pull.forms.form import Form
     from moeinf.pull.mtp_layer import ensure_draft
-    from moeinf.pull.origins import stored_model
-    from moeinf.pull.pull import ensure
+    from moeinf.references.fetching import fetch, settled
+    from moeinf.references.meaning import meaning
     from moeinf.store.library import Library
+    from moeinf.store.naming.catalogue import KnownModel
 
-    asked, home = with_environment(**options), store_home()
+    asked, library = with_environment(**options), Library(store_home())
     tell = reporting.notify if reporting else log_warning
-    stored = stored_model(name, Library(home), None) or adopted(name, NO_OPTIONS, Library(home))
-    if stored is None:
-        reference, given = settled_unasked(name, NO_OPTIONS, asked, home, tell)
-        stored = ensure(reference, given, home=home)
+    progress = NotedProgress(tell)
+
+    def choose(model: KnownModel, name: str, given: PullOptions) -> Form:
+        return usual_form(model, name, given, asked, library.home, tell)
+
+    stored = fetch(settled(meaning(name, NO_OPTIONS, library), library, choose, progress), library, progress)
     preset = preset_of(stored)
     config = preset.configured(asked)
     ensure_draft(stored, config)

@@ -177,25 +177,22 @@ def pull(
         from moeinf.bench.divergence.fit_pull import fit_pull
 
         return fit_pull(source, options, fit_options, dry_run=dry_run, quiet=quiet)
-    from moeinf.foreign.adopting import adopted, meant
     from moeinf.pull.pull import plan_pull
-    from moeinf.pull.pull import pull as install
+    from moeinf.references.fetching import fetch
+    from moeinf.references.meaning import meaning
     from moeinf.store.library import Library
     from moeinf.terminal.forms.choosing import chosen_form
     from moeinf.terminal.pull_progress import PullDisplay, again_text, plan_lines
 
     library, plan = Library(store_home()), None
-    foreign = meant(source, options, library)
-    taken, taken_options = source if foreign is None else str(foreign.path), options
-    if foreign is None:
-        taken, taken_options = chosen_form(source, options, RuntimeConfig(), "pull", yes=yes or dry_run, quiet=quiet)
+    found = meaning(source, options, library)
+    found = chosen_form(found, library, RuntimeConfig(), "pull", yes=yes or dry_run, quiet=quiet)
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
             if dry_run:
-                plan = plan_pull(taken, taken_options, home=library.home, progress=display)
+                plan = plan_pull(found.reference, found.options, home=library.home, progress=display)
             else:
-                adopted_model = adopted(source, options, library, display) if foreign else None
-                stored = adopted_model or install(taken, taken_options, home=library.home, progress=display)
+                stored = fetch(found, library, display, again=True)
     except (KeyboardInterrupt, Ended):
         print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
         raise

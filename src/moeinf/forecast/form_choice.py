@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from moeinf.config import RuntimeConfig
-from moeinf.config.pull_options import NO_OPTIONS, PullOptions
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
 from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.engine.stored.outline import outline_of_headers
 from moeinf.errors import DiskSpaceError, HubError, OutOfMemoryError
 from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine, machine
-from moeinf.pull.events import PullProgress
 from moeinf.pull.forms.form import Form, Found
-from moeinf.pull.origins import is_here
 from moeinf.pull.steps import free_bytes
 from moeinf.store.library import Library
-from moeinf.store.naming.aliases import alias_of, known_forms, known_sources
-from moeinf.store.naming.catalogue import KnownModel, form_name, known_form
+from moeinf.store.naming.catalogue import KnownModel, form_name
 from moeinf.store.naming.names import DEFAULT_TAG
-from moeinf.store.quantisation import CHOICES
 from moeinf.text.quantities import at_least_text, size_text
 from moeinf.types import JsonObject
 
@@ -99,41 +94,6 @@ class Choice:
         return next((row for row in self.rows if row.form.tag == tag.lower()), None)
 
 
-def wants_choice(reference: str, options: PullOptions, home: Path) -> KnownModel | None:
-    """The known model of which a reference leaves open which form is meant; None where it is here or was begun.
-
-    Raises UsageError for a file of aliases that is not sound.
-    """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        return None  # then the Hub's cache is looked into, which has what it has
-    plain = replace(options, name=None, token=None, also=None, force=False, keep_source=False)
-    return known_forms(reference, home) if plain == NO_OPTIONS and _is_new(reference, options, home) else None
-
-
-def named_form(
-    reference: str, options: PullOptions, home: Path, progress: PullProgress | None = None
-) -> tuple[str, PullOptions] | None:
-    """What `pull` takes for a reference that ends in the tag of a form of a known model; None for any other.
-
-    Raises ModelNotFoundError for a tag that there is not, and HubError.
-    """
-    found = known_form(reference) if options.quant is None and options.revision is None else None
-    if found is None or not _is_new(reference, options, home) or known_sources(home).get(alias_of(reference)):
-        return None
-    model, tag = found
-    if model.checkpoint.kind != "hub":
-        return (model.name, replace(options, quant=tag)) if tag in CHOICES else None
-    from moeinf.pull.forms.published import form_of_tag  # loads the Hub's client, which takes 0.2 s
-
-    form = form_of_tag(model, tag, options, Library(home), progress)
-    return form.reference, form.options
-
-
-def _is_new(reference: str, options: PullOptions, home: Path) -> bool:
-    library = Library(home)
-    return not any(is_here(each, library) for each in (reference, options.name) if each)
-
-
 def forms_of(model: KnownModel, name: str, options: PullOptions, home: Path) -> Found:
     """As published_forms. Raises HubError, which names the models that are here."""
     from moeinf.pull.forms.published import published_forms
@@ -146,51 +106,28 @@ def forms_of(model: KnownModel, name: str, options: PullOptions, home: Path) -> 
 
 
 def choice_among(
-    reference: str, options: PullOptions, config: RuntimeConfig, home: Path, rates: KnownRates
-) -> Choice | None:
-    """The forms of the known model that a reference means, and the one to be taken; None where it leaves none open.
+    model: KnownModel, name: str, options: PullOptions, config: RuntimeConfig, home: Path, rates: KnownRates
+) -> Choice:
+    """The forms of a known model, and the one to be taken. name: of the model, as it was asked for.
 
     Raises HubError, OutOfMemoryError and DiskSpaceError, which say the least that would do, where no form can run here.
     """
-    model = wants_choice(reference, options, home)
-    if model is None:
-        return None
-    name = options.name or reference.lower().removesuffix(f":{DEFAULT_TAG}")
+    name = options.name or name
     found, here = forms_of(model, name, options, home), machine()
     rows, free = tuple(_forecast_of(form, config, here, rates) for form in found.forms), free_bytes(home)
     return Choice(name, model, found, rows, taken(name, rows, free), free)
 
 
-def settled(
-    reference: str,
-    options: PullOptions,
-    config: RuntimeConfig,
-    home: Path,
-    rates: KnownRates,
-    decide: Callable[[Choice], Form],
-) -> tuple[str, PullOptions]:
-    """What `pull` is to be given for a reference: itself, or the form of a known model that it names, or that `decide`
-    takes. Raises as `choice_among`; ModelNotFoundError for the tag of a form that there is not."""
-    named = named_form(reference, options, home)
-    if named is not None:
-        return named
-    choice = choice_among(reference, options, config, home, rates)
-    if choice is None:
-        return reference, options
-    form = decide(choice)
-    return form.reference, form.options
+def usual_form(
+    model: KnownModel, name: str, options: PullOptions, config: RuntimeConfig, home: Path, tell: Callable[[str], None]
+) -> Form:
+    """The form that is taken where nobody is asked. tell: takes a line about it, and about measuring this machine.
 
-
-def settled_unasked(
-    reference: str, options: PullOptions, config: RuntimeConfig, home: Path, tell: Callable[[str], None]
-) -> tuple[str, PullOptions]:
-    """As `settled`, with the usual form. tell: takes a line about it, and about measuring this machine."""
-
-    def decide(choice: Choice) -> Form:
-        tell(f"{choice.name}: {choice.line}")
-        return choice.taken.form
-
-    return settled(reference, options, config, home, rates_here(home, config, tell), decide)
+    Raises as `choice_among`.
+    """
+    choice = choice_among(model, name, options, config, home, rates_here(home, config, tell))
+    tell(f"{choice.name}: {choice.line}")
+    return choice.taken.form
 
 
 def rates_here(home: Path, config: RuntimeConfig, tell: Callable[[str], None]) -> KnownRates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeinf.config import RuntimeConfig
@@ -19,11 +19,9 @@ from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
 from moeinf.pull.forms.form import Form
-from moeinf.pull.origins import stored_model
 from moeinf.pull.pull import read_headers
-from moeinf.store.files import errors_named
-from moeinf.store.library import Library, StoredModel
-from moeinf.store.quantisation import SMALL, chosen
+from moeinf.store.library import StoredModel
+from moeinf.store.quantisation import SMALL
 from moeinf.store.spread.whole import strides_of
 from moeinf.text.quantities import at_least_text, binary_size_text
 
@@ -40,22 +38,18 @@ class Subject:
     model: StoredModel | None = None  # None where it is not stored
 
 
-def subject_of(
-    reference: str, quant: str | None, token: str | None, home: Path, progress: PullProgress | None = None
+def subject_of_headers(
+    reference: str, options: PullOptions, home: Path, progress: PullProgress | None = None
 ) -> Subject:
-    """What `run` would mean by the reference. Reads headers alone, of files, of the store or of the Hub.
+    """What a pull of the reference would store. Reads headers alone, of files or of the Hub.
 
     Raises what a pull would: ModelNotFoundError, CheckpointError, UnsupportedModelError, HubError, UsageError.
     """
-    with errors_named(home):
-        stored = stored_model(reference, Library(home), chosen(quant))
-    if stored is not None:
-        return stored_subject(stored)
-    headers = read_headers(reference, PullOptions(quant=quant, token=token), home=home, progress=progress)
+    headers = read_headers(reference, options, home=home, progress=progress)
     outline = outline_of_headers(headers.config, headers.generation, headers.manifest, headers.dense)
     smaller = None
-    if quant is None and headers.manifest.in_place is None:
-        small = read_headers(reference, PullOptions(quant=SMALL.tag, token=token), home=home)
+    if options.quant is None and headers.manifest.in_place is None:
+        small = read_headers(reference, replace(options, quant=SMALL.tag), home=home)
         smaller = outline_of_headers(small.config, small.generation, small.manifest, small.dense)
     return Subject(reference, outline, headers.store_bytes, False, {}, smaller=smaller)
 

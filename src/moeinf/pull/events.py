@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 Verb = Literal["pulling", "converting", "quantising", "verifying"]
@@ -67,3 +68,13 @@ class SilentProgress:
 
     def waiting(self) -> None:
         pass
+
+
+class NotedProgress(SilentProgress):
+    """Tells what the user should read, and nothing else."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def note(self, text: str) -> None:
+        self._tell(text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
@@ -19,6 +20,7 @@ from moeinf.store.naming.names import (
     default_name,
     full_name,
     has_tag,
+    meant,
     name_from,
     outside_source,
     parse_name,
@@ -120,7 +122,7 @@ def _stored(reference: str, library: Library) -> Origin | None:
 
 def _begun(reference: str, library: Library) -> Origin | None:
     """What an interrupted pull of this name was of, to go on with it."""
-    begun = _unfinished(reference, library)
+    begun = unfinished(reference, library)
     if begun is None:
         return None
     asked, _ = begun
@@ -141,18 +143,25 @@ _MEANINGS: tuple[Callable[[str, Library], Origin | None], ...] = (_outside, _sto
 
 
 def _unknown(reference: str, library: Library) -> ModelNotFoundError:
-    """Names the models whose names begin so, else those that are nearly called so."""
-    stored = [model.name.removesuffix(f":{DEFAULT_TAG}") for model in library.list()]
-    names = {*stored, *known_sources(library.home)}
+    """Names the stored models that it may mean, else those whose names begin so, else those that are nearly called
+    so."""
+    held, several = [model.name for model in library.list()], list[str]()
+    with suppress(UsageError):
+        several = meant(reference, held)[:3]
+    names = {*_short(held), *known_sources(library.home)}
     wanted = reference.lower().partition(":")[0]
     long_enough = len(wanted) >= _LEAST_BEGINNING
     alike = [name for name in names if long_enough and name.startswith(wanted)]
     close = sorted(alike, key=lambda name: (name.partition(":")[0] != wanted, -_likeness(name, reference), name))[:3]
-    close = close or difflib.get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
+    close = _short(several) or close or difflib.get_close_matches(reference.lower(), names, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     return ModelNotFoundError(
         f"model '{printable(reference)}' not found; {hint} (`moeinf list --available` shows the names)"
     )
+
+
+def _short(names: Iterable[str]) -> list[str]:
+    return [name.removesuffix(f":{DEFAULT_TAG}") for name in names]
 
 
 def _likeness(name: str, reference: str) -> float:
@@ -186,16 +195,16 @@ def stored_model(
 def is_here(reference: str, library: Library) -> bool:
     """Tells whether a reference means a stored model, or one whose pull is under way or was interrupted."""
     with errors_named(library.home):
-        return stored_model(reference, library, None) is not None or _unfinished(reference, library) is not None
+        return stored_model(reference, library, None) is not None or unfinished(reference, library) is not None
 
 
 def continues(reference: str, library: Library, wanted: Quantisation | None) -> bool:
     """Tells whether a pull would go on with an interrupted one, which is not running and makes the same formats."""
-    begun = _unfinished(reference, library)
+    begun = unfinished(reference, library)
     return begun is not None and not begun[1] and wanted in (None, begun[0].quantisation)
 
 
-def _unfinished(reference: str, library: Library) -> tuple[PulledAs, bool] | None:
+def unfinished(reference: str, library: Library) -> tuple[PulledAs, bool] | None:
     """Returns what an unfinished pull of this name was asked for, and whether it is running."""
     found = (partial for partial in find_partials(library.home) if partial.is_named(reference))
     return next(((partial.asked, partial.running) for partial in found if partial.asked), None)

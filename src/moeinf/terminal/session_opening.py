@@ -15,11 +15,9 @@ from moeinf.config.server_options import seconds_of
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
-from moeinf.pull.origins import stored_model
-from moeinf.store.files import errors_named
+from moeinf.references.meaning import meaning
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import MTP
-from moeinf.store.quantisation import chosen
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.first_steps import TOY
 from moeinf.terminal.conversation_loop import Conversation
@@ -43,23 +41,16 @@ def ensure_stored(
 ) -> StoredModel:
     """The stored model, which is pulled where there is none. config: by which the form of a known model is chosen; yes:
     without a question."""
-    home = store_home()
-    if options.lora is None:
-        with errors_named(home):
-            stored = stored_model(name, Library(home), chosen(options.quant))
-        if stored is not None:
-            return stored
-    from moeinf.foreign.adopting import adopted
-    from moeinf.pull.pull import ensure  # what only a pull needs takes a tenth of a second to load
+    library = Library(store_home())
+    found = meaning(name, options, library)
+    if found.stored is not None:
+        return found.stored
+    from moeinf.references.fetching import fetch  # what only a pull needs takes a tenth of a second to load
     from moeinf.terminal.forms.choosing import chosen_form
 
+    found = chosen_form(found, library, config, "run", yes=yes, quiet=quiet)
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        stored = adopted(name, options, Library(home), display)
-    if stored is not None:
-        return stored
-    reference, options = chosen_form(name, options, config, "run", yes=yes, quiet=quiet)
-    with PullDisplay(sys.stderr, quiet=quiet) as display:
-        return ensure(reference, options, home=home, progress=display)
+        return fetch(found, library, display)
 
 
 @contextmanager

@@ -394,7 +394,7 @@ def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: p
     def interrupt(source: str, *options: object, **others: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moeinf.pull.pull.pull", interrupt)
+    monkeypatch.setattr("moeinf.references.fetching.pull", interrupt)
     done = command("pull", "org/repo")
     assert done.code == 130
     assert done.err == "interrupted; `moeinf pull org/repo` goes on where this stopped\n"

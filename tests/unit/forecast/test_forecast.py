@@ -11,6 +11,7 @@ import pytest
 
 from moeinf.bench.forecast.checkup import check_rates
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import NO_OPTIONS
 from moeinf.engine.model import Model
 from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.engine.speed.speed import prefill
@@ -19,7 +20,7 @@ from moeinf.engine.stored.hit_record import load_hits
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.forecast.forecast import forecast
-from moeinf.forecast.subject import Subject, forecast_of, stored_subject, subject_of
+from moeinf.forecast.subject import Subject, forecast_of, stored_subject, subject_of_headers
 from moeinf.hardware import Machine, machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
@@ -115,7 +116,7 @@ def test_what_cannot_run_says_what_would_help(demo: StoredModel, tmp_path: Path)
     with pytest.raises(UsageError, match="context 100000 is beyond"):
         forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, lambda _: PLAIN)
     folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
-    unpulled = subject_of(str(folder), None, None, tmp_path / "home")
+    unpulled = subject_of_headers(str(folder), NO_OPTIONS, tmp_path / "home")
     assert not unpulled.stored and not (tmp_path / "home").exists()
     with pytest.raises(OutOfMemoryError, match=r"--quant q4_k needs"):
         forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda _: PLAIN)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from moeinf.forecast.cards import Card
     from moeinf.forecast.form_choice import Choice
     from moeinf.forecast.subject import Subject
-    from moeinf.store.library import StoredModel
+    from moeinf.references.meaning import Meaning
+    from moeinf.store.library import Library, StoredModel
 
 _PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory", "also")
 _UNPLANNED = tuple(each.name for each in options(RuntimeConfig) if each.name not in _PLANNED)
@@ -86,13 +86,13 @@ def fit(
     from moeinf.terminal.forms.form_table import form_lines
 
     asked, on = PullOptions(quant=quant, token=token), None if card is None else card_named(card)
-    model = _foreign_file(model, asked)
-    choice = choice_shown(model, asked, config)
+    found, library = _meaning(model, asked)
+    choice = choice_shown(found, library, config)
     if choice is not None and json:
         return print(dumps(choice.to_json(), indent=2))
     if choice is not None:
         print_fitted("\n".join([*form_lines(choice, "run"), ""]))
-    (print if json else print_fitted)(forecast_text(_subject(model, asked, choice), config, on, as_json=json))
+    (print if json else print_fitted)(forecast_text(_subject(found, library, choice), config, on, as_json=json))
 
 
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
@@ -103,33 +103,35 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     from moeinf.terminal.forms.choosing import choice_shown
     from moeinf.terminal.forms.told_rates import told_rates
 
-    asked = PullOptions(quant=quant)
-    model = _foreign_file(model, asked)
-    subject = _subject(model, asked, choice_shown(model, asked, config))
+    found, library = _meaning(model, PullOptions(quant=quant))
+    subject = _subject(found, library, choice_shown(found, library, config))
     disks = disks_of(subject, config)
     return plan_line(forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks)))
 
 
-def _foreign_file(reference: str, asked: PullOptions) -> str:
-    """The file that `run` would use of another program; the reference itself where it means anything else."""
-    from moeinf.foreign.adopting import meant
+def _meaning(reference: str, asked: PullOptions) -> tuple[Meaning, Library]:
+    from moeinf.references.meaning import meaning
     from moeinf.store.library import Library
 
-    found = meant(reference, replace(asked, token=None), Library(store_home()))
-    return reference if found is None else str(found.path)
+    library = Library(store_home())
+    return meaning(reference, asked, library), library
 
 
-def _subject(model: str, asked: PullOptions, choice: Choice | None) -> Subject:
+def _subject(found: Meaning, library: Library, choice: Choice | None) -> Subject:
     """choice: of the forms of a known model, of which one is taken."""
-    from moeinf.forecast.form_choice import named_form
-    from moeinf.forecast.subject import subject_of, subject_of_form
+    from moeinf.forecast.subject import stored_subject, subject_of_form, subject_of_headers
+    from moeinf.pull.forms.published import form_of_tag
     from moeinf.terminal.pull_progress import PullDisplay
 
     if choice is not None:
         return subject_of_form(choice.name, choice.taken.form)
+    if found.stored is not None:
+        return stored_subject(found.stored)
     with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
-        reference, options = named_form(model, asked, store_home()) or (model, asked)
-        return subject_of(reference, options.quant, options.token, store_home(), display)
+        if found.known is not None:
+            form = form_of_tag(found.known, found.tag, found.options, library, display)
+            return subject_of_form(found.reference, form)
+        return subject_of_headers(found.reference, found.options, library.home, display)
 
 
 def stored_forecast(stored: StoredModel) -> str:

@@ -14,20 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from moeinf.config.environment import with_environment
-from moeinf.config.pull_options import PullOptions
+from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import ModelNotFoundError
-from moeinf.forecast.form_choice import settled_unasked
-from moeinf.foreign.adopting import adopted
+from moeinf.forecast.form_choice import usual_form
+from moeinf.pull.forms.form import Form
 from moeinf.pull.origins import resolve
-from moeinf.pull.pull import pull as install
+from moeinf.references.fetching import fetch, settled
+from moeinf.references.meaning import Meaning, meaning
 from moeinf.server.http import SILENCE_S, json_response
 from moeinf.server.http_errors import BusyError, Refusal, StoppingError, fault_of, log_fault
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.ollama.requests import PullRequest
 from moeinf.server.service import Service
 from moeinf.store.library import Library
-from moeinf.store.naming.catalogue import known_form
-from moeinf.store.quantisation import CHOICES
+from moeinf.store.naming.catalogue import KnownModel
 from moeinf.types import JsonObject
 
 STOP_S = 5.0  # within which a pull stops whose client has gone
@@ -45,68 +45,54 @@ class Pulls:
     async def pull(self, service: Service, request: Request) -> Response:
         service.refuse_strangers("pulling a model")
         asked = await service.body(request, PullRequest)
-        source, options = await service.pools.store.run(lambda: source_of(asked.named, service.library))
-        await self._take_turn(asked.named, source)
+        found = await service.pools.store.run(lambda: pullable(asked.named, service.library))
+        await self._take_turn(found)
         running = RunningPull()
-        given = (running, source, options, service.library)
+        given = (running, found, service.library)
         threading.Thread(target=self._run, args=given, name="pull", daemon=True).start()
-        self._last = source, running  # not where the system had no thread to give
+        self._last = found.reference, running  # not where the system had no thread to give
         if asked.stream is not False:
             return StreamingResponse(_lines(running), media_type="application/x-ndjson")
         return await _whole(running, request)
 
-    async def _take_turn(self, named: str, source: str) -> None:
+    async def _take_turn(self, found: Meaning) -> None:
         """Waits for a pull whose client has gone, which ends soon. Raises BusyError for one that goes on."""
         with suppress(asyncio.TimeoutError):
             while self._last is not None and self._last[1].cancelled.is_set() and not self._last[1].ended.is_set():
                 await asyncio.wait_for(self._last[1].ended.wait(), STOP_S)
         if self._last is not None and not self._last[1].ended.is_set():
-            what = named if self._last[0] == source else "another model"
+            what = found.asked if self._last[0] == found.reference else "another model"
             raise BusyError(f"{what} is being pulled already; ask again when that has ended")
 
-    def _run(self, running: RunningPull, source: str, options: PullOptions, library: Library) -> None:
+    def _run(self, running: RunningPull, found: Meaning, library: Library) -> None:
+        def choose(model: KnownModel, name: str, options: PullOptions) -> Form:
+            return usual_form(model, name, options, with_environment(), library.home, running.note)
+
         try:
-            if adopted(source, options, library, running) is not None:
-                return running.end(SUCCESS)
-            source, options = settled_unasked(source, options, with_environment(), library.home, running.note)
-            install(source, options, home=library.home, progress=running)
+            fetch(settled(found, library, choose, running), library, running, again=True)
             last = SUCCESS
             running.put({"status": "writing manifest"})
         except BaseException as error:  # the client is told, whatever it was
             fault = fault_of(error)
             if fault.kind == "server" and not running.cancelled.is_set():
-                log_fault(error, f"pull of {ascii(source)[:100]}: ")
+                log_fault(error, f"pull of {ascii(found.asked)[:100]}: ")
             last, running.status = error_body(fault), fault.status
         running.end(last)
 
 
-def source_of(name: str, library: Library) -> tuple[str, PullOptions]:
-    """What a name means to `moeinf pull`; of `name:q4_k` that is not stored, the tag is the format to store it in.
-
-    Of a repository with GGUF in its name the tag names a file, as with ollama. Raises Refusal for what is no model of
-    the Hub and not embedded: folders and files of this machine are its users' to give.
-    """
-    word, _, tag = name.rpartition(":")
-    options = PullOptions()
-    form = known_form(name)
-    if form is not None and form[0].checkpoint.kind == "hub":
-        return name, options  # the pull finds the file or the format that the tag names
+def pullable(name: str, library: Library) -> Meaning:
+    """What a name means to `moeinf pull`. Raises Refusal for a name of nothing, and for what a path has given: folders
+    and files of this machine are its users' to give."""
     try:
-        if word and tag in CHOICES and "gguf" not in word.lower() and not _stored(name, library):
-            name, options = word, PullOptions(quant=tag)
-        kind = resolve(name, library).source.kind
+        found = meaning(name, NO_OPTIONS, library)
+        kind = "hub"  # of a known model, or of one that another program has, which goes by its name alone
+        if found.known is None and found.foreign is None:
+            kind = resolve(found.reference, library).source.kind
     except ModelNotFoundError as error:
         raise Refusal(400, str(error)) from None
     if kind in ("folder", "file"):
         raise Refusal(400, f"a {kind} can be pulled with `moeinf pull` only, on the machine that holds it")
-    return name, options
-
-
-def _stored(name: str, library: Library) -> bool:
-    with suppress(ModelNotFoundError):
-        library.find(name)
-        return True
-    return False
+    return found
 
 
 class RunningPull:

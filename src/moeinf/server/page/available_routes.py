@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,8 +12,10 @@ from starlette.routing import Route
 
 from moeinf.config.environment import with_environment
 from moeinf.config.pull_options import NO_OPTIONS
+from moeinf.errors import ModelNotFoundError
 from moeinf.forecast.available import available
 from moeinf.forecast.form_choice import choice_among, rates_here
+from moeinf.references.meaning import meaning
 from moeinf.server.http import answering, json_response
 from moeinf.server.ollama.errors import error_body
 from moeinf.server.service import Service
@@ -25,9 +28,13 @@ def available_routes(service: Service) -> list[Route]:
     turn = asyncio.Lock()
 
     def forms_of(name: str) -> Json:
-        home, config = service.library.home, with_environment()
-        choice = choice_among(name, NO_OPTIONS, config, home, rates_here(home, config, _unsaid))
-        return {"name": name, "forms": []} if choice is None else choice.to_json()
+        home, config, found = service.library.home, with_environment(), None
+        with suppress(ModelNotFoundError):  # the pull says so
+            found = meaning(name, NO_OPTIONS, service.library)
+        if found is None or found.known is None or found.tag:
+            return {"name": name, "forms": []}
+        rates = rates_here(home, config, _unsaid)
+        return choice_among(found.known, found.reference, NO_OPTIONS, config, home, rates).to_json()
 
     async def answer(made: Callable[[], Json]) -> Response:
         service.refuse_strangers("looking for models")

@@ -19,6 +19,7 @@ from moeinf.engine.stored.longest_context import longest_context
 from moeinf.errors import MoeinfError
 from moeinf.hardware import Machine, machine
 from moeinf.pull.mtp_layer import ensure_draft
+from moeinf.references.meaning import stored as stored_here
 from moeinf.server.ask import Ask
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import DEFAULT_TAG
@@ -85,7 +86,7 @@ class OpenModels:
     def find(self, name: str) -> StoredModel:
         """The stored model of that name; an open one also where its files have gone. Raises ModelNotFoundError."""
         try:
-            found = self.library.find(name)
+            found = stored_here(name, self.library)
         except MoeinfError:
             for each in self.loaded:
                 if each.stored.name in (name, f"{name}:{DEFAULT_TAG}"):

@@ -8,7 +8,7 @@ from moeinf.config.user_text import decoded
 from moeinf.errors import UsageError
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.catalogue import KnownModel, catalogue, known_model
+from moeinf.store.naming.catalogue import catalogue
 from moeinf.store.naming.names import DEFAULT_TAG, address_source, parse_name, repository_source, written
 
 ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names
@@ -22,16 +22,6 @@ def alias_of(name: str) -> str:
 def aliases(home: Path) -> dict[str, ModelSource]:
     """What each name means. Raises UsageError for a file in `home` that is not sound."""
     return {name: model.checkpoint for name, model in catalogue().items()} | own_aliases(home)
-
-
-def known_forms(name: str, home: Path) -> KnownModel | None:
-    """The model that a name means of which several forms are known; None where the user's own names have it.
-
-    Raises UsageError for a file in `home` that is not sound.
-    """
-    model = known_model(name)
-    several = model is not None and model.checkpoint.kind == "hub"
-    return model if several and alias_of(name) not in own_aliases(home) else None
 
 
 def known_sources(home: Path) -> dict[str, str]:

@@ -8,12 +8,15 @@ from typing import Final
 import typer
 
 from moeinf.config import RuntimeConfig
-from moeinf.config.environment import store_home
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.speed.rates import Conditions
 from moeinf.forecast.forecast import KnownRates
-from moeinf.forecast.form_choice import Choice, choice_among, settled
+from moeinf.forecast.form_choice import Choice, choice_among
 from moeinf.pull.forms.form import Form
+from moeinf.references.fetching import settled
+from moeinf.references.meaning import Meaning
+from moeinf.store.library import Library
+from moeinf.store.naming.catalogue import KnownModel
 from moeinf.terminal.forms.form_table import form_lines
 from moeinf.terminal.forms.told_rates import told_rates
 from moeinf.terminal.progress import StatusLine
@@ -25,16 +28,19 @@ ASKED_BYTES: Final = 20e9  # to be fetched: from here on a person is asked
 
 
 def chosen_form(
-    reference: str, options: PullOptions, config: RuntimeConfig, verb: str, *, yes: bool, quiet: bool
-) -> tuple[str, PullOptions]:
-    """What `pull` is to be given for a reference; itself, unless it leaves open which form of a known model is meant.
+    found: Meaning, library: Library, config: RuntimeConfig, verb: str, *, yes: bool, quiet: bool
+) -> Meaning:
+    """As `settled`: of a known model with the form that the user takes.
 
     yes: takes the usual form without a question. Raises what `settled` raises, and Exit where the user wants none.
     """
+    if found.known is None:
+        return found
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
-    line.show(f"looking for {reference}")
+    line.show(f"looking for {found.asked}")
 
-    def decide(choice: Choice) -> Form:
+    def choose(model: KnownModel, name: str, options: PullOptions) -> Form:
+        choice = choice_among(model, name, options, config, library.home, _rates(config))
         line.clear()
         if quiet:
             return choice.taken.form
@@ -43,17 +49,19 @@ def chosen_form(
         return _asked(choice) if asks and choice.taken.form.download_bytes > ASKED_BYTES else choice.taken.form
 
     try:
-        return settled(reference, options, config, store_home(), _rates(config), decide)
+        return settled(found, library, choose)
     finally:
         line.clear()
 
 
-def choice_shown(reference: str, options: PullOptions, config: RuntimeConfig) -> Choice | None:
-    """The forms of a known model of which none is here; None for any other reference. Raises as `choice_among`."""
+def choice_shown(found: Meaning, library: Library, config: RuntimeConfig) -> Choice | None:
+    """The forms of a known model of which one is to be chosen; None for any other meaning. Raises as `choice_among`."""
+    if found.known is None or found.tag:
+        return None
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
-    line.show(f"looking for {reference}")
+    line.show(f"looking for {found.asked}")
     try:
-        return choice_among(reference, options, config, store_home(), _rates(config))
+        return choice_among(found.known, found.reference, found.options, config, library.home, _rates(config))
     finally:
         line.clear()
 

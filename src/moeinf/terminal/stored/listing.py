@@ -15,7 +15,7 @@ from moeinf.terminal.screen import table
 from moeinf.text.quantities import ago_text, size_text
 
 if TYPE_CHECKING:
-    from moeinf.foreign.foreign_model import ForeignModel
+    from moeinf.references.foreign.foreign_model import ForeignModel
     from moeinf.store.library import StoredModel
     from moeinf.store.processes.partials import PartialPull
     from moeinf.store.spread.copy_list import Copy

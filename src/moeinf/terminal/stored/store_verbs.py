@@ -19,7 +19,7 @@ from moeinf.terminal.arguments.shell_completion import stored_names
 from moeinf.terminal.screen import can_draw, print_fitted
 
 if TYPE_CHECKING:
-    from moeinf.foreign.foreign_model import ForeignModel
+    from moeinf.references.foreign.foreign_model import ForeignModel
     from moeinf.store.library import StoredModel
 
 
@@ -54,7 +54,7 @@ def list_models(
 
 def _foreign(models: Sequence[StoredModel]) -> list[ForeignModel]:
     """The models of other programs, without those that the store uses already."""
-    from moeinf.foreign.owners import foreign_models
+    from moeinf.references.foreign.owners import foreign_models
 
     used = set[Path]()
     for stored in models:

@@ -40,12 +40,14 @@ def asked(choice: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         monkeypatch.setattr(choosing, "form_lines", lambda *given: ["the forms"])
         found: list[Any] = []
 
-        def settle(*given: Any) -> tuple[str, Any]:
-            found.append(given[-1](choice))
-            return "", None
+        def settle(meant: Any, library: Any, choose: Any) -> Any:
+            found.append(choose(meant.known, meant.asked, None))
+            return meant
 
         monkeypatch.setattr(choosing, "settled", settle)
-        choosing.chosen_form("x", SimpleNamespace(), SimpleNamespace(), "run", yes=yes, quiet=False)  # type: ignore[arg-type]
+        monkeypatch.setattr(choosing, "choice_among", lambda *given: choice)
+        meant, nothing = SimpleNamespace(known="x", asked="x"), SimpleNamespace(home=None)
+        choosing.chosen_form(meant, nothing, nothing, "run", yes=yes, quiet=False)  # type: ignore[arg-type]
         return found[0].tag, said.getvalue()
 
     return call

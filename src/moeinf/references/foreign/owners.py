@@ -9,9 +9,9 @@ from typing import Final
 
 from moeinf.config.environment import foreign_wanted
 from moeinf.errors import ModelNotFoundError, UsageError
-from moeinf.foreign.file_caches import hub_models, llama_cpp_models, lm_studio_models
-from moeinf.foreign.foreign_model import ForeignModel
-from moeinf.foreign.ollama import ollama_models
+from moeinf.references.foreign.file_caches import hub_models, llama_cpp_models, lm_studio_models
+from moeinf.references.foreign.foreign_model import ForeignModel
+from moeinf.references.foreign.ollama import ollama_models
 
 _OWNERS: Final[Mapping[str, Callable[[Mapping[str, str], Path], Iterator[ForeignModel]]]] = {
     "ollama": ollama_models,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.errors import MoeinfError, StoreError
-from moeinf.foreign.foreign_model import ForeignModel
+from moeinf.references.foreign.foreign_model import ForeignModel
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.types import Json
 

@@ -6,34 +6,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from moeinf.config.pull_options import NO_OPTIONS, PullOptions
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import Preset
 from moeinf.errors import StoreError, UsageError
-from moeinf.foreign.foreign_model import ForeignModel
-from moeinf.foreign.owners import foreign_model
 from moeinf.pull.events import PullProgress, SilentProgress
-from moeinf.pull.origins import is_here
 from moeinf.pull.pull import pull
-from moeinf.pull.steps import free_bytes
+from moeinf.references.foreign.foreign_model import ForeignModel
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import full_name
 from moeinf.text.quantities import size_text
 
 
-def adopted(
-    reference: str, options: PullOptions, library: Library, progress: PullProgress | None = None
-) -> StoredModel | None:
-    """The model of another program that a reference means, under a name in the store; None where none has it, or the
-    store has it already.
+def adopt(
+    model: ForeignModel, options: PullOptions, library: Library, progress: PullProgress | None = None
+) -> StoredModel:
+    """The model of another program under a name in the store. A GGUF file is used where it lies, and a checkpoint is
+    converted, as any folder.
 
-    A GGUF file is used where it lies, and a checkpoint is converted, as any folder. None also where other formats, an
-    adapter or a revision are asked for. Raises UsageError for a model that cannot be used, and what a pull raises.
+    Raises what a pull raises.
     """
-    model = meant(reference, options, library)
-    if model is None:
-        return None
     progress = progress or SilentProgress()
     given = replace(options, name=options.name or _free_name(model, library))
     if model.tower is not None:
@@ -45,18 +38,6 @@ def adopted(
     where = "is converted from" if model.is_checkpoint else f"uses {size_text(model.num_bytes)} in"
     progress.note(f"{stored.name} {where} the files of {model.owner}, which stay as they are")
     return _preset(stored, model, library, progress)
-
-
-def meant(reference: str, options: PullOptions, library: Library) -> ForeignModel | None:
-    """The model of another program that `adopted` would take; None where the store has one, or is making it.
-
-    Nor is a checkpoint taken that is larger than what is free of the disk: a smaller form may be. Raises UsageError for
-    a model that cannot be used.
-    """
-    plain = replace(options, name=None, token=None, also=None, force=False, keep_source=False)
-    model = foreign_model(reference) if plain == NO_OPTIONS and not is_here(reference, library) else None
-    too_large = model is not None and model.is_checkpoint and model.num_bytes > free_bytes(library.home)
-    return None if too_large else model
 
 
 def _free_name(model: ForeignModel, library: Library) -> str:

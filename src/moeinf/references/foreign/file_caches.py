@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from moeinf.errors import MoeinfError
-from moeinf.foreign.foreign_model import ForeignModel, Owner, first_files
+from moeinf.references.foreign.foreign_model import ForeignModel, Owner, first_files
 
 _CACHED = re.compile(r"(?P<org>[^_]+)_(?P<repo>.+?[-_.]gguf)_(?P<file>.+)\.gguf", re.IGNORECASE)
 
