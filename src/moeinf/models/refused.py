@@ -17,10 +17,7 @@ def _part_of(whole: str) -> str:
     return f"the whole checkpoint, whose model_type is {whole!r}: this is the part of it that reads text"
 
 
-NOT_IN_TRANSFORMERS: Final = {  # no release of it has them; public programs do
-    "k2_horizon": "values that experts make (MoVA), norms of groups of numbers, gates of softplus or silu"
-}
-REFUSED: Final = NOT_IN_TRANSFORMERS | {
+REFUSED: Final = {
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",
     "doge": "experts of single rows, found by products of keys",

@@ -17,7 +17,12 @@ _TAGS: tuple[Tags, ...] = (
     ("<mm:think>", "</mm:think>"),  # MiniMax-M3's
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere's
     ("<|channel>", "<channel|>"),  # Gemma 4's
+    ("<ifm|think>", "</ifm|think>"),  # K2 Horizon's
 )
+_SHORTER: Mapping[Tags, tuple[Tags, ...]] = {  # which a template opens instead, where less thinking is asked for; a
+    # model may close those with the tag of the longest, too
+    _TAGS[-1]: (("<ifm|think_fast>", "</ifm|think_fast>"), ("<ifm|think_faster>", "</ifm|think_faster>"))
+}
 _LABELS = {"<|channel>": "thought"}  # words that follow a tag, and are no part of the thought
 _HUNYUAN: Tags = ("<think:opensource>", "</think:opensource>")  # whose template puts the names of tokens together
 XTML_TAGS: Tags = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")  # Kimi K3's, whose template puts them together
@@ -50,6 +55,14 @@ def tag_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, int] | None:
     """Returns the tokens of the tags; None where they are written in letters, as none but added tokens are found."""
     ids = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
     return (ids[tags[0]], ids[tags[1]]) if ids.keys() >= set(tags) else None
+
+
+def opened_by(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Tags:
+    """Returns the tags of the thought that a prompt's end has opened: these, or those of a shorter thought."""
+    if tags not in _SHORTER:
+        return tags
+    prompt = tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
+    return next((each for each in _SHORTER[tags] if prompt.endswith(each)), tags)
 
 
 def state_behind(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
@@ -90,10 +103,13 @@ class ThoughtStream:
         self._letters: Tags | None = None  # the tags, where they are no tokens
         self._label = _LABELS.get(tags[0], "") if tags else ""  # until it has come
         self._ids: tuple[int, int] | None = None
+        self._closing = set[int]()
         if tags is not None:
+            longest, tags = tags, opened_by(tokenizer, context, tags)
             self._state = state_behind(tokenizer, context, tags)
             self._label = "" if self._state == "opened" else self._label  # which the prompt then has
             self._ids = tag_ids(tokenizer, tags)
+            self._closing = {ids[1] for ids in (self._ids, tag_ids(tokenizer, longest)) if ids}
             self._letters = tags if self._ids is None else None
 
     def _token_stream(self, context: Sequence[int]) -> TokenStream:
@@ -108,10 +124,10 @@ class ThoughtStream:
             self._text = self._token_stream([])
         elif self._ids is not None and token == self._ids[0] and self._state == "opened" and not self._held.strip():
             pass  # once more, behind the prompt's own
-        elif self._ids is not None and token == self._ids[1] and self._closes_nothing():
+        elif token in self._closing and self._closes_nothing():
             self._held, self._state = "", "closed"
             self._text = self._token_stream([])
-        elif self._ids is not None and token == self._ids[1] and self._state in ("opened", "thought"):
+        elif token in self._closing and self._state in ("opened", "thought"):
             yield from self._close(self._held + self._text.flush())
             self._text = self._token_stream([])
         else:

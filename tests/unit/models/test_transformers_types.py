@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.family import counts_experts, family_of
-from moeinf.models.refused import NOT_IN_TRANSFORMERS, REFUSED
+from moeinf.models.refused import REFUSED
 from moeinf.models.registry import MODULES
 
 
@@ -37,7 +37,7 @@ def with_experts() -> set[str]:
 
 def test_every_type_with_experts_is_run_or_refused_by_name(with_experts: set[str]) -> None:
     assert len(with_experts) > 90
-    assert with_experts - MODULES.keys() == REFUSED.keys() - NOT_IN_TRANSFORMERS.keys()
+    assert with_experts - MODULES.keys() == REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -146,6 +146,21 @@ def test_where_tags_are_tokens_their_letters_are_text() -> None:
     assert apart([*pieces, *stream.flush()]) == ("a </think> b", "")
 
 
+@pytest.mark.parametrize("opened", ["think", "think_fast", "think_faster"])
+@pytest.mark.parametrize("long", [True, False])
+def test_a_shorter_thought_has_tags_of_its_own_and_may_end_with_those_of_a_long_one(opened: str, long: bool) -> None:
+    """As K2 Horizon's; its template opens them by the effort that is asked for."""
+    tokenizer = byte_level_tokenizer()
+    names = ("think", "think_fast", "think_faster")
+    tokenizer.add_tokens([AddedToken(f"<{end}ifm|{name}>", normalized=False) for name in names for end in ("", "/")])
+    prompt, closing = tokenizer.encode(f"{ASKED}<ifm|{opened}>\n").ids, "think" if long else opened
+    tags = tags_of("{{ '<ifm|think>' }}</ifm|think>")
+    stream = ThoughtStream(tokenizer, prompt, tags, skip_special=True)
+    pieces = stream.step(tokenizer.encode(f"Hm.\n</ifm|{closing}>\nHello").ids)
+    assert apart([*pieces, *stream.flush()]) == ("Hm.", "Hello")
+    assert tags == ("<ifm|think>", "</ifm|think>")
+
+
 def test_a_thought_is_shown_as_it_comes_and_only_what_may_be_a_tag_is_held() -> None:
     tokenizer = tokenizer_of("letters")
     stream = ThoughtStream(tokenizer, tokenizer.encode(OPENED).ids, THINK, skip_special=True)

@@ -1,4 +1,4 @@
-"""Attention of heads that a family makes itself, on the CPU, in one native call."""
+"""Attention of heads that a family makes itself, on the CPU, in one native call; and values that experts make."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory, NativeWeights
 from moeinf.models.layers.attention.own_heads import HeadsPart
+from moeinf.models.layers.attention.routed_values import ValueExpertsPart
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import ByteArray, Float32Array, Routing
@@ -73,3 +74,18 @@ class NativeHeadsCore:
 def _from_the_farthest(weights: NativeWeights, name: str) -> Float32Array:
     """Profiles [width, extent] of the distances extent - 1 down to 0, as positions lie."""
     return np.ascontiguousarray(weights.vector(name).reshape(weights.tensors[name].shape)[:, ::-1])
+
+
+class ChosenValueExperts:
+    """A ValueExpertsPart. An expert computes the rows that have chosen it, and only these."""
+
+    def __init__(self, memory: HostMemory, part: ValueExpertsPart[Float32Array, Angles, Routing]) -> None:
+        self._experts = [memory.weights.linear(name, activation="silu") for name in part.names]
+        self._width = memory.weights.tensors[part.names[0]].shape[0]
+
+    def sum_of(self, x: Float32Array, ids: Float32Array, weights: Float32Array) -> Float32Array:
+        total = np.zeros((len(x), self._width), np.float32)
+        for number in map(int, np.unique(ids)):
+            rows, places = np.nonzero(ids == number)
+            total[rows] += self._experts[number](x[rows]) * weights[rows, places, None]
+        return total

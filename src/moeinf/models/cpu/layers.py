@@ -13,7 +13,7 @@ from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.compressed import NativeCompressedCore
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
-from moeinf.models.cpu.heads import NativeHeadsCore
+from moeinf.models.cpu.heads import ChosenValueExperts, NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
@@ -26,6 +26,7 @@ from moeinf.models.layers.attention.block_sparse import BlockSparsePart
 from moeinf.models.layers.attention.group_sparse import GroupSparsePart
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.own_heads import HeadsPart
+from moeinf.models.layers.attention.routed_values import ValueExpertsPart
 from moeinf.models.layers.encoder_decoder import BeamsPart
 from moeinf.models.layers.kv_cache import Cache, SharedRows, Span
 from moeinf.models.layers.latent.compressed import CompressedPart
@@ -43,6 +44,7 @@ from moeinf.types import Float32Array, KVFormat, Routing
 PARTS = Table[HostMemory](
     AttentionPart[Float32Array, Angles, Routing].made_by(NativeAttention),
     HeadsPart[Float32Array, Angles, Routing].made_by(NativeHeadsCore),
+    ValueExpertsPart[Float32Array, Angles, Routing].made_by(ChosenValueExperts),
     BlockSparsePart[Float32Array, Angles, Routing].made_by(NativeBlockSparse),
     GroupSparsePart[Float32Array, Angles, Routing].made_by(NativeGroupSparse),
     LatentPart[Float32Array, Angles, Routing].made_by(NativeLatentCore),

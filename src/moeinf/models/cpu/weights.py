@@ -70,7 +70,12 @@ class NativeWeights:
     def norm(self, config: NormConfig | None) -> Callable[[Float32Array], Float32Array]:
         if config is None:
             return lambda x: x
-        return Norm(self.kernels, *self.norm_vectors(config.name, config.kind), config.eps)
+        weight, bias = self.norm_vectors(config.name, config.kind)
+        if config.groups == 1:
+            return Norm(self.kernels, weight, bias, config.eps)
+        size = len(weight) // config.groups
+        of_group = Norm(self.kernels, np.ones(size, np.float32), None, config.eps)
+        return lambda x: of_group(x.reshape(-1, size)).reshape(x.shape) * weight
 
     def norm_vectors(self, name: str, kind: NormKind) -> tuple[Float32Array, Float32Array | None]:
         """The vector that a norm multiplies by, and the one that a layer norm adds."""

@@ -26,6 +26,7 @@ from moeinf.models.layers.attention.block_sparse import BlockSparsePart
 from moeinf.models.layers.attention.group_sparse import GroupSparsePart
 from moeinf.models.layers.attention.grouped import AttentionPart
 from moeinf.models.layers.attention.own_heads import HeadsPart
+from moeinf.models.layers.attention.routed_values import AllValueExperts, ValueExpertsPart
 from moeinf.models.layers.encoder_decoder import BeamsPart
 from moeinf.models.layers.kv_cache import SharedRows, Span
 from moeinf.models.layers.latent.compressed import CompressedPart
@@ -44,6 +45,7 @@ from moeinf.types import DType, Float32Array
 PARTS = Table[DeviceMemory](
     AttentionPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceAttention),
     HeadsPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceHeadsCore),
+    ValueExpertsPart[Tensor, DevicePositions, DeviceRouting].made_by(AllValueExperts),
     BlockSparsePart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceBlockSparse),
     GroupSparsePart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceGroupSparse),
     LatentPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceLatentCore),

@@ -143,6 +143,9 @@ class DeviceWeights:
             biased = config.kind == "layer"
             bias = self.vector(config.name.removesuffix("weight") + "bias") if biased else None
             return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        if config.groups > 1:
+            ones = torch.ones_like(weight[: len(weight) // config.groups])
+            return lambda x: self.normed(x.contiguous().view(-1, len(ones)), ones, eps).view(x.shape) * weight
         return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
 
     def routing(self, ids: Tensor, weights: Tensor, spares: tuple[Tensor, Tensor, bool] | None = None) -> DeviceRouting:

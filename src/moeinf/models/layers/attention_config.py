@@ -30,6 +30,7 @@ class NormConfig:
     name: str  # of its weight
     eps: float
     kind: NormKind = "rms"
+    groups: int = 1  # "rms": parts of the dimension, each of which has an rms of its own
 
 
 @dataclass(frozen=True, slots=True)

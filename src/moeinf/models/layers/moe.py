@@ -240,7 +240,8 @@ class Moe:
     def dense(self, decoder: DecoderConfig, layers: Layers, site: BlockSite) -> Block:
         """The block of a layer without experts."""
         weights, form, behind = layers.weights, self.form, self._norm_behind(decoder, layers.weights, site.layer)
-        if site.norm is not None and behind is None and not decoder.replaces and form == MlpForm():
+        plain = site.norm is not None and site.norm.groups == 1 and form == MlpForm()
+        if site.norm is not None and plain and behind is None and not decoder.replaces:
             return GatedMLP(layers.weights, site.block, site.norm, self.names.dense, decoder.activation)
         mlp = SharedExpert(
             weights,

@@ -9,7 +9,7 @@ from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.gemma_calls import GEMMA
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC
-from moeinf.text.tool_calls.syntaxes.glm_calls import GLM, HUNYUAN
+from moeinf.text.tool_calls.syntaxes.glm_calls import GLM, HORIZON, HUNYUAN
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
@@ -32,6 +32,7 @@ _SYNTAXES = (
         DSML,
         MINIMAX,
         HUNYUAN,
+        HORIZON,
         HUNYUAN_A13B,
         QWEN_XML,
         GLM,

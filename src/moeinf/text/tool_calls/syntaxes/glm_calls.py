@@ -4,6 +4,8 @@ Values are plain text where the tool's JSON schema asks for text, else JSON. Hun
 its marks, one behind the name of the tool, and two around all calls:
 
 <tool_calls:opensource><tool_call:opensource>name<tool_sep:opensource><arg_key:opensource>key</arg_key:opensource> ...
+
+K2 Horizon has <ifm|tool_calls>, <ifm|tool_call> and so on.
 """
 
 from __future__ import annotations
@@ -22,20 +24,24 @@ from moeinf.text.tool_calls.syntaxes.hermes import HERMES
 _KEY_TEXT, _MAX_KEY_CHARS = re.compile(rf"[^<\n{TOKEN_MARK}]*"), 200
 
 
-def _syntax(known_by: str, behind: str = "", separator: str = "", sections: tuple[str, ...] = ()) -> Syntax:
-    """behind: the end of the name of each mark. separator: the mark behind the name of a tool. sections: the names of
-    what holds all calls."""
-    call, end_call = f"<tool_call{behind}>", f"</tool_call{behind}>"
-    key, end_key = f"<arg_key{behind}>", f"</arg_key{behind}>"
-    value, end_value = f"<arg_value{behind}>", f"</arg_value{behind}>"
-    opens, closes = [f"<{name}{behind}>" for name in sections], [f"</{name}{behind}>" for name in sections]
+def _syntax(
+    known_by: str, behind: str = "", separator: str = "", sections: tuple[str, ...] = (), front: str = ""
+) -> Syntax:
+    """front, behind: what the name of each mark begins and ends with. separator: the mark behind the name of a tool.
+    sections: the names of what holds all calls."""
+
+    def marks_of(name: str) -> tuple[str, str]:
+        return f"<{front}{name}{behind}>", f"</{front}{name}{behind}>"
+
+    (call, end_call), (key, end_key), (value, end_value) = map(marks_of, ("tool_call", "arg_key", "arg_value"))
+    opens, closes = ([marks_of(name)[end] for name in sections] for end in (0, 1))
 
     def read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
         if opened in opens:
             yield from source.space()
             yield from source.expect(call)
         yield from pass_marks(source, call)
-        if not behind and (yield from source.follows("{", "[")):  # some answers write calls as most models do
+        if not behind + front and (yield from source.follows("{", "[")):  # some answers write calls as most models do
             yield from HERMES.read(source, opened, tools)
             return
         name = yield from read_tool(source)
@@ -99,3 +105,4 @@ def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
 
 GLM = _syntax("<arg_key>")
 HUNYUAN = _syntax("<arg_key{}>", ":opensource", "<tool_sep:opensource>", ("tool_calls",))
+HORIZON = _syntax("<ifm|arg_key>", sections=("tool_calls",), front="ifm|")
