@@ -605,11 +605,21 @@ class Visit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-def quantise(format: str, source: _Bytes, source_dtype: str, rows: int, cols: int, out: _Bytes) -> None:
+def quantise(
+    format: str,
+    source: _Bytes,
+    source_dtype: str,
+    rows: int,
+    cols: int,
+    out: _Bytes,
+    importance: npt.NDArray[np.float32] | None = None,
+) -> None:
     """Rounds [rows, cols] of bf16, f16 or f32 into blocks, in `out`; without the GIL, in this thread, deterministic.
 
-    A block's bytes depend on its own weights alone. ValueError for sizes that do not fit, formats that it cannot go
-    between, and a weight that is NaN, infinite or beyond 65504.
+    A block's bytes depend on its own weights alone, and on importance [cols]: how much an error in each column costs
+    beside the others. q8_0 and mxfp4 search for nothing, and do not depend on it. ValueError for sizes that do not fit,
+    formats that it cannot go between, a weight that is NaN, infinite or beyond 65504, and an importance that is not
+    above 0 and at most 65504.
     """
 
 def dequantise(format: str, data: _Bytes, rows: int, cols: int, out: npt.NDArray[np.float32]) -> None:
@@ -1094,6 +1104,12 @@ class Kernels:
         ValueError for shapes that do not fit, and an activation that is unknown or has limits.
         """
 
+    def watch(self, w: Matrix, sums: npt.NDArray[np.float32]) -> None:
+        """From here on adds to sums [cols] the squares of all rows that w is multiplied with, one after the other.
+
+        w is known by the place of its weights. ValueError for sums of another number.
+        """
+
     @staticmethod
     def linear_workspace_bytes(cols: int, shape: PassShape) -> int:
         """What linear takes at most of the workspace for all tokens of a pass."""
@@ -1145,6 +1161,15 @@ class ExpertKernel:
 
         ValueError, and nothing is computed, for one that no token was routed to, that was computed before, or whose
         block is not inside the memory.
+        """
+
+    def watch(
+        self, layer: int, inputs: npt.NDArray[np.float32], acts: npt.NDArray[np.float32], counts: IntArray
+    ) -> None:
+        """From here on adds the squares of what each expert's matrices are multiplied with, token after token.
+
+        inputs [experts, H]: of gate and up; acts [experts, I]: of down; counts [experts]: of tokens. ValueError for
+        shapes that do not fit, and a layer that is not there.
         """
 
     def put(self, experts: IntArray, rows: npt.NDArray[np.float32]) -> None:

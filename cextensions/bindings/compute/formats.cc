@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <stdexcept>
@@ -43,12 +44,14 @@ moeinf::Matrix matrix_of(const std::string& format, const Bytes& data, std::int6
 }
 
 void quantise(const std::string& format, const Bytes& source, const std::string& source_dtype,
-              std::int64_t rows, std::int64_t cols, const Room& out) {
+              std::int64_t rows, std::int64_t cols, const Room& out,
+              const moeinf::OptionalVector& importance) {
   const moeinf::Format to = moeinf::format_named(format), from = moeinf::format_named(source_dtype);
   require_bytes("source", source.shape(0), from, rows, cols);
   require_bytes("out", out.shape(0), to, rows, cols);
   const moeinf::GilRelease released;
-  moeinf::quantise(to, source.data(), from, rows, cols, out.data());
+  moeinf::quantise(to, source.data(), from, rows, cols, out.data(),
+                   importance ? moeinf::Span<const float>(*importance) : moeinf::Span<const float>());
 }
 
 void dequantise(const std::string& format, const Bytes& data, std::int64_t rows, std::int64_t cols,
@@ -89,7 +92,8 @@ void repack_mxfp4(const Bytes& blocks, const Bytes& scales, const Room& out) {
 
 void moeinf::bind_formats(nb::module_& m) {
   m.def("quantise", &::quantise, nb::arg("format"), nb::arg("source").noconvert(), nb::arg("source_dtype"),
-        nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert());
+        nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert(),
+        nb::arg("importance").noconvert() = nb::none());
   m.def("dequantise", &::dequantise, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
         nb::arg("cols"), nb::arg("out").noconvert());
   m.def("check_scales", &::check_scales, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),

@@ -122,6 +122,12 @@ void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const Float
   kernels.linear(matrix, moeinf::rows_of(x), y.data(), finish);
 }
 
+void watch(Kernels& kernels, const BoundMatrix& w, const Array<float, 1>& sums) {
+  moeinf::require(sums.shape(0) == static_cast<std::size_t>(w.view().cols),
+                  "there is not one sum for each column");
+  kernels.watch(w.view(), sums.data());
+}
+
 moeinf::ExpertPart part_of(const Part& part) {
   if (part.size() != 4 && part.size() != 6 && part.size() != 7)
     throw std::invalid_argument("a part has 4 values, 6 or 7");
@@ -185,6 +191,12 @@ class BoundExpertKernel {
     const std::vector<std::int64_t> own(experts.data(), experts.data() + experts.shape(0));
     const moeinf::GilRelease released;
     kernel_.get(own, moeinf::rows_of(rows));
+  }
+
+  void watch(std::int64_t layer, const FloatsOut& inputs, const FloatsOut& acts,
+             const Array<std::int64_t, 1>& counts) {
+    moeinf::require(counts.shape(0) == inputs.shape(0), "there is not one count for each expert");
+    kernel_.watch(layer, {moeinf::rows_of(inputs), moeinf::rows_of(acts), counts.data()});
   }
 
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }
@@ -295,6 +307,8 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_prop_ro("pass_tokens", [](const Kernels& kernels) { return kernels.tokens_of_pass(0); })
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert(),
            nb::arg("bias").noconvert() = nb::none(), nb::arg("activation") = nb::none())
+      .def("watch", &watch, nb::arg("w"), nb::arg("sums").noconvert(), nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>())
       .def_static(
           "linear_workspace_bytes",
           [](std::int64_t cols, nb::handle pass) {
@@ -321,6 +335,9 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def("put", &BoundExpertKernel::put, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("get", &BoundExpertKernel::get, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
+      .def("watch", &BoundExpertKernel::watch, nb::arg("layer"), nb::arg("inputs").noconvert(),
+           nb::arg("acts").noconvert(), nb::arg("counts").noconvert(), nb::keep_alive<1, 3>(),
+           nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def_prop_ro("scratch_bytes", &BoundExpertKernel::scratch_bytes)
       .def("release_scratch", &BoundExpertKernel::release_scratch)
       .def_static("workspace_bytes", &BoundExpertKernel::workspace_bytes, nb::arg("parts"), nb::arg("top_k"),

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "layout.h"
+#include "moeinf/compute/squares.h"
 
 namespace moeinf {
 namespace {
@@ -45,6 +46,7 @@ void Kernels::linears(Span<const Matrix> ws, RowSpan<const float> x, float* cons
   if (ws.empty() || x.rows == 0) return;
   for (const Matrix& w : ws)
     if (w.cols != x.cols) throw std::invalid_argument("the matrices differ in their columns from the rows");
+  if (!watched_.empty()) add_watched(ws, x);
   Workspace::Frame memory(workspace_);
   const std::array<const void*, kActivationKinds> inputs = prepare_for(memory, ws, x);
   split_rows(ws, x.rows);
@@ -66,6 +68,14 @@ void Kernels::linears(Span<const Matrix> ws, RowSpan<const float> x, float* cons
         ops_.activate(*finish.activation, {}, y + first, nullptr, y + first, last - first);
     }
   });
+}
+
+void Kernels::add_watched(Span<const Matrix> ws, RowSpan<const float> x) {
+  for (const Matrix& w : ws) {
+    const auto found = watched_.find(w.data);
+    if (found == watched_.end() || found->second.cols != x.cols) continue;
+    for (std::int64_t i = 0; i < x.rows; ++i) add_squares(x.row(i), x.cols, found->second.sums);
+  }
 }
 
 // x in each kind that a matrix asks for, by ActivationKind.

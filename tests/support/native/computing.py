@@ -72,6 +72,11 @@ def _fits(w: Any, cols: int, rows: int) -> bool:
 _KERNELS = _native.Kernels(1)
 
 
+@call("Kernels.watch", "other than one sum for each column")
+def _watch(world: World) -> Arguments:
+    return {"w": world.matrix(16, 64), "sums": world.floats(64)}
+
+
 @call("Kernels.linear_workspace_bytes", "formats that are unknown, sizes below 0, what is no number of bytes")
 def _linear_workspace_bytes(world: World) -> Arguments:
     return {"cols": 64, "shape": pass_shape(world)}
@@ -201,6 +206,12 @@ def _some(world: World) -> tuple[Any, int]:
 def _compute(world: World) -> Arguments:
     experts, _ = _some(world)
     return {"experts": experts, "offsets": experts * 6 * INNER * world.hidden}
+
+
+@call("ExpertKernel.watch", "sums of other shapes than the experts have, a layer that there is not")
+def _watch_experts(world: World) -> Arguments:
+    inputs, acts = world.floats(EXPERTS, world.hidden), world.floats(EXPERTS, INNER)
+    return {"layer": 0, "inputs": inputs, "acts": acts, "counts": np.zeros(EXPERTS, np.int64)}
 
 
 @call("ExpertKernel.put", "no begin, an expert that no token has or that was computed, another number of rows")

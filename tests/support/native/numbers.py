@@ -135,7 +135,7 @@ def _near(given: Arguments, _: Any) -> bool:
 @call(
     "quantise",
     "formats that it cannot go between, rows or columns that are no matrix of the format, bytes that are not theirs, a "
-    "weight that is NaN, infinite or beyond 65504",
+    "weight that is NaN, infinite or beyond 65504, other than one importance above 0 for each column",
     holds=_near,
 )
 def _quantise(world: World) -> Arguments:
@@ -143,7 +143,8 @@ def _quantise(world: World) -> Arguments:
     format, num_bytes = world.rng.choice(written)
     source = np.clip(world.floats(1, 256), -3, 3).view(np.uint8).ravel()
     out = np.zeros(num_bytes, np.uint8)
-    return {"format": format, "source": source, "source_dtype": "f32", "rows": 1, "cols": 256, "out": out}
+    given = {"format": format, "source": source, "source_dtype": "f32", "rows": 1, "cols": 256, "out": out}
+    return given | ({"importance": np.exp(world.floats(256))} if world.rng.random() < 0.5 else {})
 
 
 @call("dequantise", "an unknown format, bytes that are not those of the matrix, out of another shape")

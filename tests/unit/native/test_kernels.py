@@ -490,3 +490,68 @@ def test_layers_may_differ_in_formats_and_in_where_parts_begin(kernels: _native.
             assert_near(outs[0], outs[1], "q4_k")
     with pytest.raises(ValueError, match="no layer 2"):
         native.begin(step.hidden, step.ids, step.weights, 2)
+
+
+def test_a_watched_matrix_adds_the_squares_of_what_it_is_multiplied_with(kernels: _native.Kernels) -> None:
+    rng = np.random.default_rng(5)
+    data = stored("bf16", 48, 64, rng)
+    watched, other = (_native.Matrix(each, "bf16", 48, 64) for each in (data, data.copy()))
+    sums = np.zeros(64, np.float32)
+    kernels.watch(watched, sums)
+    rows = rng.standard_normal((90, 64)).astype(np.float32)
+    for matrix, first, end in ((watched, 0, 30), (other, 30, 60), (watched, 30, 90)):
+        kernels.linear(rows[first:end], matrix, np.empty((end - first, 48), np.float32))
+    expected = np.zeros(64, np.float32)
+    for row in rows:
+        expected += row * row
+    assert np.array_equal(sums, expected), "the other matrix is not watched, and calls do not matter"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 90])
+def test_watched_experts_add_the_squares_of_what_theirs_are_multiplied_with(
+    kernels: _native.Kernels, num_tokens: int
+) -> None:
+    layer, step = layer_of("f32", "f32", "f32"), Step(num_tokens)
+    kernel = layer.kernel(kernels)
+    inputs, acts = np.zeros((NUM_EXPERTS, HIDDEN), np.float32), np.zeros((NUM_EXPERTS, INTERMEDIATE), np.float32)
+    counts = np.zeros(NUM_EXPERTS, np.int64)
+    unwatched = step.run(kernel, layer)
+    kernel.watch(0, inputs, acts, counts)
+    assert np.array_equal(step.run(kernel, layer), unwatched)
+    for expert in range(NUM_EXPERTS):
+        given = step.hidden[(step.ids == expert).any(1)]
+        block = layer.memory[layer.offsets[expert] :]
+        gate, up = (
+            block[at : at + 4 * rows * cols].view(np.float32).reshape(rows, cols)
+            for _, rows, cols, at in (layer.parts["gate"], layer.parts["up"])
+        )
+        gated = given @ gate.T
+        expected = gated / (1 + np.exp(-gated)) * (given @ up.T)
+        assert counts[expert] == len(given)
+        np.testing.assert_allclose(inputs[expert], (given * given).sum(0), rtol=1e-5)
+        np.testing.assert_allclose(acts[expert], (expected * expected).sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_watched_does_not_depend_on_threads_or_calls() -> None:
+    layer, step = layer_of("bf16", "bf16", "bf16"), Step(90)
+    found = set()
+    for threads, split in ((1, None), (2, None), (5, [[i] for i in reversed(range(NUM_EXPERTS))])):
+        kernel = layer.kernel(_native.Kernels(threads))
+        sums = [np.zeros((NUM_EXPERTS, cols), np.float32) for cols in (HIDDEN, INTERMEDIATE)]
+        kernel.watch(0, *sums, np.zeros(NUM_EXPERTS, np.int64))
+        step.run(kernel, layer, split)
+        found.add(b"".join(each.tobytes() for each in sums))
+    assert len(found) == 1
+
+
+def test_sums_that_do_not_fit_are_refused() -> None:
+    kernels = _native.Kernels(1)
+    kernel = layer_of("bf16", "bf16", "bf16").kernel(kernels)
+    inputs, acts = np.zeros((4, HIDDEN), np.float32), np.zeros((4, INTERMEDIATE), np.float32)
+    for wrong in ((0, acts, inputs, 4), (-1, inputs, acts, 4), (0, inputs, acts[:3], 4), (0, inputs, acts, 3)):
+        layer, first, second, count = wrong
+        with pytest.raises(ValueError, match=r"sums of squares|there is no layer|one count"):
+            kernel.watch(layer, first, second, np.zeros(count, np.int64))
+    kernel.watch(0, inputs, acts, np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match="no sums are kept of expert 5"):
+        kernel.begin(np.zeros((1, HIDDEN), np.float32), np.array([[5]]), np.ones((1, 1), np.float32))

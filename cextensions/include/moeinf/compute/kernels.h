@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,6 +61,9 @@ class Kernels {
   // prepared once for each kind. Throws std::invalid_argument for ws of other cols than x has.
   void linears(const std::vector<Matrix>& ws, RowSpan<const float> x, const std::vector<float*>& ys);
   void linear(const Matrix& w, RowSpan<const float> x, float* y, const Finish& finish = {});
+  // From here on the squares of all rows that `linears` multiplies by w are added to sums [w.cols] as well.
+  // w is known by the place of its weights, which several matrices may share.
+  void watch(const Matrix& w, float* sums) { watched_[w.data] = {sums, w.cols}; }
 
   // Rows of one matrix that a task takes, of a call that goes over total_rows rows of such matrices: so many
   // bytes that taking a task costs nothing beside reading them, but several tasks for each thread. A multiple
@@ -88,6 +92,12 @@ class Kernels {
                                                         RowSpan<const float> x);
   void split_rows(Span<const Matrix> ws, std::int64_t num_x);
 
+  void add_watched(Span<const Matrix> ws, RowSpan<const float> x);
+
+  struct Watched {
+    float* sums;
+    std::int64_t cols;
+  };
   struct RowTasks {         // of one matrix of a call
     std::int64_t num_rows;  // of each task
     std::int64_t end_task;  // where those of the next matrix begin
@@ -97,6 +107,7 @@ class Kernels {
   Pool pool_;
   std::int64_t pass_tokens_ = 0;
   std::vector<RowTasks> row_tasks_;
+  std::map<const unsigned char*, Watched> watched_;
   Workspace workspace_;
   Buffer thread_scratch_;                 // panels of weights that threads lay out anew
   std::size_t thread_scratch_bytes_ = 0;  // of one thread

@@ -21,9 +21,9 @@ struct Cloud {
 
 // below_zero: whether a minimum above 0 cannot be stored.
 template <int N>
-Cloud<N> cloud_of(const TileOf<N>& tile, bool below_zero) {
+Cloud<N> cloud_of(const TileOf<N>& tile, const TileOf<N>& importance, bool below_zero) {
   Cloud<N> cloud;
-  cloud.importance = importance_of(tile);
+  cloud.importance = importance;
   cloud.low = below_zero ? splat(0) : tile.x[0];
   cloud.high = tile.x[0];
   for (const Floats& x : tile.x) {
@@ -81,9 +81,9 @@ Line best_line(const Cloud<N>& cloud, const CodeSums& sums, bool below_zero, Flo
 // The best of the lines for the codes of trial scales that bring the range to kTop - 1 ... kTop + 1. Each
 // trial counts its codes from the best minimum so far, which saves a second round.
 template <int kTop, int N>
-Line search_line(const TileOf<N>& tile, bool below_zero) {
+Line search_line(const TileOf<N>& tile, const TileOf<N>& importance, bool below_zero) {
   constexpr int kTrials = 11;
-  const Cloud<N> cloud = cloud_of(tile, below_zero);
+  const Cloud<N> cloud = cloud_of(tile, importance, below_zero);
   const Ints flat = cloud.high - cloud.low < 1e-15f;  // equal weights: their minimum says it all
   Line best = {splat(0), cloud.low};
   Floats least = splat(HUGE_VALF);

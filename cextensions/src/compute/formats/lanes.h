@@ -71,10 +71,12 @@ Floats extreme(const TileOf<N>& tile) {
   return found;
 }
 
-// An error in a large weight costs more than one in a small one: the weight's magnitude plus the root mean
-// square of its group.
+// What an error in each weight costs, by its column; columns: of each weight. Where nothing is known of them,
+// null, one in a large weight is taken to cost more than one in a small one: the weight's magnitude plus the
+// root mean square of its group.
 template <int N>
-TileOf<N> importance_of(const TileOf<N>& tile) {
+TileOf<N> importance_of(const TileOf<N>& tile, const float* columns) {
+  if (columns != nullptr) return tile_of<N>(columns);
   Floats energy = splat(0);
   for (const Floats& x : tile.x) energy += x * x;
   Floats spread;

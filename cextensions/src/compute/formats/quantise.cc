@@ -45,7 +45,7 @@ void pack_fifth_bits(const Codes& codes, int lane, std::uint8_t* out) {
   for (int byte = 0; byte < 4; ++byte) out[byte] = static_cast<std::uint8_t>(high >> 8 * byte);
 }
 
-void encode(const Tile& tile, BlockQ8_0* out, int num_groups) {
+void encode(const Tile& tile, const float*, BlockQ8_0* out, int num_groups) {
   const Floats d = largest_magnitude(tile) / 127.0f, inverse = inverse_or_zero(d);
   Codes codes;
   for (int i = 0; i < kGroup; ++i) codes.q[i] = to_ints(nearest(tile.x[i] * inverse));
@@ -75,13 +75,15 @@ Codes encode_multiples(const Tile& tile, const Tile& importance, const float (&a
 constexpr float kQ4Aims[] = {-9, -8.75f, -8.5f, -8.25f, -8, -7.75f, -7.5f, -7.25f, -7, 7.25f, 7};
 constexpr float kQ5Aims[] = {-17, -16.75f, -16.5f, -16.25f, -16, -15.75f, -15.5f, -15.25f, -15, 15.25f, 15};
 
-void encode(const Tile& tile, BlockQ4_0* out, int num_groups) {
-  const Codes codes = encode_multiples<WholeValues<8>>(tile, importance_of(tile), kQ4Aims, out, num_groups);
+void encode(const Tile& tile, const float* columns, BlockQ4_0* out, int num_groups) {
+  const Codes codes =
+      encode_multiples<WholeValues<8>>(tile, importance_of(tile, columns), kQ4Aims, out, num_groups);
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
 }
 
-void encode(const Tile& tile, BlockQ5_0* out, int num_groups) {
-  Codes codes = encode_multiples<WholeValues<16>>(tile, importance_of(tile), kQ5Aims, out, num_groups);
+void encode(const Tile& tile, const float* columns, BlockQ5_0* out, int num_groups) {
+  Codes codes =
+      encode_multiples<WholeValues<16>>(tile, importance_of(tile, columns), kQ5Aims, out, num_groups);
   for (int g = 0; g < num_groups; ++g) pack_fifth_bits(codes, g, out[g].high);
   for (Ints& code : codes.q) code &= 15;
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
@@ -91,15 +93,16 @@ void encode(const Tile& tile, BlockQ5_0* out, int num_groups) {
 constexpr float kIQ4NLAims[] = {-134, -133, -132, -131, -130, -129, -128, -127,
                                 -126, -125, -124, -123, -122, -121, -120, 127};
 
-void encode(const Tile& tile, BlockIQ4_NL* out, int num_groups) {
-  const Codes codes = encode_multiples<IQ4NLValues>(tile, importance_of(tile), kIQ4NLAims, out, num_groups);
+void encode(const Tile& tile, const float* columns, BlockIQ4_NL* out, int num_groups) {
+  const Codes codes =
+      encode_multiples<IQ4NLValues>(tile, importance_of(tile, columns), kIQ4NLAims, out, num_groups);
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
 }
 
 // A line through the weights, from a minimum of either sign.
 template <int kTop, typename Block>
-Codes encode_line(const Tile& tile, Block* out, int num_groups) {
-  const Line line = search_line<kTop>(tile, false);
+Codes encode_line(const Tile& tile, const float* columns, Block* out, int num_groups) {
+  const Line line = search_line<kTop>(tile, importance_of(tile, columns), false);
   Floats d, min;
   for (int g = 0; g < kLanes; ++g) {
     const std::uint16_t half_d = half_of_float(line.scale[g]);
@@ -117,13 +120,13 @@ Codes encode_line(const Tile& tile, Block* out, int num_groups) {
   return codes;
 }
 
-void encode(const Tile& tile, BlockQ4_1* out, int num_groups) {
-  const Codes codes = encode_line<15>(tile, out, num_groups);
+void encode(const Tile& tile, const float* columns, BlockQ4_1* out, int num_groups) {
+  const Codes codes = encode_line<15>(tile, columns, out, num_groups);
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
 }
 
-void encode(const Tile& tile, BlockQ5_1* out, int num_groups) {
-  Codes codes = encode_line<31>(tile, out, num_groups);
+void encode(const Tile& tile, const float* columns, BlockQ5_1* out, int num_groups) {
+  Codes codes = encode_line<31>(tile, columns, out, num_groups);
   for (int g = 0; g < num_groups; ++g) pack_fifth_bits(codes, g, out[g].high);
   for (Ints& code : codes.q) code &= 15;
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
@@ -131,7 +134,7 @@ void encode(const Tile& tile, BlockQ5_1* out, int num_groups) {
 
 // The scale is the power of two that brings the largest weight to 4 ... 8; what is beyond 6, the largest
 // value, becomes 6.
-void encode(const Tile& tile, BlockMXFP4* out, int num_groups) {
+void encode(const Tile& tile, const float*, BlockMXFP4* out, int num_groups) {
   // Between 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
   constexpr float kBorders[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
   const Floats amax = largest_magnitude(tile);
@@ -152,24 +155,24 @@ void encode(const Tile& tile, BlockMXFP4* out, int num_groups) {
   for (int g = 0; g < num_groups; ++g) pack_nibbles(codes, g, out[g].q);
 }
 
-// Blocks of up to kStep weights; those behind count are zero.
+// Blocks of up to kStep weights; those behind count are zero. columns: as importance_of takes them.
 template <typename Block>
-void encode_step(const float* weights, int count, unsigned char* out) {
+void encode_step(const float* weights, const float* columns, int count, unsigned char* out) {
   for (int start = 0; start < count; start += kLanes * kGroup) {
     Block blocks[kLanes];
     const int num_groups = std::min(kLanes, (count - start) / kGroup);
-    encode(tile_of(weights + start), blocks, num_groups);
+    encode(tile_of(weights + start), columns == nullptr ? nullptr : columns + start, blocks, num_groups);
     std::memcpy(out + static_cast<std::size_t>(start / kGroup) * sizeof(Block), blocks,
                 sizeof(Block) * static_cast<std::size_t>(num_groups));
   }
 }
 
-template <void (*kEncode)(const float* weights, unsigned char* out)>
-void encode_super(const float* weights, int, unsigned char* out) {
-  kEncode(weights, out);
+template <void (*kEncode)(const float* weights, const float* columns, unsigned char* out)>
+void encode_super(const float* weights, const float* columns, int, unsigned char* out) {
+  kEncode(weights, columns, out);
 }
 
-using EncodeStep = void (*)(const float* weights, int count, unsigned char* out);
+using EncodeStep = void (*)(const float* weights, const float* columns, int count, unsigned char* out);
 
 EncodeStep encoder(Format format) {
   switch (format) {
@@ -239,6 +242,17 @@ Load loader(Format format) {
   }
 }
 
+void check_importance(Span<const float> importance, std::int64_t cols) {
+  if (importance.size() != static_cast<std::size_t>(cols))
+    throw std::invalid_argument(std::to_string(importance.size()) + " importances of " +
+                                std::to_string(cols) + " columns");
+  for (const float each : importance) {
+    if (!(each > 0 && each <= kLargestWeight))
+      throw std::invalid_argument("an importance is " + std::to_string(each) +
+                                  "; it is above 0 and at most 65504");
+  }
+}
+
 [[noreturn]] void refuse(const float* weights, int count) {
   const auto* bad = std::find_if(weights, weights + count,
                                  [](float weight) { return !(std::fabs(weight) <= kLargestWeight); });
@@ -249,21 +263,24 @@ Load loader(Format format) {
 }  // namespace
 
 void quantise(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
-              std::int64_t cols, unsigned char* out) {
+              std::int64_t cols, unsigned char* out, Span<const float> importance) {
   const EncodeStep encode_next = encoder(format);
   const Load load_next = loader(source_format);
   if (cols % block_weights(format) != 0) {
     throw std::invalid_argument("rows of " + std::to_string(cols) + " are no whole number of " +
                                 name_of(format) + " blocks of " + std::to_string(block_weights(format)));
   }
-  alignas(64) float weights[kStep];
+  if (!importance.empty()) check_importance(importance, cols);
+  alignas(64) float weights[kStep], columns[kStep];
   for (std::int64_t start = 0; start < rows * cols; start += kStep) {
     const int count = static_cast<int>(std::min<std::int64_t>(kStep, rows * cols - start));
     std::fill(weights + count, weights + kStep, 0.0f);
     if (!load_next(source + static_cast<std::size_t>(start) * block_bytes(source_format), count, weights)) {
       refuse(weights, count);
     }
-    encode_next(weights, count, out + row_bytes(format, start));
+    for (int i = 0; i < kStep && !importance.empty(); ++i)
+      columns[i] = importance[static_cast<std::size_t>((start + i) % cols)];
+    encode_next(weights, importance.empty() ? nullptr : columns, count, out + row_bytes(format, start));
   }
 }
 

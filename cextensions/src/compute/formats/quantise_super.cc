@@ -22,10 +22,10 @@ struct Super {
   static constexpr int kGroups = kWeights / N, kTiles = kGroups / kLanes;
   TileOf<N> tiles[kTiles], importance[kTiles];
 
-  explicit Super(const float* weights) {
+  Super(const float* weights, const float* columns) {
     for (int t = 0; t < kTiles; ++t) {
       tiles[t] = tile_of<N>(weights + t * kLanes * N);
-      importance[t] = importance_of(tiles[t]);
+      importance[t] = importance_of(tiles[t], columns == nullptr ? nullptr : columns + t * kLanes * N);
     }
   }
 };
@@ -149,12 +149,12 @@ void fit_units(const Super<N>& block, Lines<N>* lines) {
 }
 
 template <int kTop, int kUnits, int N>
-Lines<N> fit_lines(const float* weights) {
-  const Super<N> block(weights);
+Lines<N> fit_lines(const float* weights, const float* columns) {
+  const Super<N> block(weights, columns);
   Line found[Super<N>::kTiles];
   float top_scale = 0, top_min = 0;
   for (int t = 0; t < Super<N>::kTiles; ++t) {
-    found[t] = search_line<kTop>(block.tiles[t], true);
+    found[t] = search_line<kTop>(block.tiles[t], block.importance[t], true);
     for (int g = 0; g < kLanes; ++g) {
       top_scale = std::max(top_scale, found[t].scale[g]);
       top_min = std::max(top_min, -found[t].min[g]);
@@ -237,8 +237,8 @@ void fit_unit(const Super<N>& block, Multiples<N>* found) {
 }
 
 template <typename Values, int kUnits, int N, int kAims>
-Multiples<N> fit_multiples(const float* weights, const float (&aims)[kAims]) {
-  const Super<N> block(weights);
+Multiples<N> fit_multiples(const float* weights, const float* columns, const float (&aims)[kAims]) {
+  const Super<N> block(weights, columns);
   Floats scales[Super<N>::kTiles];
   float top = 0;  // of the largest magnitude, with its sign
   for (int t = 0; t < Super<N>::kTiles; ++t) {
@@ -295,8 +295,8 @@ void pack_scales(const std::uint8_t* scales, const std::uint8_t* mins, std::uint
 
 }  // namespace
 
-void encode_q2_k(const float* weights, unsigned char* out) {
-  const auto lines = fit_lines<3, 15, 16>(weights);
+void encode_q2_k(const float* weights, const float* columns, unsigned char* out) {
+  const auto lines = fit_lines<3, 15, 16>(weights, columns);
   std::memset(out, 0, 84);
   for (int s = 0; s < 16; ++s) out[s] = static_cast<unsigned char>(lines.scales[s] | lines.mins[s] << 4);
   for (int i = 0; i < kWeights; ++i) put_bits<4>(out + 16, i, lines.codes[i]);
@@ -304,8 +304,8 @@ void encode_q2_k(const float* weights, unsigned char* out) {
   put_half(out + 82, lines.dmin);
 }
 
-void encode_q4_k(const float* weights, unsigned char* out) {
-  const auto lines = fit_lines<15, 63, 32>(weights);
+void encode_q4_k(const float* weights, const float* columns, unsigned char* out) {
+  const auto lines = fit_lines<15, 63, 32>(weights, columns);
   std::memset(out, 0, 144);
   put_half(out, lines.d);
   put_half(out + 2, lines.dmin);
@@ -313,8 +313,8 @@ void encode_q4_k(const float* weights, unsigned char* out) {
   for (int i = 0; i < kWeights; ++i) put_bits<2>(out + 16, i, lines.codes[i]);
 }
 
-void encode_q5_k(const float* weights, unsigned char* out) {
-  const auto lines = fit_lines<31, 63, 32>(weights);
+void encode_q5_k(const float* weights, const float* columns, unsigned char* out) {
+  const auto lines = fit_lines<31, 63, 32>(weights, columns);
   std::memset(out, 0, 176);
   put_half(out, lines.d);
   put_half(out + 2, lines.dmin);
@@ -325,10 +325,10 @@ void encode_q5_k(const float* weights, unsigned char* out) {
   }
 }
 
-void encode_q3_k(const float* weights, unsigned char* out) {
+void encode_q3_k(const float* weights, const float* columns, unsigned char* out) {
   static constexpr float kAims[] = {-4.9f, -4.7f, -4.5f, -4.3f, -4.15f, -4, -3.85f, -3.7f,
                                     -3.5f, -3.3f, -3.1f, 2.6f,  2.8f,   3,  3.2f,   3.4f};
-  const auto found = fit_multiples<WholeValues<4>, 32, 16>(weights, kAims);
+  const auto found = fit_multiples<WholeValues<4>, 32, 16>(weights, columns, kAims);
   std::memset(out, 0, 110);
   for (int i = 0; i < kWeights; ++i) {
     put_bits<8>(out, i, found.codes[i] >> 2);
@@ -342,10 +342,10 @@ void encode_q3_k(const float* weights, unsigned char* out) {
   put_half(out + 108, found.d);
 }
 
-void encode_q6_k(const float* weights, unsigned char* out) {
+void encode_q6_k(const float* weights, const float* columns, unsigned char* out) {
   static constexpr float kAims[] = {-32.8f, -32.6f, -32.4f, -32.2f, -32,    -31.8f, -31.6f,
                                     -31.4f, -31.2f, -31,    -30.8f, 31.25f, 31,     30.75f};
-  const auto found = fit_multiples<WholeValues<32>, 128, 16>(weights, kAims);
+  const auto found = fit_multiples<WholeValues<32>, 128, 16>(weights, columns, kAims);
   std::memset(out, 0, 210);
   for (int i = 0; i < kWeights; ++i) {
     out[i / 128 * 64 + i % 64] |= static_cast<unsigned char>((found.codes[i] & 15) << (i % 128 < 64 ? 0 : 4));
@@ -355,10 +355,10 @@ void encode_q6_k(const float* weights, unsigned char* out) {
   put_half(out + 208, found.d);
 }
 
-void encode_iq4_xs(const float* weights, unsigned char* out) {
+void encode_iq4_xs(const float* weights, const float* columns, unsigned char* out) {
   static constexpr float kAims[] = {-134, -133, -132, -131, -130, -129, -128, -127,
                                     -126, -125, -124, -123, -122, -121, -120, 127};
-  const auto found = fit_multiples<IQ4NLValues, 32, 32>(weights, kAims);
+  const auto found = fit_multiples<IQ4NLValues, 32, 32>(weights, columns, kAims);
   std::memset(out, 0, 136);
   put_half(out, found.d);
   std::uint16_t high = 0;

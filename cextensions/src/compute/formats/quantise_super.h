@@ -6,12 +6,13 @@
 
 namespace moeinf {
 
-// weights: 256 finite ones of at most kLargestWeight. Writes block_bytes of the format.
-void encode_q2_k(const float* weights, unsigned char* out);
-void encode_q3_k(const float* weights, unsigned char* out);
-void encode_q4_k(const float* weights, unsigned char* out);
-void encode_q5_k(const float* weights, unsigned char* out);
-void encode_q6_k(const float* weights, unsigned char* out);
-void encode_iq4_xs(const float* weights, unsigned char* out);
+// weights: 256 finite ones of at most kLargestWeight; columns: what an error in each costs, or null where all
+// cost the same. Writes block_bytes of the format.
+void encode_q2_k(const float* weights, const float* columns, unsigned char* out);
+void encode_q3_k(const float* weights, const float* columns, unsigned char* out);
+void encode_q4_k(const float* weights, const float* columns, unsigned char* out);
+void encode_q5_k(const float* weights, const float* columns, unsigned char* out);
+void encode_q6_k(const float* weights, const float* columns, unsigned char* out);
+void encode_iq4_xs(const float* weights, const float* columns, unsigned char* out);
 
 }  // namespace moeinf

@@ -59,6 +59,8 @@ void ExpertKernel::begin(RowSpan<const float> hidden, RowSpan<const std::int64_t
       throw std::invalid_argument("there is no layer " + std::to_string(layer));
     layer_ = &layers_[as_size(layer)];
   }
+  const auto watched = watched_.find(layer);
+  squares_ = watched == watched_.end() ? nullptr : &watched->second;
   num_tokens_ = ids.rows;
   top_k_ = ids.cols;
   weights_.assign(weights, weights + ids.size());
@@ -69,6 +71,7 @@ void ExpertKernel::begin(RowSpan<const float> hidden, RowSpan<const std::int64_t
   num_computed_ = 0;
   reserve();
   prepare_inputs(hidden);
+  if (squares_ != nullptr) add_inputs(hidden);
   has_begun_ = true;
 }
 
@@ -144,6 +147,36 @@ void ExpertKernel::prepare_inputs(RowSpan<const float> hidden) {
   const ExpertPart &gate = layer_->gate, &up = layer_->up ? *layer_->up : gate;
   prepare_input(hidden, gate);
   if (kind_of(up) != kind_of(gate)) prepare_input(hidden, up);
+}
+
+void ExpertKernel::watch(std::int64_t layer, const ExpertSquares& squares) {
+  if (layer < 0 || (layers_.size() > 1 && as_size(layer) >= layers_.size()))
+    throw std::invalid_argument("there is no layer " + std::to_string(layer));
+  const ExpertLayer& its = layers_[layers_.size() > 1 ? as_size(layer) : 0];
+  if (squares.inputs.cols != hidden_size() || squares.acts.cols != its.down.cols ||
+      squares.inputs.rows != squares.acts.rows)
+    throw std::invalid_argument(
+        "sums of squares have the columns of the matrices, and a row for each expert");
+  watched_[layer] = squares;
+}
+
+// The tokens of each expert in their order, by one thread: so the sums do not depend on their number.
+void ExpertKernel::add_inputs(RowSpan<const float> hidden) {
+  if (!groups_.experts.empty() && groups_.experts.back() >= squares_->inputs.rows)
+    throw std::invalid_argument("no sums are kept of expert " + std::to_string(groups_.experts.back()));
+  kernels_.pool().run(static_cast<std::int64_t>(groups_.size()), [&](std::int64_t group, int) {
+    const std::int64_t expert = groups_.experts[as_size(group)], count = groups_.counts[as_size(group)];
+    const std::int64_t* pairs = groups_.sorted.data() + groups_.starts[as_size(group)];
+    for (std::int64_t i = 0; i < count; ++i)
+      add_squares(hidden.row(pairs[i] / top_k_), hidden.cols, squares_->inputs.row(expert));
+    squares_->counts[expert] += count;
+  });
+}
+
+void ExpertKernel::add_acts(const Job& job, const float* values) {
+  const std::int64_t cols = layer_->down.cols, count = groups_.counts[job.group];
+  float* sums = squares_->acts.row(groups_.experts[job.group]);
+  for (std::int64_t i = 0; i < count; ++i) add_squares(values + i * cols, cols, sums);
 }
 
 void ExpertKernel::prepare_input(RowSpan<const float> hidden, const ExpertPart& part) {
@@ -392,6 +425,7 @@ void ExpertKernel::run_act_task(std::int64_t task, int thread) {
 void ExpertKernel::finish_act(const Job& job) {
   const std::int64_t rows = layer_->gate.rows;
   const float* values = gates_.reserve_array<float>(0) + job.first_pair * rows;
+  if (squares_ != nullptr) add_acts(job, values);
   prepare_group(job.group, layer_->down, act(job), [&](std::int64_t i) { return values + i * rows; });
 }
 

@@ -4,17 +4,21 @@
 #include <cstdint>
 
 #include "moeinf/compute/formats/formats.h"
+#include "moeinf/span.h"
 
 namespace moeinf {
 
 constexpr float kLargestWeight = 65504.0f;  // float16's: so every scale is finite, and no search overflows
 
 // Blocks of `format` (a quantised one) for a matrix [rows, cols] of f32, f16 or bf16, into out[rows *
-// row_bytes]. The bytes depend on nothing but the weights of their own block: same on every machine, however
-// rows are split. Throws std::invalid_argument: rows that are no whole number of blocks, formats that it
-// cannot go between, and a weight that is NaN, infinite or beyond kLargestWeight, by its row and column.
+// row_bytes]. The bytes depend on nothing but the weights of their own block and the importance of its
+// columns: same on every machine, however rows are split. importance [cols]: what an error in each column
+// costs beside the others, such as the mean square of what it is multiplied with; empty where all cost the
+// same. q8_0 and mxfp4 search for nothing, and do not depend on it. Throws std::invalid_argument: rows that
+// are no whole number of blocks, formats that it cannot go between, a weight that is NaN, infinite or beyond
+// kLargestWeight, other than one importance for each column, and one that is not above 0 and at most that.
 void quantise(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
-              std::int64_t cols, unsigned char* out);
+              std::int64_t cols, unsigned char* out, Span<const float> importance = {});
 
 // out [rows, cols] from any format, each product rounded by itself (no fused multiply-add), as gguf-py does.
 void dequantise(const Matrix& matrix, float* out);

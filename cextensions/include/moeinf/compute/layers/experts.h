@@ -6,11 +6,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "moeinf/compute/kernels.h"
 #include "moeinf/compute/layers/expert_groups.h"
 #include "moeinf/compute/layers/expert_parts.h"
+#include "moeinf/compute/squares.h"
 
 namespace moeinf {
 
@@ -64,6 +66,11 @@ class ExpertKernel {
   // begin afterwards.
   void finish(float* out);
 
+  // From here on the squares of what each expert of a layer is multiplied with are added to its sums as well,
+  // and its tokens counted. Throws std::invalid_argument for a layer that is not there, where layers differ,
+  // and for sums of other columns.
+  void watch(std::int64_t layer, const ExpertSquares& squares);
+
   // As Kernels::release_scratch; a layer that has begun needs a new begin.
   void release_scratch();
   std::size_t scratch_bytes() const;  // as Kernels::scratch_bytes, of what is not the kernels'
@@ -82,6 +89,8 @@ class ExpertKernel {
 
   void reserve();
   void prepare_inputs(RowSpan<const float> hidden);
+  void add_inputs(RowSpan<const float> hidden);
+  void add_acts(const Job& job, const float* values);
   void prepare_input(RowSpan<const float> hidden, const ExpertPart& part);
   void prepare_tokens(RowSpan<const float> hidden, const ExpertPart& part);
   void prepare_tiles(RowSpan<const float> hidden, const ExpertPart& part);
@@ -117,7 +126,9 @@ class ExpertKernel {
   std::size_t num_bytes_;
   std::vector<ExpertLayer> layers_;
   std::int64_t most_slices_ = 1;
-  const ExpertLayer* layer_ = nullptr;  // that runs
+  const ExpertLayer* layer_ = nullptr;             // that runs
+  std::map<std::int64_t, ExpertSquares> watched_;  // by layer
+  const ExpertSquares* squares_ = nullptr;         // of the layer that runs
 
   std::int64_t num_tokens_ = 0, top_k_ = 0;
   std::vector<float> weights_;  // [num_tokens, top_k]
