@@ -1,18 +1,23 @@
-"""What a pull may be told that fits a model to a size."""
+"""What a pull may be told that chooses formats, or rounds weights, by what is measured on a text."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from moeinf.config.option import option
 from moeinf.config.size import Bytes, parse_size
 from moeinf.errors import UsageError
 
+BUILT_IN: Final = "built-in"  # the text that comes along
+_UNSEARCHED: Final = ("keep", "q8_0", "mxfp4")  # in which a weight has but one nearest number
+
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """The size that a model is to have, beside `--quant BITS`, and the text on which is measured what that costs."""
+    """The size that a model is to have, beside `--quant BITS`, and the texts on which is measured what that costs."""
 
     size: str | None = option(
         None, "Choose the format of each part so that the model has at most this size: 12GiB.", metavar="SIZE"
@@ -23,6 +28,28 @@ class FitOptions:
         metavar="FILE",
     )
     tokens: int = option(1024, "Most tokens of it that are read. [default: {default}]", metavar="N")
+    calibrate: str | None = option(
+        None,
+        "Round weights by how much each column matters on a text like those that the model is for: its file, or "
+        "built-in for a short one that comes along.",
+        metavar="TEXT",
+    )
+    calibrate_tokens: int = option(16_384, "Most tokens of it that are read. [default: {default}]", metavar="N")
+    imatrix: str | None = option(
+        None,
+        "Round weights by an importance matrix of llama.cpp; with --calibrate, write what was gathered as one.",
+        metavar="FILE",
+    )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether columns are weighed."""
+        return self.calibrate is not None or self.imatrix is not None
+
+
+def sized(quant: str | None, options: FitOptions) -> bool:
+    """Whether a size is asked for, or a number of bits, and no format."""
+    return options.size is not None or _bits(quant) is not None
 
 
 def wanted_bytes(quant: str | None, options: FitOptions, num_params: int) -> int:
@@ -37,22 +64,35 @@ def wanted_bytes(quant: str | None, options: FitOptions, num_params: int) -> int
 
 
 def fits(quant: str | None, options: FitOptions) -> bool:
-    """Whether a size is asked for, and no format. Raises UsageError for both, and for a text without a size."""
+    """Whether anything is measured, or weighed. Raises UsageError for what does not go together."""
     bits = _bits(quant)
     if options.size is not None and quant is not None:
         raise UsageError("only one of --size and --quant at a time")
-    if options.size is None and bits is None:
-        if options.text is not None:
-            raise UsageError("--text is for --size and for --quant with a number of bits, such as --quant 4.5")
-        return False
+    if not sized(quant, options) and options.text is not None:
+        raise UsageError("--text is for --size and for --quant with a number of bits, such as --quant 4.5")
     if bits is not None and not 1 <= bits <= 16:
         raise UsageError(f"--quant {quant} is no number of bits from 1 to 16")
-    return True
+    if options.weighs:
+        _check_weighing(quant, options)
+    return sized(quant, options) or options.weighs
+
+
+def _check_weighing(quant: str | None, options: FitOptions) -> None:
+    flag = "--imatrix" if options.calibrate is None else "--calibrate"
+    if options.size is None and (quant is None or quant in _UNSEARCHED):
+        raise UsageError(f"{flag} changes nothing of {quant or 'keep'}; add --quant with a smaller format, or --size")
+    if options.calibrate is None or options.imatrix is None:
+        return
+    if Path(options.imatrix).exists():
+        raise UsageError(
+            f"--imatrix {options.imatrix} is there already; leave out --calibrate to use it, or name a new file"
+        )
 
 
 def fit_tag(quant: str | None, options: FitOptions) -> str:
     """The tag of the model that is made."""
-    return (quant or options.size or "").lower().replace("%", "")
+    tag = (quant or options.size or "").lower().replace("%", "")
+    return f"{tag}-calibrated" if options.weighs else tag
 
 
 def _bits(quant: str | None) -> float | None:

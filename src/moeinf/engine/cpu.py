@@ -132,7 +132,7 @@ class CpuRunner(OfOneSequence):
             slices=slots.cache.slices,
         )
         self.observers = [*watch.observers, *advisers]
-        kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.forms)
+        self.kernel = kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.forms)
 
         def release() -> None:
             kernel.release_scratch()
@@ -153,6 +153,7 @@ class CpuRunner(OfOneSequence):
         kept = kept_format(weights.manifest.info, host.config)
         self.row_pages = sequence_pages() if self._parallel > 1 else None
         layers = NativeLayers(host.kernels, tensors, kept, self.row_pages, SPARES if self.approx else 0)
+        self.weights = layers.weights
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)
 

@@ -19,6 +19,7 @@ from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index, write_model
 from moeinf.pull.gguf.repack import read_back
+from moeinf.pull.importance import DENSE, Importance, Place, plan_of
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, read_small, write_fully
 from moeinf.store.format import DENSE_FILE, BlockTensor, dense_header, expert_layout, is_quantised, shard_file
@@ -34,15 +35,13 @@ from moeinf.store.manifest import (
     slot_layout,
 )
 from moeinf.store.numbers import plain_dtype
-from moeinf.store.quantisation import FITTED
+from moeinf.store.quantisation import FITTED, FormatPlan, Quantisation, dense_tensors_of, expert_formats
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.threads import mapped
-from moeinf.types import ByteArray, DType, ExpertLayout, Format, TensorSpec
+from moeinf.types import ByteArray, DType, ExpertLayout, Float32Array, Format, TensorSpec
 
-Place = tuple[int, str]  # an MoE layer and a part of its experts, or -1 and the name of a dense tensor
 Recipe = Mapping[Place, Format]  # of what changes
 Advance = Callable[[int], None]
-DENSE = -1
 
 
 def check_whole(stored: StoredModel) -> None:
@@ -51,6 +50,21 @@ def check_whole(stored: StoredModel) -> None:
     experts = {spec.dtype for spec in manifest.layout_of(0).tensors}
     if manifest.in_place is not None or manifest.formats.dense or not all(map(plain_dtype, experts)):
         raise UsageError(f"{stored.name} is quantised already; formats are chosen for a checkpoint in bf16, f16 or f32")
+
+
+def recipe_of(stored: StoredModel, asked: Quantisation, formats: FormatPlan) -> dict[Place, Format]:
+    """What `pull` would make of the model's checkpoint, but for a head of its own in place of one that is tied."""
+    plan, manifest = plan_of(stored), stored.manifest
+    kinds = {name: kind[0] for name, kind in dense_kinds(stored, {}).items()}
+    missing: dict[str, Format] = {name: "bf16" for name in plan.dense if name not in kinds}
+    made = dense_tensors_of(plan, asked, {**missing, **kinds}, formats)
+    dense: dict[Place, Format] = {(DENSE, name): made[name].format for name in kinds if name in made}
+    sources = {spec.name: spec.dtype for spec in manifest.layout_of(0).tensors}
+    experts = expert_formats(plan, asked.experts, sources, formats)
+    wanted = dense | {(layer, part): experts[part] for layer in range(manifest.moe.num_layers) for part in experts}
+    stays = {(DENSE, name): kind for name, kind in kinds.items()}
+    stays |= {(layer, part): sources[part] for layer in range(manifest.moe.num_layers) for part in sources}
+    return {place: format for place, format in wanted.items() if format != stays[place]}
 
 
 def layouts(manifest: Manifest, recipe: Recipe) -> list[ExpertLayout]:
@@ -80,12 +94,12 @@ def store_bytes(stored: StoredModel, recipe: Recipe) -> int:
     return experts + len(head) + sum(spec.num_bytes for spec in specs)
 
 
-def trial(stored: StoredModel, recipe: Recipe, folder: Path) -> StoredModel:
+def trial(stored: StoredModel, recipe: Recipe, folder: Path, importance: Importance | None = None) -> StoredModel:
     """A model that is there to be measured: what does not change are links, and nothing has a sum.
 
     folder: two below the home of the store, as models are.
     """
-    _write(stored, recipe, folder, lambda _: None)
+    _write(stored, recipe, folder, lambda _: None, importance)
     manifest, made = stored.manifest, layouts(stored.manifest, recipe)
     counts = [manifest.moe.experts_of(layer) for layer in range(manifest.moe.num_layers)]
     sums = ["0" * 64] * sum(counts)
@@ -106,17 +120,21 @@ def refit(
     folder: Path,
     name: str,
     progress: PullProgress,
+    importance: Importance | None = None,
 ) -> StoredModel:
-    """Publishes the model in these formats under another name. told: lines for who looks at it."""
+    """Publishes the model in these formats under another name. told: lines for who looks at it.
+
+    importance: by which columns are rounded.
+    """
     total = 2 * store_bytes(stored, recipe)  # written, and read back
     progress.start("quantising", name, total, 0)
-    _write(stored, recipe, folder, progress.advance)
+    _write(stored, recipe, folder, progress.advance, importance)
     manifest, made = stored.manifest, layouts(stored.manifest, recipe)
     kinds = dense_kinds(stored, recipe)
     shards, dense, vision, checksums = read_back(manifest, made, kinds, folder, progress.advance)
     own = _described(stored, recipe, made, shards, dense, told, vision)
     progress.finish()
-    formats = hashlib.sha256(repr(sorted(recipe.items())).encode()).hexdigest()
+    formats = hashlib.sha256(repr((sorted(recipe.items()), *told)).encode()).hexdigest()
     record = {"fingerprint": f"{stored.id} fitted as {formats}", "requested": ""}
     return write_model(library, folder, name, Index(own, _small_files(stored)), record, checksums)
 
@@ -151,7 +169,7 @@ def _small_files(stored: StoredModel) -> dict[str, bytes]:
         return {name: read_small(stored.path / name) for name in names}
 
 
-def _write(stored: StoredModel, recipe: Recipe, folder: Path, advance: Advance) -> None:
+def _write(stored: StoredModel, recipe: Recipe, folder: Path, advance: Advance, importance: Importance | None) -> None:
     """The files of weights; those that do not change are links to the model's own."""
     manifest = stored.manifest
     changed = {layer for layer, _ in recipe}
@@ -163,11 +181,11 @@ def _write(stored: StoredModel, recipe: Recipe, folder: Path, advance: Advance) 
                 _link(stored.path / entry.file, folder / entry.file)
         for layer in range(manifest.moe.num_layers):
             if layer in changed:
-                _write_layer(stored, layer, made[layer], folder / shard_file(layer), advance)
+                _write_layer(stored, layer, made[layer], folder / shard_file(layer), advance, importance)
             else:
                 _link(stored.path / shard_file(layer), folder / shard_file(layer))
         if DENSE in changed:
-            _write_dense(stored, dense_kinds(stored, recipe), folder / DENSE_FILE, advance)
+            _write_dense(stored, dense_kinds(stored, recipe), folder / DENSE_FILE, advance, importance)
         else:
             _link(stored.dense_path, folder / DENSE_FILE)
 
@@ -177,7 +195,9 @@ def _link(source: Path, target: Path) -> None:
     os.link(source, target)
 
 
-def _write_layer(stored: StoredModel, layer: int, layout: ExpertLayout, path: Path, advance: Advance) -> None:
+def _write_layer(
+    stored: StoredModel, layer: int, layout: ExpertLayout, path: Path, advance: Advance, importance: Importance | None
+) -> None:
     path.unlink(missing_ok=True)  # it may be a link
     source = stored.path / shard_file(layer)
     given = stored.manifest.layout_of(layer)
@@ -187,7 +207,8 @@ def _write_layer(stored: StoredModel, layer: int, layout: ExpertLayout, path: Pa
         block = np.zeros(layout.stride_bytes, np.uint8)
         for old, new in zip(given.tensors, layout.tensors, strict=True):
             out = block[new.offset_bytes : new.offset_bytes + new.num_bytes]
-            _convert(old, new.dtype, data[old.offset_bytes : old.offset_bytes + old.num_bytes], out)
+            weights = None if importance is None else importance.of_expert(layer, old.name, expert)
+            _convert(old, new.dtype, data[old.offset_bytes : old.offset_bytes + old.num_bytes], out, weights)
         return block
 
     with path.open("wb") as shard:
@@ -201,7 +222,11 @@ def _write_layer(stored: StoredModel, layer: int, layout: ExpertLayout, path: Pa
 
 
 def _write_dense(
-    stored: StoredModel, kinds: Mapping[str, tuple[Format, tuple[int, ...]]], path: Path, advance: Advance
+    stored: StoredModel,
+    kinds: Mapping[str, tuple[Format, tuple[int, ...]]],
+    path: Path,
+    advance: Advance,
+    importance: Importance | None,
 ) -> None:
     path.unlink(missing_ok=True)
     given = {spec.name: spec for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense)}
@@ -212,7 +237,8 @@ def _write_dense(
         for spec in specs:
             old = given[spec.name]
             out = np.empty(spec.num_bytes, np.uint8)
-            _convert(old, spec.dtype, _read(stored.dense_path, old.offset_bytes, old.num_bytes), out)
+            weights = None if importance is None else importance.of_dense(spec.name, spec.shape[-1])
+            _convert(old, spec.dtype, _read(stored.dense_path, old.offset_bytes, old.num_bytes), out, weights)
             write_fully(fd, out.data, spec.offset_bytes, path)
             advance(spec.num_bytes)
         os.fsync(fd)
@@ -220,13 +246,13 @@ def _write_dense(
         os.close(fd)
 
 
-def _convert(old: TensorSpec, format: Format, data: ByteArray, out: ByteArray) -> None:
+def _convert(old: TensorSpec, format: Format, data: ByteArray, out: ByteArray, importance: Float32Array | None) -> None:
     if format == old.dtype:
         out[:] = data
         return
     cols = old.shape[-1]
     try:
-        quantise(format, data, cast(DType, old.dtype), math.prod(old.shape) // cols, cols, out)
+        quantise(format, data, cast(DType, old.dtype), math.prod(old.shape) // cols, cols, out, importance)
     except ValueError as error:
         raise CheckpointError(f"tensor {old.name!r}: {error}") from error
 

@@ -61,7 +61,7 @@ def test_a_size_that_cannot_be_met_is_refused_with_the_least(whole: StoredModel)
     small = fit(whole, 4_500_000, "demo:small")
     with pytest.raises(UsageError, match="demo:small is quantised already"):
         fit(small, 4_500_000, "demo:smaller")
-    with pytest.raises(UsageError, match="demo:small was fitted to a size; pull its checkpoint again with --size"):
+    with pytest.raises(UsageError, match="demo:small was made by measuring; pull its checkpoint again with --size"):
         pull("demo:small", home=whole.home)
     assert {model.name for model in Library(whole.home).list()} == {"demo:latest", "demo:small", "demo:again"}
 
@@ -109,8 +109,11 @@ def test_parts_are_all_experts_and_sizes_are_those_of_the_files(whole: StoredMod
         (("--size", "40%"), "--size '40%' is no number of bytes, such as 12GiB"),
         (("--quant", "0.5"), "--quant 0.5 is no number of bits from 1 to 16"),
         (("--text", "x.txt"), "--text is for --size and for --quant with a number of bits"),
-        (("--size", "1GiB", "--quant-dense", "q8_0"), "--quant-dense does not go with a size"),
-        (("--quant", "4.5", "--dry-run"), "--dry-run does not go with a size or a number of bits"),
+        (
+            ("--size", "1GiB", "--quant-dense", "q8_0"),
+            "--quant-dense does not go with a size, a number of bits or a cal",
+        ),
+        (("--quant", "4.5", "--dry-run"), "--dry-run does not go with a size, a number of bits"),
     ],
 )
 def test_wrong_use_is_one_line(

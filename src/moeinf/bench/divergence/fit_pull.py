@@ -1,21 +1,31 @@
-"""`pull` where the size of the model is asked for: stores the checkpoint as it is, and a fitted copy of it."""
+"""`pull` where a size is asked for, or a calibration: stores the checkpoint as it is, and a fitted copy of it."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import replace
+from pathlib import Path
 
-from moeinf.bench.divergence.fitting import fitted
+from moeinf.bench.divergence.calibrating import calibrated
+from moeinf.bench.divergence.fitting import fitted, weighed
+from moeinf.bench.divergence.sensitivity import ALIKE, Weighing
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.config.environment import store_home
-from moeinf.config.fit_options import FitOptions, fit_tag, wanted_bytes
+from moeinf.config.fit_options import BUILT_IN, FitOptions, fit_tag, sized, wanted_bytes
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.user_text import text_of
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
+from moeinf.gguf.imatrix import Imatrix, imatrix_bytes, read_imatrix
+from moeinf.pull.importance import LEAST_TOKENS, Importance
 from moeinf.pull.pull import pull
+from moeinf.pull.refit import check_whole
+from moeinf.store.files import errors_named, publish
+from moeinf.store.library import StoredModel
 from moeinf.store.naming.names import full_name, has_tag, parse_name
+from moeinf.store.quantisation import chosen
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.screen import can_draw
@@ -32,8 +42,13 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
         ("--repack", options.repack),
     ):
         if given:
-            raise UsageError(f"{flag} does not go with a size or a number of bits; leave it out")
+            raise UsageError(f"{flag} does not go with a size, a number of bits or a calibration; leave it out")
     text, home = text_of("--text", fit.text), store_home()
+    sample = _calibration_text(fit)
+    imatrix = read_imatrix(Path(fit.imatrix)) if fit.imatrix is not None and sample is None else None
+    asked = None if sized(options.quant, fit) else chosen(options.quant)
+    if asked is None:
+        wanted_bytes(options.quant, fit, 0)  # refuses what is no size before anything is fetched
     compared = CompareOptions(fit.text, fit.tokens, min(512, fit.tokens))
     with PullDisplay(sys.stderr, quiet=quiet) as display:
         whole = pull(source, replace(options, quant=None, name=None), home=home, progress=display)
@@ -42,7 +57,7 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
     name = full_name(f"{word}:{tag if own else fit_tag(options.quant, fit)}")
     if name == whole.name:
         raise UsageError(f"{name} is the model that is fitted; give its copy another --name")
-    most_bytes = wanted_bytes(options.quant, fit, whole.manifest.info.num_params)
+    check_whole(whole)
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
 
     def told(text: str) -> None:
@@ -50,12 +65,53 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
             line.clear()
             say(text)
 
-    reporting = Reporting(told, progress=LoadBar(line, "loading"), step=line.show)
+    reporting, config = Reporting(told, progress=LoadBar(line, "loading"), step=line.show), RuntimeConfig()
     with PullDisplay(sys.stderr, quiet=quiet) as display:
         try:
-            made = fitted(whole, most_bytes, name, text, compared, RuntimeConfig(), reporting, display)
+            if sample is not None:
+                imatrix = calibrated(whole, sample, fit, config, reporting)
+                _write(fit, imatrix)
+            weighing = ALIKE if imatrix is None else _weighing(whole, imatrix, fit, sample)
+            if asked is not None:
+                made = weighed(whole, asked, name, reporting, display, weighing)
+            else:
+                most_bytes = wanted_bytes(options.quant, fit, whole.manifest.info.num_params)
+                made = fitted(whole, most_bytes, name, text, compared, config, reporting, display, weighing)
         finally:
             line.clear()
     if not quiet:
         say(f"stored as {made.name}; {whole.name} stays, and `moeinf rm {whole.name}` frees what it takes")
         print("success", file=sys.stderr)
+
+
+def _calibration_text(fit: FitOptions) -> str | None:
+    if fit.calibrate is None:
+        return None
+    return text_of("--calibrate", None if fit.calibrate == BUILT_IN else fit.calibrate)
+
+
+def _write(fit: FitOptions, imatrix: Imatrix) -> None:
+    if fit.imatrix is not None:
+        path = Path(fit.imatrix)
+        with errors_named(path, UsageError):
+            publish(path, imatrix_bytes(imatrix))
+
+
+def _weighing(stored: StoredModel, imatrix: Imatrix, fit: FitOptions, text: str | None) -> Weighing:
+    """Raises UsageError for an importance matrix of another model."""
+    sha256 = hashlib.sha256(imatrix_bytes(imatrix)).hexdigest()
+    tokens = max((int(each.counts.max()) for each in imatrix.sums.values()), default=0)
+    if text is None:
+        source = f"--imatrix {fit.imatrix}"
+        of = f"{Path(fit.imatrix or '').name} (SHA-256 {sha256[:12]}), of {tokens:,} tokens"
+        if imatrix.texts:
+            of += f" of {', '.join(Path(each).name for each in imatrix.texts)}"
+    else:
+        source = f"--calibrate {fit.calibrate}"
+        where = "the text that comes along" if fit.calibrate == BUILT_IN else Path(fit.calibrate or "").name
+        of = f"{tokens:,} tokens of {where} (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    importance = Importance(stored, imatrix, source)
+    few, experts = importance.rare
+    rare = f"; {few} of {experts} experts had fewer than {LEAST_TOKENS}, and go by their layer's, too" if few else ""
+    told = f"rounded by how much each column matters by {of}{rare}"
+    return Weighing(importance, sha256, ("".join(each if each.isprintable() else "?" for each in told),))

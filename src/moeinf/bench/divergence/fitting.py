@@ -6,15 +6,17 @@ import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from moeinf.bench.divergence.sensitivity import Part, ends_of, measured, parts_of
+from moeinf.bench.divergence.sensitivity import ALIKE, Part, Weighing, ends_of, measured, parts_of
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
 from moeinf.pull.events import PullProgress
-from moeinf.pull.refit import Place, check_whole, refit, store_bytes
+from moeinf.pull.importance import Place
+from moeinf.pull.refit import Recipe, check_whole, recipe_of, refit, store_bytes
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.processes.partials import partial_folder, pull_lock
+from moeinf.store.quantisation import FormatPlan, Quantisation
 from moeinf.text.quantities import size_text
 from moeinf.types import Format
 
@@ -30,13 +32,14 @@ def fitted(
     config: RuntimeConfig,
     reporting: Reporting,
     progress: PullProgress,
+    weighing: Weighing = ALIKE,
 ) -> StoredModel:
     """Publishes the model under another name, with at most so many bytes of weights and the least divergence.
 
     Raises UsageError for a model that is quantised already, and where its smallest formats are too large.
     """
     check_whole(stored)
-    parts, ends = parts_of(stored), ends_of(stored)
+    parts, ends = parts_of(stored, weighing.importance), ends_of(stored)
     least = store_bytes(stored, _recipe(parts, {part.name: part.formats[0] for part in parts}, ends))
     if least > most_bytes:
         bits = 8 * least / stored.manifest.info.num_params
@@ -44,20 +47,47 @@ def fitted(
             f"{stored.name} cannot be stored in {size_text(most_bytes)}: its smallest formats take {size_text(least)}, "
             f"{bits:.2f} bits a weight; give that much, or take a smaller model"
         )
-    losses = measured(stored, parts, text, options, config, reporting)
+    losses = measured(stored, parts, text, options, config, reporting, weighing)
     costs = [_costs(part, loss) for part, loss in zip(parts, losses, strict=True)]
     formats, room = chosen(parts, costs, most_bytes), most_bytes
     while (num_bytes := store_bytes(stored, _recipe(parts, formats, ends))) > most_bytes:  # headers and borders, too
         room -= num_bytes - most_bytes
         formats = chosen(parts, costs, room)
-    told = _lines(stored, parts, formats, costs, num_bytes, options)
+    told = (*_lines(stored, parts, formats, costs, num_bytes, options), *weighing.told)
+    return _stored_as(stored, _recipe(parts, formats, ends), told, name, reporting, progress, weighing)
+
+
+def weighed(
+    stored: StoredModel,
+    asked: Quantisation,
+    name: str,
+    reporting: Reporting,
+    progress: PullProgress,
+    weighing: Weighing,
+) -> StoredModel:
+    """Publishes the model under another name in the formats that are asked for. Raises UsageError as `fitted`."""
+    check_whole(stored)
+    formats = FormatPlan()
+    recipe = recipe_of(stored, asked, formats)
+    told = (*formats.fallbacks, *weighing.told)
+    return _stored_as(stored, recipe, told, name, reporting, progress, weighing)
+
+
+def _stored_as(
+    stored: StoredModel,
+    recipe: Recipe,
+    told: Sequence[str],
+    name: str,
+    reporting: Reporting,
+    progress: PullProgress,
+    weighing: Weighing,
+) -> StoredModel:
     for line in told:
         reporting.notify(line)
-    folder = partial_folder(stored.home, f"{stored.id} fitted as {name}")
+    folder, library = partial_folder(stored.home, f"{stored.id} fitted as {name}"), Library(stored.home)
     with pull_lock(folder, name, progress.note):
         try:
-            recipe = _recipe(parts, formats, ends)
-            return refit(stored, recipe, told, Library(stored.home), folder / "model", name, progress)
+            return refit(stored, recipe, told, library, folder / "model", name, progress, weighing.importance)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -23,14 +23,13 @@ from moeinf.bench.divergence.compare import compare
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
-from moeinf.errors import UsageError
-from moeinf.models.family import family_of
-from moeinf.pull.refit import DENSE, Place, dense_kinds, trial
-from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
+from moeinf.pull.importance import Importance, Place
+from moeinf.pull.refit import recipe_of, trial
+from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.numbers import floats, plain_dtype
 from moeinf.store.processes.partials import partial_folder
-from moeinf.store.quantisation import FormatPlan, Quantisation, bits_of, dense_tensors_of
+from moeinf.store.quantisation import FormatPlan, Quantisation, bits_of
 from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
 
 _BANDS: Final = 8  # of layers, so that a deep model takes no more than 25 readings of the text
@@ -42,6 +41,19 @@ _LEAST: Final = 1e-7  # nats: what is measured as less is noise
 
 
 @dataclass(frozen=True, slots=True)
+class Weighing:
+    """How columns are weighed when they are rounded."""
+
+    importance: Importance | None = None  # None: all alike
+    sha256: str = ""  # of what that was made of
+    told: tuple[str, ...] = ()  # of it, for `pull` and `show`
+
+
+ALIKE: Final = Weighing()
+Sample = tuple[Float32Array, Float32Array | None]  # rows of a matrix, and how much each column matters
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Weights that get one format between them, the formats that they may have, and the bytes of each."""
 
@@ -49,7 +61,7 @@ class Part:
     places: tuple[Place, ...]
     formats: tuple[Format, ...]  # by falling error
     num_bytes: Mapping[Format, int]
-    errors: Mapping[Format, float]  # mean square error as a part of the mean square of the weights
+    errors: Mapping[Format, float]  # mean square error as a part of the mean square of the weights, both weighed
 
     @property
     def tried(self) -> Format:
@@ -60,8 +72,11 @@ class Part:
         return dict.fromkeys(self.places, format)
 
 
-def parts_of(stored: StoredModel) -> list[Part]:
-    """The parts of a model whose weights are in a plain type. Each has one format of each row length."""
+def parts_of(stored: StoredModel, importance: Importance | None = None) -> list[Part]:
+    """The parts of a model whose weights are in a plain type. Each has one format of each row length.
+
+    importance: by which columns are weighed.
+    """
     manifest = stored.manifest
     count = manifest.moe.num_layers
     step = math.ceil(count / _BANDS)
@@ -74,21 +89,16 @@ def parts_of(stored: StoredModel) -> list[Part]:
                 continue
             experts = sum(manifest.moe.experts_of(layer) for layer in layers)
             weights = experts * math.prod(spec.shape)
-            sample = np.concatenate([_sample(stored, layer, spec.name) for layer in layers])
+            samples = [_sample(stored, layer, spec.name, importance) for layer in layers]
             where = f"layer {start}" if len(layers) == 1 else f"layers {start}-{layers[-1]}"
             places = [(layer, spec.name) for layer in layers]
-            found.append(_part(f"{where}: {spec.name}", places, formats, weights, sample))
+            found.append(_part(f"{where}: {spec.name}", places, formats, weights, samples))
     return found
 
 
 def ends_of(stored: StoredModel) -> dict[Place, Format]:
     """What every fitted model has in 8 bits: attention, shared experts, embedding and head, few bytes among experts."""
-    config = parse_json_object(read_small(stored.path / "config.json"), "config.json", UsageError)
-    plan = family_of(config).tensors
-    sources = {name: kind[0] for name, kind in dense_kinds(stored, {}).items()}
-    missing: dict[str, Format] = {name: "bf16" for name in plan.dense if name not in sources}
-    made = dense_tensors_of(plan, Quantisation("keep", "more"), {**missing, **sources}, FormatPlan())
-    return {(DENSE, name): made[name].format for name in sources if name in made and made[name].format != sources[name]}
+    return recipe_of(stored, Quantisation("keep", "more"), FormatPlan())
 
 
 def measured(
@@ -98,13 +108,14 @@ def measured(
     options: CompareOptions,
     config: RuntimeConfig,
     reporting: Reporting,
+    weighing: Weighing = ALIKE,
 ) -> list[float]:
     """The divergence of the model with each part alone in its `tried` format, in nats.
 
     What was measured of this model on this text before is not measured again, so that an interrupted run goes on, and
     the same command makes the same model.
     """
-    record = _Record(stored, text, options)
+    record = _Record(stored, text, options, weighing)
     left = [part for part in parts if part.name not in record.known]
     silent = replace(reporting, notify=lambda line: None)  # nobody needs to know what trials lack
     for start in range(0, len(left), _TOGETHER):
@@ -115,7 +126,10 @@ def measured(
         )
         folders = [partial_folder(stored.home, f"trial {number} of {stored.id}") for number in range(len(batch))]
         try:
-            made = [trial(stored, part.recipe(part.tried), folder) for part, folder in zip(batch, folders, strict=True)]
+            made = [
+                trial(stored, part.recipe(part.tried), folder, weighing.importance)
+                for part, folder in zip(batch, folders, strict=True)
+            ]
             found = compare(stored, made, text, options, config, silent)
             for part, (_, distance) in zip(batch, found.models, strict=True):
                 record.add(part.name, max(_LEAST, distance.kl.value))
@@ -128,8 +142,9 @@ def measured(
 class _Record:
     """What was measured of a model on a text, in a file of the store."""
 
-    def __init__(self, stored: StoredModel, text: str, options: CompareOptions) -> None:
-        key = hashlib.sha256(f"{stored.id}\n{options.tokens}\n{options.window}\n{text}".encode()).hexdigest()[:16]
+    def __init__(self, stored: StoredModel, text: str, options: CompareOptions, weighing: Weighing) -> None:
+        measured_on = f"{stored.id}\n{options.tokens}\n{options.window}\n{text}{weighing.sha256}"
+        key = hashlib.sha256(measured_on.encode()).hexdigest()[:16]
         self._path = stored.home / "sensitivities" / f"{key}.json"
         self.known: dict[str, float] = {}
         with suppress(OSError, ValueError, AttributeError):
@@ -147,25 +162,31 @@ def _formats(shape: tuple[int, ...]) -> tuple[Format, ...]:
     return _SUPER if shape[-1] % 256 == 0 else _SMALL if shape[-1] % 32 == 0 else ()
 
 
-def _part(name: str, places: Sequence[Place], formats: Sequence[Format], weights: int, sample: Float32Array) -> Part:
-    errors = {format: _error(sample, format) for format in formats}
+def _part(
+    name: str, places: Sequence[Place], formats: Sequence[Format], weights: int, samples: Sequence[Sample]
+) -> Part:
+    errors = {format: _error(samples, format) for format in formats}
     num_bytes = {format: int(weights * bits_of(format)) // 8 for format in formats}
     return Part(name, tuple(places), tuple(sorted(formats, key=errors.__getitem__, reverse=True)), num_bytes, errors)
 
 
-def _error(sample: Float32Array, format: Format) -> float:
+def _error(samples: Sequence[Sample], format: Format) -> float:
     """The mean square error as a part of the mean square; 0 of weights that are all zero."""
-    rows, cols = sample.shape
-    weights, num_bytes = FORMAT_BLOCKS[format]
-    blocks = np.empty(rows * cols // weights * num_bytes, np.uint8)
-    quantise(format, sample.view(np.uint8).reshape(-1), "f32", rows, cols, blocks)
-    out = np.empty_like(sample)
-    dequantise(format, blocks, rows, cols, out)
-    energy = float(np.square(sample).mean())
-    return float(np.square(out - sample).mean()) / energy if energy else 0.0
+    error, energy = 0.0, 0.0
+    for sample, importance in samples:
+        rows, cols = sample.shape
+        weights, num_bytes = FORMAT_BLOCKS[format]
+        blocks = np.empty(rows * cols // weights * num_bytes, np.uint8)
+        quantise(format, sample.view(np.uint8).reshape(-1), "f32", rows, cols, blocks, importance)
+        out = np.empty_like(sample)
+        dequantise(format, blocks, rows, cols, out)
+        matters = np.float32(1) if importance is None else importance
+        error += float((np.square(out - sample) * matters).sum())
+        energy += float((np.square(sample) * matters).sum())
+    return error / energy if energy else 0.0
 
 
-def _sample(stored: StoredModel, layer: int, part: str) -> Float32Array:
+def _sample(stored: StoredModel, layer: int, part: str, importance: Importance | None) -> Sample:
     """Rows of the layer's first expert, at equal distances."""
     spec = next(each for each in stored.manifest.layout_of(layer).tensors if each.name == part)
     path = stored.shard_paths[layer]
@@ -175,4 +196,5 @@ def _sample(stored: StoredModel, layer: int, part: str) -> Float32Array:
         data = np.ascontiguousarray(block[rows])
     dtype = plain_dtype(spec.dtype)
     assert dtype is not None, "check_whole has seen to it"
-    return np.ascontiguousarray(floats(data.reshape(-1).data, dtype).reshape(len(rows), -1), np.float32)
+    numbers = np.ascontiguousarray(floats(data.reshape(-1).data, dtype).reshape(len(rows), -1), np.float32)
+    return numbers, None if importance is None else importance.of_expert(layer, part, 0)

@@ -42,7 +42,9 @@ class CheckpointPull:
         task.require(*self.TAKES)
         quantisation, origin = task.quantisation, task.origin
         if quantisation == FITTED:
-            raise UsageError(f"{task.name} was fitted to a size; pull its checkpoint again with --size or --quant BITS")
+            raise UsageError(
+                f"{task.name} was made by measuring; pull its checkpoint again with --size, --quant BITS or --calibrate"
+            )
         self._library, self._name, self._origin, self._quantisation = task.library, task.name, origin, quantisation
         self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
         self._progress, self._options, self._portions = task.progress, task.options, task.portions
