@@ -142,7 +142,8 @@ def part(stored: StoredModel, layer: int, name: str, expert: int) -> Float32Arra
     spec = next(each for each in layout.tensors if each.name == name)
     data = np.fromfile(stored.shard_paths[layer], np.uint8)[expert * layout.stride_bytes + spec.offset_bytes :]
     out = np.empty(spec.shape, np.float32)
-    dequantise(spec.dtype, data[: spec.num_bytes].copy(), *spec.shape, out)
+    rows, cols = spec.shape
+    dequantise(spec.dtype, data[: spec.num_bytes].copy(), rows, cols, out)
     return out
 
 

@@ -537,10 +537,10 @@ def test_what_is_watched_does_not_depend_on_threads_or_calls() -> None:
     found = set()
     for threads, split in ((1, None), (2, None), (5, [[i] for i in reversed(range(NUM_EXPERTS))])):
         kernel = layer.kernel(_native.Kernels(threads))
-        sums = [np.zeros((NUM_EXPERTS, cols), np.float32) for cols in (HIDDEN, INTERMEDIATE)]
-        kernel.watch(0, *sums, np.zeros(NUM_EXPERTS, np.int64))
+        inputs, acts = np.zeros((NUM_EXPERTS, HIDDEN), np.float32), np.zeros((NUM_EXPERTS, INTERMEDIATE), np.float32)
+        kernel.watch(0, inputs, acts, np.zeros(NUM_EXPERTS, np.int64))
         step.run(kernel, layer, split)
-        found.add(b"".join(each.tobytes() for each in sums))
+        found.add(inputs.tobytes() + acts.tobytes())
     assert len(found) == 1
 
 

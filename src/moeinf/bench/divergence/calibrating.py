@@ -135,8 +135,9 @@ class _Gathered:
             if name == _HEAD:
                 self._dense[place] = _begun(before, (1, self._network.config.attention.hidden_size))
             elif tensor is not None and len(tensor.shape) == 2 and len(tensor.data):
-                self._dense[place] = _begun(before, (1, tensor.shape[1]))
-                matrix = Matrix(tensor.data, tensor.held_as, *tensor.shape, tensor.scale)
+                rows, cols = tensor.shape
+                self._dense[place] = _begun(before, (1, cols))
+                matrix = Matrix(tensor.data, tensor.held_as, rows, cols, tensor.scale)
                 weights.kernels.watch(matrix, self._dense[place][0])
 
     @property
