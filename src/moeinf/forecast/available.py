@@ -56,6 +56,7 @@ def _object(model: KnownModel, here: Machine, rates: Rates | None) -> JsonObject
     }
     if size is not None:
         found |= {
+            "computed_from": model.like,
             "parameters": size.num_params,
             "active_parameters": size.active_params,
             "bytes_at_4_bits": size.store_bytes,

@@ -29,6 +29,7 @@ def available_lines(home: Path, prefix: str) -> list[str]:
     lines = table(grid, 2)
     if sys.stdout.isatty() and max(map(text_width, lines)) > shutil.get_terminal_size().columns:
         lines = table([(row[0], *row[2:]) for row in grid], 2)  # without its other names
+    how += ". Sizes are computed, from the config.json of the model or of one of the same shape"
     return [*lines, "", f"{how}. `moeinf fit NAME` shows the forms of a model, `moeinf run NAME` takes one."]
 
 
