@@ -6,6 +6,7 @@ MoeinfError                    anything a user can mend; the command line prints
 |- CheckpointError             the source is not a checkpoint that can be converted
 |  `- UnsupportedModelError    a sound checkpoint of an architecture moeinf does not know
 |- HubError                    the Hugging Face Hub refused, is out of reach or sent wrong bytes
+|  |- UnreachableError         there is no way to it
 |- StoreError                  the store is damaged, read-only, locked or of a newer version
 |  `- ExpertReadError          an expert could not be read from its shard
 |- NotFiniteError              a result is no number: damaged weights, or a machine that computes wrongly
@@ -125,6 +126,10 @@ class UnsupportedModelError(CheckpointError):
 
 
 class HubError(MoeinfError):
+    pass
+
+
+class UnreachableError(HubError):
     pass
 
 

@@ -12,14 +12,13 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory.plan import PROCESS_BYTES, smallest_bytes
 from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.engine.stored.outline import outline_of_headers
-from moeinf.errors import DiskSpaceError, HubError, OutOfMemoryError
+from moeinf.errors import DiskSpaceError, OutOfMemoryError
 from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine, machine
 from moeinf.pull.forms.form import Form, Found
 from moeinf.pull.steps import free_bytes
 from moeinf.store.library import Library
 from moeinf.store.naming.catalogue import KnownModel, form_name
-from moeinf.store.naming.names import DEFAULT_TAG
 from moeinf.text.quantities import at_least_text, size_text
 from moeinf.types import JsonObject
 
@@ -94,17 +93,6 @@ class Choice:
         return next((row for row in self.rows if row.form.tag == tag.lower()), None)
 
 
-def forms_of(model: KnownModel, name: str, options: PullOptions, home: Path) -> Found:
-    """As published_forms. Raises HubError, which names the models that are here."""
-    from moeinf.pull.forms.published import published_forms
-
-    try:
-        return published_forms(model, options.name or name, options, Library(home))
-    except HubError as error:
-        here = [stored.name.removesuffix(f":{DEFAULT_TAG}") for stored in Library(home).list()]
-        raise HubError(f"{error}; models that are here: {', '.join(here)}" if here else str(error)) from error
-
-
 def choice_among(
     model: KnownModel, name: str, options: PullOptions, config: RuntimeConfig, home: Path, rates: KnownRates
 ) -> Choice:
@@ -112,10 +100,13 @@ def choice_among(
 
     Raises HubError, OutOfMemoryError and DiskSpaceError, which say the least that would do, where no form can run here.
     """
+    from moeinf.pull.forms.published import published_forms  # loads the Hub's client, which takes 0.2 s
+
     name = options.name or name
-    found, here = forms_of(model, name, options, home), machine()
+    found, here = published_forms(model, name, options, Library(home)), machine()
     rows, free = tuple(_forecast_of(form, config, here, rates) for form in found.forms), free_bytes(home)
-    return Choice(name, model, found, rows, taken(name, rows, free), free)
+    more = "end other programs" if config.memory.ram is None else "raise --ram"
+    return Choice(name, model, found, rows, taken(name, rows, free, more), free)
 
 
 def usual_form(
@@ -146,15 +137,16 @@ def has_room(form: Form, free: int) -> bool:
     return form.needed_bytes <= free * _DISK_SHARE
 
 
-def taken(name: str, rows: Sequence[FormForecast], free: int) -> FormForecast:
+def taken(name: str, rows: Sequence[FormForecast], free: int, more: str) -> FormForecast:
     """Of the forms that run here and leave a tenth of the free disk: the best that answers at LEAST_TOKENS_PER_S or
-    more, else the fastest. rows: the best first. Raises OutOfMemoryError, DiskSpaceError."""
+    more, else the fastest. rows: the best first. more: what would give memory. Raises OutOfMemoryError,
+    DiskSpaceError."""
     running = [row for row in rows if row.forecast is not None]
     if not running:
         least = min(rows, key=lambda row: row.least_bytes)
         raise OutOfMemoryError(
             f"no form of {name} runs in the memory of this machine: {least.form.tag} needs "
-            f"{at_least_text(least.least_bytes)} at least; end other programs, or take a smaller model "
+            f"{at_least_text(least.least_bytes)} at least; {more}, or take a smaller model "
             "(`moeinf list --available`)"
         )
     fitting = [row for row in running if has_room(row.form, free)]

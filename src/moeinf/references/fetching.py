@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 from moeinf.config.pull_options import PullOptions
+from moeinf.errors import UnreachableError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.forms.form import Form
 from moeinf.pull.pull import ensure, pull
 from moeinf.references.foreign.adopting import adopt
+from moeinf.references.foreign.owners import foreign_models
 from moeinf.references.meaning import Meaning
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.catalogue import KnownModel
+from moeinf.store.naming.names import DEFAULT_TAG
 
+_MOST_NAMED: Final = 12
 Choose = Callable[[KnownModel, str, PullOptions], Form]  # of a model's forms the one to take; its name as asked for
 
 
@@ -24,12 +30,13 @@ def settled(found: Meaning, library: Library, choose: Choose, progress: PullProg
     """
     if found.known is None:
         return found
-    if found.tag:
-        from moeinf.pull.forms.published import form_of_tag  # loads the Hub's client, which takes 0.2 s
+    with told_what_is_here(library):
+        if found.tag:
+            from moeinf.pull.forms.published import form_of_tag  # loads the Hub's client, which takes 0.2 s
 
-        form = form_of_tag(found.known, found.tag, found.options, library, progress)
-    else:
-        form = choose(found.known, found.reference, found.options)
+            form = form_of_tag(found.known, found.tag, found.options, library, progress)
+        else:
+            form = choose(found.known, found.reference, found.options)
     return replace(found, reference=form.reference, options=form.options)
 
 
@@ -45,4 +52,19 @@ def fetch(
     if found.stored is not None and not again:
         return found.stored
     make = pull if again else ensure
-    return make(found.reference, found.options, home=library.home, progress=progress)
+    with told_what_is_here(library):
+        return make(found.reference, found.options, home=library.home, progress=progress)
+
+
+@contextmanager
+def told_what_is_here(library: Library) -> Iterator[None]:
+    """Where the Hub is out of reach inside, the error names the models that need no network."""
+    try:
+        yield
+    except UnreachableError as error:
+        stored = [model.name.removesuffix(f":{DEFAULT_TAG}") for model in library.list()]
+        others = [f"{model.owner}:{model.own_name}" for model in foreign_models() if not model.fault]
+        here = [*stored, *others]
+        more = f" and {len(here) - _MOST_NAMED} more (`moeinf list`)" if len(here) > _MOST_NAMED else ""
+        named = f"; models that are here: {', '.join(here[:_MOST_NAMED])}{more}" if here else ""
+        raise UnreachableError(f"{error}{named}") from error

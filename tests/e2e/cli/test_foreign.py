@@ -156,6 +156,14 @@ def test_a_store_of_ollama_that_is_damaged_is_one_line(
     assert done.err.count("\n") == 1
 
 
+def test_a_store_of_ollama_of_another_layout_is_told(command: Command, home: Path, user: Path, files: Path) -> None:
+    manifest = ollama_store(user, "story:5m", files / "Story-Q8_0.gguf")
+    manifest.rename(manifest.parents[3] / "elsewhere")
+    shown = " ".join(command("list").out.split())
+    assert "note: ollama's store in" in shown and "it may be of a newer layout" in shown
+    assert "newer layout" not in command("run", "nothing", "hi").err
+
+
 def test_who_wants_none_of_it_switches_it_off(
     command: Command, home: Path, user: Path, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

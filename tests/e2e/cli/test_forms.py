@@ -138,7 +138,7 @@ def test_a_disk_that_is_too_full_is_told_with_the_least(
 
 def test_memory_that_is_too_small_for_any_is_told_with_the_least(command: Command, home: Path, hub: Hub) -> None:
     done = command("run", "story", "hi", "--ram", "20MiB")
-    assert done.code == 1 and "no form of story runs" in done.err and "at least" in done.err
+    assert done.code == 1 and "no form of story runs" in done.err and "at least; raise --ram, or take" in done.err
     assert not Library(home).list()
 
 
@@ -153,6 +153,10 @@ def test_a_hub_out_of_reach_is_told_with_what_is_here(
     assert done.code == 1 and "nothing of story can be fetched" in done.err and "models that are here: demo" in done.err
     done = command("run", "story:q4_k_m", "hi")
     assert done.code == 1 and "is out of reach" in done.err and "has no form" not in done.err
+    for words in (("run", "story:q4_k_m", "hi"), ("pull", REPO), ("fit", REPO), ("run", "story", "--plan")):
+        done = command(*words)
+        assert done.code == 1 and done.err.strip().endswith("; models that are here: demo"), done
+    assert "models that are here" not in command("pull", "gone/Story-GGUF@" + "a" * 300).err
 
 
 def test_an_interrupted_pull_of_a_form_goes_on_with_it(

@@ -19,6 +19,7 @@ from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.screen import print_fitted
 
 if TYPE_CHECKING:
+    from moeinf.engine.speed.rates import Conditions
     from moeinf.forecast.cards import Card
     from moeinf.forecast.form_choice import Choice
     from moeinf.forecast.subject import Subject
@@ -87,12 +88,15 @@ def fit(
 
     asked, on = PullOptions(quant=quant, token=token), None if card is None else card_named(card)
     found, library = _meaning(model, asked)
-    choice = choice_shown(found, library, config)
+    doubted: list[Conditions] = []
+    choice = choice_shown(found, library, config, doubted)
     if choice is not None and json:
         return print(dumps(choice.to_json(), indent=2))
     if choice is not None:
         print_fitted("\n".join([*form_lines(choice, "run"), ""]))
-    (print if json else print_fitted)(forecast_text(_subject(found, library, choice), config, on, as_json=json))
+    (print if json else print_fitted)(
+        forecast_text(_subject(found, library, choice), config, on, doubted, as_json=json)
+    )
 
 
 def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
@@ -104,9 +108,12 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     from moeinf.terminal.forms.told_rates import told_rates
 
     found, library = _meaning(model, PullOptions(quant=quant))
-    subject = _subject(found, library, choice_shown(found, library, config))
+    doubted: list[Conditions] = []
+    subject = _subject(found, library, choice_shown(found, library, config, doubted))
     disks = disks_of(subject, config)
-    return plan_line(forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks)))
+    return plan_line(
+        forecast_of(subject, config, machine(), lambda kinds: told_rates(config, kinds, disks, doubted=doubted))
+    )
 
 
 def _meaning(reference: str, asked: PullOptions) -> tuple[Meaning, Library]:
@@ -121,13 +128,14 @@ def _subject(found: Meaning, library: Library, choice: Choice | None) -> Subject
     """choice: of the forms of a known model, of which one is taken."""
     from moeinf.forecast.subject import stored_subject, subject_of_form, subject_of_headers
     from moeinf.pull.forms.published import form_of_tag
+    from moeinf.references.fetching import told_what_is_here
     from moeinf.terminal.pull_progress import PullDisplay
 
     if choice is not None:
         return subject_of_form(choice.name, choice.taken.form)
     if found.stored is not None:
         return stored_subject(found.stored)
-    with PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
+    with told_what_is_here(library), PullDisplay(sys.stderr, quiet=not sys.stderr.isatty()) as display:
         if found.known is not None:
             form = form_of_tag(found.known, found.tag, found.options, library, display)
             return subject_of_form(found.reference, form)
@@ -142,9 +150,16 @@ def stored_forecast(stored: StoredModel) -> str:
     return forecast_text(stored_subject(stored), with_environment())
 
 
-def forecast_text(subject: Subject, config: RuntimeConfig, card: Card | None = None, *, as_json: bool = False) -> str:
-    """What `fit` prints of a model, and of a card that was named or is here. Raises OutOfMemoryError where it cannot
-    run, also on a card that was named."""
+def forecast_text(
+    subject: Subject,
+    config: RuntimeConfig,
+    card: Card | None = None,
+    doubted: list[Conditions] | None = None,
+    *,
+    as_json: bool = False,
+) -> str:
+    """What `fit` prints of a model, and of a card that was named or is here. doubted: as of `told_rates`. Raises
+    OutOfMemoryError where it cannot run, also on a card that was named."""
     from moeinf.bench.forecast.forecast_report import fit_json, fit_lines
     from moeinf.forecast.cards import card_forecast
     from moeinf.forecast.subject import disks_of, forecast_of
@@ -153,7 +168,7 @@ def forecast_text(subject: Subject, config: RuntimeConfig, card: Card | None = N
     from moeinf.terminal.forms.told_rates import told_rates
 
     disks, here = disks_of(subject, config), machine()
-    found = forecast_of(subject, config, here, lambda kinds: told_rates(config, kinds, disks))
+    found = forecast_of(subject, config, here, lambda kinds: told_rates(config, kinds, disks, doubted=doubted))
     on_card = None
     if card is not None:
         on_card = card_forecast(subject.outline, subject.preset.configured(config), here, card)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from moeinf.config.pull_options import PullOptions
-from moeinf.errors import HubError, ModelNotFoundError, MoeinfError
+from moeinf.errors import HubError, ModelNotFoundError, MoeinfError, UnreachableError
 from moeinf.pull.checkpoint.checkpoint_pull import CheckpointPull
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.forms.form import Form, Found, bits_class, preference, quantisation_of
@@ -57,7 +57,7 @@ def published_forms(
     elapsed, read = time.monotonic() - started, sum(each.read_bytes for each in look.repositories)
     notes = tuple(dict.fromkeys(look.notes))
     if not forms:
-        raise HubError(f"nothing of {name} can be fetched: {'; '.join(notes) or 'no file of it is published'}")
+        raise look.error(f"nothing of {name} can be fetched: {'; '.join(notes) or 'no file of it is published'}")
     ranked = tuple(sorted(forms, key=lambda form: form.rank, reverse=True))
     return Found(ranked, notes, read / elapsed if read >= _TELLING_BYTES else 0.0)
 
@@ -80,7 +80,7 @@ def form_of_tag(
     if tag in CHOICES or tag in _AS_PUBLISHED:
         return look.of_checkpoint(model.checkpoint, name, () if tag in _AS_PUBLISHED else (tag,))[-1]
     if look.notes and not files:  # then nobody knows
-        raise HubError("; ".join(dict.fromkeys(look.notes)))
+        raise look.error("; ".join(dict.fromkeys(look.notes)))
     there = sorted({known for _, known, _ in files} | {*_MADE, "bf16"})
     notes = f" ({'; '.join(look.notes)})" if look.notes else ""
     raise ModelNotFoundError(f"{model.name} has no form {tag!r:.50}; its tags are {', '.join(there)}{notes}")
@@ -96,6 +96,7 @@ class _Look:
     progress: PullProgress
     notes: list[str] = field(default_factory=list)
     repositories: list[HubRepository] = field(default_factory=list)
+    error: type[HubError] = HubError  # what is raised where nothing is found
 
     def files(self) -> list[tuple[HubRepository, str, str]]:
         """The GGUF models of all repositories, the best repository first: tag and first file of each."""
@@ -104,7 +105,7 @@ class _Look:
             try:
                 repository = self._open(source)
             except MoeinfError as error:
-                self.notes.append(str(error))
+                self._note(error)
                 continue
             models = model_files(repository.names)
             found += [(repository, tag, file) for stem, file in models.items() if (tag := quantisation_of(stem))]
@@ -149,8 +150,13 @@ class _Look:
         try:
             return task()
         except MoeinfError as error:
-            self.notes.append(str(error))
+            self._note(error)
             return ()
+
+    def _note(self, error: MoeinfError) -> None:
+        self.notes.append(str(error))
+        if isinstance(error, UnreachableError):
+            self.error = UnreachableError
 
     def _open(self, source: ModelSource) -> HubRepository:
         repository = HubRepository(source.location, source.revision, self.options.token, self.progress, Patience())

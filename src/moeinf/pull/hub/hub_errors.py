@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from moeinf.errors import HubError, UsageError
+from moeinf.errors import HubError, UnreachableError, UsageError
 
 
 def transport_error() -> type[Exception]:
@@ -48,10 +48,10 @@ def hub_errors_named(repo: str, revision: str, endpoint: str) -> Iterator[None]:
         remedy = "check HF_TOKEN and your access" if status in (401, 403) else "repeat the pull later"
         raise HubError(f"{endpoint} answers HTTP {status} for {repo}; {remedy}") from error
     except transport_error() as error:
-        raise HubError(
+        raise UnreachableError(
             f"{endpoint} is out of reach ({type(error).__name__}); check the connection, the proxy and HF_ENDPOINT"
         ) from error
 
 
-def offline_error(repo: str) -> HubError:
-    return HubError(f"{repo} is not in cache and offline; unset HF_HUB_OFFLINE to download it")
+def offline_error(repo: str) -> UnreachableError:
+    return UnreachableError(f"{repo} is not in cache and offline; unset HF_HUB_OFFLINE to download it")

@@ -30,9 +30,13 @@ _MOST_BYTES = 1 << 20  # of a manifest, or of a text beside the weights
 def ollama_models(environment: Mapping[str, str], home: Path) -> Iterator[ForeignModel]:
     """Those of the store that ollama would use itself. home: the user's."""
     folder = Path(environment.get("OLLAMA_MODELS") or home / ".ollama" / "models")
-    for path in sorted((folder / "manifests").glob("*/*/*/*")):
+    paths = sorted((folder / "manifests").glob("*/*/*/*"))
+    for path in paths:
         if path.is_file() and not path.name.startswith("."):
             yield _model(path, folder)
+    if not paths and any((folder / "blobs").glob(f"sha256-{'[0-9a-f]' * 64}")):
+        fault = "it has files, and no manifests that are known here: it may be of a newer layout"
+        yield ForeignModel("ollama", f"store in {folder}", folder, 0, fault=fault)
 
 
 def _model(path: Path, folder: Path) -> ForeignModel:

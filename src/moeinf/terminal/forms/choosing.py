@@ -13,7 +13,7 @@ from moeinf.engine.speed.rates import Conditions
 from moeinf.forecast.forecast import KnownRates
 from moeinf.forecast.form_choice import Choice, choice_among
 from moeinf.pull.forms.form import Form
-from moeinf.references.fetching import settled
+from moeinf.references.fetching import settled, told_what_is_here
 from moeinf.references.meaning import Meaning
 from moeinf.store.library import Library
 from moeinf.store.naming.catalogue import KnownModel
@@ -40,7 +40,7 @@ def chosen_form(
     line.show(f"looking for {found.asked}")
 
     def choose(model: KnownModel, name: str, options: PullOptions) -> Form:
-        choice = choice_among(model, name, options, config, library.home, _rates(config))
+        choice = choice_among(model, name, options, config, library.home, _rates(config, []))
         line.clear()
         if quiet:
             return choice.taken.form
@@ -54,21 +54,25 @@ def chosen_form(
         line.clear()
 
 
-def choice_shown(found: Meaning, library: Library, config: RuntimeConfig) -> Choice | None:
-    """The forms of a known model of which one is to be chosen; None for any other meaning. Raises as `choice_among`."""
+def choice_shown(found: Meaning, library: Library, config: RuntimeConfig, doubted: list[Conditions]) -> Choice | None:
+    """The forms of a known model of which one is to be chosen; None for any other meaning. doubted: as of `told_rates`.
+
+    Raises as `choice_among`.
+    """
     if found.known is None or found.tag:
         return None
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr))
     line.show(f"looking for {found.asked}")
     try:
-        return choice_among(found.known, found.reference, found.options, config, library.home, _rates(config))
+        with told_what_is_here(library):
+            rates = _rates(config, doubted)
+            return choice_among(found.known, found.reference, found.options, config, library.home, rates)
     finally:
         line.clear()
 
 
-def _rates(config: RuntimeConfig) -> KnownRates:
+def _rates(config: RuntimeConfig, doubted: list[Conditions]) -> KnownRates:
     """Asked of each form. That they may be too low is said once."""
-    doubted = list[Conditions]()
     return lambda kinds: told_rates(config, kinds, doubted=doubted)
 
 
