@@ -14,6 +14,7 @@ from moeinf.engine.speed.rates import Kind, Rates
 from moeinf.engine.stored.outline import outline_of_headers
 from moeinf.errors import DiskSpaceError, OutOfMemoryError
 from moeinf.forecast.forecast import Forecast, KnownRates, forecast
+from moeinf.forecast.format_quality import divergence_of, measured
 from moeinf.hardware import Machine, machine
 from moeinf.pull.forms.form import Form, Found
 from moeinf.pull.steps import free_bytes
@@ -69,7 +70,8 @@ class Choice:
 
     def to_json(self) -> JsonObject:
         """What `fit --json` prints, and GET /api/available/NAME answers."""
-        told = {"name": self.name, "taken": self.taken.form.tag, "notes": list(self.found.notes)}
+        told: JsonObject = {"name": self.name, "taken": self.taken.form.tag, "notes": list(self.found.notes)}
+        told["kl_measured_on"] = measured().measured_on
         return told | {"forms": [self._form(row) for row in self.rows], "disk_free_bytes": self.free_bytes}
 
     def _form(self, row: FormForecast) -> JsonObject:
@@ -82,6 +84,7 @@ class Choice:
             "store_bytes": form.store_bytes,
             "needed_bytes": form.needed_bytes,
             "bits_per_weight": round(form.bits, 2),
+            "kl_about": divergence_of(form.tag),
             "least_memory_bytes": row.least_bytes,
             "resident_share": round(row.forecast.resident_share, 4) if row.forecast else None,
             "decode_tokens_per_s": round(row.tokens_per_s, 3) if row.forecast else None,

@@ -110,6 +110,8 @@ def test_fit_shows_the_forms_and_forecasts_the_usual_one(command: Command, home:
         assert each["decode_tokens_per_s"] > 0 and each["resident_share"] == 1 and each["fits_disk"]
     bits = {each["tag"]: each["bits_per_weight"] for each in told["forms"]}
     assert 4 < bits["q4_k_m"] < bits["q8_0"] < bits["bf16"] <= 16.1
+    kl = {each["tag"]: each["kl_about"] for each in told["forms"]}
+    assert kl["bf16"] == 0 < kl["q4_k_m"] and told["kl_measured_on"] in " ".join(done.out.split())
     assert "taking" not in command("fit", "story:q4_k_m").out
     assert sorted(home.rglob("*")) == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moeinf.forecast.form_choice import Choice, FormForecast, has_room
+from moeinf.forecast.format_quality import divergence_of, measured
 from moeinf.forecast.known_sizes import nearest_mixture
 from moeinf.store.naming.catalogue import form_name
 from moeinf.terminal.screen import table
@@ -12,15 +13,37 @@ from moeinf.text.quantities import count_text, eta_text, size_text
 def form_lines(choice: Choice, verb: str) -> list[str]:
     """A row for each form, the best first, and what is taken. verb: of the command that would take another."""
     timed = choice.found.bytes_per_s > 0
-    head = ["", "TAG", "DOWNLOAD", *(["TIME"] if timed else []), "DISK", "BITS", "IN MEMORY", "SPEED HERE", "FROM"]
+    head = [
+        "",
+        "TAG",
+        "DOWNLOAD",
+        *(["TIME"] if timed else []),
+        "DISK",
+        "BITS",
+        "KL",
+        "IN MEMORY",
+        "SPEED HERE",
+        "FROM",
+    ]
     grid = [head] + [_row(choice, row, timed=timed) for row in choice.rows]
     other = next((row for row in choice.rows if row is not choice.taken and not row.fault), None)
     return [
         f"forms of {choice.name}, and what they would be here, where {size_text(choice.free_bytes)} of disk are free:",
         *table(grid, 2),
+        *_of_quality(choice),
         *(f"note: {line}" for line in (*choice.found.notes, *_of_dense(choice))),
         choice.line,
         *([f"`moeinf {verb} {form_name(choice.name, other.form.tag)}` takes another"] if other else []),
+    ]
+
+
+def _of_quality(choice: Choice) -> list[str]:
+    """What the column KL says; nothing where it is empty."""
+    if not any(divergence_of(row.form.tag) for row in choice.rows):
+        return []
+    return [
+        f"KL: about how far predictions are from those of 16 bits, in nats a token, as measured on "
+        f"{measured().measured_on}"
     ]
 
 
@@ -36,6 +59,12 @@ def _of_dense(choice: Choice) -> list[str]:
     return [line]
 
 
+def _kl(tag: str) -> str:
+    """Empty where nothing was measured."""
+    kl = divergence_of(tag)
+    return "" if kl is None else f"~{kl:.2g}" if kl else "0"
+
+
 def _row(choice: Choice, row: FormForecast, *, timed: bool) -> list[str]:
     form = row.form
     memory, speed = "", row.fault
@@ -46,5 +75,5 @@ def _row(choice: Choice, row: FormForecast, *, timed: bool) -> list[str]:
         speed = f"{speed}, but the disk is too full".removeprefix(", but ")
     time = [eta_text(form.download_bytes / choice.found.bytes_per_s)] if timed else []
     mark = ">" if row is choice.taken else ""
-    sizes = [size_text(form.download_bytes), *time, size_text(form.store_bytes), f"{form.bits:.1f}"]
+    sizes = [size_text(form.download_bytes), *time, size_text(form.store_bytes), f"{form.bits:.1f}", _kl(form.tag)]
     return [mark, form.tag, *sizes, memory, speed, form.where]

@@ -91,7 +91,8 @@ export class GetModel {
     }
     forms.tBodies[0].replaceChildren(...found.forms.map((form) => row(form, form.tag === found.taken)));
     forms.hidden = false;
-    this.#say([`${found.taken} suits this machine best, of ${bytesText(found.disk_free_bytes)} of free disk.`, ...found.notes].join(" "));
+    const best = `${found.taken} suits this machine best, of ${bytesText(found.disk_free_bytes)} of free disk.`;
+    this.#say([best, ...ofQuality(found), ...found.notes].join(" "));
   }
 
   async #fetch() {
@@ -116,6 +117,17 @@ function about({ parameters, bytes_at_4_bits: size, tokens_per_s: rate }) {
   return `${rateText(parameters / 1e9)} billion weights, ${bytesText(size)} at 4 bits${speed}`;
 }
 
+/** What the column KL says, where anything was measured. */
+function ofQuality({ forms: given, kl_measured_on: model }) {
+  if (!given.some((form) => form.kl_about)) return [];
+  return [`KL is about how far predictions are from those of 16 bits, as measured on ${model}.`];
+}
+
+/** Nothing where nothing was measured. */
+function klText(kl) {
+  return kl ? `~${kl}` : kl === null ? "" : "0";
+}
+
 function row(form, taken) {
   const fault = form.fault || (form.fits_disk ? "" : "the disk is too full");
   const id = `form-${form.tag}`;
@@ -129,6 +141,7 @@ function row(form, taken) {
     {},
     element("td", {}, element("label", { class: "check", for: id }, box, form.tag)),
     element("td", {}, bytesText(form.download_bytes)),
+    element("td", {}, klText(form.kl_about)),
     element("td", {}, held),
     element("td", {}, fault || speed),
   );
