@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import typer
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.speed.rates import Conditions
+from moeinf.engine.speed.rates import Conditions, Kind, Rates
 from moeinf.forecast.forecast import KnownRates
 from moeinf.forecast.form_choice import Choice, choice_among
 from moeinf.pull.forms.form import Form
@@ -40,7 +41,7 @@ def chosen_form(
     line.show(f"looking for {found.asked}")
 
     def choose(model: KnownModel, name: str, options: PullOptions) -> Form:
-        choice = choice_among(model, name, options, config, library.home, _rates(config, []))
+        choice = choice_among(model, name, options, config, library.home, _rates(config, [], line))
         line.clear()
         if quiet:
             return choice.taken.form
@@ -65,15 +66,20 @@ def choice_shown(found: Meaning, library: Library, config: RuntimeConfig, doubte
     line.show(f"looking for {found.asked}")
     try:
         with told_what_is_here(library):
-            rates = _rates(config, doubted)
+            rates = _rates(config, doubted, line)
             return choice_among(found.known, found.reference, found.options, config, library.home, rates)
     finally:
         line.clear()
 
 
-def _rates(config: RuntimeConfig, doubted: list[Conditions]) -> KnownRates:
-    """Asked of each form. That they may be too low is said once."""
-    return lambda kinds: told_rates(config, kinds, doubted=doubted)
+def _rates(config: RuntimeConfig, doubted: list[Conditions], line: StatusLine) -> KnownRates:
+    """Asked of each form, while the line is shown. That they may be too low is said once."""
+
+    def rates(kinds: Sequence[Kind]) -> Rates:
+        line.clear()
+        return told_rates(config, kinds, doubted=doubted)
+
+    return rates
 
 
 def _asked(choice: Choice) -> Form:
