@@ -34,6 +34,9 @@ from moeinf.types import FloatArray, IntArray
 Row = dict[str, Any]
 
 SHARES: Final = (5, 10, 20, 35, 50)  # percent of the experts that are resident
+SHARES_OF_STEPS: Final = (10, 20, 50)
+TOKENS_A_STEP: Final = (1, 2, 4)
+TOKENS_OF_STEPS: Final = 400  # replayed
 POINT: Final = 0.01
 LOOK_AHEAD: Final = 0.85  # recall and precision of the drawn guesses, as published of models of these sizes
 CONFIDENCE: Final = 2.0
@@ -77,6 +80,33 @@ def times(
     """Time a token on one link against cache size, with look-ahead drawn as good as published."""
     simulated = _timed(subject, link, compute_us, policies, predictors, admission)
     return [_cell_row(cell) | {"ms_a_token": cell.main.token_s * 1e3} for cell in simulated.cells]
+
+
+def several_tokens(subject: Subject, link: float, compute_us: float) -> list[Row]:
+    """Experts read a token where a step computes several, all of which the answer keeps: the union of a step is read
+    once. The time of a token on one link, with and without look-ahead drawn as good as published."""
+    rows = []
+    for policies, predictors in (("lru,next-use,belady", "none"), ("next-use", "look-ahead")):
+        options = SimulateOptions(
+            cache=",".join(map(str, SHARES_OF_STEPS)),
+            policy=policies,
+            predictor=predictors,
+            draft=",".join(str(tokens - 1) for tokens in TOKENS_A_STEP),
+            acceptance=1.0,
+            lookahead_recall=LOOK_AHEAD,
+            lookahead_confidence=CONFIDENCE,
+            link=link,
+            compute=compute_us,
+            expert_bytes=str(subject.expert_bytes),
+            max_tokens=TOKENS_OF_STEPS,
+        )
+        (simulated,) = simulate([subject.folder], plan_of(options), print)
+        rows += [
+            _cell_row(cell)
+            | {"tokens": 1 + cell.form.draft, "reads": cell.reads, "ms_a_token": cell.main.token_s * 1e3}
+            for cell in simulated.cells
+        ]
+    return rows
 
 
 def predictions(subject: Subject) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Puts the recorded results of the lab into docs/lab/paper.md and docs/lab/policies.md, and draws their pictures.
+"""Puts the recorded results of the lab into pages of docs/lab, and draws their pictures.
 
     python benchmarks/lab/pages.py docs/lab
 
@@ -19,7 +19,7 @@ from moeinf.terminal.traces.picture import save_picture
 Row = dict[str, Any]
 Results = Mapping[str, list[Row]]  # rows by trace
 
-PAGES: Final = ("paper.md", "policies.md")
+PAGES: Final = ("paper.md", "policies.md", "several-rows.md")
 NAMES: Final = {
     "deepseek-v2-lite-chat": "DeepSeek-V2-Lite",
     "gpt-oss-20b": "gpt-oss-20b",
@@ -151,6 +151,20 @@ def claims_in_time(lab: Path) -> str:
     return table(["trace", "the paper's system with", "hits", "used of what was read ahead", "ms a token"], lines)
 
 
+def several_tokens(lab: Path) -> str:
+    """Experts read a token, and milliseconds."""
+    lines, shares = [], list[float]()
+    for trace, rows in results_of(lab, "several-tokens").items():
+        shares = sorted({row["share"] for row in rows})
+        for kind in dict.fromkeys((row["policy"], row["prefetch"]) for row in rows):
+            for tokens in sorted({row["tokens"] for row in rows}):
+                of_kind = [row for row in rows if (row["policy"], row["prefetch"]) == kind and row["tokens"] == tokens]
+                cells = [f"{row['reads']:.1f}, {row['ms_a_token']:.0f} ms" for row in of_kind]
+                ahead = "" if kind[1] == "none" else f", {kind[1]}"
+                lines.append([NAMES[trace], f"`{kind[0]}`{ahead}", str(tokens), *cells])
+    return table(["trace", "policy", "tokens a step", *(f"{share:g} % resident" for share in shares)], lines)
+
+
 def bounds(lab: Path) -> str:
     lines = []
     for trace, rows in results_of(lab, "bounds").items():
@@ -207,6 +221,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "predictions-of-many": predictions_of_many,
     "capacity": capacity,
     "sensitivity": sensitivity,
+    "several-tokens": several_tokens,
     "claims-in-time": claims_in_time,
     "bounds": bounds,
     "bounds-in-time": bounds_in_time,

@@ -54,6 +54,7 @@ EXPERIMENTS: Final[Mapping[str, Callable[[Subject], list[Row]]]] = {
             *experiments.times(subject, link, COMPUTE_US, "next-use", UNFILTERED, "none"),
         ]
     ],
+    "several-tokens": lambda subject: experiments.several_tokens(subject, LINKS[0], COMPUTE_US),
     "claims-in-time": lambda subject: paper_whole.claims_in_time(subject, subject.timing(BUS, COMPUTE_US)),
     "bounds": lambda subject: bounds.of_eviction(load_trace(subject.folder, BOUND_TOKENS)),
     "bounds-in-time": lambda subject: [
@@ -82,6 +83,7 @@ OF_REQUESTS: Final = (
     "prefill-guess",
     "sensitivity",
     "claims-in-time",
+    "several-tokens",
 )
 
 
