@@ -49,7 +49,7 @@ FAMILIES = (
     FamilyEntry("solar_open", "glm"),
     FamilyEntry("mimo_v2_flash", "glm"),
     FamilyEntry("mimo_v2", "glm"),
-    FamilyEntry("k2_horizon", "glm"),
+    FamilyEntry("k2_horizon", "llama"),
     FamilyEntry("cohere2_moe", "mixtral"),
     FamilyEntry("step3p7", "glm", also=("step3p5",)),
     FamilyEntry("laguna", "glm"),

@@ -18,6 +18,7 @@ from moeinf.errors import CheckpointError
 from moeinf.models.family import family_of
 from moeinf.models.registry import FAMILIES
 from moeinf.pull.checkpoint.conversion_plan import plan_conversion
+from moeinf.pull.checkpoint.left_out import Follows
 from moeinf.pull.checkpoint.tensor_names import Names
 from moeinf.pull.coded.declared import Declared, declared_by
 from moeinf.pull.source import SINGLE_FILE, Shards
@@ -69,7 +70,8 @@ def shapes_of(there: Mapping[str, str], plan: TensorPlan, declared: Declared) ->
             known[name], known[f"{name}_scale"] = (shape[0], shape[1] // 2), (shape[0], shape[1] // 32)
         args = declared.args_of(name)
         if args is not None and args.group_size and f"{name}_packed" in there:
-            known[f"{name}_packed"] = (*shape[:-1], shape[-1] * args.bits // 32)
+            word = 8 * _BYTES[there[f"{name}_packed"]]
+            known[f"{name}_packed"] = (*shape[:-1], shape[-1] * args.bits // word)
             known[f"{name}_scale"] = (*shape[:-1], shape[-1] // args.group_size)
             known[f"{name}_shape"] = (len(shape),)
     return known
@@ -102,6 +104,21 @@ def test_a_tensor_less_or_more_is_noticed(name: str) -> None:
     more = norm.removesuffix("weight") + "offset"
     with pytest.raises(CheckpointError, match=re.escape(more)):
         plan_conversion(plan, shards, {SINGLE_FILE: {**header, more: header[norm]}}, declared=declared)
+
+
+def test_tables_of_frequencies_that_no_program_reads_are_not_compared() -> None:
+    """Kimi K2's, which are those of larger heads; DeepSeek-V3's would be."""
+    listed = listing("kimi-k2")
+    tables = [name for name in listed.dtypes if name.endswith("rotary_emb.inv_freq")]
+    for model_type, compared in (("kimi_k2", 0), ("deepseek_v3", len(tables))):
+        config = {**listed.config, "model_type": model_type}
+        plan = family_of(config).tensors
+        header = header_of(listed, plan)
+        made = plan_conversion(
+            plan, Shards((SINGLE_FILE,), None), {SINGLE_FILE: header}, declared=declared_by(listed.config)
+        )
+        moves = made.moves[SINGLE_FILE]
+        assert len(tables) == 61 and sum(isinstance(move.transform, Follows) for move in moves) == compared
 
 
 @pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "llama-4-scout"])

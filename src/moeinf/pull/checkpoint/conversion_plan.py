@@ -192,7 +192,7 @@ def _expert_moves(experts: ExpertNames, layout: ExpertLayout, tensors: Tensors) 
 def _followed_moves(plan: TensorPlan, tensors: Tensors) -> Iterator[tuple[str, Move]]:
     for name in tensors.names():
         expected = next((known for pattern, known in plan.follows.items() if re.fullmatch(pattern, name)), None)
-        if expected is not None:
+        if expected is not None and not any(re.fullmatch(pattern, name) for pattern in plan.ignored):
             yield tensors.shard(name), followed(tensors, name, expected(name))
 
 

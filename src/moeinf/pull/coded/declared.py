@@ -89,7 +89,7 @@ def declared_by(config: JsonMapping) -> Declared:
             "pull the bf16, f16 or f32 original instead"
         )
     if method == "fp8":
-        _only(value, "fmt", None, "e4m3")
+        _only(value, "fmt", None, "e4m3", "float8_e4m3fn")
         return Declared(method, tile=_tile(value, "weight_block_size"))
     if method == "compressed-tensors":
         return _compressed(value)
