@@ -218,7 +218,7 @@ def test_all_experts_of_a_layer_may_lie_in_one_row(whole: StoredModel, known: Im
     name = "blk.0.ffn_down_exps.weight"
     each = known.sums[name]
     means = each.squares / np.maximum(each.counts, 1)[:, None]
-    flat = Sums(means.reshape(1, -1), np.ones(1, np.float32))
+    flat = Sums(means.reshape(1, -1).astype(np.float32), np.ones(1, np.float32))
     found = Importance(whole, with_sums(known, name, flat), "x")
     for expert in range(32):
         weights = found.of_expert(0, "down", expert)

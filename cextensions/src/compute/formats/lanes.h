@@ -79,7 +79,7 @@ TileOf<N> importance_of(const TileOf<N>& tile, const float* columns) {
   if (columns != nullptr) return tile_of<N>(columns);
   Floats energy = splat(0);
   for (const Floats& x : tile.x) energy += x * x;
-  Floats spread;
+  Floats spread = splat(0);
   for (int g = 0; g < kLanes; ++g) spread[g] = std::sqrt(energy[g] / N);
   TileOf<N> importance;
   for (int i = 0; i < N; ++i) importance.x[i] = spread + absolute(tile.x[i]);
