@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from moeinf.engine.completion import Completion, GenerationStats, Hooks, Request
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ModelNotFoundError
 from moeinf.hardware import Machine
+from moeinf.store.library import Library
 from moeinf.text.text_stream import Piece
 
 
@@ -26,16 +28,17 @@ class NamedModel:
     manifest: Any = field(default_factory=lambda: SimpleNamespace(info=SimpleNamespace(context_length=2048)))
 
 
-class NamedModels:
-    """As much of a Library as a worker asks for."""
+class NamedModels(Library):
+    """A store without a folder, which finds these."""
 
     def __init__(self, *names: str) -> None:
+        super().__init__(Path("no such folder"))
         self._models = {name: NamedModel(name, f"id of {name}") for name in names}
 
-    def find(self, name: str) -> NamedModel:
-        if name not in self._models:
-            raise ModelNotFoundError(f"model '{name}' not found")
-        return self._models[name]
+    def find(self, reference: str) -> Any:
+        if reference not in self._models:
+            raise ModelNotFoundError(f"model '{reference}' not found")
+        return self._models[reference]
 
 
 class SpokenModel:

@@ -9,7 +9,6 @@ from typing import Final
 
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
-from moeinf.errors import MoeinfError
 from moeinf.server.turns.fair_queue import FairQueue, May
 from moeinf.server.turns.job import Job
 from moeinf.server.turns.opened import Loaded, OpenModels
@@ -79,7 +78,7 @@ class Places:
             return May.GO
         try:
             return self._may_begin(order)
-        except MoeinfError:  # which its client is told once it begins
+        except Exception:  # its client is told once it begins, whatever it is; others must not wait for it
             return May.GO
 
     def _may_begin(self, job: Job) -> May:

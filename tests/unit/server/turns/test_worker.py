@@ -16,6 +16,7 @@ from moeinf.server.http_errors import BusyError, StoppingError
 from moeinf.server.turns.answer_worker import Worker
 from moeinf.server.turns.job import Job, Who
 from moeinf.server.turns.opened import OpenModels
+from moeinf.store.library import StoredModel
 from tests.support.spoken_model import NamedModels
 from tests.support.spoken_worker import Opened, events_of, text_of, told, until, worker_of
 
@@ -79,6 +80,21 @@ def test_an_error_ends_one_request_and_not_the_worker() -> None:
         missing = asyncio.run(events_of(worker, Ask("d", "hi")))[-1]
         assert isinstance(missing, Failed) and isinstance(missing.error, ModelNotFoundError)
         opened.models[0].fault = None
+        assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
+
+
+def test_what_a_search_for_a_model_raises_ends_one_request_and_not_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with worker_of(Opened()) as worker:
+        find = worker.opened.find
+
+        def broken(name: str) -> StoredModel:
+            if name == "b":
+                raise OSError("the disk is gone")
+            return find(name)
+
+        monkeypatch.setattr(worker.opened, "find", broken)
+        failed = asyncio.run(events_of(worker, Ask("b", "hi")))[-1]
+        assert isinstance(failed, Failed) and str(failed.error) == "the disk is gone"
         assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
 
 
