@@ -52,7 +52,7 @@ def _parse(f: Fields) -> Spec:
     if not f.get("num_experts"):
         return Spec(decoder, dense_mlps(f, decoder), dict.fromkeys(range(layers), heads))
     blocks = sigmoid_moe(
-        f.replaced(**_NONE, routed_scaling_factor=f.get("router_scaling_factor")),
+        f.replaced(**_NONE, routed_scaling_factor=f.number("router_scaling_factor", 1.0)),
         layers,
         normalise=False,
         moe_layers=sparse,
@@ -74,7 +74,8 @@ def _parse(f: Fields) -> Spec:
 
 def _rope(f: Fields) -> Rope:
     """Where less than a head turns, it is the first pairs of the whole head."""
-    head, turned = f.count("head_dim", minimum=2), f.count("rope_head_dim", f.count("head_dim"), 2)
+    head = f.count("head_dim", minimum=2)
+    turned = f.count("rope_head_dim", head, 2, head)
     rope = rope_of(f, turned, 1e6, f.count("max_position_embeddings"))
     if turned == head:
         return rope
