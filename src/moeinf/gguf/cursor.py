@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from moeinf.errors import CheckpointError
+from moeinf.store.files import open_regular, read_fully
 
 MAX_HEADER_BYTES = 256 << 20  # a vocabulary of 260,000 tokens with its merges takes a tenth of that
 AGAIN = "fetch it again"
 _FIRST_READ, _LONGEST_READ = 1 << 18, 1 << 24
 
 Read = Callable[[int, int], bytes]  # so many bytes from an offset, of which that many are there
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Read, int]]:
+    """How the bytes of a file are read, and how many there are. Raises OSError."""
+    fd = open_regular(path)
+    try:
+
+        def read(offset: int, num_bytes: int) -> bytes:
+            buffer = bytearray(num_bytes)
+            read_fully(fd, memoryview(buffer), offset, path)
+            return bytes(buffer)
+
+        yield read, os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 class Cursor:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeinf.errors import CheckpointError
-from moeinf.gguf.cursor import AGAIN, MAX_HEADER_BYTES, Cursor, Read
-from moeinf.store.files import errors_named, open_regular, read_fully
+from moeinf.gguf.cursor import AGAIN, MAX_HEADER_BYTES, Cursor, Read, opened
+from moeinf.store.files import errors_named
 from moeinf.types import Format, block_of, format_bytes
 
 _MAX_TENSORS = 100_000
@@ -113,18 +113,8 @@ def read_gguf(path: Path) -> Gguf:
 
 
 def _read_header(path: Path) -> GgufHeader:
-    with errors_named(path, CheckpointError):
-        fd = open_regular(path)
-        try:
-
-            def read(offset: int, num_bytes: int) -> bytes:
-                buffer = bytearray(num_bytes)
-                read_fully(fd, memoryview(buffer), offset, path)
-                return bytes(buffer)
-
-            return parse_gguf(read, os.fstat(fd).st_size, str(path))
-        finally:
-            os.close(fd)
+    with errors_named(path, CheckpointError), opened(path) as (read, num_bytes):
+        return parse_gguf(read, num_bytes, str(path))
 
 
 def part_names(header: GgufHeader, name: str, where: str) -> list[str]:

@@ -5,7 +5,6 @@ Both forms are read, the one in GGUF and the older one, and the one in GGUF is w
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from typing import Final
 import numpy as np
 
 from moeinf.errors import CheckpointError, UsageError
-from moeinf.gguf.cursor import Cursor
+from moeinf.gguf.cursor import Cursor, opened
 from moeinf.gguf.header import Gguf, read_gguf
-from moeinf.store.files import open_regular, read_fully
 from moeinf.types import Float32Array
 
 CHUNK: Final = 512  # tokens that llama-imatrix reads at once, unless it is told otherwise; the older form does not say
@@ -105,15 +103,8 @@ def _whole(gguf: Gguf, name: str, default: int) -> int:
 
 def _of_older_form(path: Path) -> Imatrix:
     """Of each matrix its name, the number of chunks, and the mean squares times that number; all experts together."""
-    fd = open_regular(path)
-    try:
-
-        def read(offset: int, num_bytes: int) -> bytes:
-            buffer = bytearray(num_bytes)
-            read_fully(fd, memoryview(buffer), offset, path)
-            return bytes(buffer)
-
-        cursor = Cursor(read, os.fstat(fd).st_size, str(path))
+    with opened(path) as (read, num_bytes):
+        cursor = Cursor(read, num_bytes, str(path))
         count = cursor.number(4, "its first bytes")
         if not 0 < count <= _MOST_ENTRIES:
             raise UsageError(f"--imatrix {path} is no importance matrix; name one that llama-imatrix has written")
@@ -134,8 +125,6 @@ def _of_older_form(path: Path) -> Imatrix:
             most = cursor.number(4, "the number of chunks")
             texts = (cursor.take(cursor.number(4, "its text"), "its text").decode("utf-8", "replace"),)
         return Imatrix(sums, texts, most)
-    finally:
-        os.close(fd)
 
 
 def imatrix_bytes(imatrix: Imatrix) -> bytes:
