@@ -5,8 +5,9 @@
 Reads the texts through a model of the store, all of whose experts fit in memory, and notes the state in front of each
 layer's experts. From it the routing two layers on is guessed in three ways: by that layer's own router, applied early;
 by a linear map that ridge regression learns; and by one that single steps of gradient descent learn, which costs next
-to nothing. Maps learn from the first two thirds of the tokens, and all are measured on the rest: recall by distance,
-and the time of a token in the simulator, with what is read ahead and used of it.
+to nothing. The guess of the next layer's router is weighted by the router, and by how often its places were right. Maps
+learn from the first two thirds of the tokens, and all are measured on the rest: recall by distance, and the time of a
+token in the simulator, with what is read ahead and used of it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from moeinf.engine.model import Model
 from moeinf.models.layers.decoder import Decoder
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.eviction import NextUse
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.policy_protocol import Predictor
 from moeinf.store.library import Library
 from moeinf.traces.trace import Trace
@@ -75,10 +77,24 @@ def _copied(routing: Any) -> Routing:
 
 
 def chances_of(routings: list[Routing], shape: MoeShape) -> FloatArray:
-    """[tokens, experts], of which a row sums to top_k, as LookAheadPredictor has it."""
+    """[tokens, experts], of which a row sums to top_k: an expert is as likely as it is weighted."""
     ids, weights = (np.concatenate([getattr(each, name) for each in routings]) for name in ("ids", "weights"))
     found: FloatArray = np.zeros((len(ids), shape.num_experts))
     np.put_along_axis(found, ids, weights * (shape.top_k / weights.sum(axis=1, keepdims=True)), axis=1)
+    return found
+
+
+def by_place(routings: list[Routing], truth: FloatArray, shape: MoeShape) -> FloatArray:
+    """[tokens, experts], as LookAheadPredictor has it once it has seen the tokens before."""
+    predictor = LookAheadPredictor(MoeShape(1, shape.num_experts, shape.top_k))
+    found: FloatArray = np.zeros(truth.shape)
+    ids, weights = (np.concatenate([getattr(each, name) for each in routings]) for name in ("ids", "weights"))
+    for token, row in enumerate(truth):
+        predictor.expect(0, ids[token : token + 1], weights[token : token + 1])
+        likelihood = predictor.predict(-1)
+        assert likelihood is not None
+        found[token] = likelihood[0]
+        predictor.observe(0, row.nonzero()[0][None])
     return found
 
 
@@ -172,10 +188,15 @@ def report(experts: IntArray, noted: Noted, shape: MoeShape, timing: Timing) -> 
         print(f"recall two layers ahead, {name}: {_mean_recall(guesses, truth, split, shape):.3f}")
     trace = Trace("text", shape, experts[split:], np.array([0, tokens - split]))
     nearest = [None if each is None else each[split:] for each in routers[1]]
+    placed = [
+        by_place(noted.early[1][layer], truth[:, layer], shape)[split:] if noted.early[1][layer] else None
+        for layer in layers
+    ]
     mapped = [None if each is None else each[split:] for each in maps["gradient", 1]]
     kinds: dict[str, Predictor | None] = {
         "no prefetch": None,
         "one layer, router": Ahead([nearest]),
+        "one layer, router, by place": Ahead([placed]),
         "one layer, gradient": Ahead([mapped]),
     }
     for name, guesses in two.items():

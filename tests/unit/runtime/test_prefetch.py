@@ -184,19 +184,6 @@ def test_a_queued_prefetch_follows_the_new_priorities() -> None:
     assert reader.queued[8][1] > reader.queued[7][1]
 
 
-def test_the_models_own_guess_is_the_likelihood_of_its_layer() -> None:
-    predictor = LookAheadPredictor(SHAPE)
-    assert predictor.predict(0) is None
-    predictor.expect(1, np.array([[2, 4], [2, 5]]), np.array([[0.7, 0.3], [0.6, 0.4]], np.float32))
-    found = predictor.predict(0)
-    assert found is not None
-    assert found.tolist() == [pytest.approx([0, 0, 1.3, 0, 0.3, 0.4])]
-    assert predictor.predict(1) is None, "the layer has been reached"
-    predictor.expect(2, np.array([[0, 1]]), np.array([[0.5, 0.5]], np.float32))
-    found = predictor.predict(0)
-    assert found is not None and len(found) == 2 and not found[0].any(), "an old guess is forgotten"
-
-
 def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
     """The decoder comes next, but with one token, which uses few experts."""
     tier, reader, _ = make_tier(num_slots=12)

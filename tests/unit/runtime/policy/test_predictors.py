@@ -206,7 +206,7 @@ def test_a_second_predictor_tells_of_the_layers_that_the_first_does_not_see() ->
     near.expect(1, np.array([[0, 5]]), np.array([[0.5, 0.5]], np.float32))
     likelihood = both.predict(0)
     assert likelihood is not None and likelihood.shape == (3, 6)
-    assert likelihood[0].tolist() == [1, 0, 0, 0, 0, 1] and likelihood[1:] == pytest.approx(alone[1:])
+    assert likelihood[0].nonzero()[0].tolist() == [0, 5] and likelihood[1:] == pytest.approx(alone[1:])
 
 
 def test_no_predictor_is_a_name_as_well() -> None:
@@ -219,15 +219,6 @@ def test_no_predictor_is_a_name_as_well() -> None:
 def test_an_unknown_predictor_is_refused_with_those_known(name: str) -> None:
     with pytest.raises(UsageError, match="none, popularity, previous-token, eamc, frequency, cross-layer, look-a"):
         make_predictor(name, SHAPE, ActivationCollection(SHAPE))
-
-
-def test_a_guess_is_no_evidence_once_its_layer_has_run() -> None:
-    predictor = LookAheadPredictor(SHAPE)
-    predictor.observe(2, np.array([[0, 1]]))
-    predictor.expect(3, np.array([[0, 5]]), np.array([[0.5, 0.5]], np.float32))
-    assert predictor.predict(2) is not None
-    predictor.observe(3, np.array([[0, 5]]))
-    assert predictor.predict(-1) is None, "in front of the next token's first layer nothing is known of it"
 
 
 def test_cross_layer_knows_nothing_in_front_of_the_first_layer() -> None:
