@@ -180,6 +180,10 @@ class TextError(MoeinfError):
     pass
 
 
+class StarvedError(MoeinfError):
+    """A process got no processor time, or was stopped: the same request may be answered later."""
+
+
 def of_the_machine(error: BaseException) -> MoeinfError | None:
     """The line for what Python itself raises where the machine gives too little; None for any other error."""
     too_little = isinstance(error, ImportError) and re.search(r"map segment|allocate memory", str(error))

@@ -16,16 +16,22 @@ from typing import Final
 import numpy as np
 
 from moeinf.config.environment import debug_wanted
-from moeinf.errors import UsageError
+from moeinf.errors import StarvedError, UsageError
+from moeinf.pictures.picture_decoder import LIMIT_S
+from moeinf.text.process_limits import STARVED_S
 from moeinf.types import ByteArray, JsonObject, PictureViews
 
 MOST_BYTES: Final = 32 << 20  # of a file
-_LIMIT_S: Final = 30.0
+_PATIENCE_S: Final = LIMIT_S + STARVED_S
 # The process gets this one's import path, and not the current folder, which may hold a json.py of anybody.
 _BOOTSTRAP: Final = (
     "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); "
     "from moeinf.pictures.picture_decoder import main; main()"
 )
+
+
+class _Lost(Exception):
+    """The process has ended before its answer."""
 
 
 def check_decoder() -> None:
@@ -39,8 +45,8 @@ def decode(data: bytes, name: str, shown: Callable[[int, int], PictureViews]) ->
     transparent being white.
 
     name: of the picture, in errors. shown: its views, by the height and width that it has.
-    Raises UsageError for a picture that cannot be decoded, or that is larger than the bounds of decoder.py, and what
-    `shown` raises.
+    Raises UsageError for a picture that cannot be decoded, or that is larger than the bounds of picture_decoder.py,
+    StarvedError where the machine does not let it be decoded, and what `shown` raises.
     """
     check_decoder()
     if len(data) > MOST_BYTES:
@@ -53,11 +59,19 @@ def decode(data: bytes, name: str, shown: Callable[[int, int], PictureViews]) ->
         stderr=None if debug_wanted() else subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
     )
-    deadline = threading.Timer(_LIMIT_S, process.kill)
+    deadline = threading.Timer(_PATIENCE_S, process.kill)
     deadline.start()
     try:
         with process:
             return _exchanged(process, data, name, shown)
+    except _Lost:
+        if deadline.finished.is_set():
+            raise StarvedError(
+                f"{name}: its decoder gets no processor time, or was stopped; ask again when the machine is less busy"
+            ) from None
+        raise UsageError(
+            f"{name} cannot be decoded: the decoder died or took more than {LIMIT_S} s; save it anew"
+        ) from None
     finally:
         deadline.cancel()
         process.kill()
@@ -81,7 +95,7 @@ def _exchanged(
         _answer(process, name)
         return [[_read(process, name, view[-1].height, view[-1].width) for view in row] for row in views]
     except BrokenPipeError:
-        raise _lost(name) from None
+        raise _Lost from None
     finally:
         process.kill()
 
@@ -90,7 +104,7 @@ def _read(process: subprocess.Popen[bytes], name: str, height: int, width: int) 
     assert process.stdout is not None
     pixels = process.stdout.read(height * width * 3)
     if len(pixels) < height * width * 3:
-        raise _lost(name)
+        raise _Lost
     return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
 
 
@@ -98,12 +112,8 @@ def _answer(process: subprocess.Popen[bytes], name: str) -> JsonObject:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.endswith(b"\n"):
-        raise _lost(name)
+        raise _Lost
     answer: JsonObject = json.loads(line)
     if "fault" in answer:
         raise UsageError(f"{name} {answer['fault']}")
     return answer
-
-
-def _lost(name: str) -> UsageError:
-    return UsageError(f"{name} cannot be decoded: the decoder died or took more than {_LIMIT_S:.0f} s; save it anew")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import signal
 import sys
 import warnings
 from itertools import takewhile
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from moeinf.text.memory_limit import limit_memory
+from moeinf.text.process_limits import STARVED_S, limit_memory
 from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_PIXELS: Final = 50_000_000  # of a file: 150 MB as RGB, twice where it has to be turned
 MEMORY_BYTES: Final = 1 << 30
-LIMIT_S: Final = 30
+LIMIT_S: Final = 30  # of processor time
 _ORIENTATION: Final = 0x0112  # the EXIF tag
 _DEEP: Final = ("I", "F")  # modes of more than 8 bits a channel begin so; Pillow cuts them off at 255
 
@@ -36,7 +37,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # are for the parent, whose end is this one's
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(LIMIT_S + 5)  # the parent's deadline comes first; this one is for a parent that died meanwhile
+    signal.alarm(LIMIT_S + int(STARVED_S) + 5)  # the parent's comes first; this one is for a parent that died meanwhile
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
     limit_memory(MEMORY_BYTES, MEMORY_BYTES)
     warnings.simplefilter("ignore")
     given, answers = sys.stdin.buffer, sys.stdout.buffer

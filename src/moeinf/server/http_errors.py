@@ -15,6 +15,7 @@ from moeinf.errors import (
     ContextLengthError,
     ModelNotFoundError,
     MoeinfError,
+    StarvedError,
     TextError,
     UsageError,
     of_the_machine,
@@ -86,7 +87,7 @@ def fault_of(error: BaseException) -> Fault:
     message = without_folders(str(error)[:_MOST_MESSAGE])
     if isinstance(error, Refusal):
         return Fault(error.status, error.kind, message)
-    if isinstance(error, BusyError | StoppingError):
+    if isinstance(error, BusyError | StoppingError | StarvedError):
         seconds = error.retry_after_s if isinstance(error, BusyError) else RETRY_AFTER_S
         return Fault(503, "busy", message, {"Retry-After": str(seconds)})
     if isinstance(error, ModelNotFoundError):

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from moeinf.config.environment import debug_wanted
-from moeinf.errors import MoeinfError, TextError
+from moeinf.errors import MoeinfError, StarvedError, TextError
+from moeinf.text.process_limits import TimeLimit
 from moeinf.types import Json, JsonMapping, JsonObject
 
 _LOAD_LIMIT_S = 60.0
@@ -71,9 +71,9 @@ class TextProcess:
             self._should_stop = before
 
     def request(self, op: str, limit_s: float, **fields: Json) -> JsonObject:
-        """Returns the worker's answer. Blocks for at most limit_s, after the load. Raises TextError, Stopped.
+        """Returns the worker's answer. Raises TextError, Stopped; StarvedError where the machine does not let it work.
 
-        A field cpu_s bounds the seconds of processor time, too, which a busy machine makes no longer.
+        limit_s: of its processor time, after the load; see TimeLimit. A field cpu_s bounds that to the millisecond.
         """
         with self._used():
             self._loaded()
@@ -146,9 +146,11 @@ class TextProcess:
         return request_id
 
     def _receive(self, request_id: int, op: str, limit_s: float) -> JsonObject:
-        deadline = time.monotonic() + limit_s
+        process = self._process
+        assert process is not None
+        limit = TimeLimit(process.pid, limit_s)
         while True:
-            answer: JsonObject = json.loads(self._line(op, deadline, limit_s))
+            answer: JsonObject = json.loads(self._line(op, limit))
             self._heard = True
             if "cannot_work" in answer:
                 raise self._refused(str(answer["cannot_work"]))
@@ -160,20 +162,25 @@ class TextProcess:
             raise TextError(_one_line(str(answer["error"])) if op != "load" else self._load_error(answer))
         return answer
 
-    def _line(self, op: str, deadline: float, limit_s: float) -> bytes:
+    def _line(self, op: str, limit: TimeLimit) -> bytes:
         process = self._process
         assert process is not None and process.stdout is not None
         descriptor = process.stdout.fileno()
         arrival = select.poll()  # select() takes no descriptor beyond 1023, which a server of many clients passes
         arrival.register(descriptor, select.POLLIN)
         while b"\n" not in self._unread:
-            left_s = deadline - time.monotonic()
-            if not arrival.poll(1000 * min(max(0.0, left_s), _LOOK_S)):
+            if not arrival.poll(1000 * min(limit.left_s() or _LOOK_S, _LOOK_S)):
                 if self._should_stop():
                     self.close()
                     raise Stopped
-                if left_s <= 0:
-                    raise self._lost(op, f"took more than {limit_s:.0f} s")
+                if limit.exceeded():
+                    raise self._lost(op, f"took more than {limit.limit_s:.0f} s")
+                if limit.starved():
+                    self.close()
+                    raise StarvedError(
+                        f"the process of the tokenizer of {self._where} gets no processor time, or was stopped; ask "
+                        "again when the machine is less busy"
+                    )
                 continue
             piece = os.read(descriptor, 1 << 20)
             if not piece:

@@ -23,7 +23,7 @@ from moeinf.text.encoding import Encoder
 from moeinf.text.forms.held_calls import call_forms
 from moeinf.text.forms.thought_marks import marks_of_harmony, marks_of_tags
 from moeinf.text.harmony_channels import is_harmony
-from moeinf.text.memory_limit import LOAD_MEMORY_BYTES, MemoryLimit, limit_memory
+from moeinf.text.process_limits import LOAD_MEMORY_BYTES, STARVED_S, MemoryLimit, limit_memory
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
@@ -265,7 +265,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         # The parent's deadline comes first; this one is for a parent that died meanwhile.
-        signal.setitimer(signal.ITIMER_REAL, request["limit_s"] + 5)
+        signal.setitimer(signal.ITIMER_REAL, request["limit_s"] + STARVED_S + 5)
         signal.setitimer(signal.ITIMER_PROF, request.get("cpu_s", 0))
         answer = _answer(worker, request)
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -12,7 +12,7 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from moeinf.errors import UsageError
+from moeinf.errors import StarvedError, UsageError
 from moeinf.pictures import decode as module
 from moeinf.pictures.decode import decode
 from moeinf.types import PictureStep, PictureViews
@@ -147,9 +147,18 @@ def test_a_size_that_is_refused_names_the_picture() -> None:
 def test_a_decoder_that_hangs_or_dies_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BOOTSTRAP", "import os; os.abort()")
     assert "the decoder died" in refusal(file_of(noise()))
-    monkeypatch.setattr(module, "_BOOTSTRAP", "import time; time.sleep(60)")
-    monkeypatch.setattr(module, "_LIMIT_S", 0.2)
+    endless = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass"
+    monkeypatch.setattr(module, "_BOOTSTRAP", endless)
     assert "the decoder died or took more" in refusal(file_of(noise()))
+
+
+def test_a_decoder_that_the_machine_does_not_let_work_is_no_fault_of_the_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BOOTSTRAP", "import time; time.sleep(60)")
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.2)
+    with pytest.raises(StarvedError, match="was stopped; ask again"):
+        module.decode(file_of(noise()), "cat.png", lambda height, width: ())
 
 
 def test_pillow_is_an_optional_part(monkeypatch: pytest.MonkeyPatch) -> None:

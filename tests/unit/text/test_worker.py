@@ -6,15 +6,17 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from moeinf.errors import TextError
+from moeinf.errors import StarvedError, TextError
+from moeinf.server.http_errors import fault_of
 from moeinf.text import process as text_process
-from moeinf.text.memory_limit import limit_memory
 from moeinf.text.process import Stopped
+from moeinf.text.process_limits import limit_memory
 from moeinf.text.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
@@ -62,6 +64,28 @@ def test_a_request_that_nobody_waits_for_is_given_up(model_folder: MakeFolder) -
         with pytest.raises(Stopped), tokenizer.until(lambda: True):
             tokenizer.render(USER)
         assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"
+
+
+def test_a_worker_that_the_machine_does_not_let_work_is_waited_for(
+    model_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit is processor time: a template is no slower for a worker that stood still."""
+    monkeypatch.setattr("moeinf.text.tokenizer._RENDER_LIMIT_S", 0.2)
+    with Tokenizer(model_folder("{{ messages[0].content }}")) as tokenizer:
+        tokenizer.encode("loaded")
+        process = tokenizer._process._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        goes_on = threading.Timer(1.0, process.send_signal, [signal.SIGCONT])
+        goes_on.start()
+        assert tokenizer.render(USER)[0] == "hi"
+        goes_on.join()
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr("moeinf.text.process_limits.STARVED_S", 0.1)
+        with pytest.raises(StarvedError, match="was stopped; ask again") as caught:
+            tokenizer.render(USER)
+        assert fault_of(caught.value).status == 503
+        assert tokenizer.render(USER)[0] == "hi"
 
 
 @pytest.mark.parametrize(
