@@ -252,7 +252,7 @@ class Listener:
             session = secrets.token_bytes(SESSION_BYTES)
             if not self._answer(guest, welcome(offer, session)):
                 return
-            link = Link(self._let_go(guest))
+            link = Link(self._let_go(guest), guest.visitor.keys)
             self._served = _Served(link, session, time.monotonic())
             self._arrived, self._offered = link, None
             self._changed.notify_all()

@@ -98,9 +98,11 @@ def call(host: str, port: int, key: bytes, facts: Facts) -> tuple[Offer, Link, L
 
     Raises WorkerError where it refuses, or is not the one that knows the key, and LostError where nothing answers.
     """
-    link, said = _met(host, port, Caller(key, Purpose.SERVE, facts.packed()))
+    caller = Caller(key, Purpose.SERVE, facts.packed())
+    link, said = _met(host, port, caller)
     try:
         offer, session = parse_answer(said)
+        link.sign(caller.keys)
         pulse, said = _met(host, port, Caller(key, Purpose.PULSE, session))
         try:
             parse_answer(said)

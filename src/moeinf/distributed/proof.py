@@ -7,7 +7,8 @@
 
 Every message has one size, so that nobody names a length. A MAC is an HMAC-SHA-256 of the sender's role, of all bytes
 that were exchanged before, and of what is said with it: it serves for one meeting, one side and one purpose. Nothing
-that is said is looked at before its MAC is. Here are no sockets: bytes go in, and bytes come out.
+that is said is looked at before its MAC is. Of all four messages and the key come two more keys, with which each side
+signs what it sends afterwards (link.py). Here are no sockets: bytes go in, and bytes come out.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import secrets
 import struct
 from enum import IntEnum
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
-VERSION: Final = 2  # of this protocol; 1 met over a store of torch
+VERSION: Final = 3  # of this protocol; 1 met over a store of torch, 2 did not sign what follows a meeting
 SAID_BYTES: Final = 512
 _MAGIC: Final = b"moeinf-w"
 _GREETING: Final = struct.Struct("!8sHH32s")
@@ -35,6 +36,13 @@ _ROUNDS: Final = 200_000  # of SHA-256 for each guess at a key, by whoever has r
 class Purpose(IntEnum):
     SERVE = 1  # rank 0 comes to have its experts computed
     PULSE = 2  # a second connection of a rank 0 that is served, by which each sees that the other is there
+
+
+class Keys(NamedTuple):
+    """What one side of a meeting signs its messages with, and what those of the other are checked with. [32] each."""
+
+    ours: bytes
+    theirs: bytes
 
 
 class StrangerError(Exception):
@@ -94,7 +102,14 @@ class Visitor:
     def answer(self, said: bytes) -> bytes:
         """What is sent to one that is proved; said: at most SAID_BYTES."""
         said = said.ljust(SAID_BYTES, b"\0")
-        return _mac(self._key, b"worker", self._so_far, said) + said
+        answer = _mac(self._key, b"worker", self._so_far, said) + said
+        self._so_far += answer
+        return answer
+
+    @property
+    def keys(self) -> Keys:
+        """Of the worker, once it has answered."""
+        return Keys(*_keys(self._key, self._so_far)[::-1])
 
 
 class Caller:
@@ -125,12 +140,24 @@ class Caller:
         said = answer[_MAC_BYTES:]
         if not hmac.compare_digest(answer[:_MAC_BYTES], _mac(self._key, b"worker", self._so_far, said)):
             raise StrangerError("who answers does not know the key")
+        self._so_far += answer
         return said
+
+    @property
+    def keys(self) -> Keys:
+        """Of rank 0, once it knows what the worker has said."""
+        return Keys(*_keys(self._key, self._so_far))
 
 
 def _mac(key: bytes, role: bytes, so_far: bytes, said: bytes) -> bytes:
     """role: so that what one side has sent proves nothing for the other."""
     return hmac.digest(stretched(key), role + b"\n" + so_far + said, "sha256")
+
+
+def _keys(key: bytes, so_far: bytes) -> tuple[bytes, bytes]:
+    """Of what rank 0 sends after this meeting, and of what the worker does."""
+    rank_0, worker = (_mac(key, role, so_far, b"") for role in (b"sent by rank 0", b"sent by worker"))
+    return rank_0, worker
 
 
 def _versions(who: str, theirs: int, us: str) -> str:

@@ -85,13 +85,24 @@ def test_what_one_side_sends_proves_nothing_for_the_other() -> None:
         rank_0.said(proof)  # sent back
 
 
+def test_each_meeting_gives_each_side_a_key_of_its_own() -> None:
+    found = set()
+    for key in (KEY, KEY, KEY + b"x"):
+        rank_0, worker = Caller(key, Purpose.SERVE, b""), Visitor(key)
+        worker.take(rank_0.proof(worker.take(rank_0.greeting)))
+        rank_0.said(worker.answer(b"welcome"))
+        assert rank_0.keys == worker.keys[::-1]
+        found |= {*rank_0.keys}
+    assert len(found) == 6
+
+
 def test_versions_of_the_protocol_are_told_apart_on_both_sides() -> None:
     greeting = bytearray(Caller(KEY, Purpose.SERVE, b"").greeting)
     greeting[9] = 7
-    with pytest.raises(StrangerError, match=r"it speaks version 7 .* this worker version 2; install") as refused:
+    with pytest.raises(StrangerError, match=r"it speaks version 7 .* this worker version 3; install") as refused:
         Visitor(KEY).take(bytes(greeting))
     assert len(refused.value.reply) == GREETING_BYTES  # so that the other one can tell
-    with pytest.raises(StrangerError, match=r"it speaks version 7 .* rank 0 version 2; install the same moeinf"):
+    with pytest.raises(StrangerError, match=r"it speaks version 7 .* rank 0 version 3; install the same moeinf"):
         Caller(KEY, Purpose.SERVE, b"").proof(bytes(greeting))
 
 
