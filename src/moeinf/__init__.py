@@ -63,6 +63,7 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
     from moeinf.pull.mtp_layer import ensure_draft
     from moeinf.references.fetching import fetch, settled
     from moeinf.references.meaning import meaning
+    from moeinf.references.stored_forms import usual_of
     from moeinf.store.library import Library
     from moeinf.store.naming.catalogue import KnownModel
 
@@ -73,7 +74,11 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
     def choose(model: KnownModel, name: str, given: PullOptions) -> Form:
         return usual_form(model, name, given, asked, library.home, tell)
 
-    stored = fetch(settled(meaning(name, NO_OPTIONS, library), library, choose, progress), library, progress)
+    found = meaning(name, NO_OPTIONS, library)
+    if found.several:
+        stored = usual_of(name, found.several, tell)
+    else:
+        stored = fetch(settled(found, library, choose, progress), library, progress)
     preset = preset_of(stored)
     config = preset.configured(asked)
     ensure_draft(stored, config)

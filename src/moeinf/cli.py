@@ -178,7 +178,7 @@ def pull(
 
         return fit_pull(source, options, fit_options, dry_run=dry_run, quiet=quiet)
     from moeinf.pull.pull import plan_pull
-    from moeinf.references.fetching import fetch
+    from moeinf.references.fetching import fetch, origin_of
     from moeinf.references.meaning import meaning
     from moeinf.store.library import Library
     from moeinf.terminal.forms.choosing import chosen_form
@@ -190,7 +190,7 @@ def pull(
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
             if dry_run:
-                plan = plan_pull(found.reference, found.options, home=library.home, progress=display)
+                plan = plan_pull(origin_of(found, library), found.options, home=library.home, progress=display)
             else:
                 stored = fetch(found, library, display, again=True)
     except (KeyboardInterrupt, Ended):

@@ -27,6 +27,12 @@ def divergence_of(tag: str) -> float | None:
     return 0.0 if tag in _SAME else measured().kl.get(tag)
 
 
+def divergence_text(tag: str) -> str:
+    """For a column of a table; "" where nothing was measured."""
+    kl = divergence_of(tag)
+    return "" if kl is None else f"~{kl:.2g}" if kl else "0"
+
+
 @cache
 def measured() -> FormatQuality:
     text = resources.files("moeinf").joinpath("data/format_divergence.json").read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ from moeinf.forecast.forecast import Forecast, KnownRates, forecast
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
 from moeinf.pull.forms.form import Form
+from moeinf.pull.origins import Origin
 from moeinf.pull.pull import read_headers
 from moeinf.store.library import StoredModel
 from moeinf.store.quantisation import SMALL
@@ -39,19 +40,19 @@ class Subject:
 
 
 def subject_of_headers(
-    reference: str, options: PullOptions, home: Path, progress: PullProgress | None = None
+    name: str, origin: Origin, options: PullOptions, home: Path, progress: PullProgress | None = None
 ) -> Subject:
-    """What a pull of the reference would store. Reads headers alone, of files or of the Hub.
+    """What a pull of it would store. name: by which it was asked for. Reads headers alone, of files or of the Hub.
 
     Raises what a pull would: ModelNotFoundError, CheckpointError, UnsupportedModelError, HubError, UsageError.
     """
-    headers = read_headers(reference, options, home=home, progress=progress)
+    headers = read_headers(origin, options, home=home, progress=progress)
     outline = outline_of_headers(headers.config, headers.generation, headers.manifest, headers.dense)
     smaller = None
     if options.quant is None and headers.manifest.in_place is None:
-        small = read_headers(reference, replace(options, quant=SMALL.tag), home=home)
+        small = read_headers(origin, replace(options, quant=SMALL.tag), home=home)
         smaller = outline_of_headers(small.config, small.generation, small.manifest, small.dense)
-    return Subject(reference, outline, headers.store_bytes, False, {}, smaller=smaller)
+    return Subject(name, outline, headers.store_bytes, False, {}, smaller=smaller)
 
 
 def subject_of_form(name: str, form: Form) -> Subject:

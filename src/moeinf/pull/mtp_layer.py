@@ -102,7 +102,7 @@ def ensure_mtp(stored: StoredModel, library: Library, progress: PullProgress | N
 def _of_the_store(stored: StoredModel, library: Library, progress: PullProgress) -> StoredModel:
     source, name = KeptLayers(stored), _free_name(stored, library)
     origin = Origin(source.origin, name, stored.manifest.formats.asked)
-    return CheckpointPull(PullTask(name, origin, name, None, NO_OPTIONS, library, progress), source).run()
+    return CheckpointPull(PullTask(origin, name, None, NO_OPTIONS, library, progress), source).run()
 
 
 def _of_files(stored: StoredModel, library: Library, progress: PullProgress) -> StoredModel:

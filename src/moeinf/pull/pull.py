@@ -14,7 +14,7 @@ from moeinf.pull.gguf.local import FilePull
 from moeinf.pull.lora.adapter import Adapter
 from moeinf.pull.lora.adapter_origin import adapter_source, open_adapter
 from moeinf.pull.lora.merged_source import MergedSource
-from moeinf.pull.origins import continues, resolve, stored_model
+from moeinf.pull.origins import Origin, continues, resolve, stored_model
 from moeinf.pull.source import FolderSource, Source
 from moeinf.pull.steps import Headers, PullPlan, Steps
 from moeinf.pull.task import PullTask
@@ -29,7 +29,7 @@ _NO_NAME = "headers-alone"  # of a model that is only looked at
 
 
 def pull(
-    source: str,
+    source: str | Origin,
     options: PullOptions = NO_OPTIONS,
     *,
     home: Path,
@@ -40,7 +40,8 @@ def pull(
     """Fetches and converts a model and publishes it under a name; goes on where an interrupted pull stopped.
 
     source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
-    model, which is brought up to date. Blocks; another pull of the same source is waited for.
+    model, which is brought up to date; or what such a reference was found to mean. Blocks; another pull of the same
+    source is waited for.
     portions: how much of a shard is read and flushed at once. checked: False leaves a GGUF file of this machine without
     checksums, for which all of it would be read.
     Raises UsageError, ModelNotFoundError, CheckpointError, HubError, StoreError, DiskSpaceError: one line each. What
@@ -53,7 +54,7 @@ def pull(
 
 
 def plan_pull(
-    source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+    source: str | Origin, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
 ) -> PullPlan:
     """Returns what `pull` would do with the same arguments. Writes nothing; raises what `pull` raises."""
     with errors_named(home):
@@ -61,7 +62,7 @@ def plan_pull(
 
 
 def read_headers(
-    source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+    source: str | Origin, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
 ) -> Headers:
     """Returns what the headers of a source say of the model that `pull` would store, whatever its name.
 
@@ -72,12 +73,17 @@ def read_headers(
 
 
 def ensure(
-    reference: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+    reference: str,
+    options: PullOptions = NO_OPTIONS,
+    *,
+    home: Path,
+    progress: PullProgress | None = None,
+    origin: Origin | None = None,
 ) -> StoredModel:
     """Returns the stored model that `run` means, and pulls it first if need be. A stored one needs no network.
 
     Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision]. A format and an adapter make
-    another model of the same source: `demo:q4_k`.
+    another model of the same source: `demo:q4_k`. origin: what the reference was found to mean.
     """
     library, wanted = Library(home), chosen(options.quant)
     adapter = None if options.lora is None else adapter_source(options.lora)
@@ -89,11 +95,11 @@ def ensure(
         begun = stored is None and adapter is None and continues(reference, library, wanted)
         if begun and progress is not None:
             progress.note(f"the pull of {reference} was interrupted; going on with it")
-    return stored or pull(reference, options, home=home, progress=progress, checked=False)
+    return stored or pull(origin or reference, options, home=home, progress=progress, checked=False)
 
 
 def _steps(
-    source: str,
+    source: str | Origin,
     options: PullOptions,
     home: Path,
     progress: PullProgress | None,
@@ -103,14 +109,14 @@ def _steps(
 ) -> Steps:
     library, name = Library(home), options.name
     wanted = chosen(options.quant, options.quant_experts, options.quant_dense)
-    origin = resolve(source, library, options.revision)
+    origin = source if isinstance(source, Origin) else resolve(source, library, options.revision)
     if options.lora is not None:
         origin = replace(origin, adapter=adapter_source(options.lora))
     tagged = wanted is not None or (options.lora is not None and name is None)
     if tagged and (name is None or not has_tag(name)):
         name = origin.variant_name(wanted or origin.quantisation, name)
     target, progress = full_name(name or origin.name), progress or SilentProgress()
-    task = PullTask(source, origin, target, wanted, options, library, progress, portions, checked)
+    task = PullTask(origin, target, wanted, options, library, progress, portions, checked)
     return _KINDS[origin.source.kind](task)
 
 

@@ -12,6 +12,7 @@ from moeinf.pull.checkpoint.convert import PORTIONS, Portions
 from moeinf.pull.events import PullProgress
 from moeinf.pull.origins import Origin
 from moeinf.store.library import Library
+from moeinf.store.naming.names import written
 from moeinf.store.quantisation import Quantisation
 
 # What is said of an option to a pull that does not take it. All others are for every pull.
@@ -29,7 +30,6 @@ _REFUSALS: Final[Mapping[str, str]] = {
 class PullTask:
     """One model that is to be pulled."""
 
-    reference: str  # as it was written
     origin: Origin
     name: str  # "mixtral:latest"
     wanted: Quantisation | None  # that was asked for
@@ -59,4 +59,4 @@ class PullTask:
         }
         for option, words in _REFUSALS.items():
             if given[option] and option not in taken:
-                raise UsageError(words.format(source=self.reference[:100]))
+                raise UsageError(words.format(source=written(self.origin.source)[:100]))

@@ -11,6 +11,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import UnreachableError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.forms.form import Form
+from moeinf.pull.origins import Origin, resolve
 from moeinf.pull.pull import ensure, pull
 from moeinf.references.foreign.adopting import adopt
 from moeinf.references.foreign.owners import foreign_models
@@ -37,7 +38,7 @@ def settled(found: Meaning, library: Library, choose: Choose, progress: PullProg
             form = form_of_tag(found.known, found.tag, found.options, library, progress)
         else:
             form = choose(found.known, found.reference, found.options)
-    return replace(found, reference=form.reference, options=form.options)
+    return replace(found, options=form.options, origin=form.origin)
 
 
 def fetch(
@@ -51,9 +52,17 @@ def fetch(
         return adopt(found.foreign, found.options, library, progress)
     if found.stored is not None and not again:
         return found.stored
-    make = pull if again else ensure
     with told_what_is_here(library):
-        return make(found.reference, found.options, home=library.home, progress=progress)
+        if again:
+            return pull(origin_of(found, library), found.options, home=library.home, progress=progress)
+        return ensure(
+            found.reference, found.options, home=library.home, progress=progress, origin=origin_of(found, library)
+        )
+
+
+def origin_of(found: Meaning, library: Library) -> Origin:
+    """What a pull of it takes; of a stored model what it was made of. found: settled. Raises StoreError."""
+    return found.origin or resolve(found.reference, library, found.options.revision)
 
 
 @contextmanager

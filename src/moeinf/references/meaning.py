@@ -13,10 +13,11 @@ from typing import Final, Literal
 
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import ModelNotFoundError, UsageError
-from moeinf.pull.origins import is_here, resolve, stored_model, unfinished
+from moeinf.pull.origins import Origin, is_here, resolve, stored_model, unfinished
 from moeinf.pull.steps import free_bytes
 from moeinf.references.foreign.foreign_model import ForeignModel
 from moeinf.references.foreign.owners import foreign_model
+from moeinf.references.stored_forms import stored_forms
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import SourceKind
@@ -47,9 +48,11 @@ class Meaning:
 
     kind: Kind
     asked: str  # the reference, as it was written
-    reference: str  # what a pull of it takes; of a known model its name, as it was asked for
-    options: PullOptions  # of such a pull
+    reference: str  # the same, without a format as its tag; of a known model its name, as it was asked for
+    options: PullOptions  # of a pull of it
+    origin: Origin | None = None  # what such a pull takes; None where a form is to be chosen, and of a stored model
     stored: StoredModel | None = None
+    several: tuple[StoredModel, ...] = ()  # stored forms of the known model, the best first, where there are several
     foreign: ForeignModel | None = None
     known: KnownModel | None = None
     tag: str = ""  # of a form of the known model; "" where that is left open
@@ -59,13 +62,14 @@ class Meaning:
         """Whether it is a GGUF file of this disk, of which the store keeps an index alone."""
         if self.foreign is not None:
             return not self.foreign.is_checkpoint
-        source = outside_source(self.reference) if self.kind == "here" else None
-        return source is not None and source.kind == "file"
+        return self.kind == "here" and self.origin is not None and self.origin.source.kind == "file"
 
     @property
     def unstored(self) -> str:
         """What is said where only a stored model will do: what it means instead, and what stores it."""
         name = printable(self.asked)
+        if self.several:
+            return f"several forms of '{name}' are stored; name one: {', '.join(form.name for form in self.several)}"
         how = {"begun": "goes on with its pull", "here": "converts it"}.get(self.kind, "fetches it")
         if self.foreign is not None:
             how = f"takes the {size_text(self.foreign.num_bytes)} that {self.foreign.owner} has of it"
@@ -87,17 +91,20 @@ def meaning(reference: str, options: PullOptions, library: Library) -> Meaning:
         resolve(reference, library)  # raises
     name, outside = plain_name(reference), outside_source(reference)
     if outside is not None and outside.kind in ("folder", "file"):
-        return Meaning("here", reference, reference, options)
+        return Meaning("here", reference, reference, options, resolve(reference, library, options.revision))
     with errors_named(library.home):
         stored = None if options.lora is not None else stored_model(reference, library, chosen(options.quant))
         if stored is not None:
             return Meaning("stored", reference, reference, options, stored=stored)
         if unfinished(reference, library) is not None:
-            return Meaning("begun", reference, reference, options)
+            return Meaning("begun", reference, reference, options, resolve(reference, library, options.revision))
     if alias_of(name) not in own_aliases(library.home):
+        several = _several(reference, name, options, library)
+        if several is not None:
+            return several
         foreign = _foreign(name, library) if is_plain(options) else None
         if foreign is not None:
-            return Meaning("foreign", reference, str(foreign.path), options, foreign=foreign)
+            return Meaning("foreign", reference, reference, options, foreign.origin, foreign=foreign)
         known = _catalogued(reference, name, options, library)
         if known is not None:
             return known
@@ -133,6 +140,17 @@ def _foreign(reference: str, library: Library) -> ForeignModel | None:
     return None if too_large else model
 
 
+def _several(reference: str, name: str, options: PullOptions, library: Library) -> Meaning | None:
+    """A known model of which several forms are stored."""
+    model = known_model(name)
+    if model is None or model.checkpoint.kind != "hub" or options.name is not None or not is_plain(options):
+        return None
+    forms = stored_forms(model, library)
+    if len(forms) < 2:
+        return None
+    return Meaning("known", reference, alias_of(name), options, known=model, several=forms)
+
+
 def _catalogued(reference: str, name: str, options: PullOptions, library: Library) -> Meaning | None:
     """A model of the catalogue of which several forms are published, or one of them."""
     if options.quant is not None or options.revision is not None:
@@ -141,8 +159,12 @@ def _catalogued(reference: str, name: str, options: PullOptions, library: Librar
     if model is None:
         several = form is not None and form[0].checkpoint.kind == "hub"
         return Meaning("known", reference, name, options, known=form[0], tag=form[1]) if form and several else None
-    held = options.name is not None and is_here(options.name, library)
-    if model.checkpoint.kind != "hub" or held or not is_plain(options) or _is_offline():
+    if options.name is not None and is_here(options.name, library):
+        held = resolve(options.name, library)
+        if any(map(held.source.same_origin, model.sources)):  # then that form is brought up to date
+            return Meaning("published", reference, reference, options, held)
+        return None  # then the pull is refused, before any form is looked for
+    if model.checkpoint.kind != "hub" or not is_plain(options) or _is_offline():
         return None  # without a network the Hub's cache is looked into, which has what it has
     return Meaning("known", reference, alias_of(name), options, known=model)
 
@@ -152,13 +174,13 @@ def _named(reference: str, name: str, options: PullOptions, library: Library) ->
     word, _, tag = name.rpartition(":")
     if word and tag in CHOICES and "gguf" not in word.lower() and options.quant is None:
         try:
-            kind = _KINDS[resolve(word, library, options.revision).source.kind]
+            origin = resolve(word, library, options.revision)
         except ModelNotFoundError:
             pass  # then the names are told that are like all of it
         else:
-            return Meaning(kind, reference, word, replace(options, quant=tag))
-    kind = _KINDS[resolve(reference, library, options.revision).source.kind]
-    return Meaning(kind, reference, reference, options)
+            return Meaning(_KINDS[origin.source.kind], reference, word, replace(options, quant=tag), origin)
+    origin = resolve(reference, library, options.revision)
+    return Meaning(_KINDS[origin.source.kind], reference, reference, options, origin)
 
 
 def _is_offline() -> bool:

@@ -45,6 +45,10 @@ def ensure_stored(
     found = meaning(name, options, library)
     if found.stored is not None:
         return found.stored
+    if found.several:
+        from moeinf.terminal.forms.stored_choice import chosen_stored
+
+        return chosen_stored(found.asked, found.several, yes=yes, quiet=quiet)
     from moeinf.references.fetching import fetch  # what only a pull needs takes a tenth of a second to load
     from moeinf.terminal.forms.choosing import chosen_form
 

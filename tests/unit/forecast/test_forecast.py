@@ -22,8 +22,9 @@ from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.forecast.forecast import forecast
 from moeinf.forecast.subject import Subject, forecast_of, stored_subject, subject_of_headers
 from moeinf.hardware import Machine, machine
+from moeinf.pull.origins import resolve
 from moeinf.pull.pull import pull
-from moeinf.store.library import StoredModel
+from moeinf.store.library import Library, StoredModel
 from moeinf.store.placed.expert_slices import SliceSlots
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.rates import PLAIN
@@ -116,7 +117,8 @@ def test_what_cannot_run_says_what_would_help(demo: StoredModel, tmp_path: Path)
     with pytest.raises(UsageError, match="context 100000 is beyond"):
         forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, lambda _: PLAIN)
     folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
-    unpulled = subject_of_headers(str(folder), NO_OPTIONS, tmp_path / "home")
+    origin = resolve(str(folder), Library(tmp_path / "home"))
+    unpulled = subject_of_headers("tiny", origin, NO_OPTIONS, tmp_path / "home")
     assert not unpulled.stored and not (tmp_path / "home").exists()
     with pytest.raises(OutOfMemoryError, match=r"--quant q4_k needs"):
         forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda _: PLAIN)

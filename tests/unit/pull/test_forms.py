@@ -9,6 +9,8 @@ import pytest
 
 from moeinf.config.pull_options import NO_OPTIONS
 from moeinf.pull.forms.form import Form, bits_class, preference, quantisation_of
+from moeinf.pull.origins import Origin
+from moeinf.store.manifest import ModelSource
 
 PARAMS = 30 * 10**9
 
@@ -17,7 +19,7 @@ def form(tag: str, bits: float, download: float) -> Form:
     headers: Any = SimpleNamespace(
         store_bytes=int(bits * PARAMS / 8), manifest=SimpleNamespace(info=SimpleNamespace(num_params=PARAMS))
     )
-    return Form(tag, "", NO_OPTIONS, "", int(download), 0, headers)
+    return Form(tag, Origin(ModelSource("hub", "org/repo"), tag), NO_OPTIONS, "", int(download), 0, headers)
 
 
 def test_eight_bits_are_the_best_and_the_smallest_of_these_is_taken() -> None:

@@ -128,7 +128,7 @@ def _subject(found: Meaning, library: Library, choice: Choice | None) -> Subject
     """choice: of the forms of a known model, of which one is taken."""
     from moeinf.forecast.subject import stored_subject, subject_of_form, subject_of_headers
     from moeinf.pull.forms.published import form_of_tag
-    from moeinf.references.fetching import told_what_is_here
+    from moeinf.references.fetching import origin_of, told_what_is_here
     from moeinf.terminal.pull_progress import PullDisplay
 
     if choice is not None:
@@ -139,7 +139,7 @@ def _subject(found: Meaning, library: Library, choice: Choice | None) -> Subject
         if found.known is not None:
             form = form_of_tag(found.known, found.tag, found.options, library, display)
             return subject_of_form(found.reference, form)
-        return subject_of_headers(found.reference, found.options, library.home, display)
+        return subject_of_headers(found.reference, origin_of(found, library), found.options, library.home, display)
 
 
 def stored_forecast(stored: StoredModel) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moeinf.config.pull_options import PullOptions
+from moeinf.pull.origins import Origin
 from moeinf.pull.steps import Headers
 
 MOST_BITS: Final = 8.0  # a weight; what has more is no better in any answer that was measured (docs/formats.md)
@@ -22,7 +23,7 @@ _ORDER: Final = ("k_m", "0", "k_xl", "mxfp4", "mxfp4_moe", "k", "k_l", "k_s", "n
 @dataclass(frozen=True, slots=True)
 class Form:
     tag: str  # "q4_k_m"
-    reference: str  # what a pull takes: the address of a file, or org/repo@revision
+    origin: Origin  # what a pull takes
     options: PullOptions  # with the name that it is stored under
     where: str  # the repository
     download_bytes: int
@@ -40,8 +41,8 @@ class Form:
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Larger for the one to be preferred: by what weights keep, then by how little is stored, and downloaded."""
-        return min(self.bits, MOST_BITS), -self.store_bytes, -self.download_bytes
+        """Larger for the one to be preferred."""
+        return rank_of(self.bits, self.store_bytes, self.download_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class Found:
     forms: tuple[Form, ...]  # the best first
     notes: tuple[str, ...]  # a line for each source that cannot be used
     bytes_per_s: float  # of the network, as far as the headers tell; 0 where they are too few for that
+
+
+def rank_of(bits: float, store_bytes: int, download_bytes: int = 0) -> tuple[float, int, int]:
+    """Larger for the form to be preferred: by what weights keep, then by how little is stored, and downloaded."""
+    return min(bits, MOST_BITS), -store_bytes, -download_bytes
 
 
 def quantisation_of(file: str) -> str:

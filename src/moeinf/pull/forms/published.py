@@ -23,7 +23,7 @@ from moeinf.pull.task import PullTask
 from moeinf.store.library import Library
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.catalogue import KnownModel
-from moeinf.store.naming.names import DEFAULT_BRANCH, full_name, written
+from moeinf.store.naming.names import asked_revision, default_name, full_name
 from moeinf.store.quantisation import CHOICES, chosen
 
 _THREADS: Final = 4  # headers of GGUF files are some megabytes each, most of them the vocabulary
@@ -123,7 +123,7 @@ class _Look:
         options = replace(self.options, name=full_name(name))
         headers = HubFilePull(self._task(source, options), repository).headers()
         size = headers.store_bytes
-        return [Form(tag, _page(source), options, repository.repo, size, size, headers)]
+        return [Form(tag, _origin(source), options, repository.repo, size, size, headers)]
 
     def of_checkpoint(self, asked: ModelSource, name: str, quants: Sequence[str] = ()) -> list[Form]:
         """As it is published, then in each of these formats."""
@@ -138,7 +138,7 @@ class _Look:
             tag = quant if quant != "keep" else _ending(asked.location, self.model.checkpoint.location)
             tag = tag or headers.manifest.info.dtype
             needed = headers.store_bytes + largest
-            forms.append(Form(tag, written(asked), options, repository.repo, download, needed, headers))
+            forms.append(Form(tag, _origin(asked), options, repository.repo, download, needed, headers))
         return forms
 
     def all(self, tasks: Sequence[Callable[[], Sequence[Form]]]) -> list[Form]:
@@ -165,12 +165,13 @@ class _Look:
 
     def _task(self, source: ModelSource, options: PullOptions) -> PullTask:
         wanted, name = chosen(options.quant), options.name or ""
-        return PullTask(source.location, Origin(source, name), name, wanted, options, self.library, self.progress)
+        return PullTask(Origin(source, name), name, wanted, options, self.library, self.progress)
 
 
-def _page(source: ModelSource) -> str:
-    """The reference of a GGUF file, which may lie in a folder of its repository."""
-    return f"hf.co/{source.location}/blob/{source.revision or DEFAULT_BRANCH}/{source.file}"
+def _origin(source: ModelSource) -> Origin:
+    """Of a file or a checkpoint, at the revision that the catalogue has."""
+    asked = replace(source, revision=asked_revision(source.revision))
+    return Origin(asked, default_name(asked))
 
 
 def _ending(location: str, plain: str) -> str:

@@ -32,7 +32,7 @@ def adopt(
     if model.tower is not None:
         given = replace(given, mmproj=str(model.tower))
     known = {stored.id for stored in library.list()}
-    stored = pull(str(model.path), given, home=library.home, progress=progress, checked=False)
+    stored = pull(model.origin, given, home=library.home, progress=progress, checked=False)
     if stored.id in known:
         return stored
     where = "is converted from" if model.is_checkpoint else f"uses {size_text(model.num_bytes)} in"

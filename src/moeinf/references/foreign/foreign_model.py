@@ -10,9 +10,10 @@ from typing import Literal
 
 from moeinf.pull.forms.form import quantisation_of
 from moeinf.pull.gguf.gguf_files import model_files
+from moeinf.pull.origins import Origin
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.catalogue import KnownModel, known_form, known_model, known_source
-from moeinf.store.naming.names import DEFAULT_TAG, name_from, repository_source
+from moeinf.store.naming.names import DEFAULT_TAG, default_name, name_from, outside_source, repository_source
 
 Owner = Literal["ollama", "lmstudio", "llama.cpp", "hub"]  # as `OWNER:NAME` has them
 _GGUF_REPO = re.compile(r"[-_.]gguf$", re.IGNORECASE)
@@ -36,6 +37,12 @@ class ForeignModel:
     @property
     def is_checkpoint(self) -> bool:
         return not self.fault and self.path.is_dir()
+
+    @property
+    def origin(self) -> Origin:
+        """What a pull of it takes."""
+        source = outside_source(str(self.path)) or ModelSource("file", str(self.path))
+        return Origin(source, default_name(source))
 
     @property
     def tag(self) -> str:

@@ -18,8 +18,7 @@ from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import ModelNotFoundError
 from moeinf.forecast.form_choice import usual_form
 from moeinf.pull.forms.form import Form
-from moeinf.pull.origins import resolve
-from moeinf.references.fetching import fetch, settled
+from moeinf.references.fetching import fetch, origin_of, settled
 from moeinf.references.meaning import Meaning, meaning
 from moeinf.server.http import SILENCE_S, json_response
 from moeinf.server.http_errors import BusyError, Refusal, StoppingError, fault_of, log_fault
@@ -87,7 +86,7 @@ def pullable(name: str, library: Library) -> Meaning:
         found = meaning(name, NO_OPTIONS, library)
         kind = "hub"  # of a known model, or of one that another program has, which goes by its name alone
         if found.known is None and found.foreign is None:
-            kind = resolve(found.reference, library).source.kind
+            kind = origin_of(found, library).source.kind
     except ModelNotFoundError as error:
         raise Refusal(400, str(error)) from None
     if kind in ("folder", "file"):

@@ -11,7 +11,7 @@ from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.aliases import alias_of
 from moeinf.store.naming.catalogue import known_form, known_model
 from moeinf.store.naming.name_files import NameFiles
-from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, meant, parse_name
+from moeinf.store.naming.names import DEFAULT_TAG, MOST_CHARS, has_tag, meant, mtp_name, parse_name
 
 
 def stored_name(
@@ -48,7 +48,9 @@ def _of_known_model(reference: str, names: NameFiles, is_other: Callable[[str, M
     if form is not None:
         found, model = names.find(form[0].form_name(form[1])), form[0]
     elif model is not None:
-        others = ((name, known_form(name)) for name in names.all({}))
+        held = names.all({})
+        layers = set(map(mtp_name, held))  # which run with their models alone
+        others = ((name, known_form(name)) for name in held if name not in layers)
         found = [name for name, other in others if known_model(name) is model or (other and other[0] is model)]
     else:
         return []

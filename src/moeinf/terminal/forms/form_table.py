@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeinf.forecast.form_choice import Choice, FormForecast, has_room
-from moeinf.forecast.format_quality import divergence_of, measured
+from moeinf.forecast.format_quality import divergence_of, divergence_text, measured
 from moeinf.forecast.known_sizes import nearest_mixture
 from moeinf.store.naming.catalogue import form_name
 from moeinf.terminal.screen import table
@@ -59,12 +59,6 @@ def _of_dense(choice: Choice) -> list[str]:
     return [line]
 
 
-def _kl(tag: str) -> str:
-    """Empty where nothing was measured."""
-    kl = divergence_of(tag)
-    return "" if kl is None else f"~{kl:.2g}" if kl else "0"
-
-
 def _row(choice: Choice, row: FormForecast, *, timed: bool) -> list[str]:
     form = row.form
     memory, speed = "", row.fault
@@ -75,5 +69,11 @@ def _row(choice: Choice, row: FormForecast, *, timed: bool) -> list[str]:
         speed = f"{speed}, but the disk is too full".removeprefix(", but ")
     time = [eta_text(form.download_bytes / choice.found.bytes_per_s)] if timed else []
     mark = ">" if row is choice.taken else ""
-    sizes = [size_text(form.download_bytes), *time, size_text(form.store_bytes), f"{form.bits:.1f}", _kl(form.tag)]
+    sizes = [
+        size_text(form.download_bytes),
+        *time,
+        size_text(form.store_bytes),
+        f"{form.bits:.1f}",
+        divergence_text(form.tag),
+    ]
     return [mark, form.tag, *sizes, memory, speed, form.where]
