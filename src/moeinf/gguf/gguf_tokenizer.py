@@ -10,6 +10,7 @@ from moeinf.errors import CheckpointError
 from moeinf.gguf.gguf_vocabulary import CONTROL, ENDS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, quiet
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import shortest
+from moeinf.text.templates.file import TEMPLATE_FILE
 from moeinf.types import JsonObject
 
 _LONGEST_PIECE = 128
@@ -39,7 +40,7 @@ def tokenizer_files(gguf: Gguf, note: Callable[[str], None] = quiet) -> Mapping[
     if named:
         config["chat_template"] = [{"name": "default", "template": template}] * bool(template) + named
     elif template:
-        found["chat_template.jinja"] = template.encode()
+        found[TEMPLATE_FILE] = template.encode()
     files["tokenizer_config.json"] = config
     return found | {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
 

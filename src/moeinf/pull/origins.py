@@ -44,6 +44,7 @@ class Origin:
     quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
     repacked: bool = False  # a GGUF file, of which the store has a copy in files of its own
     adapter: ModelSource | None = None  # a LoRA adapter that is merged into the weights
+    template: str = ""  # of chats, for a GGUF file that has none itself
 
     @property
     def locator(self) -> str:

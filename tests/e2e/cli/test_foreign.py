@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,13 +54,13 @@ def hub(files: Path, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_ollamas_model_is_used_where_it_lies(command: Command, home: Path, user: Path, hub: Hub, files: Path) -> None:
     params = {"temperature": 0, "stop": ["</s>", "<end>"], "penalize_newline": True}
     ollama_store(
-        user, "story:5m", files / "Story-Q4_K_M.gguf", system="Tell a story.", params=params, template="{{ . }}"
+        user, "story:5m", files / "Story-Q4_K_M.gguf", system="Tell a story.", params=params, template="{{ .Prompt }}"
     )
     before = state_of(user)
     done = command("run", "story", "Once upon a time", "-n", "4")
     assert done.code == 0 and done.out.strip(), done
     assert "the files of ollama, which stay as they are" in done.err
-    assert "written in Go" in done.err and "its option penalize_newline true is left out" in done.err
+    assert "its option penalize_newline true is left out" in done.err
     stored = Library(home).find("story:5m")
     assert preset_of(stored).system == "Tell a story." and preset_of(stored).params["temperature"] == 0
     assert preset_of(stored).params["stop"] == ("</s>", "<end>")
@@ -67,6 +68,33 @@ def test_ollamas_model_is_used_where_it_lies(command: Command, home: Path, user:
     again = command("run", "story:5m", "Once upon a time", "-n", "4")
     assert again.out == done.out and "stay as they are" not in again.err
     assert state_of(user) == before
+
+
+CHATML = "<|im_start|>user\n{{ .Prompt }}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_in_go_is_taken_by_its_family(
+    command: Command, home: Path, user: Path, hub: Hub, files: Path
+) -> None:
+    ollama_store(user, "story:5m", files / "Story-Q4_K_M.gguf", template=CHATML)
+    assert command("run", "story", "Once", "-n", "1").code == 0
+    shown = command("show", "story:5m", "--template").out
+    assert "<|im_start|>" in shown and "message.role" not in CHATML, shown
+    assert command("pull", "story:5m").code == 0, "checks the file, and makes the model anew"
+    assert command("show", "story:5m", "--template").out == shown
+    assert command("verify", "story:5m").code == 0
+
+
+def test_a_template_in_go_that_is_not_known_is_refused_with_what_can_be_done(
+    command: Command, home: Path, user: Path, hub: Hub, files: Path
+) -> None:
+    manifest = ollama_store(user, "story:5m", files / "Story-Q4_K_M.gguf", template="{{ . }}")
+    done = command("run", "story", "Once", "-n", "1")
+    assert done.code == 2 and len(done.err.splitlines()) == 1, done
+    assert "ollama's story:5m has a chat template in Go that is none of those known here (ChatML," in done.err
+    assert not Library(home).list()
+    blob = re.search(r"`moeinf run (\S+)`", done.err)
+    assert blob is not None and command("run", blob[1], "Once", "-n", "1").code == 0 and manifest.exists()
 
 
 @pytest.mark.parametrize("reference", ["story", "story:5m", f"{FILES}:Q8_0", FILES, "lmstudio:" + FILES])

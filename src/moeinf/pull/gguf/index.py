@@ -33,6 +33,7 @@ from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFil
 from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify_placed import header_digest, samples_digest
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
+from moeinf.text.templates.file import TEMPLATE_FILE
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, JsonObject, MoeShape, TensorPlan, TensorSpec, format_bytes
 
@@ -43,6 +44,15 @@ class Index:
 
     manifest: Manifest
     small_files: Mapping[str, bytes]
+
+    def with_template(self, template: str) -> Index:
+        """With a chat template, where there is one to give and its files have none."""
+        if not template or TEMPLATE_FILE in self.small_files or self._has_template():
+            return self
+        return replace(self, small_files={**self.small_files, TEMPLATE_FILE: template.encode()})
+
+    def _has_template(self) -> bool:
+        return "chat_template" in json.loads(self.small_files.get("tokenizer_config.json", b"{}"))
 
     def sealed(self, checksums: bytes = b"") -> tuple[Manifest, Mapping[str, bytes]]:
         """Manifest and all small files. checksums: the content of checksums.bin, where it was computed."""

@@ -34,6 +34,12 @@ def known_model(path: Path, library: Library) -> StoredModel | None:
     return None
 
 
+def given_template(path: Path, library: Library) -> str:
+    """The chat template that the known model of a file was given beside it; "" where there is none."""
+    known = known_model(path, library)
+    return "" if known is None else known.source_record().get("template", "")
+
+
 def refuse_mixture(path: Path, library: Library) -> None:
     """Raises CheckpointError where some parts of a split are what they were when a model was made, and others are not.
 

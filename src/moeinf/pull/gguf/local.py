@@ -14,7 +14,7 @@ from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.gguf.hub_sums import checksums_of
 from moeinf.pull.gguf.index import Index, all_files, check_runs, discard, headers_of, make_index, write_model
-from moeinf.pull.gguf.known_files import forget_stale, free_name, known_model, refuse_mixture
+from moeinf.pull.gguf.known_files import forget_stale, free_name, given_template, known_model, refuse_mixture
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.towers import NONE, candidates, with_tower
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
@@ -140,7 +140,8 @@ class FilePull:
 
     def _record(self, name: str, source: ModelSource, paths: Sequence[Path]) -> dict[str, str]:
         asked = json.dumps(PulledAs(name, source).to_json())
-        return {"fingerprint": self._fingerprint(paths), "asked": asked, "requested": ""}
+        found = {"fingerprint": self._fingerprint(paths), "asked": asked, "requested": ""}
+        return found | {"template": self._task.origin.template or given_template(self._path, self._library)}
 
     def _heed_damage(self, known: StoredModel) -> None:
         """Where `verify` found damage it took the record away: then the file has to be sound before it is used again.
@@ -168,6 +169,7 @@ class FilePull:
         record = self._record(name, source, [file.path for file in all_files(gguf)])
         with errors_named(first, CheckpointError):
             index = make_index(gguf, source, _printable(first.parent), self._progress.note)
+        index = index.with_template(record["template"])
         checksums = b""
         if self._repacked:
             index, checksums = repack_told(index, folder, folder / "model", name, self._progress)

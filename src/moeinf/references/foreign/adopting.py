@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored.preset import Preset
 from moeinf.errors import StoreError, UsageError
+from moeinf.gguf.header import read_gguf
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.pull import pull
 from moeinf.references.foreign.foreign_model import ForeignModel
+from moeinf.references.foreign.go_templates import KNOWN, twin_of
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.names import full_name
@@ -28,6 +29,7 @@ def adopt(
     Raises what a pull raises.
     """
     progress = progress or SilentProgress()
+    _check_template(model)
     given = replace(options, name=options.name or _free_name(model, library))
     if model.tower is not None:
         given = replace(given, mmproj=str(model.tower))
@@ -38,6 +40,19 @@ def adopt(
     where = "is converted from" if model.is_checkpoint else f"uses {size_text(model.num_bytes)} in"
     progress.note(f"{stored.name} {where} the files of {model.owner}, which stay as they are")
     return _preset(stored, model, library, progress)
+
+
+def _check_template(model: ForeignModel) -> None:
+    """Raises UsageError for a chat template in Go that is none of those known, where the file has no other."""
+    if model.fault or not model.template or twin_of(model.template) is not None:
+        return
+    gguf = read_gguf(model.path)
+    if not any(name in gguf.metadata for name in ("tokenizer.chat_template", "tokenizer.chat_templates")):
+        known = ", ".join(dict.fromkeys(each.family for each in KNOWN if each.jinja))
+        raise UsageError(
+            f"{model.owner}'s {model.name} has a chat template in Go that is none of those known here ({known}), "
+            f"and its file has no other; `moeinf run {model.path}` continues text with it, or take another file of it"
+        )
 
 
 def _free_name(model: ForeignModel, library: Library) -> str:
@@ -56,11 +71,6 @@ def _free_name(model: ForeignModel, library: Library) -> str:
 def _preset(stored: StoredModel, model: ForeignModel, library: Library, progress: PullProgress) -> StoredModel:
     """With the system message and the options that its owner would give it."""
     pairs = tuple(_pairs(model.params, progress))
-    if model.has_template and not StoredFacts(stored).template:
-        progress.note(
-            f"the chat template of {stored.name} is written in Go, for {model.owner}, and its file has no other: it "
-            "continues your text"
-        )
     if not pairs and not model.system:
         return stored
     with errors_named(library.home), library.lock():

@@ -11,6 +11,7 @@ from typing import Literal
 from moeinf.pull.forms.form import quantisation_of
 from moeinf.pull.gguf.gguf_files import model_files
 from moeinf.pull.origins import Origin
+from moeinf.references.foreign.go_templates import twin_of
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.catalogue import KnownModel, known_form, known_model, known_source
 from moeinf.store.naming.names import DEFAULT_TAG, default_name, name_from, outside_source, repository_source
@@ -31,7 +32,7 @@ class ForeignModel:
     tower: Path | None = None  # of a model that sees
     system: str = ""  # the message that its owner would begin with
     params: Mapping[str, object] = field(default_factory=dict)  # options of ollama's
-    has_template: bool = False  # in Go, beside the file
+    template: str = ""  # of chats, in Go, beside the file
     fault: str = ""  # why it cannot be used
 
     @property
@@ -42,7 +43,8 @@ class ForeignModel:
     def origin(self) -> Origin:
         """What a pull of it takes."""
         source = outside_source(str(self.path)) or ModelSource("file", str(self.path))
-        return Origin(source, default_name(source))
+        twin = twin_of(self.template) if self.template else None
+        return Origin(source, default_name(source), template=twin.jinja if twin else "")
 
     @property
     def tag(self) -> str:

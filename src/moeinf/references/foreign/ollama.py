@@ -65,7 +65,7 @@ def _model(path: Path, folder: Path) -> ForeignModel:
             files.get(_PROJECTOR),
             _text(files.get(_SYSTEM)),
             json.loads(_text(files.get(_PARAMS)) or "{}"),
-            _TEMPLATE in files,
+            _text(files.get(_TEMPLATE)),
         )
     except (OSError, MoeinfError, KeyError, TypeError, ValueError, AttributeError) as error:
         return faulty(f"it is not whole ({error}); `ollama pull {name}` mends it")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 from moeinf.errors import TextError, remedy_of
 from moeinf.types import JsonMapping
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
 
 
 def find_template(folder: Path, tokenizer_config: JsonMapping, *, with_tools: bool = False) -> str | None:
@@ -14,7 +17,7 @@ def find_template(folder: Path, tokenizer_config: JsonMapping, *, with_tools: bo
 
     with_tools: the one for chats with tools, where there are two.
     """
-    own_file = folder / "chat_template.jinja"
+    own_file = folder / TEMPLATE_FILE
     try:
         if own_file.is_file():
             return own_file.read_text(encoding="utf-8")
