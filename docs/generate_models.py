@@ -96,6 +96,7 @@ MARKED = re.compile(r"(<!-- (compared|refused|sizes) -->\n).*?(<!-- end -->)", r
 SECTION = re.compile(r"^## (\S+)\n\n([^,\n]+?)\.?(?:,|\n)", re.MULTILINE)  # a family, and its first checkpoint
 DETAILS = Path(__file__).parent / "reference" / "families.md"
 PARITY = Path(__file__).parent / "parity.json"
+SHAPES = Path(__file__).parent / "shapes.json"
 PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
 
 
@@ -122,21 +123,24 @@ def examples() -> dict[str, str]:
 
 
 def sizes(configs: Path) -> str:
-    """The sizes of the models that moeinf knows by name, by the published config.json that each has."""
+    """The sizes of the models that moeinf knows by name: by the published config.json that each has, or by the shape
+    that is told of it in public text (docs/shapes.json)."""
     wanted = {model.like for model in catalogue().values()}
-    found = {path.parent.name: _size(path) for path in sorted(configs.glob("*/config.json"))}
-    lines = (f"  {json.dumps(name)}: {json.dumps(size)}" for name, size in found.items() if name in wanted)
+    shapes: dict[str, Any] = json.loads(SHAPES.read_text(encoding="utf-8"))
+    found = {path.parent.name: _size(json.loads(path.read_text())) for path in sorted(configs.glob("*/config.json"))}
+    found |= {name: _size(shape["config"]) for name, shape in shapes.items()}
+    lines = (f"  {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found) if name in wanted)
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _size(path: Path) -> dict[str, object]:
-    family, small = at_4_bits(path)
+def _size(config: dict[str, Any]) -> dict[str, object]:
+    family, small = _taken_at_4_bits(config)
     moe = small.moe
     return {
         "architecture": family.name,
         "num_params": small.info.num_params,
         "active_params": small.info.active_params,
-        "store_bytes": _bytes_at_4_bits(path),
+        "store_bytes": _weight_bytes(family, small),
         "least_bytes": smallest_bytes(small, num_threads=4) + PROCESS_BYTES,
         "dense_bytes": _dense_bytes(family.tensors),
         "expert_bytes": small.layout.stride_bytes,
@@ -201,8 +205,11 @@ def _resident(small: Footprint, gigabytes: int) -> str:
 
 
 def _bytes_at_4_bits(path: Path) -> int:
+    return _weight_bytes(*at_4_bits(path))
+
+
+def _weight_bytes(family: Family, small: Footprint) -> int:
     """Of all weights as they are stored."""
-    family, small = at_4_bits(path)
     dense = sum(format_bytes(tensor.format, tensor.shape) for tensor in _dense(family.tensors).values())
     return small.moe.total_experts * small.layout.stride_bytes + dense
 
@@ -223,7 +230,11 @@ def _sizes(path: Path) -> str:
 @cache
 def at_4_bits(path: Path) -> tuple[Family, Footprint]:
     """The family of this config.json, and what the model takes."""
-    family = family_of(json.loads(path.read_text()))
+    return _taken_at_4_bits(json.loads(path.read_text()))
+
+
+def _taken_at_4_bits(config: dict[str, Any]) -> tuple[Family, Footprint]:
+    family = family_of(config)
     plan = family.tensors
     small = _layout(plan, SMALL)
     return family, Footprint(family.info("bf16"), plan.moe, small, _dense_bytes(plan), family.workspace)

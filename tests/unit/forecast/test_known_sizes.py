@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from moeinf.engine.speed.rates import Reading
 from moeinf.forecast.known_sizes import nearest_mixture, size_of
 from moeinf.hardware import Machine
+from moeinf.models.registry import FAMILIES
 from moeinf.store.naming.catalogue import catalogue, known_model
 from tests.support.rates import rates_of_this_machine
 
@@ -29,6 +32,54 @@ def test_each_model_that_says_whose_sizes_it_has_finds_them() -> None:
             experts = size.num_layers * size.num_experts * size.expert_bytes
             assert experts < size.store_bytes and size.dense_bytes < size.least_bytes, model.name
             assert 0 < size.active_params <= size.num_params
+
+
+def test_shapes_that_public_text_tells_have_the_size_that_it_states() -> None:
+    shapes = json.loads((Path(__file__).parents[3] / "docs" / "shapes.json").read_text())
+    sizes = {model.like: size_of(model) for model in catalogue().values() if model.like in shapes}
+    assert shapes.keys() == sizes.keys(), "each is the shape of a name"
+    for name, shape in shapes.items():
+        size, stated = sizes[name], shape.get("stated_billions")
+        assert size is not None and shape["source"] and shape["repository"].count("/") == 1
+        assert stated is None or size.num_params / 1e9 == pytest.approx(stated, rel=0.03), name
+
+
+# A name of each family whose sizes are not known; those of the others say themselves what they are.
+NAMED = {
+    "qwen4_exp": "qwen3.8-flash-next",
+    "deepseek_v41": "deepseek-v4.1-flash",
+    "hy_v4": "hy4-preview",
+    "hy_v4_vl": "hy4",
+    "glm5_next": "glm-5.3-flash",
+    "arctic": "arctic",
+    "qwen3_omni_moe": "qwen3-omni",
+    "cohere2_moe": "north-mini-code",
+    "granitemoeshared": "granitemoeshared",
+    "flex_olmo": "flexolmo",
+    "granitemoe_swa": "granite-swash",
+    "nemotron_h_omni": "nemotron-3-nano-omni",
+    "axk2": "a.x-k2",
+    "ernie4_5_vl_moe": "ernie-4.5-vl",
+    "aria": "aria",
+    "deepseek": "deepseek-moe",
+    "maple": "maple-preview",
+    "grove_moe": "grovemoe",
+    "grok": "grok",
+    "minicpm": "minicpm-moe",
+    "granite": "granite3.3:2b",
+    "glm4": "glm4:9b-0414",
+    "olmo2": "olmo2",
+    "starcoder2": "starcoder2",
+}
+WITHOUT = {"inkling2": "published in MXFP8 alone, which is refused"}
+
+
+def test_each_family_that_runs_has_a_name() -> None:
+    told = {size.architecture for model in catalogue().values() if (size := size_of(model)) is not None}
+    families = {family.model_type for family in FAMILIES}
+    assert not (told & NAMED.keys()) and not ((told | NAMED.keys()) & WITHOUT.keys())
+    assert all(known_model(name) is not None for name in NAMED.values())
+    assert families - told - NAMED.keys() == WITHOUT.keys()
 
 
 def test_more_memory_holds_more_and_is_faster() -> None:
