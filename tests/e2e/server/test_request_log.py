@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import time
 from urllib.request import Request, urlopen
 
@@ -42,3 +43,18 @@ def test_a_path_is_one_word_of_its_line(server: HttpServer, caplog: pytest.LogCa
         httpx.request("X" * 2000, f"{server.url}/a%20{FORGED.replace(' ', '%20')}%1b%5b31m%0a{'b' * 3000}")
         [line] = lines(caplog, 1)
     assert len(line.split(" ")) == 5 and len(line) < 300 and line.isascii() and line.isprintable()
+
+
+def test_a_client_that_hangs_up_within_its_request_is_one_line(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By every API: nothing went wrong that the log has to explain."""
+    apis = ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/completions", "/api/chat", "/tokenize")
+    with caplog.at_level(logging.INFO, "moeinf.server"):
+        for each in apis:
+            with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as client:
+                head = f"POST {each} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                client.sendall(f'{head}Content-Length: 1000\r\n\r\n{{"model": '.encode())
+        said = lines(caplog, len(apis))
+    assert len(said) == len(apis) and all(re.search(r" 499 \d\.\d{3}s$", line) for line in said)
+    assert not any(record.exc_info for record in caplog.records)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from moeinf.server.anthropic.errors import error_body, new_request_id
 from moeinf.server.anthropic.messages import question_of
 from moeinf.server.anthropic.requests import MessageRequest, Prompted, prompt_of
-from moeinf.server.http import error_response, json_response, on_a_thread
+from moeinf.server.http import answering, json_response, on_a_thread
 from moeinf.server.service import Service
 
 PREFIX = "/v1/messages"  # of the paths whose errors have Anthropic's form
@@ -42,10 +42,12 @@ def _answering(service: Service, handler: Handler) -> Callable[[Request], Awaita
 
     async def answered(request: Request) -> Response:
         request_id = new_request_id()
-        try:
-            response = await handler(service, request, request_id)
-        except Exception as error:  # the client is told, whatever it was
-            response = error_response(error, partial(error_body, request_id=request_id))
+
+        @answering(partial(error_body, request_id=request_id))
+        async def handled(request: Request) -> Response:
+            return await handler(service, request, request_id)
+
+        response = await handled(request)
         response.headers["request-id"] = request_id
         return response
 
