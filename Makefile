@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test quality fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls sanitize \
+.PHONY: demo test quality fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls native-arm sanitize \
   pythons pythons-ends gpu-test gpu-compile gpu-tritons ranks-test long-test clean
 
 demo: $(RUNS)
@@ -131,6 +131,9 @@ native-address native-thread: native-%: $(RUNS)  # they are built while the pack
 
 native-calls: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/python.sh address -m tests.fuzz.native_calls --cases 800
+
+native-arm:  # under qemu, with a cross compiler
+	cextensions/tests/run_arm.sh
 
 # The whole product under both: answers of models in many formats and configurations, a server with clients, and the
 # tests that call native code most. It takes up to an hour.
