@@ -81,6 +81,7 @@ class Choice:
             "name": form_name(self.name, form.tag),
             "repository": form.where,
             "download_bytes": form.download_bytes,
+            "download_s": round(form.download_bytes / rate) if (rate := self.found.bytes_per_s) else None,
             "store_bytes": form.store_bytes,
             "needed_bytes": form.needed_bytes,
             "bits_per_weight": round(form.bits, 2),

@@ -40,7 +40,8 @@ def test_a_first_model_is_found_chosen_fetched_and_answers(browser: Browser, emp
     browser.wait(lambda: browser.find("#get-forms").is_displayed())
     rows = [row.text.split() for row in browser.all("#get-forms tbody tr")]
     assert [row[0] for row in rows] == ["q8_0", "bf16", "q4_k_m"] and "100" in rows[0]
-    assert rows[2][3].startswith("~0.0") and "KL is about how far" in browser.text("#get-state")
+    assert rows[2][3:5] == rows[2][1:3], "a GGUF file is kept as it is fetched"
+    assert rows[2][5].startswith("~0.0") and "KL is about how far" in browser.text("#get-state")
     assert browser.find("#get-forms input:checked").get_attribute("value") == "story:q8_0"
     assert browser.text("#get-state").startswith("q8_0 suits this machine best")
     browser.all("#get-forms label")[2].click()

@@ -1,7 +1,7 @@
 // Fetches a model: the names that there are, the forms of one on this machine, and how far a fetch has come.
 
 import { KeyNeeded, availableModels, formsOf, pull } from "./api.js";
-import { announce, byId, bytesText, element, percentText, rateText } from "./shared.js";
+import { announce, byId, bytesText, element, percentText, rateText, secondsText } from "./shared.js";
 
 const [dialog, name, state, forms, progress] = ["get", "get-name", "get-state", "get-forms", "get-progress"].map(byId);
 const [look, fetchButton, stop, close] = ["get-look", "get-fetch", "get-stop", "get-close"].map(byId);
@@ -99,15 +99,25 @@ export class GetModel {
     const wanted = this.#chosen;
     this.#say(`Fetching ${wanted}`);
     announce(`Fetching ${wanted}`);
+    let first = { status: "" }; // of the lines about this file
     for await (const { status, total, completed } of pull(wanted, this.#gone.signal)) {
+      if (status !== first.status) first = { status, completed: completed ?? 0, at: performance.now() };
       const known = total > 0;
       progress.hidden = !known;
       if (known) [progress.max, progress.value] = [total, completed ?? 0];
-      this.#say(status + (known ? `: ${bytesText(completed ?? 0)} of ${bytesText(total)}` : ""));
+      const far = `: ${bytesText(completed ?? 0)} of ${bytesText(total)}${rateOf(first, completed, total)}`;
+      this.#say(status + (known ? far : ""));
     }
     await this.#ports.onFetched();
     this.#say(`${wanted} is here.`);
   }
+}
+
+/** How fast it goes and how long it takes; "" in the first seconds. first: bytes that were there, and when. */
+function rateOf(first, completed, total) {
+  const seconds = (performance.now() - first.at) / 1000;
+  const rate = (completed - first.completed) / seconds;
+  return seconds > 2 && rate > 0 ? `, ${bytesText(rate)}/s, ${secondsText((total - completed) / rate)} left` : "";
 }
 
 /** What stands beside a name: how large the model is, and how fast here, where that is known. */
@@ -135,12 +145,14 @@ function row(form, taken) {
   if (fault) box.dataset.fault = fault;
   box.disabled = Boolean(fault);
   const held = form.resident_share === null ? "" : percentText(form.resident_share);
-  const speed = form.decode_tokens_per_s === null ? "" : `${rateText(form.decode_tokens_per_s)} tokens/s`;
+  const time = form.download_s;
+  const speed = form.decode_tokens_per_s === null ? "" : rateText(form.decode_tokens_per_s);
   return element(
     "tr",
     {},
     element("td", {}, element("label", { class: "check", for: id }, box, form.tag)),
-    element("td", {}, bytesText(form.download_bytes)),
+    element("td", {}, bytesText(form.download_bytes) + (time ? `, ${secondsText(time)}` : "")),
+    element("td", {}, bytesText(form.store_bytes)),
     element("td", {}, klText(form.kl_about)),
     element("td", {}, held),
     element("td", {}, fault || speed),

@@ -119,10 +119,11 @@ export function countText(count) {
   return count.toLocaleString("en");
 }
 
-/** 75.2 -> "1 min 15 s" */
+/** 75.2 -> "1 min 15 s", 7260 -> "2 h 1 min" */
 export function secondsText(seconds) {
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
+  if (whole >= 3600) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
 }
 
