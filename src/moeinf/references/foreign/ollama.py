@@ -23,6 +23,7 @@ _LIBRARY: Final = ("registry.ollama.ai", "library")
 _MODEL, _PROJECTOR = "application/vnd.ollama.image.model", "application/vnd.ollama.image.projector"
 _TEMPLATE = "application/vnd.ollama.image.template"
 _SYSTEM, _PARAMS = "application/vnd.ollama.image.system", "application/vnd.ollama.image.params"
+_NEWER = "a newer moeinf may know it, and with MOEINF_FOREIGN=0 models are fetched instead"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MOST_BYTES = 1 << 20  # of a manifest, or of a text beside the weights
 
@@ -35,7 +36,7 @@ def ollama_models(environment: Mapping[str, str], home: Path) -> Iterator[Foreig
         if path.is_file() and not path.name.startswith("."):
             yield _model(path, folder)
     if not paths and any((folder / "blobs").glob(f"sha256-{'[0-9a-f]' * 64}")):
-        fault = "it has files, and no manifests that are known here: it may be of a newer layout"
+        fault = f"it has files, and no manifests that are known here: it may be of a newer layout; {_NEWER}"
         yield ForeignModel("ollama", f"store in {folder}", folder, 0, fault=fault)
 
 
@@ -50,12 +51,14 @@ def _model(path: Path, folder: Path) -> ForeignModel:
     try:
         manifest = parse_json_object(read_small(path, _MOST_BYTES), str(path), StoreError)
         if manifest.get("schemaVersion") != _SCHEMA:
-            return faulty(f"its manifest is of another form (schemaVersion {manifest.get('schemaVersion')!r:.20})")
+            return faulty(
+                f"its manifest is of another form (schemaVersion {manifest.get('schemaVersion')!r:.20}); {_NEWER}"
+            )
         files = dict[str, Path]()
         for layer in manifest.get("layers") or []:
             files[layer["mediaType"]] = _blob(layer, folder)
         if _MODEL not in files:
-            return faulty("it has no GGUF file")
+            return faulty(f"it has no GGUF file; `ollama pull {name}`, or {_NEWER}")
         return ForeignModel(
             "ollama",
             name,
