@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.engine.stored.preset import preset_of
+from moeinf.references.foreign.owners import foreign_model
 from moeinf.store.library import Library
 from moeinf.store.naming import catalogue
 from tests.support.cli.commands import Done
@@ -107,6 +108,25 @@ def test_a_file_of_lm_studio_is_meant_by_its_names(
     assert done.code == 0 and "the files of lmstudio" in done.err, done
     assert [model.name for model in Library(home).list()] == ["story:5m-q8_0"]
     assert state_of(user) == before
+
+
+@pytest.mark.parametrize(
+    ("repo", "file"),
+    [
+        ("somebody/Tiny-MoE-GGUF", "Story-Q8_0.gguf"),
+        ("somebody/maker_tiny-moe-i1-GGUF", "tiny-moe.Q8_0.gguf"),
+        ("somebody/maker_Tiny-MoE-gguf", "x-Q8_0.gguf"),
+        ("somebody/else", "Tiny-MoE-Q8_0-00001-of-00001.gguf"),
+    ],
+)
+def test_a_file_of_whoever_quantised_it_is_meant_by_the_name_of_its_model(
+    repo: str, file: str, tmp_path: Path, user: Path, hub: Hub, files: Path
+) -> None:
+    """The made-up catalogue has the checkpoint org/Tiny-MoE."""
+    (tmp_path / file).write_bytes((files / "Story-Q8_0.gguf").read_bytes())
+    path = lm_studio_file(user, repo, tmp_path / file)
+    found = foreign_model("story")
+    assert found is not None and found.path == path and found.own_name == "story:5m-q8_0"
 
 
 def test_a_pull_uses_what_is_here(command: Command, home: Path, user: Path, hub: Hub, files: Path) -> None:

@@ -13,11 +13,12 @@ from moeinf.pull.gguf.gguf_files import model_files
 from moeinf.pull.origins import Origin
 from moeinf.references.foreign.go_templates import twin_of
 from moeinf.store.manifest import ModelSource
-from moeinf.store.naming.catalogue import KnownModel, known_form, known_model, known_source
+from moeinf.store.naming.catalogue import KnownModel, known_checkpoint, known_form, known_model, known_source
 from moeinf.store.naming.names import DEFAULT_TAG, default_name, name_from, outside_source, repository_source
 
 Owner = Literal["ollama", "lmstudio", "llama.cpp", "hub"]  # as `OWNER:NAME` has them
 _GGUF_REPO = re.compile(r"[-_.]gguf$", re.IGNORECASE)
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ForeignModel:
     @property
     def tag(self) -> str:
         """The quantisation that its name tells: "q4_k_m"; "" where none does."""
-        return quantisation_of(self.path.stem) or quantisation_of(self.name.removesuffix(".gguf").replace(":", "-"))
+        return quantisation_of(self._stem) or quantisation_of(self.name.removesuffix(".gguf").replace(":", "-"))
 
     @property
     def known(self) -> KnownModel | None:
@@ -57,7 +58,19 @@ class ForeignModel:
         if self.owner == "ollama":
             form = known_form(self.name)
             return form[0] if form else known_model(self.name)
-        return known_source(self.repo)
+        return known_source(self.repo) or next(filter(None, map(known_checkpoint, self._words)), None)
+
+    @property
+    def _stem(self) -> str:
+        """The name of its file, without the number of its first part."""
+        return _PART.sub("", self.path.stem)
+
+    @property
+    def _words(self) -> list[str]:
+        """What it may be called without its quantisation: as quantisers name repositories, ORG_NAME-GGUF, and files."""
+        file = re.sub(rf"[-_.]{re.escape(quantisation_of(self._stem))}$", "", self._stem, flags=re.IGNORECASE)
+        names = [_GGUF_REPO.sub("", self.repo.rpartition("/")[2]), file]
+        return [each for name in names for each in (name, name.partition("_")[2]) if each]
 
     @property
     def own_name(self) -> str:

@@ -64,6 +64,13 @@ def known_source(repo: str) -> KnownModel | None:
     return next((model for model in models if wanted in (each.location.lower() for each in model.sources)), None)
 
 
+def known_checkpoint(word: str) -> KnownModel | None:
+    """The model whose checkpoint has this name, whoever it is that has quantised it: `Mixtral-8x7B-Instruct-v0.1`."""
+    wanted = word.lower()
+    models = catalogue().values()
+    return next((model for model in models if model.checkpoint.location.rpartition("/")[2].lower() == wanted), None)
+
+
 def sources_of(checkpoint: ModelSource) -> tuple[ModelSource, ...]:
     """Those of all forms of a known model, by its checkpoint; of any other source itself alone."""
     of_it = (model.sources for model in catalogue().values() if model.checkpoint == checkpoint)
