@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Protocol
 
+import moeinf._native as _native
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
 from moeinf.prefixes.block import digest_of, token_array
@@ -21,7 +24,7 @@ from moeinf.types import JsonMapping
 
 DEFAULT_DISK_BYTES: Final = 4_000_000_000
 DISK_SHARE: Final = 10  # of the free bytes, what is taken unasked at most: a tenth
-NUMBERS: Final = 3  # to be raised when the same tokens get other keys or values than in the version before
+NUMBERS: Final = 3  # to be raised when Python gives the same tokens other keys or values than in the version before
 STATE_STRIDE: Final = 4096  # tokens between two states that a long prompt leaves
 
 
@@ -50,7 +53,7 @@ class Kept:
             "arithmetic": self.arithmetic,
             "room": self.room,
             "numbers": NUMBERS,
-            "engine": _engine_version(),
+            "engine": _engine(),
         }
         return {**exact, "approx": self.approx} if self.approx else exact
 
@@ -98,8 +101,12 @@ def _disk_bytes(config: RuntimeConfig, home: Path) -> int:
     return asked.of(free)
 
 
-def _engine_version() -> str:
+@cache
+def _engine() -> str:
+    """Which moeinf this is: its version, and a digest of its compiled part, as another build may round otherwise."""
     try:
-        return version("moeinf")
+        known = version("moeinf")
     except PackageNotFoundError:  # run from a folder of sources
-        return ""
+        known = ""
+    library = Path(_native.__file__ or "").read_bytes()
+    return f"{known} {hashlib.blake2b(library, digest_size=8).hexdigest()}"
