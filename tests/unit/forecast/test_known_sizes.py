@@ -82,6 +82,16 @@ def test_each_family_that_runs_has_a_name() -> None:
     assert families - told - NAMED.keys() == WITHOUT.keys()
 
 
+@pytest.mark.parametrize(
+    "family", ["qwen", "qwen3", "gemma", "glm", "deepseek", "kimi", "granite", "phi", "gpt-oss", "lfm"]
+)
+def test_a_bare_family_means_a_mixture_for_16_to_64_gb(family: str) -> None:
+    model = known_model(family)
+    assert model is not None and not model.dense
+    size = size_of(model)
+    assert size is None or (size.least_bytes < 12e9 and size.store_bytes < 48e9)
+
+
 def test_more_memory_holds_more_and_is_faster() -> None:
     assert QWEN is not None
     size = size_of(QWEN)
