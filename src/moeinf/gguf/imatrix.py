@@ -127,8 +127,8 @@ def _of_older_form(path: Path) -> Imatrix:
         return Imatrix(sums, texts, most)
 
 
-def imatrix_bytes(imatrix: Imatrix) -> bytes:
-    """The file in GGUF."""
+def imatrix_pieces(imatrix: Imatrix) -> list[bytes | memoryview]:
+    """The file in GGUF, in pieces that lie one behind the other; those of sums are the sums' own memory."""
     numbers: dict[str, Float32Array] = {}
     for name, each in sorted(imatrix.sums.items()):
         numbers[name + _SQUARES], numbers[name + _COUNTS] = each.squares, each.counts[:, None]
@@ -145,12 +145,12 @@ def imatrix_bytes(imatrix: Imatrix) -> bytes:
         head += [_string(name), struct.pack("<IQQIQ", 2, columns, matrices, _F32, at)]
         at += array.nbytes + -array.nbytes % _ALIGNMENT
     header = b"".join(head)
-    return b"".join((header, bytes(-len(header) % _ALIGNMENT), *_padded(numbers)))
+    return [header, bytes(-len(header) % _ALIGNMENT), *_padded(numbers)]
 
 
-def _padded(numbers: Mapping[str, Float32Array]) -> Iterator[bytes]:
+def _padded(numbers: Mapping[str, Float32Array]) -> Iterator[bytes | memoryview]:
     for array in numbers.values():
-        yield array.astype("<f4").tobytes()
+        yield np.ascontiguousarray(array, "<f4").view(np.uint8).reshape(-1).data
         yield bytes(-array.nbytes % _ALIGNMENT)
 
 

@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from importlib import import_module
 
-from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.errors import CheckpointError, UnsupportedModelError, UsageError
 from moeinf.models.layers.assemble import DecoderFamily, EncoderDecoderFamily
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import MODULES, SUPPORTED
@@ -44,6 +44,12 @@ def family_of(config: JsonObject) -> AnyFamily:
         if model_type in REFUSED:
             fault += f": it needs {REFUSED[model_type]}"
     raise UnsupportedModelError(f"{model_type!r:.100} {fault}; {_what_is_run(model_type)}")
+
+
+def check_writer(name: str, config: JsonObject, verb: str) -> None:
+    """Raises UsageError for a model whose family reads a source before it writes, and as family_of."""
+    if isinstance(family_of(config), EncoderDecoderFamily):
+        raise UsageError(f"{name} reads a source before it writes; {verb} models that only write")
 
 
 def _what_is_run(model_type: str) -> str:

@@ -14,7 +14,7 @@ from moeinf.gguf.imatrix import Imatrix, Sums
 from moeinf.models.family import family_of
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.library import StoredModel
-from moeinf.types import Float32Array, TensorPlan
+from moeinf.types import Float32Array, JsonObject, TensorPlan
 
 Place = tuple[int, str]  # an MoE layer and a part of its experts, or -1 and the name of a dense tensor
 DENSE: Final = -1
@@ -23,8 +23,11 @@ _LEAST_SHARE: Final = 1e-3  # of the mean: what a text does not use may be used 
 
 
 def plan_of(stored: StoredModel) -> TensorPlan:
-    config = parse_json_object(read_small(stored.path / "config.json"), "config.json", UsageError)
-    return family_of(config).tensors
+    return family_of(config_of(stored)).tensors
+
+
+def config_of(stored: StoredModel) -> JsonObject:
+    return parse_json_object(read_small(stored.path / "config.json"), "config.json", UsageError)
 
 
 def matrix_names(plan: TensorPlan) -> dict[Place, str]:

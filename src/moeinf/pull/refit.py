@@ -44,12 +44,11 @@ Recipe = Mapping[Place, Format]  # of what changes
 Advance = Callable[[int], None]
 
 
-def check_whole(stored: StoredModel) -> None:
+def check_whole(name: str, manifest: Manifest) -> None:
     """Raises UsageError for a model whose weights have lost bits already, or lie in files of another program."""
-    manifest = stored.manifest
     experts = {spec.dtype for spec in manifest.layout_of(0).tensors}
     if manifest.in_place is not None or manifest.formats.dense or not all(map(plain_dtype, experts)):
-        raise UsageError(f"{stored.name} is quantised already; formats are chosen for a checkpoint in bf16, f16 or f32")
+        raise UsageError(f"{name} is quantised already; formats are chosen for a checkpoint in bf16, f16 or f32")
 
 
 def recipe_of(stored: StoredModel, asked: Quantisation, formats: FormatPlan) -> dict[Place, Format]:

@@ -74,12 +74,15 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def publish(path: Path, data: bytes) -> None:
-    """Replaces a file so that, whatever happens, it holds its old content or all of the new."""
+def publish(path: Path, *pieces: bytes | memoryview) -> None:
+    """Replaces a file so that, whatever happens, it holds its old content or all of the new: the pieces in order."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        write_fully(fd, data, 0, temporary)
+        done = 0
+        for piece in pieces:
+            write_fully(fd, piece, done, temporary)
+            done += memoryview(piece).nbytes
         os.fsync(fd)
         os.replace(temporary, path)  # while it is open, and so seen to be in use
     except BaseException:

@@ -266,8 +266,8 @@ class Library:
         return False
 
     def prune(self) -> Pruned:
-        """Deletes interrupted pulls, and what no name holds any more: models, their experts on other disks, and what
-        was kept of their prompts.
+        """Deletes interrupted pulls, and what no name holds any more: models, their experts on other disks, what was
+        kept of their prompts, and what was measured of them.
 
         So goes what processes that were killed have left, in the store and where the system has temporary files. What
         is in use stays: a pull that is running, a file that is open.
@@ -282,7 +282,7 @@ class Library:
                     left += leftover.num_bytes
                 except StoreError as error:
                     faults.append(str(error))
-            freed += left + self._folders.sweep(self._names)
+            freed += left + self._folders.sweep(self._names) + self._folders.sweep_measured()
             elsewhere, away = self._copies.discard_but(self._folders.all())
             return Pruned(len(stopped), freed + elsewhere, left, (*faults, *away))
 

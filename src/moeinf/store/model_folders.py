@@ -7,17 +7,28 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from moeinf.errors import StoreError
 from moeinf.store.files import make_folders, sync_folder
 from moeinf.store.naming.name_files import ID, NameFiles
 
 _TRASH = ".trash-"
+SENSITIVITIES: Final = "sensitivities"  # what parts of a model may lose
+CALIBRATIONS: Final = "calibrations"  # what its matrices are multiplied with
 
 
 def prefix_folder(home: Path, identifier: str) -> Path:
     """The folder in which the model of this id keeps the beginnings of prompts, gone with the model."""
     return home / "prefixes" / identifier
+
+
+def measured_folder(home: Path, kind: str, identifier: str) -> Path:
+    """The folder of what was measured of the model of this id; it outlives the model until a `prune`.
+
+    kind: SENSITIVITIES or CALIBRATIONS. A checkpoint that is deleted once it was fitted, and stored again, has its id.
+    """
+    return home / kind / identifier
 
 
 class ModelFolders:
@@ -62,6 +73,16 @@ class ModelFolders:
         freed = _freed_bytes(path for folder in unheld for path in folder.iterdir() if path.is_file())
         for folder in (*unheld, *self._folder.glob(f"{_TRASH}*")):
             self._discard(folder)
+        return freed
+
+    def sweep_measured(self) -> int:
+        """Deletes what was measured of models that are not there; returns its bytes."""
+        held, freed = self.all(), 0
+        for path in (each for kind in (SENSITIVITIES, CALIBRATIONS) for each in (self._home / kind).glob("*")):
+            if path.name not in held:
+                files = [path] if path.is_file() else list(path.iterdir())
+                freed += sum(file.stat().st_size for file in files)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         return freed
 
     def _discard(self, folder: Path) -> None:

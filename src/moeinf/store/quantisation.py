@@ -74,7 +74,8 @@ def chosen(quant: str | None, experts: str | None = None, dense: str | None = No
     """
     for option, value in (("--quant", quant), ("--quant-experts", experts), ("--quant-dense", dense)):
         if value is not None and value not in CHOICES:
-            raise UsageError(f"unknown {option} {value[:100]!r}; known: {', '.join(CHOICES)}")
+            numbers = "; `pull` also takes a number of bits a weight, such as 4.5" if option == "--quant" else ""
+            raise UsageError(f"unknown {option} {value[:100]!r}; known: {', '.join(CHOICES)}{numbers}")
     if quant is experts is dense is None:
         return None
     mixture = _named(cast(Choice, quant or "keep"))

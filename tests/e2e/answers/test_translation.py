@@ -219,3 +219,19 @@ def test_the_command_answers_piped_text(
     assert captured.out == expected + "\n" and "base model" not in captured.err
     assert run_command(["run", "tiny", TEXT, "-n", "6", "-t", "1", "--num-beams", "2"]) == 0
     assert run_command(["run", "tiny", TEXT, "--tgt-lang", "fra_Latn"]) == 2
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_read(
+    switch: Stored, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from moeinf.cli import run_command
+
+    source = str(switch.checkpoint)
+    monkeypatch.setenv("MOEINF_HOME", str(switch.stored.path.parents[1]))
+    assert run_command(["compare", "tiny", "tiny"]) == 2
+    assert "tiny:latest reads a source before it writes; compare models that only write" in capfd.readouterr().err
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "new"))
+    for words in (["--quant", "q4_0", "--calibrate", "built-in"], ["--size", "1GB"]):
+        assert run_command(["pull", source, *words]) == 2
+        assert "reads a source before it writes; fit models that only write" in capfd.readouterr().err
+    assert not (tmp_path / "new" / "models").exists(), "nothing was stored"

@@ -25,7 +25,7 @@ from moeinf.config.user_text import text_of
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
-from moeinf.gguf.imatrix import Imatrix, Sums, imatrix_bytes
+from moeinf.gguf.imatrix import Imatrix, Sums, imatrix_pieces
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.importance import LEAST_TOKENS, Importance, matrix_names, plan_of
@@ -59,15 +59,23 @@ def known(whole: StoredModel) -> Imatrix:
     return read(whole)
 
 
+def file_of(imatrix: Imatrix) -> bytes:
+    return b"".join(imatrix_pieces(imatrix))
+
+
+def calibrations(whole: StoredModel) -> list[Path]:
+    return list((whole.home / "calibrations" / whole.id).iterdir())
+
+
 def forget(whole: StoredModel) -> None:
-    for path in (whole.home / "calibrations").iterdir():
+    for path in calibrations(whole):
         path.unlink()
 
 
 def test_sums_depend_on_neither_threads_nor_memory(whole: StoredModel, known: Imatrix) -> None:
     for threads, cache in ((3, ""), (2, "25%")):
         forget(whole)
-        assert imatrix_bytes(read(whole, threads, cache)) == imatrix_bytes(known)
+        assert file_of(read(whole, threads, cache)) == file_of(known)
 
 
 def test_an_interrupted_calibration_goes_on_and_a_finished_one_is_kept(
@@ -93,10 +101,10 @@ def test_an_interrupted_calibration_goes_on_and_a_finished_one_is_kept(
         before(self, ids)
 
     monkeypatch.setattr(calibrating._Gathered, "read", counted)
-    assert imatrix_bytes(read(whole)) == imatrix_bytes(known)
+    assert file_of(read(whole)) == file_of(known)
     assert pieces == [512, 700 - 512], "no piece was read twice"
-    assert imatrix_bytes(read(whole)) == imatrix_bytes(known) and len(pieces) == 2
-    assert [path.suffixes for path in (whole.home / "calibrations").iterdir()] == [[".gguf"]]
+    assert file_of(read(whole)) == file_of(known) and len(pieces) == 2
+    assert [path.suffixes for path in calibrations(whole)] == [[".gguf"]]
 
 
 def test_sums_are_those_of_the_states_that_matrices_are_given(whole: StoredModel, known: Imatrix) -> None:

@@ -85,10 +85,11 @@ def test_the_figures_are_those_of_tokens_read_one_by_one(compare: Command, store
     assert 0.001 < first < last, "what is off adds up"
 
 
-def test_a_model_is_no_way_from_itself(compare: Command) -> None:
+def test_a_model_is_no_way_from_itself(compare: Command, command: Command) -> None:
     (found,) = figures(compare("exact", "exact", "--json", *SHORT))["models"]
     assert found["kl_most"] == found["more_perplexity"] == max(found["state_off_by_layer"]) == 0
     assert found["same_token"] == 1
+    assert json.loads(command("show", "exact", "--json").out)["compared"] == [], "which is nothing to remember"
 
 
 def test_neither_the_cache_nor_the_pieces_of_a_window_change_a_figure(compare: Command) -> None:

@@ -71,6 +71,17 @@ def test_prune_deletes_what_was_interrupted_and_nothing_else(
     assert command("prune").out == "nothing to delete\n"
 
 
+def test_prune_deletes_what_was_measured_of_models_that_are_gone(store: Library, command: Command) -> None:
+    held = store.find("demo").id
+    kept = store.home / "sensitivities" / held / "a.json"
+    gone = [store.home / name for name in ("sensitivities/0123456789ab/a.json", "calibrations/older.gguf")]
+    for path in (kept, *gone):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+    assert command("prune").out.startswith("2.0 KB freed")
+    assert kept.exists() and not any(path.exists() for path in gone)
+
+
 def completed(store: Library, *words: str) -> list[str]:
     environment = os.environ | {
         "MOEINF_HOME": str(store.home),

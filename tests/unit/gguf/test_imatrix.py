@@ -10,7 +10,7 @@ import pytest
 from gguf import GGUFReader
 
 from moeinf.errors import UsageError
-from moeinf.gguf.imatrix import Imatrix, Sums, imatrix_bytes, read_imatrix
+from moeinf.gguf.imatrix import Imatrix, Sums, imatrix_pieces, read_imatrix
 from tests.support.gguf_bytes import header
 
 RNG = np.random.default_rng(1)
@@ -25,7 +25,7 @@ WHOLE = Imatrix({"blk.0.ffn_up_exps.weight": sums(4, 30), "blk.0.attn_q.weight":
 
 def test_what_is_written_is_read_again_and_by_the_gguf_package(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    path.write_bytes(imatrix_bytes(WHOLE))
+    path.write_bytes(b"".join(imatrix_pieces(WHOLE)))
     found = read_imatrix(path)
     assert (found.texts, found.chunks, found.chunk_size) == (("a.txt", "é"), 7, 256)
     reader = GGUFReader(path)
@@ -61,7 +61,7 @@ def test_the_older_form_is_read(tmp_path: Path) -> None:
 
 
 WRONG = older({"a": (1, np.full(2, np.nan, np.float32))})
-CUT = imatrix_bytes(WHOLE)
+CUT = b"".join(imatrix_pieces(WHOLE))
 
 
 @pytest.mark.parametrize(

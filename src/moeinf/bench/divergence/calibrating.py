@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +19,15 @@ from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
-from moeinf.gguf.imatrix import CHUNK, Imatrix, Sums, imatrix_bytes, read_imatrix
+from moeinf.gguf.imatrix import CHUNK, Imatrix, Sums, imatrix_pieces, read_imatrix
+from moeinf.hardware import machine
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.pull.importance import DENSE, LEAST_TOKENS, Place, matrix_names, plan_of
 from moeinf.sampling.sampler import require_finite
 from moeinf.store.files import errors_named, make_folders, publish
 from moeinf.store.library import StoredModel
+from moeinf.store.model_folders import CALIBRATIONS, measured_folder
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Float32Array, IntArray
 
@@ -40,8 +43,8 @@ def calibrated(
     """The sums of a whole text, which is read in pieces, each on its own. reporting: `step` is told how far it has got.
 
     They are kept in the store: the same text is not read again, and an interrupted calibration goes on. They depend on
-    neither the number of threads nor the memory that experts have. Raises UsageError for a text that is too short, and
-    as Model.
+    neither the number of threads nor the memory that experts have, which is less by what the sums take. Raises
+    UsageError for a text that is too short, and as Model.
     """
     path, source = _kept_path(stored, text, options), Path(options.calibrate or "").name
     if path.exists():
@@ -50,7 +53,9 @@ def calibrated(
     known = read_imatrix(begun) if begun.exists() else Imatrix({})
     config = config.changed(device="cpu", workers="", context=CHUNK, speculate="off", trace="", prefix_disk=None)
     config = config.changed(draft="")
-    with Model(stored, config, reporting) as model:
+    host = machine()
+    host = replace(host, available_bytes=max(0, host.available_bytes - sums_bytes(stored)))
+    with Model(stored, config, reporting, on=host) as model:
         pieces = _pieces(text, model, options)
         gathered, saved = _Gathered(model.runner, stored, known), time.monotonic()
         for number in range(known.chunks, len(pieces)):
@@ -66,15 +71,26 @@ def calibrated(
     return found
 
 
+def sums_bytes(stored: StoredModel) -> int:
+    """Of the sums of all experts, which no plan of a model's memory knows of; those of dense matrices are few."""
+    manifest = stored.manifest
+    return sum(
+        4 * manifest.moe.experts_of(layer) * spec.shape[-1]
+        for layer in range(manifest.moe.num_layers)
+        for spec in manifest.layout_of(layer).tensors
+        if spec.name in ("up", "down")
+    )
+
+
 def _kept_path(stored: StoredModel, text: str, options: FitOptions) -> Path:
     key = hashlib.sha256(f"{stored.id}\n{options.calibrate_tokens}\n{text}".encode()).hexdigest()[:16]
-    return stored.home / "calibrations" / f"{key}.gguf"
+    return measured_folder(stored.home, CALIBRATIONS, stored.id) / f"{key}.gguf"
 
 
 def _save(path: Path, imatrix: Imatrix) -> None:
     with errors_named(path):
         make_folders(path.parent)
-        publish(path, imatrix_bytes(imatrix))
+        publish(path, *imatrix_pieces(imatrix))
 
 
 def _pieces(text: str, model: Model, options: FitOptions) -> list[list[int]]:
@@ -103,9 +119,7 @@ class _Gathered:
 
     def __init__(self, runner: Any, stored: StoredModel, known: Imatrix) -> None:
         """known: what was gathered before."""
-        assert isinstance(runner, CpuRunner)
-        if not isinstance(runner.network, Decoder):
-            raise UsageError(f"{stored.name} reads a source before it writes; calibrate models that only write")
+        assert isinstance(runner, CpuRunner) and isinstance(runner.network, Decoder), "fit_pull has seen to it"
         self._runner, self._names = runner, matrix_names(plan_of(stored))
         self._dense: dict[Place, Float32Array] = {}
         self._inputs: list[Float32Array] = []  # of gate and up, of each layer
@@ -175,15 +189,16 @@ class _Gathered:
             self._runner.cache.on_hidden = None
 
     def imatrix(self, text: str, chunks: int) -> Imatrix:
-        """What is there so far, as a copy. A matrix that was multiplied with nothing is left out."""
+        """What is there so far, which later pieces are added to. A matrix that was multiplied with nothing is left
+        out."""
         sums: dict[str, Sums] = {}
         for place, name in self._names.items():
             layer, part = place
             if layer != DENSE:
                 squares = self._acts[layer] if part == "down" else self._inputs[layer]
-                sums[name] = Sums(squares.copy(), self._counts[layer].astype(np.float32))
+                sums[name] = Sums(squares, self._counts[layer].astype(np.float32))
             elif place in self._dense and self._dense[place].any():
-                sums[name] = Sums(self._dense[place].copy(), np.full(1, self._tokens, np.float32))
+                sums[name] = Sums(self._dense[place], np.full(1, self._tokens, np.float32))
         return Imatrix(sums, (text,), chunks)
 
 

@@ -20,6 +20,8 @@ from moeinf.engine.approximate.distributions import divergence
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import ContextLengthError, DiskSpaceError, UsageError
+from moeinf.models.family import check_writer
+from moeinf.pull.importance import config_of
 from moeinf.store.library import StoredModel
 from moeinf.text.quantities import shortage_text
 from moeinf.types import Float32Array, FloatArray
@@ -60,6 +62,7 @@ def compare(
         device="cpu", workers="", context=options.window, speculate="off", draft="", trace="", prefix_disk=None
     )
     for stored in (reference, *others):
+        check_writer(stored.name, config_of(stored), "compare")
         _check_context(stored, options)
     with tempfile.TemporaryFile(dir=reference.path.parent) as kept:
         with Model(reference, config, reporting) as model:

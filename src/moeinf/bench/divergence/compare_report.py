@@ -41,9 +41,11 @@ def comparison_lines(comparison: Comparison, text: str) -> list[str]:
 
 
 def record(comparison: Comparison, options: CompareOptions) -> None:
-    """Keeps beside each model what was found."""
+    """Keeps beside each model what was found, but that one has no distance from itself."""
     reference = comparison.reference
     for each in comparison.models:
+        if each.stored.id == reference.id:
+            continue
         distance, kl = each.distance, each.distance.kl
         found = ComparedBefore(
             reference.name,

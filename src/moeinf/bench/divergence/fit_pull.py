@@ -18,10 +18,12 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.config.user_text import text_of
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
-from moeinf.gguf.imatrix import Imatrix, imatrix_bytes, read_imatrix
+from moeinf.gguf.imatrix import Imatrix, imatrix_pieces, read_imatrix
+from moeinf.models.family import check_writer
 from moeinf.pull.importance import LEAST_TOKENS, Importance
-from moeinf.pull.pull import pull
+from moeinf.pull.pull import pull, read_headers
 from moeinf.pull.refit import check_whole
+from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, publish
 from moeinf.store.library import StoredModel
 from moeinf.store.naming.names import full_name, has_tag, parse_name
@@ -30,7 +32,6 @@ from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import say
-
 
 def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: bool, quiet: bool) -> None:
     """Raises as `pull` and `fitted`, and UsageError for options that say nothing here."""
@@ -50,14 +51,15 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
     if asked is None:
         wanted_bytes(options.quant, fit, 0)  # refuses what is no size before anything is fetched
     compared = CompareOptions(fit.text, fit.tokens, min(512, fit.tokens))
+    plain = replace(options, quant=None, name=None)
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        whole = pull(source, replace(options, quant=None, name=None), home=home, progress=display)
+        _check_source(read_headers(source, plain, home=home, progress=display), source)
+        whole = pull(source, plain, home=home, progress=display)
     word, tag = parse_name(options.name or whole.name)
     own = options.name is not None and has_tag(options.name)
     name = full_name(f"{word}:{tag if own else fit_tag(options.quant, fit)}")
     if name == whole.name:
         raise UsageError(f"{name} is the model that is fitted; give its copy another --name")
-    check_whole(whole)
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
 
     def told(text: str) -> None:
@@ -84,6 +86,12 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
         print("success", file=sys.stderr)
 
 
+def _check_source(headers: Headers, source: str) -> None:
+    """Raises UsageError, before anything is fetched, for what cannot be fitted."""
+    check_writer(source, headers.config, "fit")
+    check_whole(source, headers.manifest)
+
+
 def _calibration_text(fit: FitOptions) -> str | None:
     if fit.calibrate is None:
         return None
@@ -94,12 +102,15 @@ def _write(fit: FitOptions, imatrix: Imatrix) -> None:
     if fit.imatrix is not None:
         path = Path(fit.imatrix)
         with errors_named(path, UsageError):
-            publish(path, imatrix_bytes(imatrix))
+            publish(path, *imatrix_pieces(imatrix))
 
 
 def _weighing(stored: StoredModel, imatrix: Imatrix, fit: FitOptions, text: str | None) -> Weighing:
     """Raises UsageError for an importance matrix of another model."""
-    sha256 = hashlib.sha256(imatrix_bytes(imatrix)).hexdigest()
+    hashed = hashlib.sha256()
+    for piece in imatrix_pieces(imatrix):
+        hashed.update(piece)
+    sha256 = hashed.hexdigest()
     tokens = max((int(each.counts.max()) for each in imatrix.sums.values()), default=0)
     if text is None:
         source = f"--imatrix {fit.imatrix}"

@@ -38,7 +38,7 @@ def fitted(
 
     Raises UsageError for a model that is quantised already, and where its smallest formats are too large.
     """
-    check_whole(stored)
+    check_whole(stored.name, stored.manifest)
     parts, ends = parts_of(stored, weighing.importance), ends_of(stored)
     least = store_bytes(stored, _recipe(parts, {part.name: part.formats[0] for part in parts}, ends))
     if least > most_bytes:
@@ -66,7 +66,7 @@ def weighed(
     weighing: Weighing,
 ) -> StoredModel:
     """Publishes the model under another name in the formats that are asked for. Raises UsageError as `fitted`."""
-    check_whole(stored)
+    check_whole(stored.name, stored.manifest)
     formats = FormatPlan()
     recipe = recipe_of(stored, asked, formats)
     told = (*formats.fallbacks, *weighing.told)

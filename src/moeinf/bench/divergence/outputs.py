@@ -12,7 +12,6 @@ import numpy as np
 from moeinf.bench.divergence.text_windows import Windows
 from moeinf.engine.approximate.distributions import log_softmax
 from moeinf.engine.model import Model
-from moeinf.errors import UsageError
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.sampling.sampler import require_finite
@@ -50,12 +49,11 @@ class _Told:
 def outputs(model: Model, windows: Windows) -> Iterator[Output]:
     """What the model computes for each window, one after the other; an output is used before the next is asked for.
 
-    Raises UsageError for an encoder-decoder model, and as ModelRunner.step.
+    Raises as ModelRunner.step.
     """
     runner = model.runner
     network, cache = runner.network, runner.cache
-    if not isinstance(network, Decoder):
-        raise UsageError(f"{model.name} reads a source before it writes; compare models that only write")
+    assert isinstance(network, Decoder), "check_writer has seen to it"
     for ids in windows.ids:
         told = _Told(windows)
         cache.truncate(0)

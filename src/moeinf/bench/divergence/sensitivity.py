@@ -27,6 +27,7 @@ from moeinf.pull.importance import Importance, Place
 from moeinf.pull.refit import recipe_of, trial
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import StoredModel
+from moeinf.store.model_folders import SENSITIVITIES, measured_folder
 from moeinf.store.numbers import floats, plain_dtype
 from moeinf.store.processes.partials import partial_folder
 from moeinf.store.quantisation import FormatPlan, Quantisation, bits_of
@@ -145,7 +146,7 @@ class _Record:
     def __init__(self, stored: StoredModel, text: str, options: CompareOptions, weighing: Weighing) -> None:
         measured_on = f"{stored.id}\n{options.tokens}\n{options.window}\n{text}{weighing.sha256}"
         key = hashlib.sha256(measured_on.encode()).hexdigest()[:16]
-        self._path = stored.home / "sensitivities" / f"{key}.json"
+        self._path = measured_folder(stored.home, SENSITIVITIES, stored.id) / f"{key}.json"
         self.known: dict[str, float] = {}
         with suppress(OSError, ValueError, AttributeError):
             value = json.loads(read_small(self._path))

@@ -29,6 +29,8 @@ _PATTERNS: Final = {
     "names": ("*/.*.tmp",),
     "models": (".trash-*", "*/.*.tmp"),
     "prefixes": ("*/.*.tmp",),
+    "sensitivities": ("*/.*.tmp",),
+    "calibrations": ("*/.*.tmp",),
 }
 
 
