@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moeinf.bench.divergence.fitting import chosen, fitted
+from moeinf.bench.divergence.fit_pull import divided
+from moeinf.bench.divergence.fitting import chosen, filled, fitted
 from moeinf.bench.divergence.sensitivity import Part, parts_of
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
@@ -91,6 +92,30 @@ def test_the_choice_is_the_best_that_there_is_room_for() -> None:
                 if sum(30 + 10 * k for k in picked) <= room
             )
             assert spent <= room and cost == pytest.approx(best)
+
+
+def test_room_that_borders_of_blocks_leave_is_used() -> None:
+    """Two parts of an expert, which ends at a multiple of 64 bytes: the best of what lies between costs nothing."""
+    formats: list[Format] = ["q3_k", "q4_k", "q5_k"]
+    sizes: dict[Format, int] = {"q3_k": 20, "q4_k": 25, "q5_k": 31}
+    parts = [part(name, {"q3_k": 4, "q4_k": 2, "q5_k": 1}, sizes) for name in ("up", "down")]
+    costs: list[dict[Format, float]] = [{"q3_k": 4, "q4_k": 2, "q5_k": 1}, {"q3_k": 40, "q4_k": 20, "q5_k": 10}]
+
+    def size_with(tried: dict[str, Format]) -> int:
+        return -(-sum(sizes[each] for each in tried.values()) // 64) * 64
+
+    least = {each.name: formats[0] for each in parts}
+    assert filled(parts, costs, least, 63, size_with) == least
+    assert filled(parts, costs, least, 64, size_with) == {"up": "q5_k", "down": "q5_k"}
+    sizes["q5_k"] = 40
+    assert filled(parts, costs, least, 64, size_with) == {"up": "q3_k", "down": "q5_k"}
+
+
+def test_one_text_is_divided_where_it_is_long_enough() -> None:
+    whole = "".join(map(chr, range(33, 93))) * 10
+    calibrates, measures, said = divided(whole, 30)
+    assert calibrates + measures == whole and len(measures) == 180 and "180 characters" in said
+    assert divided(whole, 40)[:2] == (whole, whole)
 
 
 def test_parts_are_all_experts_and_sizes_are_those_of_the_files(whole: StoredModel) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from moeinf.bench.divergence.calibrating import calibrated
 from moeinf.bench.divergence.fitting import fitted, weighed
@@ -33,6 +34,9 @@ from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import say
 
+_CHARACTERS: Final = 6  # for each token
+
+
 def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: bool, quiet: bool) -> None:
     """Raises as `pull` and `fitted`, and UsageError for options that say nothing here."""
     for flag, given in (
@@ -45,11 +49,13 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
         if given:
             raise UsageError(f"{flag} does not go with a size, a number of bits or a calibration; leave it out")
     text, home = text_of("--text", fit.text), store_home()
-    sample = _calibration_text(fit)
+    sample, note = _calibration_text(fit), ""
     imatrix = read_imatrix(Path(fit.imatrix)) if fit.imatrix is not None and sample is None else None
     asked = None if sized(options.quant, fit) else chosen(options.quant)
     if asked is None:
         wanted_bytes(options.quant, fit, 0)  # refuses what is no size before anything is fetched
+        if sample == text:
+            sample, text, note = divided(text, fit.tokens)
     compared = CompareOptions(fit.text, fit.tokens, min(512, fit.tokens))
     plain = replace(options, quant=None, name=None)
     with PullDisplay(sys.stderr, quiet=quiet) as display:
@@ -67,6 +73,8 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
             line.clear()
             say(text)
 
+    if note:
+        told(note)
     reporting, config = Reporting(told, progress=LoadBar(line, "loading"), step=line.show), RuntimeConfig()
     with PullDisplay(sys.stderr, quiet=quiet) as display:
         try:
@@ -84,6 +92,19 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
     if not quiet:
         say(f"stored as {made.name}; {whole.name} stays, and `moeinf rm {whole.name}` frees what it takes")
         print("success", file=sys.stderr)
+
+
+def divided(text: str, tokens: int) -> tuple[str, str, str]:
+    """What calibrates and what is measured on, of one text, and a line for the user.
+
+    What is measured on what calibrated looks better than it is, so that the end of the text is for the one alone: what
+    has so many tokens by any tokenizer that is met. A text that is short beside that serves for both.
+    """
+    length = _CHARACTERS * tokens
+    if len(text) < 3 * length:
+        return text, text, "note: the text that calibrates is too short to be divided: parts are measured on it, too"
+    note = f"note: the last {length:,} characters of the text do not calibrate; parts are measured on them"
+    return text[:-length], text[-length:], note
 
 
 def _check_source(headers: Headers, source: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from moeinf.bench.divergence.sensitivity import ALIKE, Part, Weighing, ends_of, measured, parts_of
 from moeinf.config import RuntimeConfig
@@ -53,6 +53,12 @@ def fitted(
     while (num_bytes := store_bytes(stored, _recipe(parts, formats, ends))) > most_bytes:  # headers and borders, too
         room -= num_bytes - most_bytes
         formats = chosen(parts, costs, room)
+
+    def size_with(tried: Chosen) -> int:
+        return store_bytes(stored, _recipe(parts, tried, ends))
+
+    formats = filled(parts, costs, formats, most_bytes, size_with)
+    num_bytes = size_with(formats)
     told = (*_lines(stored, parts, formats, costs, num_bytes, options), *weighing.told)
     return _stored_as(stored, _recipe(parts, formats, ends), told, name, reporting, progress, weighing)
 
@@ -113,6 +119,32 @@ def chosen(parts: Sequence[Part], costs: Sequence[Mapping[Format, float]], most_
             found[part.name] = to
             left -= more
     return found
+
+
+def filled(
+    parts: Sequence[Part],
+    costs: Sequence[Mapping[Format, float]],
+    formats: Chosen,
+    most_bytes: int,
+    size_with: Callable[[Chosen], int],
+) -> Chosen:
+    """The choice with further steps, of which each saves most for its bytes, as long as there is room.
+
+    size_with: what a choice takes as it is stored, which is not what its parts sum up to: a block of an expert ends at
+    a multiple of the disk's, so that small experts may have more bits for nothing.
+    """
+    found, size = dict(formats), size_with(formats)
+    while True:
+        steps = []
+        for part, cost in zip(parts, costs, strict=True):
+            for to in part.formats:
+                saved = cost[found[part.name]] - cost[to]
+                if saved > 0 and (taken := size_with({**found, part.name: to})) <= most_bytes:
+                    steps.append((saved / max(1, taken - size), part.name, to, taken))
+        if not steps:
+            return found
+        _, name, to, size = max(steps, key=lambda step: step[0])
+        found[name] = to
 
 
 def _next(part: Part, cost: Mapping[Format, float], at: Format) -> tuple[float, Format] | None:
