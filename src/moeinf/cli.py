@@ -37,7 +37,6 @@ from moeinf.terminal.arguments.named import AsJson, Lora, ModelName, PromptWords
 from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.arguments.short_help import add_verb, help_width
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
-from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.launched import with_launched
 from moeinf.terminal.rank_worker import worker
 from moeinf.terminal.remote.client_verbs import ps, stop
@@ -173,29 +172,28 @@ def pull(
     --quant with a number of bits choose the format of each part by what it costs, which is measured: the checkpoint is
     stored as it is first, and read once for every six parts.
     """
+    from moeinf.terminal.pull_progress import resumable
+
     if fits(options.quant, fit_options):
         from moeinf.bench.divergence.fit_pull import fit_pull
 
-        return fit_pull(source, options, fit_options, dry_run=dry_run, quiet=quiet)
+        with resumable(source, options, fit_options):
+            return fit_pull(source, options, fit_options, dry_run=dry_run, quiet=quiet)
     from moeinf.pull.pull import plan_pull
     from moeinf.references.fetching import fetch, origin_of
     from moeinf.references.meaning import meaning
     from moeinf.store.library import Library
     from moeinf.terminal.forms.choosing import chosen_form
-    from moeinf.terminal.pull_progress import PullDisplay, again_text, plan_lines
+    from moeinf.terminal.pull_progress import PullDisplay, plan_lines
 
     library, plan = Library(store_home()), None
     found = meaning(source, options, library)
     found = chosen_form(found, library, RuntimeConfig(), "pull", yes=yes or dry_run, quiet=quiet)
-    try:
-        with PullDisplay(sys.stderr, quiet=quiet) as display:
-            if dry_run:
-                plan = plan_pull(origin_of(found, library), found.options, home=library.home, progress=display)
-            else:
-                stored = fetch(found, library, display, again=True)
-    except (KeyboardInterrupt, Ended):
-        print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
-        raise
+    with resumable(source, options), PullDisplay(sys.stderr, quiet=quiet) as display:
+        if dry_run:
+            plan = plan_pull(origin_of(found, library), found.options, home=library.home, progress=display)
+        else:
+            stored = fetch(found, library, display, again=True)
     if plan is not None:
         print("\n".join(plan_lines(plan)))
     elif options.also:

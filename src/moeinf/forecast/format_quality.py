@@ -15,7 +15,7 @@ _SAME: Final = ("bf16", "fp16", "f16", "f32")  # what the others are compared wi
 @dataclass(frozen=True, slots=True)
 class FormatQuality:
     """kl: by the tag of a form, the divergence of its predictions from those of the same model in 16 bits, in nats a
-    token, over so many predictions of one model (`make quality`, docs/formats.md)."""
+    token, over so many predictions of one model (`make quality`, docs/lab/quantisation.md)."""
 
     measured_on: str
     predictions: int

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from shlex import join
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from moeinf.config.fit_options import FitOptions
 from moeinf.config.option import options
 from moeinf.config.pull_options import PullOptions
+from moeinf.terminal.interrupt import Ended
 from moeinf.terminal.screen import bar_text, can_draw, harmless
 from moeinf.text.quantities import eta_text, size_text, told_apart
 
@@ -223,8 +228,18 @@ def plan_lines(plan: PullPlan) -> list[str]:
     ]
 
 
-def again_text(source: str, given: PullOptions) -> str:
+@contextmanager
+def resumable(source: str, *given: PullOptions | FitOptions) -> Iterator[None]:
+    """Tells the command that goes on, where what is done within is interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, Ended):
+        print(f"interrupted; `{again_text(source, *given)}` goes on where this stopped", file=sys.stderr)
+        raise
+
+
+def again_text(source: str, *given: PullOptions | FitOptions) -> str:
     """The command that goes on with an interrupted pull. It does not show the token."""
-    values = {each.flag: getattr(given, each.name) for each in options(PullOptions) if each.name != "token"}
-    said = [word for flag, value in values.items() if isinstance(value, str) for word in (flag, value)]
-    return join(["moeinf", "pull", source, *said])
+    every = [(each, getattr(of, each.name)) for of in given for each in options(type(of)) if each.name != "token"]
+    said = [(each.flag, str(value)) for each, value in every if type(value) in (str, int) and value != each.default]
+    return join(["moeinf", "pull", source, *chain.from_iterable(said)])

@@ -281,8 +281,14 @@ def test_an_expert_of_zeros_stays_one(
         (("--calibrate", "none.txt", "--quant", "q4_k"), "--calibrate none.txt cannot be read"),
         (
             ("--calibrate", "short.txt", "--quant", "q4_k"),
+            "--calibrate short.txt has 26 bytes, too few for 256 tokens; give a longer text",
+        ),
+        (
+            ("--calibrate", "medium.txt", "--quant", "q4_k"),
             "tokens say too little of the experts of demo:latest; give a",
         ),
+        (("--size", "5MB", "--text", "short.txt"), "--text short.txt has 26 bytes, too few for 512 tokens"),
+        (("--size", "5MB", "--text", "medium.txt"), "or a smaller --window (with `pull`, fewer --tokens)"),
         (("--imatrix", "none", "--quant", "q4_k"), "--imatrix none: there is no such file"),
         (("--imatrix", "short.txt", "--quant", "q4_k"), "--imatrix short.txt is no importance matrix"),
         (("--imatrix", "short.txt", "--calibrate", "built-in", "--quant", "q4_k"), "short.txt is there already"),
@@ -297,8 +303,23 @@ def test_wrong_use_is_one_line(
     monkeypatch.setenv("MOEINF_HOME", str(whole.home))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("Too short to say anything.")
+    (tmp_path / "medium.txt").write_text("Too short to say anything of it. " * 20)
     done = command("pull", "demo", *words)
     assert done.code == 2 and line in done.err and "Traceback" not in done.err
+
+
+def test_an_interrupted_command_tells_how_to_go_on(
+    whole: StoredModel, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("MOEINF_HOME", str(whole.home))
+    monkeypatch.setattr("moeinf.bench.divergence.fit_pull.calibrated", interrupt)
+    words = ("pull", "demo", "--quant", "q4_k", "--calibrate", "built-in", "--calibrate-tokens", "700")
+    done = command(*words)
+    assert done.code == 130
+    assert done.err.endswith(f"interrupted; `moeinf {' '.join(words)}` goes on where this stopped\n")
 
 
 def test_the_command_stores_writes_and_tells(

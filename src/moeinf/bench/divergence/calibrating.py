@@ -29,7 +29,7 @@ from moeinf.store.files import errors_named, make_folders, publish
 from moeinf.store.library import StoredModel
 from moeinf.store.model_folders import CALIBRATIONS, measured_folder
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import Float32Array, IntArray, MoeShape
 
 _CHARACTERS: Final = 16  # of a text for each token, at most
 _HEAD: Final = "output.weight"  # as GGUF files call it
@@ -96,8 +96,7 @@ def _save(path: Path, imatrix: Imatrix) -> None:
 def _pieces(text: str, model: Model, options: FitOptions) -> list[list[int]]:
     """Of at most CHUNK tokens each, begun as the tokenizer begins a text."""
     ids, begin = _tokens(text, model.tokenizer, options.calibrate_tokens)
-    moe = model.manifest.moe
-    least = max(_FEWEST, LEAST_TOKENS * moe.num_experts // moe.top_k)  # for the experts of a layer, in the mean
+    least = least_tokens(model.manifest.moe)
     if len(ids) < least:
         raise UsageError(
             f"--calibrate {options.calibrate}: {len(ids)} tokens say too little of the experts of {model.name}; give a "
@@ -105,6 +104,11 @@ def _pieces(text: str, model: Model, options: FitOptions) -> list[list[int]]:
         )
     room = min(CHUNK, model.manifest.info.context_length) - len(begin)
     return [[*begin, *ids[start : start + room]] for start in range(0, len(ids), room)]
+
+
+def least_tokens(moe: MoeShape) -> int:
+    """Of a text that calibrates: enough for the experts of a layer, in the mean."""
+    return max(_FEWEST, LEAST_TOKENS * moe.num_experts // moe.top_k)
 
 
 def _tokens(text: str, tokenizer: Tokenizer, most: int) -> tuple[list[int], list[int]]:

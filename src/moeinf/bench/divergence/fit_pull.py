@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from moeinf.bench.divergence.calibrating import calibrated
+from moeinf.bench.divergence.calibrating import calibrated, least_tokens
 from moeinf.bench.divergence.fitting import fitted, weighed
 from moeinf.bench.divergence.sensitivity import ALIKE, Weighing
 from moeinf.config import RuntimeConfig
@@ -59,7 +59,10 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
     compared = CompareOptions(fit.text, fit.tokens, min(512, fit.tokens))
     plain = replace(options, quant=None, name=None)
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        _check_source(read_headers(source, plain, home=home, progress=display), source)
+        headers = read_headers(source, plain, home=home)
+        _check_source(headers, source)
+        _check_length("--calibrate", fit.calibrate, sample, least_tokens(headers.manifest.moe))
+        _check_length("--text", fit.text, text if asked is None else None, compared.window)
         whole = pull(source, plain, home=home, progress=display)
     word, tag = parse_name(options.name or whole.name)
     own = options.name is not None and has_tag(options.name)
@@ -107,9 +110,17 @@ def divided(text: str, tokens: int) -> tuple[str, str, str]:
     return text[:-length], text[-length:], note
 
 
+def _check_length(flag: str, file: str | None, text: str | None, tokens: int) -> None:
+    """Raises UsageError for a text that cannot have so many tokens by any tokenizer: each has a byte or more."""
+    if text is not None and len(text.encode()) < tokens:
+        raise UsageError(
+            f"{flag} {file} has {len(text.encode())} bytes, too few for {tokens} tokens; give a longer text"
+        )
+
+
 def _check_source(headers: Headers, source: str) -> None:
     """Raises UsageError, before anything is fetched, for what cannot be fitted."""
-    check_writer(source, headers.config, "fit")
+    check_writer(source, dict(headers.config), "fit")
     check_whole(source, headers.manifest)
 
 

@@ -57,6 +57,7 @@ def windows_of(text: str, tokenizer: Tokenizer, options: CompareOptions) -> Wind
     if count == 0:
         where = f"--text {options.text}" if options.text else "the text that comes along"
         raise UsageError(
-            f"{where} has {len(begun)} tokens, and a window takes {length}: give a longer --text, or a smaller --window"
+            f"{where} has {len(begun)} tokens, and a window takes {length}: give a longer --text, or a smaller "
+            "--window (with `pull`, fewer --tokens)"
         )
     return Windows(tuple((*begin, *ids[number * room : (number + 1) * room]) for number in range(count)))
