@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test quality fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls native-arm sanitize \
+.PHONY: demo test quality quality-speed fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls native-arm sanitize \
   pythons pythons-ends gpu-test gpu-compile gpu-tritons ranks-test long-test clean
 
 demo: $(RUNS)
@@ -106,16 +106,25 @@ $(RANDOM_FILE): | $(RUNS)
 	  --layers 4 --vocab 151936
 	mv $@.part $@
 
-# How far each format is from a checkpoint, as docs/formats.md has it: stores CHECKPOINT in all of them, and compares them
-# and FILES (GGUF files of the same model) with it on TEXT. Of a model of 5.7 GB it takes hours on two cores.
-QUALITY_FORMATS ?= q8_0 q6_k q5_k q4_k iq4_xs q3_k q2_k
-QUALITY_TOKENS ?= 1536
+# Divergence from a checkpoint by size, as docs/lab/quantisation.md has it: moeinf's forms of CHECKPOINT, and with LLAMA_CPP,
+# the folder of llama-quantize and llama-imatrix, and BF16_GGUF, the same checkpoint as a GGUF file, theirs. Texts are cut
+# from CORPUS. What QUALITY has is not measured again; of a model of 5.7 GB all rows take hours on two cores.
+# quality-speed adds how fast each row decodes with a third of the experts resident: on a machine that does nothing else.
+CHECKPOINT ?= src/moeinf/data/demo
+QUALITY ?= benchmarks/results/quality/demo.json
+QUALITY_WORK ?= build/quality
+CORPUS ?= ../shared/data/corpus
+MEASURE_ROWS = $(BIN)/python benchmarks/quality/measure_rows.py "$(CHECKPOINT)" --texts $(QUALITY_WORK)/texts \
+  --work $(QUALITY_WORK)/rows --out $(QUALITY) $(if $(LLAMA_CPP),--llama-cpp "$(LLAMA_CPP)" --gguf "$(BF16_GGUF)")
+
 quality: $(READY)
-	@test -n "$(CHECKPOINT)" -a -n "$(TEXT)" || { echo "give CHECKPOINT=FOLDER and TEXT=FILE"; exit 2; }
-	$(BIN)/moeinf pull "$(CHECKPOINT)" --name quality:whole
-	for format in $(QUALITY_FORMATS); do $(BIN)/moeinf pull "$(CHECKPOINT)" --quant $$format --name quality || exit 1; done
-	$(BIN)/moeinf compare quality:whole $(addprefix quality:,$(QUALITY_FORMATS)) $(FILES) --text "$(TEXT)" \
-	  --tokens $(QUALITY_TOKENS)
+	$(BIN)/python benchmarks/quality/cut_texts.py "$(CORPUS)" $(QUALITY_WORK)/texts
+	$(MEASURE_ROWS)
+	$(BIN)/python benchmarks/quality/page_of_rows.py
+
+quality-speed: $(READY)
+	$(MEASURE_ROWS) --speed
+	$(BIN)/python benchmarks/quality/page_of_rows.py
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples

@@ -96,6 +96,12 @@ def anchors(page: Path) -> set[str]:
     return {slug if n == 0 else f"{slug}-{n}" for slug, times in found.items() for n in range(times)}
 
 
+def test_tables_of_formats_are_those_of_the_records() -> None:
+    made = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "page_of_rows.py"))
+    written = (DOCS / "lab" / "quantisation.md").read_text(encoding="utf-8")
+    assert written == made["page_with_tables"](written), "run: python benchmarks/quality/page_of_rows.py"
+
+
 def test_prose_is_wrapped_at_120_columns() -> None:
     for page in PAGES:
         long = [line for line in prose(page).splitlines() if len(line) > COLUMNS and not line.startswith("|")]
