@@ -398,10 +398,9 @@ def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: p
     done = command("pull", "org/repo")
     assert done.code == 130
     assert done.err == "interrupted; `moeinf pull org/repo` goes on where this stopped\n"
-    assert (
-        "`moeinf pull './a b' --quant q4_k --revision v2`"
-        in command("pull", "./a b", "--revision", "v2", "--quant", "q4_k").err
-    )
+    assert "`moeinf pull './a b' --quant q4_k`" in command("pull", "./a b", "--quant", "q4_k").err
+    again = command("pull", "org/repo", "--revision", "v2", "--quant", "q4_k").err
+    assert "`moeinf pull org/repo --quant q4_k --revision v2`" in again
 
 
 def test_options_may_come_from_variables_and_flags_go_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
