@@ -9,6 +9,7 @@ import pytest
 
 from moeinf.config.pull_options import NO_OPTIONS
 from moeinf.pull.forms.form import Form, bits_class, preference, quantisation_of
+from moeinf.pull.forms.published import told_once
 from moeinf.pull.origins import Origin
 from moeinf.store.manifest import ModelSource
 
@@ -56,3 +57,8 @@ def test_a_file_tells_its_quantisation(file: str, tag: str, bits: int) -> None:
 def test_of_as_many_bits_the_mixtures_that_most_people_take_come_first() -> None:
     tags = ["iq4_xs", "q4_0", "q4_k_s", "ud-q4_k_xl", "q4_k_m", "mxfp4", "iq4_nl"]
     assert sorted(tags, key=preference) == ["q4_k_m", "q4_0", "ud-q4_k_xl", "mxfp4", "q4_k_s", "iq4_nl", "iq4_xs"]
+
+
+def test_what_is_the_same_of_several_repositories_is_told_once() -> None:
+    notes = ["a/B was not found; check it", "c/D was not found; check it", "a/B was not found; check it", "e/F: broken"]
+    assert told_once(notes) == ("each of a/B, c/D was not found; check it", "e/F: broken")

@@ -55,7 +55,7 @@ def published_forms(
     started = time.monotonic()
     forms = look.all(tasks)
     elapsed, read = time.monotonic() - started, sum(each.read_bytes for each in look.repositories)
-    notes = tuple(dict.fromkeys(look.notes))
+    notes = told_once(look.notes)
     if not forms:
         raise look.error(f"nothing of {name} can be fetched: {'; '.join(notes) or 'no file of it is published'}")
     ranked = tuple(sorted(forms, key=lambda form: form.rank, reverse=True))
@@ -80,10 +80,20 @@ def form_of_tag(
     if tag in CHOICES or tag in _AS_PUBLISHED:
         return look.of_checkpoint(model.checkpoint, name, () if tag in _AS_PUBLISHED else (tag,))[-1]
     if look.notes and not files:  # then nobody knows
-        raise look.error("; ".join(dict.fromkeys(look.notes)))
+        raise look.error("; ".join(told_once(look.notes)))
     there = sorted({known for _, known, _ in files} | {*_MADE, "bf16"})
-    notes = f" ({'; '.join(look.notes)})" if look.notes else ""
+    notes = f" ({'; '.join(told_once(look.notes))})" if look.notes else ""
     raise ModelNotFoundError(f"{model.name} has no form {tag!r:.50}; its tags are {', '.join(there)}{notes}")
+
+
+def told_once(notes: Sequence[str]) -> tuple[str, ...]:
+    """What begins with the name of a repository, and is the same of several, in one line."""
+    named: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        name, _, rest = note.partition(" ")
+        named.setdefault(rest, []).append(name)
+    together = ((f"each of {', '.join(names)}" if names[1:] else names[0], rest) for rest, names in named.items())
+    return tuple(f"{who} {rest}".rstrip() for who, rest in together)
 
 
 @dataclass(slots=True)
