@@ -181,7 +181,7 @@ class TextError(MoeinfError):
 
 
 class StarvedError(MoeinfError):
-    """A process got no processor time, or was stopped: the same request may be answered later."""
+    """A process got no processor time, was stopped or killed: the same request may be answered later."""
 
 
 def of_the_machine(error: BaseException) -> MoeinfError | None:

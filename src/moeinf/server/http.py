@@ -18,6 +18,7 @@ from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Queued, Tex
 from moeinf.server.blocking.thread_pool import ThreadPool
 from moeinf.server.http_errors import Fault, fault_of, log_fault
 from moeinf.server.turns.job import LOOK_S, Job
+from moeinf.text.process import Stopped
 from moeinf.types import JsonObject
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def answering(form: ErrorForm) -> Callable[[Handler], Handler]:
         async def answered(request: Request) -> Response:
             try:
                 return await handler(request)
-            except ClientDisconnect:  # in the middle of its request: nobody reads this
+            except (ClientDisconnect, Stopped):  # as it asked, or while its text was looked at: nobody reads this
                 return Response(status_code=_GONE)
             except Exception as error:  # the client is told, whatever it was
                 return error_response(error, form)

@@ -191,8 +191,13 @@ class TextProcess:
 
     def _ended(self, op: str, process: subprocess.Popen[bytes]) -> MoeinfError:
         code = process.wait()
+        self.close()
         if not self._heard:  # it had not come to the model's files yet
             return self._refused(f"exit code {code}" if code >= 0 else f"signal {-code}")
+        if code == -signal.SIGKILL:  # nothing that it reads can do that
+            return StarvedError(
+                f"the process of the tokenizer of {self._where} was killed, perhaps for want of memory; ask again"
+            )
         return self._lost(op, "took too much processor time" if code == -signal.SIGPROF else "died")
 
     def _refused(self, what: str) -> MoeinfError:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from moeinf.errors import StoreError
+from moeinf.server.http import answering
 from moeinf.server.http_errors import fault_of, without_folders
+from moeinf.text.process import Stopped
 
 
 @pytest.mark.parametrize(
@@ -36,3 +43,22 @@ def test_folders_with_spaces_are_left_out_where_they_are_known(monkeypatch: pyte
 
 def test_a_message_that_repeats_what_a_client_sent_is_cut() -> None:
     assert len(fault_of(StoreError("no such model: " + "x" * 100_000)).message) < 10_000
+
+
+@pytest.mark.parametrize("error", [ClientDisconnect, Stopped])
+def test_that_a_client_has_gone_is_no_error_of_the_server(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within its request, or while a tokenizer was at its text."""
+    request: Any = None
+
+    @answering(lambda fault: {"error": fault.message})
+    async def handler(request: Any) -> Response:
+        raise error
+
+    async def answer() -> int:
+        return (await handler(request)).status_code
+
+    with caplog.at_level(logging.INFO):
+        assert asyncio.run(answer()) == 499
+    assert not caplog.records

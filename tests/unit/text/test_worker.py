@@ -165,6 +165,21 @@ def test_a_worker_serves_a_process_that_has_a_thousand_files_open(model_folder: 
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_worker_that_is_killed_at_its_work_is_no_fault_of_the_request(model_folder: MakeFolder) -> None:
+    """As by the system, where memory is short: the same may be asked again."""
+    with Tokenizer(model_folder(HOSTILE["nested ranges"])) as tokenizer:
+        tokenizer.encode("loaded")
+        process = tokenizer._process._process
+        assert process is not None
+        kill = threading.Timer(0.2, process.kill)
+        kill.start()
+        with pytest.raises(StarvedError, match=r"was killed, .*; ask again") as caught:
+            tokenizer.render(USER)
+        kill.join()
+        assert fault_of(caught.value).status == 503
+        assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"
+
+
 def test_a_worker_that_was_killed_is_replaced(model_folder: MakeFolder) -> None:
     with Tokenizer(model_folder()) as tokenizer:
         ids = tokenizer.encode("hello")
