@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import itertools
+import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from moeinf.pull.pull import ensure
 from tests.support.campaign import driver, strikes
+from tests.support.campaign.learned import check_learned
 from tests.support.campaign.page import PAGE, with_tables
 from tests.support.campaign.record import Record
 from tests.support.campaign.scenes import SCENES, stage
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 from tests.support.faults.native import built, compiler
 
 
@@ -65,6 +68,20 @@ def test_a_command_that_is_killed_or_refused_a_call_leaves_a_whole_store(tmp_pat
         (tmp_path / "place" / "home" / "names" / "demo" / "latest").write_text("{")
         with pytest.raises(AssertionError):
             played.check(tmp_path / "place" / "home")
+
+
+def test_steps_take_what_there_is_by_turns(tmp_path: Path) -> None:
+    turns = [Turn(random.Random(1), number, tmp_path, 1.0) for number in range(5)]
+    assert [turn.of(["a", "b", "c"]) for turn in turns] == ["a", "b", "c", "a", "b"]
+
+
+@pytest.mark.parametrize("name", ["eamc.npz", "hits.json", "receipt.json"])
+def test_what_runs_have_learned_is_looked_at(name: str, tmp_path: Path) -> None:
+    model = ensure("demo", home=tmp_path)
+    check_learned(model)
+    (model.path / name).write_bytes(b"PK torn")
+    with pytest.raises(AssertionError, match=name):
+        check_learned(model)
 
 
 def test_the_page_has_a_table_for_each_of_its_marks() -> None:

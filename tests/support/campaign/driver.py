@@ -26,11 +26,11 @@ from typing import Any
 
 from tests.support.campaign.kinds import KINDS
 from tests.support.campaign.record import Record
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 
 ROOT = Path(__file__).parents[3]
 STEP_SECONDS = 60.0
-PATIENCE_S = 1800.0  # for a step that has not come to its end: it hangs
+PATIENCE_S = 7200.0  # for a step that has not come to its end: it hangs, also where others have the machine
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
@@ -120,7 +120,7 @@ def carry_out(kind: str, seed: int, number: int, folder: Path, seconds: float) -
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        return KINDS[kind].step(random.Random(f"{seed}:{kind}:{number}"), folder.resolve(), seconds)
+        return KINDS[kind].step(Turn(random.Random(f"{seed}:{kind}:{number}"), number, folder.resolve(), seconds))
     except Exception:  # the top: a fault is what this looks for
         return Done(Counter(), [traceback.format_exc()])
     finally:

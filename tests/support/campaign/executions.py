@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import random
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 
 ROOT: Final = Path(__file__).parents[3]
 CORPUS: Final = ROOT / "tests" / "fuzz" / "corpus"  # a folder for each target: what has reached other code
@@ -23,13 +22,18 @@ _NAMES: Final = ("safetensors", "gguf", "manifest", "body", "calls")
 _OTHER_PLACES: Final = list[str]()
 
 
-def covered(rng: random.Random, folder: Path, seconds: float) -> Done:
+def covered(turn: Turn) -> Done:
     """One target for so many seconds, from the corpus that is kept; a fault has the bytes that bring it about."""
     if importlib.util.find_spec("atheris") is None:
         return Done(Counter({"executions: steps left out, which need atheris": 1}), [])
-    name, found = rng.choice(_NAMES), folder / "found"
+    folder, name = turn.folder, turn.of(_NAMES)
+    found = folder / "found"
     found.mkdir()
-    options = [f"-max_total_time={int(seconds)}", f"-seed={rng.randrange(1, 1 << 31)}", "-print_final_stats=1"]
+    options = [
+        f"-max_total_time={int(turn.seconds)}",
+        f"-seed={turn.rng.randrange(1, 1 << 31)}",
+        "-print_final_stats=1",
+    ]
     options += ["-max_len=4096", "-timeout=20", "-rss_limit_mb=3000", f"-artifact_prefix={folder}/"]
     command = [sys.executable, "-m", __name__, name, str(found), str(CORPUS / name), *options]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, cwd=ROOT)

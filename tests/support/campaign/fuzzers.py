@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 from tests.support.faults.subjects import SUBJECTS
 
 ROOT: Final = Path(__file__).parents[3]
@@ -25,14 +24,14 @@ _FUZZERS: Final = {
 }
 
 
-def mutations(rng: random.Random, folder: Path, seconds: float) -> Done:
+def mutations(turn: Turn) -> Done:
     """One of the fuzzers, for so many seconds."""
-    name, seed = rng.choice(list(_FUZZERS)), rng.randrange(1 << 30)
-    only = ["--only", rng.choice(list(SUBJECTS))] if "given up" in name else []
-    words = [*_FUZZERS[name], *only, "--seconds", str(seconds), "--seed", str(seed)]
+    name, seed = turn.of(list(_FUZZERS)), turn.rng.randrange(1 << 30)
+    only = ["--only", turn.rng.choice(list(SUBJECTS))] if "given up" in name else []
+    words = [*_FUZZERS[name], *only, "--seconds", str(turn.seconds), "--seed", str(seed)]
     command = [sys.executable, "-m", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    ended = [int(count) for line in _summaries(done.stdout) for count in re.findall(r"(\d+) [a-z]", line)]
+    ended = [int(count) for line in _summaries(done.stdout) for count in re.findall(r"(\d+) [A-Za-z]", line)]
     faults = [line for line in done.stdout.splitlines() if re.match(r"FAULT|[A-Z ]{6,}:", line)]
     if done.returncode != 0 or not ended:
         said = "; ".join(faults) or f"{done.stdout[-300:]} {done.stderr[-600:]}"

@@ -8,6 +8,7 @@ from typing import Final
 from tests.support.campaign.executions import covered
 from tests.support.campaign.fuzzers import mutations
 from tests.support.campaign.power import power_cuts
+from tests.support.campaign.soak import server
 from tests.support.campaign.step import Step
 from tests.support.campaign.strikes import calls, kills
 from tests.support.campaign.world import worlds
@@ -26,4 +27,5 @@ KINDS: Final = {
     "worlds": Kind(worlds, 2),
     "mutations": Kind(mutations, 2),
     "executions": Kind(covered, 2),
+    "servers": Kind(server, 2),
 }

@@ -7,6 +7,7 @@ the text around them is written by hand.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,9 @@ from typing import Any, Final
 
 from tests.support.campaign.record import Record
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "lab" / "campaign.md"
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = ROOT / "docs" / "lab" / "campaign.md"
+KEPT: Final = ROOT / "benchmarks" / "results" / "campaigns.jsonl"  # the steps of all campaigns that the page tells of
 _MARKED: Final = re.compile(r"(<!-- campaign: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _GROUPS: Final = {  # of counts, in the order of the page
     "kills": "commands killed at an operation on files",
@@ -37,7 +40,10 @@ def main() -> None:
     parser.add_argument("steps", type=Path)
     parser.add_argument("page", type=Path, nargs="?", default=PAGE)
     given = parser.parse_args()
-    steps = Record(given.steps).steps
+    lines = KEPT.read_text(encoding="utf-8").splitlines()
+    lines += [line for step in Record(given.steps).steps if (line := json.dumps(step)) not in lines]
+    KEPT.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    steps = [json.loads(line) for line in lines]
     given.page.write_text(with_tables(given.page.read_text(encoding="utf-8"), steps), encoding="utf-8")
 
 
@@ -55,7 +61,8 @@ def _runs(steps: Steps) -> str:
         seeds = ", ".join(str(seed) for seed in sorted({step["seed"] for step in own}))
         commits = ", ".join(dict.fromkeys(step["commit"] for step in own))
         failed = sum(bool(step["faults"]) for step in own)
-        lines.append(f"| {kind} | {len(own)} | {hours:.2f} | {seeds} | {commits} | {failed} |")
+        number = sum(step.get("steps", 1) for step in own)  # of the first campaign there are only sums
+        lines.append(f"| {kind} | {number} | {hours:.2f} | {seeds} | {commits} | {failed} |")
     return "\n".join([*lines, ""])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import random
 import signal
 import struct
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.campaign.scenes import SCENES, Scene, Stage, State, stage
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 from tests.support.campaign.strikes import CHANGE, KILL_AFTER, SOURCE, check_between, heals, num_calls
 from tests.support.faults.native import built
 
@@ -75,7 +74,7 @@ def _disk(folder: Path, options: str) -> Iterator[Disk]:
         disk.close()
 
 
-def power_cuts(rng: random.Random, folder: Path, seconds: float) -> Done:
+def power_cuts(turn: Turn) -> Done:
     """A scene that changes something, and the power fails behind one of its changes, or right behind its end.
 
     As with kills: what was there is there, no half thing is taken for whole, and the same command heals. What a command
@@ -83,13 +82,16 @@ def power_cuts(rng: random.Random, folder: Path, seconds: float) -> Done:
     """
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         return Done(Counter({"power cuts: steps left out, which need root and a loop device": 1}), [])
-    changing = [name for name, scene in SCENES.items() if scene.changes and not name.startswith("run")]
-    name, options = rng.choice(changing), rng.choice(("defaults", "noauto_da_alloc"))
+    rng, name = turn.rng, turn.of([name for name, scene in SCENES.items() if scene.changes])
+    options = rng.choice(("defaults", "noauto_da_alloc"))
     scene, counts, faults = SCENES[name], Counter[str](), list[str]()
-    with _disk(folder, options) as disk, stage(folder, built(SOURCE, folder), disk.mount / "place") as played:
+    with (
+        _disk(turn.folder, options) as disk,
+        stage(turn.folder, built(SOURCE, turn.folder), disk.mount / "place") as played,
+    ):
         wanted, before = played.whole(scene), played.before(scene)
         last, begun = num_calls(played, scene, CHANGE), time.monotonic()
-        while not counts or time.monotonic() - begun < seconds:
+        while not counts or time.monotonic() - begun < turn.seconds:
             at, how = rng.randint(1, last + 1), rng.choice((_JOURNAL_KEPT, _ALL_LOST))
             try:
                 _cut(played, scene, disk, at, how, before, wanted)

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeinf.config.pull_options import PullOptions
+from moeinf.errors import UsageError
 from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
+from moeinf.traces.folder import read_facts, request_files
+from moeinf.traces.trace import dumps, load_trace, read_trace
+from tests.support.campaign.learned import check_learned
 from tests.support.checkpoints import content, write_checkpoint
 from tests.support.faults.forks import Case, Forks, Outcome
 from tests.support.hub_server import REPO, serving
@@ -22,7 +26,7 @@ State = dict[str, Any]
 PROMPT: Final = "The king said"
 LONG_PROMPT: Final = "Once upon a time there was a dog. The dog and the ball went to the house. " * 5
 _RUN: Final = ("run", "demo", "--expert-cache", "33%", "--seed", "7", "-n", "6", "-q")
-_LEARNED: Final = ("receipt.json", "eamc.npz", "hits.json")  # by runs; a time, and figures of this machine
+_LEARNED: Final = ("receipt.json", "eamc.npz", "hits.json", "compared.json")  # a time, figures of this machine
 _ASKED: Final = [
     {"custom_id": f"r{number}", "prompt": f"{PROMPT} {number}", "max_tokens": 3, "temperature": 0}
     for number in range(4)
@@ -58,6 +62,21 @@ def _answers(folder: Path, outcome: Outcome) -> list[Any]:
     return sorted([line["custom_id"], line["response"]["body"]["choices"]] for line in lines)
 
 
+def _traced(folder: Path, outcome: Outcome) -> Any:
+    """What was said, and the routing of each request: one that was killed behind its end is recorded once more."""
+    routing = {dumps(read_trace(path)) for path in request_files(folder / "traces")}
+    return outcome.out, read_facts(folder / "traces"), [hash(each) for each in routing]
+
+
+def _whole_traces(folder: Path) -> None:
+    """Whatever was recorded can be read: a request has its name once it is whole."""
+    if (folder / "traces").exists() and request_files(folder / "traces"):
+        try:
+            load_trace(folder / "traces")
+        except UsageError as error:
+            raise AssertionError(f"a recorded trace cannot be read: {error}") from error
+
+
 SCENES: Final[dict[str, Scene]] = {
     "pull a folder": Scene(("pull", "checkpoint", "--name", "m", "-q"), "checkpoint"),
     "pull a folder as q8_0": Scene(("pull", "checkpoint", "--name", "m", "--quant", "q8_0", "-q"), "checkpoint"),
@@ -71,7 +90,7 @@ SCENES: Final[dict[str, Scene]] = {
     "spread": Scene(("spread", "demo", "--also", "second", "-q"), extra=lambda folder, _: _listing(folder / "second")),
     "run --batch": Scene(("run", "demo", "--batch", "asked.jsonl", "--out", "answers.jsonl", "-q"), extra=_answers),
     "run with eamc": Scene((*_RUN, "--predictor", "eamc", "--policy", "paper", PROMPT), extra=_said),
-    "run with a trace": Scene((*_RUN, "--trace", "traces", PROMPT), extra=_said),
+    "run with a trace": Scene((*_RUN, "--trace", "traces", PROMPT), extra=_traced),
     "run with prefixes": Scene((*_RUN, "--prefix-disk", "50MB", LONG_PROMPT), extra=_said),
     "run": Scene((*_RUN, PROMPT), changes=False, extra=_said),
     "run with the pure reader": Scene((*_RUN, "--reader", "pure", PROMPT), changes=False, extra=_said),
@@ -141,6 +160,8 @@ class Stage:
             assert found == [], f"{model.name} is damaged: {found[:2]}"
             named = {name: sha256 for name, sha256 in content(model.path).items() if not name.startswith(".")}
             held[model.name] = [named, model.preset_text]
+            check_learned(model)
+        _whole_traces(home.parent)
         return held
 
     def before(self, scene: Scene) -> State:

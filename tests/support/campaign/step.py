@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,19 @@ class Done:
     measured: dict[str, Any] = field(default_factory=dict)
 
 
-# A step has a source of random numbers, a folder of its own that is empty at first, and so many seconds, which it may
-# exceed by what it has begun.
-Step = Callable[[random.Random, Path, float], Done]
+@dataclass(frozen=True)
+class Turn:
+    """What a step is given. number: how many of its kind and seed came before. seconds: it may exceed them by what it
+    has begun. folder: of its own, empty at first."""
+
+    rng: random.Random
+    number: int
+    folder: Path
+    seconds: float
+
+    def of(self, names: Sequence[str]) -> str:
+        """One after the other, step by step, so that none is left out whatever numbers are drawn."""
+        return names[self.number % len(names)]
+
+
+Step = Callable[[Turn], Done]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import random
 import signal
 import time
 from collections import Counter
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.campaign.scenes import SCENES, Scene, Stage, State, stage
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 from tests.support.faults import forks
 from tests.support.faults.forks import Outcome, told_in_a_line
 from tests.support.faults.native import built
@@ -34,19 +33,19 @@ _HANG_MS: Final = 200
 SOURCE: Final = Path(forks.__file__).with_name("struck_calls.cc")
 
 
-def kills(rng: random.Random, folder: Path, seconds: float) -> Done:
+def kills(turn: Turn) -> Done:
     """A scene that changes something, killed at one change after the other, before it or behind it.
 
     What the store held is there, no half thing is taken for whole, the same command then ends as if nothing had
     happened, and what is left can be pruned. Sometimes the second command is killed as well.
     """
-    name = rng.choice([name for name, scene in SCENES.items() if scene.changes])
+    rng, name = turn.rng, turn.of([name for name, scene in SCENES.items() if scene.changes])
     scene, counts, faults = SCENES[name], Counter[str](), list[str]()
-    with stage(folder, built(SOURCE, folder)) as played:
+    with stage(turn.folder, built(SOURCE, turn.folder)) as played:
         wanted, before = played.whole(scene), played.before(scene)
         last = num_calls(played, scene, CHANGE)
         begun = time.monotonic()
-        while not counts or time.monotonic() - begun < seconds:
+        while not counts or time.monotonic() - begun < turn.seconds:
             places = [
                 (rng.randint(1, last), rng.choice((KILL_BEFORE, KILL_AFTER))) for _ in range(rng.choice((1, 1, 2)))
             ]
@@ -108,25 +107,25 @@ def _difference(found: State, wanted: State) -> str:
     return str(parts)
 
 
-def calls(rng: random.Random, folder: Path, seconds: float) -> Done:
+def calls(turn: Turn) -> Done:
     """One kind of call of a scene, from the first to the last, until the time is over: each in turn fails, or the like.
 
     Where it fails, the command does without it, or says so in a line; where it is short or takes long, nothing is
     different. What the store held is there afterwards, and the same command then ends as if nothing had happened.
     """
-    name = rng.choice(list(SCENES))
+    rng, name = turn.rng, turn.of(list(SCENES))
     action = rng.choice((FAIL, FAIL, FAIL, SHORT, HANG))
     kind = rng.choice(("read", "write") if action == SHORT else [kind for kind in KINDS if kind != "connect"])
     if name in ("pull from the Hub", "serve") and action != SHORT and rng.random() < 0.3:
         kind = "connect"
     scene, counts, faults = SCENES[name], Counter[str](), list[str]()
-    with stage(folder, built(SOURCE, folder)) as played:
+    with stage(turn.folder, built(SOURCE, turn.folder)) as played:
         wanted, before = played.whole(scene), played.before(scene)
         last = num_calls(played, scene, KINDS[kind])
         order = rng.sample(range(1, last + 1), last)
         begun = time.monotonic()
         for at in order:
-            if counts and time.monotonic() - begun > seconds:
+            if counts and time.monotonic() - begun > turn.seconds:
                 break
             value = _HANG_MS if action == HANG else rng.choice(_ERRNOS[kind])
             strike = (KINDS[kind], at, action, value)

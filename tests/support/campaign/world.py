@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
 import time
@@ -10,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from tests.support.campaign.step import Done
+from tests.support.campaign.step import Done, Turn
 
 ROOT: Final = Path(__file__).parents[3]
 _BUILD: Final = ROOT / "build" / "simulate"
@@ -25,11 +24,11 @@ def built() -> Path:
     return _BUILD / "simulate"
 
 
-def worlds(rng: random.Random, folder: Path, seconds: float) -> Done:
+def worlds(turn: Turn) -> Done:
     """Worlds of seeds that follow a random one. A fault names its world, which `simulate SEED 1` plays again."""
     program, counts, faults = str(built()), Counter[str](), list[str]()
-    seed, begun = rng.randrange(1 << 40), time.monotonic()
-    while not counts or time.monotonic() - begun < seconds:
+    seed, begun = turn.rng.randrange(1 << 40), time.monotonic()
+    while not counts or time.monotonic() - begun < turn.seconds:
         done = subprocess.run([program, str(seed), str(_OPERATIONS)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             faults.append(f"{program} {seed} {_OPERATIONS}: {done.stdout.strip()} {done.stderr.strip()}")

@@ -1,0 +1,265 @@
+"""A server under mixed load and faults: no answer is lost, none is another's, and /health says what is so.
+
+Each request is asked once alone, on a quiet server; then many clients ask all of them by turns, whole and streamed,
+while others misbehave, models are switched, copied and removed, and processes of the server are stopped and killed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from moeinf.pull.pull import ensure
+from tests.support.campaign.asked import Asked, RefusedInStreamError, requests
+from tests.support.campaign.step import Done, Turn
+
+MODELS: Final = ("demo", "demo:chat")
+_CLIENTS: Final = 6
+_REQUESTS: Final = 48
+_PATIENCE_S: Final = 180.0  # for one answer on a starved machine
+_HEALTH_S: Final = 10.0
+_GROWTH_BYTES: Final = 48 << 20  # of the server, from a third of the time to its end
+_STRIKES: Final = "processes stopped or killed"
+_BOMBS: Final = (
+    {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(39)}},
+    {"$ref": "#"},
+    {"type": "array", "items": {"type": "string", "minLength": 10**9}},
+    {"enum": ["x" * 1000] * 2000},
+)
+
+
+@dataclass
+class Soak:
+    """What is known of a running server, and what was seen of it."""
+
+    url: tuple[str, int]
+    process: int
+    rng: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+    struck: float = -1e9  # when a process of the server was last hurt: what it had in hand may end in an error
+
+    def fault(self, text: str) -> None:
+        self.faults.append(text[:700])
+
+    def ask(self, method: str, path: str, body: object = None, patience_s: float = _PATIENCE_S) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(*self.url, timeout=patience_s)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+
+def server(turn: Turn) -> Done:
+    """A server for so many seconds, with a seed of the step's own."""
+    home = turn.folder / "home"
+    for name in MODELS:
+        ensure(name, home=home)
+    few = turn.number % 2 == 1  # one model at a time: each change of models closes and opens
+    with _served(turn.folder, home, ("--models", "1") if few else ()) as (process, url):
+        soak = Soak(url, process.pid, turn.rng)
+        wanted = _alone(soak)
+        _play(soak, wanted, turn.seconds)
+        if process.poll() is not None:
+            soak.fault(f"the server ended with {process.returncode}")
+        log = (turn.folder / "log").read_text(errors="replace")
+    if "Traceback" in log:
+        soak.faults.append(f"a traceback in the log: {log[log.index('Traceback') :][:4000]}")
+    if process.returncode not in (0, None):
+        soak.fault(f"SIGTERM ended the server with {process.returncode}: {log[-300:]}")
+    return Done(Counter({f"server: {what}": count for what, count in soak.counts.items()}), soak.faults)
+
+
+@contextmanager
+def _served(folder: Path, home: Path, more: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    command = [sys.executable, "-m", "moeinf", "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%", *more]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, "MOEINF_HOME": str(home)}, stdout=log, stderr=log)
+    try:
+        while not (found := re.search(r"http://([\d.]+):(\d+)", (folder / "log").read_text())):
+            assert process.poll() is None, (folder / "log").read_text()[-500:]
+            time.sleep(0.05)
+        yield process, (found[1], int(found[2]))
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _alone(soak: Soak) -> list[tuple[Asked, Any]]:
+    """Each request with the answer that it gets on a quiet server; streamed it is the same."""
+    wanted = []
+    for asked in requests(soak.rng, MODELS, _REQUESTS):
+        status, answer = asked.of(soak.url, stream=False, patience_s=_PATIENCE_S)
+        assert status == 200, f"{asked.path} {asked.body}: {status} {answer}"
+        wanted.append((asked, answer))
+    return wanted
+
+
+def _play(soak: Soak, wanted: list[tuple[Asked, Any]], seconds: float) -> None:
+    tasks = [lambda: _client(soak, wanted) for _ in range(_CLIENTS)]
+    tasks += [lambda: _watch(soak), *(lambda act=act: _misbehave(soak, wanted, act) for act in _MISDEEDS)]
+    threads = [threading.Thread(target=_told, args=(soak, task)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    sizes, end = list[int](), time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(1.0, seconds / 30))
+        sizes.append(_resident_bytes(soak.process))
+    soak.over.set()
+    for thread in threads:
+        thread.join()
+    first, last = max(sizes[: len(sizes) // 3]), max(sizes[-len(sizes) // 5 :])
+    if last - first > _GROWTH_BYTES:
+        soak.fault(f"memory grew from {first >> 20} MiB to {last >> 20} MiB")
+
+
+def _told(soak: Soak, task: Callable[[], None]) -> None:
+    try:
+        task()
+    except Exception as error:
+        soak.fault(f"{error!r}")
+        soak.over.set()
+
+
+def _client(soak: Soak, wanted: list[tuple[Asked, Any]]) -> None:
+    rng = random.Random(soak.rng.random())
+    while not soak.over.is_set():
+        asked, answer = rng.choice(wanted)
+        stream, begun = asked.streams and rng.random() < 0.5, time.monotonic()
+        try:
+            status, found = asked.of(soak.url, stream=stream, patience_s=_PATIENCE_S)
+        except RefusedInStreamError as error:
+            status, found = 500, str(error)
+        except (OSError, http.client.HTTPException, ValueError, AssertionError) as error:
+            status, found = 0, f"{error!r}"
+        if status == 200 and found == answer:
+            soak.counts["answers, each the one that it gets alone"] += 1
+        elif status >= 500 and soak.struck > begun - 120:
+            soak.counts["errors while a process of the server was stopped or killed"] += 1
+        else:
+            soak.fault(f"{asked.path} {asked.encoded(stream=stream)!r}: {status} {found!r}, not {answer!r}")
+
+
+def _watch(soak: Soak) -> None:
+    """/health is asked twice a second: it says that the server works, soon, as long as it does."""
+    while not soak.over.wait(0.5):
+        begun = time.monotonic()
+        status, text = soak.ask("GET", "/health", patience_s=60)
+        took = time.monotonic() - begun
+        soak.counts["health asked"] += 1
+        if status != 200 or took > _HEALTH_S:
+            soak.fault(f"/health: {status} {text} after {took:.1f} s")
+
+
+def _misbehave(soak: Soak, wanted: list[tuple[Asked, Any]], act: str) -> None:
+    rng = random.Random(soak.rng.random())
+    while not soak.over.wait(rng.uniform(0.2, 3.0)):
+        with suppress(OSError, http.client.HTTPException):
+            before = soak.struck
+            _MISDEEDS[act](soak, rng.choice(wanted)[0], rng)
+            soak.counts[act] += act != _STRIKES or soak.struck != before
+
+
+def _head(asked: Asked, data: bytes) -> bytes:
+    head = f"POST {asked.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def _hang_up(soak: Soak, asked: Asked, rng: random.Random) -> None:
+    """Somewhere in a request or in its answer."""
+    whole = _head(asked, asked.encoded(stream=True))
+    with socket.create_connection(soak.url, timeout=_PATIENCE_S) as connection:
+        if rng.random() < 0.4:
+            connection.sendall(whole[: rng.randrange(len(whole))])
+        else:
+            connection.sendall(whole)
+            connection.recv(rng.choice((1, 100, 2000)))
+
+
+def _read_slowly(soak: Soak, asked: Asked, rng: random.Random) -> None:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.settimeout(5)
+        connection.connect(soak.url)
+        connection.sendall(_head(asked, asked.encoded(stream=True)))
+        for _ in range(20):
+            connection.recv(64)
+            if soak.over.wait(0.1):
+                return
+
+
+def _send_a_bomb(soak: Soak, asked: Asked, rng: random.Random) -> None:
+    body = {"model": rng.choice(MODELS), "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": rng.choice(_BOMBS)}}
+    status, text = soak.ask("POST", "/v1/chat/completions", body | {"response_format": form})
+    if status not in (200, 400) and time.monotonic() - soak.struck > 120:
+        soak.fault(f"a schema that takes long: {status} {text}")
+
+
+def _copy_and_remove(soak: Soak, asked: Asked, rng: random.Random) -> None:
+    """A name is taken away while it answers: the answer is whole, or says that there is no such model."""
+    name, source = f"copy{rng.randrange(3)}", rng.choice(MODELS)
+    soak.ask("POST", "/api/copy", {"source": source, "destination": name})
+    body = {"model": name, "prompt": "Once", "options": {"num_predict": 30, "temperature": 0}}
+    thread = threading.Thread(target=lambda: soak.ask("DELETE", "/api/delete", {"model": name}))
+    thread.start()
+    status, text = soak.ask("POST", "/api/generate", body | {"stream": False})
+    thread.join()
+    if status not in (200, 404, 400) and time.monotonic() - soak.struck > 120:
+        soak.fault(f"a model that was removed meanwhile: {status} {text}")
+
+
+def _stop_a_process(soak: Soak, asked: Asked, rng: random.Random) -> None:
+    """The process that splits texts into tokens stands still for a while, or is killed."""
+    children = [child for at in Path(f"/proc/{soak.process}/task").iterdir() for child in _of_task(at)]
+    if not children or rng.random() < 0.7:
+        return
+    child, soak.struck = rng.choice(children), time.monotonic()
+    with suppress(ProcessLookupError):
+        os.kill(child, rng.choice((signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL)))
+    soak.over.wait(rng.uniform(0.1, 4))
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGCONT)
+
+
+def _of_task(task: Path) -> list[int]:
+    with suppress(OSError):
+        return [int(each) for each in (task / "children").read_text().split()]
+    return []
+
+
+_MISDEEDS: Final[dict[str, Callable[[Soak, Asked, random.Random], None]]] = {
+    "clients that hung up": _hang_up,
+    "clients that read slowly": _read_slowly,
+    "schemas that take long": _send_a_bomb,
+    "models copied and removed": _copy_and_remove,
+    _STRIKES: _stop_a_process,
+}
+
+
+def _resident_bytes(process: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(found[1]) << 10 if found else 0
