@@ -233,6 +233,7 @@ WORDS: dict[str, list[Any]] = {
     "swiglu_limits_shared": [[None, 0.2, 0.0], [0.0, 0.3, 0.1]],
     "moe_norm_min": [1e-3, 0.5, 2.0],
     # for which null is a value
+    "partial_rotary_factor": [0.5, None],
     "head_dim": [8, 32, None],
     "attention_multiplier": [0.3, None],
     "sliding_window": [5, None],

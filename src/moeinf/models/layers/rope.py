@@ -102,7 +102,9 @@ def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
 
 
 def _share(f: Fields, default: float) -> float:
-    return rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))
+    """default: where the field is missing. Null means whole heads to transformers, whatever the family's default is."""
+    missing = 1.0 if "partial_rotary_factor" in f else default
+    return rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", missing))
 
 
 def rope_of(

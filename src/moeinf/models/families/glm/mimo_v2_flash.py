@@ -99,9 +99,10 @@ def _kv_heads(f: Fields) -> int:
 
 
 def _rope(f: Fields, kind: str) -> Rope:
-    own = of_kind(f, kind).replaced(partial_rotary_factor=None)
+    own = of_kind(f, kind)
     plain = own.within("rope_parameters").get("rope_type") in ("default", None)
-    rotated = partial_rotary(own, f.count("head_dim", minimum=2), _PARTIAL if plain else 1.0)
+    own = own.replaced(partial_rotary_factor=_PARTIAL if plain else 1.0)  # where its kind says nothing
+    rotated = partial_rotary(own, f.count("head_dim", minimum=2))
     return rope_of(own, rotated, 1e4, f.count("max_position_embeddings"))
 
 
