@@ -942,6 +942,8 @@ class MambaLayer:
         bias: npt.NDArray[np.float32],
         skip: npt.NDArray[np.float32],
         gate_norm: npt.NDArray[np.float32],
+        in_bias: npt.NDArray[np.float32] | None,
+        out_bias: npt.NDArray[np.float32] | None,
         num_groups: int,
         norm_eps: float,
         residual: float,
@@ -949,8 +951,8 @@ class MambaLayer:
         """input [gates, channels, steps]; channels: values, keys, queries.
 
         norm [hidden]; taps [kernel, channels]; conv_bias [channels]; decay, bias, skip [heads]: a token's step is
-        softplus(step + bias), its decay e^(decay * step); gate_norm [heads * head_dim]: RMS of each group. ValueError
-        for shapes that do not fit together.
+        softplus(step + bias), its decay e^(decay * step); gate_norm [heads * head_dim]: RMS of each group. in_bias
+        and out_bias: of the two matrices, where they have any. ValueError for shapes that do not fit together.
         """
 
     def run(self, x: npt.NDArray[np.float32], states: Sequence[RecurrentStates], rows: Sequence[int]) -> None:

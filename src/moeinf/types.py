@@ -212,7 +212,16 @@ class SumRun:
 
 
 Activation = Literal[
-    "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped", "silu_clamped", "clamped_silu", "softcapped"
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "swiglu_clamped",
+    "silu_clamped",
+    "clamped_silu",
+    "softcapped",
 ]
 
 
@@ -221,6 +230,7 @@ class ExpertForm:
     """What an expert computes with its parts: down(act(gate(x)) * up(x)), or down(act(up(x))) where it has no gate.
 
     biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. relu2: the square of relu.
+    quick_gelu: x * sigmoid(1.702 x).
     swiglu_clamped (gpt-oss): with g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
     silu_clamped (DeepSeek-V4): u * silu(g), of the same g and u. clamped_silu (Step 3.5): u * min(silu(gate), limit).
     softcapped (Inkling 2): c(gate, gate_limit) * sigmoid(gate) * c(up, limit), with c(x, most) = most * tanh(x / most);

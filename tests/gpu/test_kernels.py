@@ -124,6 +124,7 @@ FORMS = [
     ExpertForm("relu", gated=False, biased=True),
     ExpertForm("relu2", gated=False),
     ExpertForm("gelu"),
+    ExpertForm("quick_gelu"),
     ExpertForm("silu_clamped", limit=0.5),
     ExpertForm("clamped_silu", limit=0.5),
     ExpertForm("softcapped", limit=0.5, gate_limit=0.3),

@@ -166,6 +166,7 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
         "silu": F.silu,
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
         "relu": F.relu,
         "relu2": lambda x: F.relu(x).square(),
     }

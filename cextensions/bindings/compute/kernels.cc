@@ -94,6 +94,7 @@ moeinf::Activation activation_named(const std::string& name) {
   if (name == "silu") return moeinf::Activation::kSilu;
   if (name == "gelu") return moeinf::Activation::kGelu;
   if (name == "gelu_tanh") return moeinf::Activation::kGeluTanh;
+  if (name == "quick_gelu") return moeinf::Activation::kQuickGelu;
   if (name == "relu") return moeinf::Activation::kRelu;
   if (name == "relu2") return moeinf::Activation::kSquaredRelu;
   if (name == "swiglu_clamped") return moeinf::Activation::kSwigluClamped;
@@ -101,8 +102,8 @@ moeinf::Activation activation_named(const std::string& name) {
   if (name == "clamped_silu") return moeinf::Activation::kClampedSilu;
   if (name == "softcapped") return moeinf::Activation::kSoftcapped;
   throw std::invalid_argument("activation is '" + name +
-                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'swiglu_clamped', "
-                              "'silu_clamped', 'clamped_silu' or 'softcapped'");
+                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'quick_gelu', 'relu', 'relu2', "
+                              "'swiglu_clamped', 'silu_clamped', 'clamped_silu' or 'softcapped'");
 }
 
 void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const FloatsOut& y,

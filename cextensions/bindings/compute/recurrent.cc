@@ -156,7 +156,8 @@ void make_delta(DeltaLayer* made, nb::object kernels, std::vector<nb::object> pr
 
 void make_mamba(MambaLayer* made, nb::object kernels, nb::object input, nb::object output, Vector norm,
                 ConstRows taps, Vector conv_bias, Vector decay, Vector bias, Vector skip, Vector gate_norm,
-                std::int64_t num_groups, double norm_eps, double residual) {
+                OptionalVector in_bias, OptionalVector out_bias, std::int64_t num_groups, double norm_eps,
+                double residual) {
   const std::int64_t heads = size(decay, 0), inner = size(gate_norm, 0), keys = size(taps, 1) - inner;
   require(num_groups > 0 && heads > 0 && heads % num_groups == 0 && inner % heads == 0,
           "heads cannot share keys");
@@ -174,9 +175,15 @@ void make_mamba(MambaLayer* made, nb::object kernels, nb::object input, nb::obje
   const Matrix in = view(input), out = view(output);
   require(in.rows == s.projected() && in.cols == s.hidden, "the input of Mamba has the wrong shape");
   require(out.rows == s.hidden && out.cols == inner, "the output of Mamba has the wrong shape");
-  new (made) MambaLayer({kernels, {input, output}, {norm, conv_bias, decay, bias, skip, gate_norm}, taps}, s,
+  require((!in_bias || has_shape(*in_bias, in.rows)) && (!out_bias || has_shape(*out_bias, out.rows)),
+          "the biases of Mamba have the wrong shape");
+  std::vector<Vector> vectors = {norm, conv_bias, decay, bias, skip, gate_norm};
+  for (const OptionalVector& each : {in_bias, out_bias}) {
+    if (each) vectors.push_back(*each);
+  }
+  new (made) MambaLayer({kernels, {input, output}, vectors, taps}, s,
                         {in, out, norm.data(), taps.data(), conv_bias.data(), decay.data(), bias.data(),
-                         skip.data(), gate_norm.data()},
+                         skip.data(), gate_norm.data(), moeinf::data_of(in_bias), moeinf::data_of(out_bias)},
                         moeinf::mamba);
 }
 
@@ -277,7 +284,8 @@ void moeinf::bind_recurrent(nb::module_& m) {
   mamba.def("__init__", &make_mamba, nb::arg("kernels"), nb::arg("input"), nb::arg("output"), nb::kw_only(),
             nb::arg("norm").noconvert(), nb::arg("taps").noconvert(), nb::arg("conv_bias").noconvert(),
             nb::arg("decay").noconvert(), nb::arg("bias").noconvert(), nb::arg("skip").noconvert(),
-            nb::arg("gate_norm").noconvert(), nb::arg("num_groups"), nb::arg("norm_eps"),
+            nb::arg("gate_norm").noconvert(), nb::arg("in_bias").noconvert().none(),
+            nb::arg("out_bias").noconvert().none(), nb::arg("num_groups"), nb::arg("norm_eps"),
             nb::arg("residual"));
   bind_run(mamba, &mamba_bytes);
   m.def("channel_delta", &run_channel_delta, nb::arg("kernels"), nb::arg("queries").noconvert(),

@@ -274,11 +274,12 @@ TEST(every_activation_is_that_of_double_arithmetic_with_and_without_a_gate) {
     if (act == Activation::kGelu) return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
     if (act == Activation::kGeluTanh)
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+    if (act == Activation::kQuickGelu) return x / (1 + std::exp(-1.702 * x));
     return std::max(x, 0.0) * (act == Activation::kSquaredRelu ? x : 1.0);
   };
   for (const std::string& isa : available_isas()) {
     for (const Activation act : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
-                                 Activation::kRelu, Activation::kSquaredRelu}) {
+                                 Activation::kQuickGelu, Activation::kRelu, Activation::kSquaredRelu}) {
       for (const bool gated : {true, false}) {
         ops_for(isa).activate(act, 0, a.data(), gated ? up.data() : nullptr, out.data(), 203);
         for (std::size_t i = 0; i < a.size(); ++i) {

@@ -77,6 +77,8 @@ def _function(x, ACTIVATION: tl.constexpr):
         return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     elif ACTIVATION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2 u
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif ACTIVATION == "quick_gelu":
+        return x / (1.0 + tl.exp(-1.702 * x))
     else:
         tl.static_assert(ACTIVATION == "relu")
         return tl.maximum(x, 0.0)

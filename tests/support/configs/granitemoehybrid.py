@@ -24,6 +24,7 @@ CONFIGS = {
         "mamba_d_head": "auto",
         "mamba_d_conv": 3,
         "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
         "tie_word_embeddings": False,
     },
 }

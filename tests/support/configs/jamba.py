@@ -26,6 +26,7 @@ CONFIGS = {
         "hidden_size": 60,
         "tie_word_embeddings": True,
         "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
         "mamba_dt_rank": "auto",
         "mamba_d_conv": 2,
         "expert_layer_period": 1,

@@ -24,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "minimax sliding window, layer types": MINIMAX
     | {
         "sliding_window": 9,
+        "hidden_act": "gelu",
         "num_hidden_layers": 3,
         "layer_types": ["linear_attention", "linear_attention", "full_attention"],
     },

@@ -35,6 +35,8 @@ CONFIGS = {
         "topk_group": 2,
         "norm_topk_prob": False,
         "use_conv_bias": False,
+        "use_bias": True,
+        "mlp_bias": True,
         "n_groups": 1,
         "conv_kernel": 2,
     },

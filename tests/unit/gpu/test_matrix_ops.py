@@ -161,7 +161,7 @@ EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
     (ExpertForm("swiglu_clamped", biased=True, limit=2.0), "bf16"), (ExpertForm("gelu", gated=False), "f32"),
     (ExpertForm("relu", gated=False, biased=True), "f32"), (ExpertForm("relu", biased=True), "f16"),
     (ExpertForm("relu2", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
-    (ExpertForm("gelu_tanh"), "f32"), (ExpertForm("silu_clamped", limit=2.0), "f32"),
+    (ExpertForm("gelu_tanh"), "f32"), (ExpertForm("quick_gelu"), "f32"), (ExpertForm("silu_clamped", limit=2.0), "f32"),
     (ExpertForm("clamped_silu", limit=2.0), "f32"), (ExpertForm("softcapped", limit=2.0, gate_limit=1.5), "f32"),
     (ExpertForm("softcapped", gate_limit=1.5), "f32"),
 ]  # fmt: skip
@@ -251,6 +251,8 @@ class Experts:
                 return 0.5 * g * (1 + torch.erf(g / 2**0.5))
             case "gelu_tanh":
                 return 0.5 * g * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (g + 0.044715 * g**3)))
+            case "quick_gelu":
+                return g / (1 + torch.exp(-1.702 * g))
             case "relu":
                 return g * (g > 0)
             case "relu2":

@@ -28,6 +28,7 @@ CONFIGS = {
     "parts of vectors": replace(PLAIN, hidden_size=40, head_dim=27, state_size=13),
     "several vectors and a part": replace(PLAIN, head_dim=75, state_size=7),
     "a group a head, no bias": replace(PLAIN, num_groups=4, head_dim=5, conv_bias=False),
+    "biased projections": replace(PLAIN, biased=True),
     "more channels than a task takes": replace(PLAIN, num_groups=1, num_heads=6, head_dim=96, kernel=2),
 }
 LENGTHS = (1, 2, 63, 65, 200)  # the last of several native passes, and of two slices of the twin's

@@ -130,7 +130,7 @@ def test_a_linear_equals_its_twin(kernels: _native.Kernels, format: Format) -> N
             assert_near(y, expected[:num_x], format, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_tanh", "relu", "relu2"])
+@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"])
 def test_a_bias_and_a_function_finish_a_product(kernels: _native.Kernels, activation: Activation | None) -> None:
     rng = np.random.default_rng(3)
     matrix = _native.Matrix(stored("bf16", 300, 96, rng), "bf16", 300, 96)
@@ -241,6 +241,7 @@ FORMS = (
     ExpertForm("gelu"),
     ExpertForm("gelu", gated=False, biased=True),
     ExpertForm("gelu_tanh"),
+    ExpertForm("quick_gelu"),
     ExpertForm("silu_clamped", limit=0.5),
     ExpertForm("clamped_silu", limit=0.5),
     ExpertForm("softcapped", limit=0.7, gate_limit=0.4),

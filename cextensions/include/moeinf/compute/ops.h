@@ -20,9 +20,10 @@ enum class ActivationKind : int {
 
 // What an expert does with the product of its first matrix.
 enum class Activation : int {
-  kSilu,      // a sigmoid(a)
-  kGelu,      // exact, by erf
-  kGeluTanh,  // by tanh
+  kSilu,       // a sigmoid(a)
+  kGelu,       // exact, by erf
+  kGeluTanh,   // by tanh
+  kQuickGelu,  // a sigmoid(1.702 a)
   kRelu,
   kSquaredRelu,
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)

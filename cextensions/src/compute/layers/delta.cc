@@ -35,6 +35,8 @@ class DeltaRule {
   }
   static const std::vector<Matrix>& projections(const Weights& w) { return w.projections; }
   static const float* conv_bias(const Weights&) { return nullptr; }
+  static const float* in_bias(const Weights&) { return nullptr; }
+  static const float* out_bias(const Weights&) { return nullptr; }
   static float channels_eps(const Shape& s) { return s.unit_eps; }
   static float residual(const Shape&) { return 1; }
   static bool replaces(const Shape& s) { return s.replaces; }

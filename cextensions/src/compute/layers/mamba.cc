@@ -24,6 +24,8 @@ class StateSpace {
   }
   static std::vector<Matrix> projections(const Weights& w) { return {w.input}; }
   static const float* conv_bias(const Weights& w) { return w.conv_bias; }
+  static const float* in_bias(const Weights& w) { return w.in_bias; }
+  static const float* out_bias(const Weights& w) { return w.out_bias; }
   static float channels_eps(const Shape&) { return 0; }
   static float residual(const Shape& s) { return s.residual; }
   static bool replaces(const Shape&) { return false; }

@@ -41,7 +41,8 @@ struct Channels {
 //   rows(shape), width(shape)     how many numbers of a token each projection gives, and all heads together
 //   thread_floats(shape, tokens)  what one thread needs for some channels, and later for a head
 //   projections(weights), conv_bias(weights)  the latter null where channels have none
-//   channels_eps, residual, replaces          of the norms of channels, and as in AttentionShape
+//   in_bias(weights), out_bias(weights)       of the first projection and of the output; null where they have
+//   none channels_eps, residual, replaces          of the norms of channels, and as in AttentionShape
 //   num_tasks(), each_part(task, call)        calls call(Channels) for all channels of a task
 //   run_head(head, stretch, scratch)          from mixed channels to what a head gives of each token
 //   finish(row)                               what is left to do with all that the heads of a token give
@@ -81,6 +82,12 @@ class RecurrentPass {
     const Ops& ops = kernels_.ops();
     norm_tokens(kernels_, {w_.norm, nullptr, s_.norm_eps}, x_, v_.normed);
     kernels_.linears(projections_, {v_.normed, tokens_, s_.hidden}, v_.projected);
+    const float *const in_bias = Recurrence::in_bias(w_), *const out_bias = Recurrence::out_bias(w_);
+    if (in_bias != nullptr) {
+      const std::int64_t rows = projections_[0].rows;
+      each_token(kernels_, tokens_,
+                 [&](std::int64_t t) { ops.add_scaled(in_bias, 1, v_.projected[0] + t * rows, rows); });
+    }
     each_stretch(
         recurrence_.num_tasks(), [&](std::int64_t task, const RecurrentStretch& stretch, float* scratch) {
           recurrence_.each_part(task, [&](const Channels& part) { convolve(part, stretch, scratch); });
@@ -96,6 +103,7 @@ class RecurrentPass {
     kernels_.linear(w_.output, {v_.gated, tokens_, width}, out);
     each_token(kernels_, tokens_, [&](std::int64_t t) {
       if (Recurrence::replaces(s_)) std::fill_n(x_.row(t), s_.hidden, 0.0f);
+      if (out_bias != nullptr) ops.add_scaled(out_bias, 1, out + t * s_.hidden, s_.hidden);
       ops.add_scaled(out + t * s_.hidden, Recurrence::residual(s_), x_.row(t), s_.hidden);
     });
   }

@@ -34,6 +34,8 @@ class NativeMamba2:
             bias=weights.vector(f"{prefix}dt_bias"),
             skip=weights.vector(f"{prefix}D"),
             gate_norm=weights.vector(f"{prefix}norm.weight"),
+            in_bias=weights.vector(f"{prefix}in_proj.bias") if c.biased else None,
+            out_bias=weights.vector(f"{prefix}out_proj.bias") if c.biased else None,
             num_groups=c.num_groups,
             norm_eps=c.norm_eps,
             residual=site.residual,

@@ -120,6 +120,7 @@ def function_of(math: ArrayMathOf[A], activation: Activation) -> Callable[[A], A
         "silu": math.silu,
         "gelu": math.gelu,
         "gelu_tanh": math.gelu_tanh,
+        "quick_gelu": lambda x: x * math.sigmoid(x * 1.702),
         "relu": math.relu,
         "relu2": lambda x: math.relu(x) ** 2,
     }

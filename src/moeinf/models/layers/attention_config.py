@@ -209,11 +209,17 @@ def narrow_heads(config: AttentionConfig, prefix: str) -> dict[str, int]:
     return {f"{prefix}{name}.{kind}": count for name, count in heads.items() for kind in kinds}
 
 
+def linear_shapes(name: str, rows: int, cols: int, *, biased: bool = True) -> Shapes:
+    shapes: Shapes = {f"{name}.weight": (rows, cols)}
+    return shapes | ({f"{name}.bias": (rows,)} if biased else {})
+
+
 def mlp_shapes(
     hidden: int, intermediate: int, prefix: str, names: tuple[str, str, str] = MLP_NAMES, *, biased: bool = False
 ) -> Shapes:
     """Names and shapes of the tensors of a gated MLP."""
     sizes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
-    shapes: Shapes = {f"{prefix}{name}.weight": size for name, size in zip(names, sizes, strict=True)}
-    biases = {f"{prefix}{name}.bias": size[:1] for name, size in zip(names, sizes, strict=True)}
-    return shapes | (biases if biased else {})
+    shapes = Shapes()
+    for name, size in zip(names, sizes, strict=True):
+        shapes |= linear_shapes(f"{prefix}{name}", *size, biased=biased)
+    return shapes

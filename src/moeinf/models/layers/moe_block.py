@@ -173,9 +173,12 @@ class DenseBlock:
 class UngatedMLP:
     """down(f(up(x))), of a function f."""
 
-    def __init__(self, weights: Weights, prefix: str, activation: Activation) -> None:
+    def __init__(self, weights: Weights, prefix: str, activation: Activation, *, biased: bool = False) -> None:
         self._activated = function_of(weights.math, activation)
-        self._up, self._down = (weights.linear(f"{prefix}{name}_proj.weight") for name in ("up", "down"))
+        self._up, self._down = (
+            weights.linear(f"{prefix}{name}_proj.weight", f"{prefix}{name}_proj.bias" if biased else None)
+            for name in ("up", "down")
+        )
 
     def __call__(self, hidden: Hidden) -> Hidden:
         return self._down(self._activated(self._up(hidden)))

@@ -34,6 +34,8 @@ struct MambaWeights {
   const float *decay, *bias;  // [heads]: a step is softplus(step + bias), the decay e^(decay * step)
   const float* skip;          // [heads]: what a head adds of its values as they are
   const float* gate_norm;     // [inner], RMS of each group
+  const float *in_bias = nullptr,
+              *out_bias = nullptr;  // [projected], [hidden]: of the matrices, where they have any
 };
 
 // x [tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads, and

@@ -27,7 +27,6 @@ def _parse(f: Fields) -> Spec:
 
 
 def _parse_mamba(f: Fields, hidden_size: int, norm_eps: float) -> MambaConfig:
-    f.only("mamba_proj_bias", False, None)
     silu_alone(f)  # which Mamba has, too
     refuse_step_limits(f)
     heads, inner = f.count("mamba_n_heads", 128), f.count("mamba_expand", 2) * hidden_size
@@ -46,6 +45,7 @@ def _parse_mamba(f: Fields, hidden_size: int, norm_eps: float) -> MambaConfig:
         f.count("mamba_d_conv", 4, minimum=2),
         norm_eps,
         f.flag("mamba_conv_bias", True),
+        f.flag("mamba_proj_bias", False),
     )
 
 

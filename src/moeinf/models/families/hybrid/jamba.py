@@ -17,7 +17,7 @@ _NAMES = BlockNames("feed_forward.", gate="router.weight")
 
 def _parse(f: Fields) -> Spec:
     silu_alone(f)  # which Mamba has, too
-    f.fixed(attention_bias=False, mamba_proj_bias=False)
+    f.fixed(attention_bias=False)
     f.only("sliding_window", None)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=None)
     decoder = decoder.named(norms=LayerNorms(block="pre_ff_layernorm"), last_norm="final_layernorm")
@@ -34,6 +34,7 @@ def _parse(f: Fields) -> Spec:
             f.count("mamba_d_conv", 4, minimum=2),
             decoder.attention.norm_eps,
             f.flag("mamba_conv_bias", True),
+            f.flag("mamba_proj_bias", False),
         )
     )
     size, top_k = f.count("intermediate_size"), f.count("num_experts_per_tok", 2)

@@ -6,6 +6,7 @@ one that mixes tokens and the block behind it are one layer, so that the next ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,13 +14,14 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.activations import activation_of
 from moeinf.models.fields import Fields
 from moeinf.models.layers.absent import NoAttention, NoBlock, NoMixer
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.assemble import CommonAttention, Connections, DecoderFamily, Mixer, Spec
-from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.attention_config import NormConfig, Shapes, linear_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Shared
 from moeinf.models.layers.moe_block import MoeBlock, PlainBlock, UngatedMLP
 from moeinf.models.layers.moe_plan import UngatedExperts, ungated_experts_plan
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
 from moeinf.models.layers.recurrent.mamba2 import mamba_mixer
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.recurrent.mixer import Recurrent
@@ -36,7 +38,7 @@ _MIXERS = ("mamba", "attention")
 
 def parse(f: Fields, in_one: tuple[str, str] | None = None) -> Spec:
     """in_one: names of all experts' matrices up and down, transposed, where a checkpoint may have them so."""
-    f.fixed(mamba_hidden_act="silu", mlp_bias=False, use_bias=False, n_shared_experts=1, sliding_window=None)
+    f.fixed(mamba_hidden_act="silu", n_shared_experts=1, sliding_window=None)
     f.only("rms_norm_eps", f.get("layer_norm_epsilon"), None)  # not what the published code reads
     _refuse_longer_steps(f)
     kinds = _kinds(f)
@@ -74,6 +76,7 @@ def parse(f: Fields, in_one: tuple[str, str] | None = None) -> Spec:
         f.count_of("conv_kernel", "mamba_d_conv"),
         eps,
         f.flag("use_conv_bias", True),
+        f.flag("use_bias", False),
     )
     blocks = widened(
         NemotronMoe,
@@ -83,6 +86,7 @@ def parse(f: Fields, in_one: tuple[str, str] | None = None) -> Spec:
         kinds=kinds,
         latent_size=f.count("moe_latent_size", 0),
         in_one=in_one,
+        biased=f.flag("mlp_bias", False),
     )
     of_kind: dict[str, Mixer] = {
         "mamba": replace(mamba_mixer(mamba), module="mixer"),
@@ -130,20 +134,25 @@ class NemotronMoe(Moe):
     kinds: tuple[str, ...]  # mamba, attention, mlp or moe
     latent_size: int  # that experts compute in; 0: the model's own
     in_one: tuple[str, str] | None  # as UngatedExperts.transposed
+    biased: bool  # every matrix but those of routed experts
 
     def shapes(self, decoder: DecoderConfig) -> Shapes:
         shapes, hidden = Shapes(), decoder.attention.hidden_size
         for i, kind in enumerate(self.kinds):
             if kind == "mlp":
-                shapes |= _plain_shapes(hidden, self.intermediate_size, f"{decoder.layer(i)}mixer.")
+                shapes |= self._plain_shapes(hidden, self.intermediate_size, f"{decoder.layer(i)}mixer.")
         for number, i in enumerate(self.moe_layers):
             prefix, count = f"{decoder.layer(i)}mixer.", self.moe.experts_of(number)
             shapes |= {f"{prefix}gate.weight": (count, hidden), f"{prefix}gate.e_score_correction_bias": (count,)}
-            shapes |= _plain_shapes(hidden, self.shared.size, f"{prefix}shared_experts.")
+            shapes |= self._plain_shapes(hidden, self.shared.size, f"{prefix}shared_experts.")
             if self.latent_size:
-                shapes[f"{prefix}fc1_latent_proj.weight"] = (self.latent_size, hidden)
-                shapes[f"{prefix}fc2_latent_proj.weight"] = (hidden, self.latent_size)
+                shapes |= linear_shapes(f"{prefix}fc1_latent_proj", self.latent_size, hidden, biased=self.biased)
+                shapes |= linear_shapes(f"{prefix}fc2_latent_proj", hidden, self.latent_size, biased=self.biased)
         return shapes
+
+    def _plain_shapes(self, hidden: int, intermediate: int, prefix: str) -> Shapes:
+        up = linear_shapes(f"{prefix}up_proj", intermediate, hidden, biased=self.biased)
+        return up | linear_shapes(f"{prefix}down_proj", hidden, intermediate, biased=self.biased)
 
     def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
         blocks = [f"{decoder.layer(i)}mixer." for i in self.moe_layers]
@@ -157,7 +166,7 @@ class NemotronMoe(Moe):
             prefix = f"{decoder.layer(i)}mixer."
             norm = NormConfig(f"{decoder.layer(i)}norm.weight", decoder.attention.norm_eps)
             if kind == "mlp":
-                made.append(PlainBlock(weights.norm(norm), UngatedMLP(weights, prefix, decoder.activation)))
+                made.append(PlainBlock(weights.norm(norm), self._plain(weights, prefix, decoder)))
             elif kind == "moe":
                 site = BlockSite(i, self.moe_layers.index(i), prefix, norm)
                 made.append(self.routed(decoder, layers, experts, profiler, site))
@@ -169,15 +178,21 @@ class NemotronMoe(Moe):
         self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, site: BlockSite
     ) -> Block:
         weights, prefix = layers.weights, site.block
-        into, back = f"{prefix}fc1_latent_proj.weight", f"{prefix}fc2_latent_proj.weight"
+        into, back = f"{prefix}fc1_latent_proj.", f"{prefix}fc2_latent_proj."
         return MoeBlock(
             site.moe_layer,
             self.router(layers, self, site),
             experts,
             profiler,
-            shared=UngatedMLP(weights, f"{prefix}shared_experts.", decoder.activation),
-            latent=(weights.linear(into), weights.linear(back)) if self.latent_size else None,
+            shared=self._plain(weights, f"{prefix}shared_experts.", decoder),
+            latent=(self._linear(weights, into), self._linear(weights, back)) if self.latent_size else None,
         )
+
+    def _plain(self, weights: Weights, prefix: str, decoder: DecoderConfig) -> UngatedMLP:
+        return UngatedMLP(weights, prefix, decoder.activation, biased=self.biased)
+
+    def _linear(self, weights: Weights, prefix: str) -> Callable[[Hidden], Hidden]:
+        return weights.linear(f"{prefix}weight", f"{prefix}bias" if self.biased else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +225,6 @@ class Halves(Connections):
                 attention.append(NoAttention())
             blocks.append(NoBlock() if block is None else made[block])
         return Decoder(d, layers, blocks, experts, profiler, attention)
-
-
-def _plain_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:
-    return {f"{prefix}up_proj.weight": (intermediate, hidden), f"{prefix}down_proj.weight": (hidden, intermediate)}
 
 
 class Family(DecoderFamily):

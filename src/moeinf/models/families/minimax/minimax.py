@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from moeinf.models.activations import silu_alone
 from moeinf.models.families.mixtral.mixtral import NAMES
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
@@ -61,7 +60,6 @@ class Scales:
 
 def _parse(f: Fields) -> Spec:
     f = _as_saved(f) if f.get("model_type") in _PUBLISHED else f
-    silu_alone(f)  # which lightning attention has, too
     f.only("attention_bias", False, None)
     head_dim = f.count("head_dim", f.count("hidden_size") // f.count("num_attention_heads"), minimum=2)
     whole_heads(f)  # rotary_dim says what is rotated
@@ -73,7 +71,7 @@ def _parse(f: Fields) -> Spec:
     moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), d.num_layers)
     full, linear, mlp = (Scales.parse(f, kind) for kind in ("full_attn", "linear_attn", "mlp"))
     blocks = all_routed(moe, f.count("intermediate_size"), softmax_router, NAMES)
-    lightning = LightningConfig(d.attention.hidden_size, d.attention.num_heads, head_dim, d.num_layers)
+    lightning = LightningConfig(d.attention.hidden_size, d.attention.num_heads, head_dim, d.num_layers, d.activation)
     mixer, layers = lightning_mixer(lightning), [i for i, kind in enumerate(kinds) if kind == "linear_attention"]
     block_size = f.count("block_size", 256, maximum=4096)  # tokens that published code computes at once
     return Spec(

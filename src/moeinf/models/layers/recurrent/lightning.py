@@ -14,7 +14,7 @@ from typing import Generic
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A, joined
+from moeinf.models.layers.array_math import A, function_of, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import LayersOf, P, R
@@ -22,7 +22,7 @@ from moeinf.models.layers.recurrent.mamba2 import CHUNK, ScanPart
 from moeinf.models.layers.recurrent.mamba_config import SLICE
 from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
-from moeinf.types import Float32Array, FloatArray, Workspace
+from moeinf.types import Activation, Float32Array, FloatArray, Workspace
 
 _EPS = 1e-6  # of the norm of all heads' outputs, whatever the model's
 
@@ -33,6 +33,7 @@ class LightningConfig:
     num_heads: int
     head_dim: int
     num_layers: int  # of the model, by which decays depend on the layer
+    activation: Activation = "silu"  # of queries, keys and values
 
     @property
     def width(self) -> int:
@@ -89,6 +90,7 @@ class Lightning(Generic[A]):
             weights.linear(f"{prefix}{name}.weight") for name in ("qkv_proj", "output_gate", "out_proj")
         )
         self._norm = weights.norm(NormConfig(f"{prefix}norm.weight", _EPS))
+        self._activated = function_of(self._math, c.activation)
         self._decays = self._math.of_host(np.tile(c.log_decays(site.layer), (SLICE, 1)))
         self._scan = layers.make(ScanPart())
 
@@ -101,7 +103,7 @@ class Lightning(Generic[A]):
             self._add_to(part, pieces)
 
     def _add_to(self, x: A, pieces: Sequence[Piece[A]]) -> None:
-        qkv = self._math.silu(self._qkv(x))
+        qkv = self._activated(self._qkv(x))
         scanned = [self._scanned(qkv[piece.rows], piece) for piece in pieces]
         out = self._norm(joined(self._math, scanned))
         x += self._output(out * self._math.sigmoid(self._gate(x))) * self._residual

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from moeinf.models.layers.array_math import Array, Hidden, joined
-from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes, linear_shapes
 from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.convolution import Convolution
@@ -32,6 +32,7 @@ class Mamba1Config:
     kernel: int  # tokens that the convolution sees
     norm_eps: float
     conv_bias: bool
+    biased: bool  # what is projected in and out
 
     @property
     def state_bytes(self) -> int:
@@ -49,9 +50,11 @@ class Mamba1:
         c, prefix = config, site.prefix
         self._config, self._math, self._layer = config, weights.math, site.layer
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
-        self._input, self._made, self._output = (
-            weights.linear(f"{prefix}{name}_proj.weight") for name in ("in", "x", "out")
+        self._input, self._output = (
+            weights.linear(f"{prefix}{name}_proj.weight", f"{prefix}{name}_proj.bias" if c.biased else None)
+            for name in ("in", "out")
         )
+        self._made = weights.linear(f"{prefix}x_proj.weight")
         self._steps = weights.linear(f"{prefix}dt_proj.weight", f"{prefix}dt_proj.bias")
         self._step_norm, self._key_norm, self._query_norm = (
             weights.norm(NormConfig(f"{prefix}{name}_layernorm.weight", c.norm_eps)) for name in ("dt", "b", "c")
@@ -102,15 +105,15 @@ def mamba1_shapes(c: Mamba1Config, prefix: str) -> Shapes:
         f"{prefix}A_log": (c.inner, c.state_size),
         f"{prefix}D": (c.inner,),
         f"{prefix}conv1d.weight": (c.inner, 1, c.kernel),
-        f"{prefix}in_proj.weight": (2 * c.inner, c.hidden_size),
         f"{prefix}x_proj.weight": (c.rank + 2 * c.state_size, c.inner),
         f"{prefix}dt_proj.weight": (c.inner, c.rank),
         f"{prefix}dt_proj.bias": (c.inner,),
-        f"{prefix}out_proj.weight": (c.hidden_size, c.inner),
         f"{prefix}dt_layernorm.weight": (c.rank,),
         f"{prefix}b_layernorm.weight": (c.state_size,),
         f"{prefix}c_layernorm.weight": (c.state_size,),
     }
+    shapes |= linear_shapes(f"{prefix}in_proj", 2 * c.inner, c.hidden_size, biased=c.biased)
+    shapes |= linear_shapes(f"{prefix}out_proj", c.hidden_size, c.inner, biased=c.biased)
     return shapes | ({f"{prefix}conv1d.bias": (c.inner,)} if c.conv_bias else {})
 
 

@@ -49,13 +49,15 @@ class Mamba2(Generic[A]):
         c, site, weights, prefix = part.config, part.site, memory.weights, part.site.prefix
         self._config, self._math, self._layer, self._residual = c, weights.math, site.layer, site.residual
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
-        self._input = weights.linear(f"{prefix}in_proj.weight")
+        self._input, self._output = (
+            weights.linear(f"{prefix}{name}_proj.weight", f"{prefix}{name}_proj.bias" if c.biased else None)
+            for name in ("in", "out")
+        )
         self._convolution = Convolution(weights, f"{prefix}conv1d.", c.channels, c.kernel)
         self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))
         self._step = weights.vector(f"{prefix}dt_bias")
         self._skip = weights.vector(f"{prefix}D").reshape(c.num_heads, 1)
         self._gate_norm = weights.vector(f"{prefix}norm.weight")
-        self._output = weights.linear(f"{prefix}out_proj.weight")
         self._scan = Scan(self._math)
 
     def new_state(self, capacity: int) -> RecurrentState[A]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.attention_config import Shapes, linear_shapes
 from moeinf.types import MambaSizes, Workspace
 
 SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
@@ -23,6 +23,7 @@ class MambaConfig:
     kernel: int  # tokens that the convolution sees
     norm_eps: float
     conv_bias: bool
+    biased: bool = False  # what is projected in and out
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
@@ -82,7 +83,7 @@ def mamba_shapes(c: MambaConfig, prefix: str) -> Shapes:
         f"{prefix}dt_bias": (c.num_heads,),
         f"{prefix}conv1d.weight": (c.channels, 1, c.kernel),
         f"{prefix}norm.weight": (c.inner,),
-        f"{prefix}in_proj.weight": (c.inner + c.channels + c.num_heads, c.hidden_size),
-        f"{prefix}out_proj.weight": (c.hidden_size, c.inner),
     }
+    shapes |= linear_shapes(f"{prefix}in_proj", c.inner + c.channels + c.num_heads, c.hidden_size, biased=c.biased)
+    shapes |= linear_shapes(f"{prefix}out_proj", c.hidden_size, c.inner, biased=c.biased)
     return shapes | ({f"{prefix}conv1d.bias": (c.channels,)} if c.conv_bias else {})

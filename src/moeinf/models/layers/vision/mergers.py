@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.attention_config import NormConfig, Shapes
-from moeinf.models.layers.vision.tower_modules import linear, linear_shapes, norm_shapes, normed
+from moeinf.models.layers.attention_config import NormConfig, Shapes, linear_shapes
+from moeinf.models.layers.vision.tower_modules import linear, norm_shapes, normed
 from moeinf.models.layers.vision.vision import Part
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Literal
 
-from moeinf.models.layers.array_math import Array, joined
-from moeinf.models.layers.attention_config import NormConfig, Shapes
-from moeinf.models.layers.vision.tower_modules import linear_shapes, norm_shapes, normed
+from moeinf.models.layers.array_math import Array, ArrayMath, joined
+from moeinf.models.layers.attention_config import NormConfig, Shapes, linear_shapes
+from moeinf.models.layers.vision.tower_modules import norm_shapes, normed
 from moeinf.models.layers.vision.vision import MLP_ROWS, Part
 from moeinf.types import Activation
 
@@ -24,7 +24,8 @@ class Dense:
     activation: Activation | None = None
 
 
-Join = Literal["patch by patch", "number by number"]  # how the numbers of a token's patches lie behind one another
+# How the numbers of a token's patches lie behind one another; twice: what is there of a token, and the same again.
+Join = Literal["patch by patch", "number by number", "twice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Projector:
                 shapes |= linear_shapes(step.name, step.rows, width, biased=step.biased)
                 width = step.rows
             else:
-                width *= patches
+                width *= 2 if step == "twice" else patches
         assert width == out
         return shapes
 
@@ -55,12 +56,18 @@ class Projector:
                 weights, bias = part(f"{step.name}.").weights, f"{step.name}.bias" if step.biased else None
                 math = weights.math
                 functions.append(weights.linear(f"{step.name}.weight", bias, step.activation))
+            elif step == "twice":
+                functions.append(partial(_twice, math))
             else:
                 functions.append(_joining(step, patches))
         found = list[Array]()
         for start in range(0, len(x), most):  # a patch may have more numbers here than in the tower
             found.append(reduce(lambda piece, function: function(piece), functions, x[start : start + most]))
         return joined(math, found)
+
+
+def _twice(math: ArrayMath, x: Array) -> Array:
+    return math.concatenate([x, x], 1)
 
 
 def _joining(how: Join, patches: int) -> Callable[[Array], Array]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import NormConfig, Shapes
-from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.vision.vision import Part
 from moeinf.types import Activation
 
@@ -16,27 +14,6 @@ def linear(
     part: Part, name: str, *, biased: bool = True, activation: Activation | None = None
 ) -> Callable[[Array], Array]:
     return part(f"{name}.").weights.linear(f"{name}.weight", f"{name}.bias" if biased else None, activation)
-
-
-def activated(
-    weights: Weights, name: str, activation: Activation | Literal["quick_gelu"] | None, *, biased: bool
-) -> Callable[[Array], Array]:
-    """A matrix, and the function of what it gives."""
-    bias = f"{name}.bias" if biased else None
-    if activation != "quick_gelu":
-        return weights.linear(f"{name}.weight", bias, activation)
-    product, math = weights.linear(f"{name}.weight", bias), weights.math
-
-    def quick(x: Array) -> Array:
-        found = product(x)
-        return found * math.sigmoid(found * 1.702)
-
-    return quick
-
-
-def linear_shapes(name: str, rows: int, cols: int, *, biased: bool = True) -> Shapes:
-    shapes: Shapes = {f"{name}.weight": (rows, cols)}
-    return shapes | ({f"{name}.bias": (rows,)} if biased else {})
 
 
 def normed(part: Part, norm: NormConfig | None) -> Callable[[Array], Array]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from moeinf.models.layers.attention_config import (
     Projections,
     Shapes,
     Sight,
+    linear_shapes,
 )
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
@@ -31,7 +31,7 @@ from moeinf.models.layers.vision.halving import halved, halving_shapes
 from moeinf.models.layers.vision.image_processor import Patches
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
 from moeinf.models.layers.vision.mergers import Merger
-from moeinf.models.layers.vision.tower_modules import activated, linear_shapes, norm_shapes, normed
+from moeinf.models.layers.vision.tower_modules import norm_shapes, normed
 from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Activation, Float32Array, IntArray
@@ -57,7 +57,7 @@ class TowerMlp:
 
     names: tuple[str, ...]  # behind that of the block
     size: int
-    activation: Activation | Literal["quick_gelu"] = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     biased: bool = True
 
 
@@ -255,7 +255,7 @@ class MergingTower(Tower):
             x[rows] += attended * scales[0]
         inside = [f"{name}{each}" for each in mlp.names]
         first, *rest = (
-            activated(part.weights, each, function, biased=mlp.biased)
+            part.weights.linear(f"{each}.weight", f"{each}.bias" if mlp.biased else None, function)
             for each, function in zip(inside, (mlp.activation, None, None), strict=False)
         )
         norm, down = part.weights.norm(behind), rest[-1]
