@@ -82,7 +82,7 @@ FAMILIES = (
     FamilyEntry("minimax", "minimax", also=("minimax_m1", "minimax_text_01")),
     FamilyEntry("minimax_m3_vl", "minimax"),
     FamilyEntry("longcat_flash", "deepseek"),
-    FamilyEntry("ernie4_5_vl_moe", "ernie", also=("ernie4_5_vl_moe_text",)),
+    FamilyEntry("ernie4_5_vl_moe", "ernie", also=("ernie4_5_vl_moe_text", "ernie4_5_moe_vl")),
     FamilyEntry("aria", "mixtral", also=("aria_text",)),
     FamilyEntry("deepseek_ocr2", "deepseek", also=("deepseek_ocr2_text", "deepseek_vl_v2")),
     FamilyEntry("sarvam_moe", "sarvam"),

@@ -216,7 +216,18 @@ class _Llama4(Reference):
         return made
 
 
+def _ernie(config: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import Ernie4_5_VLMoeImageProcessorPil
+
+    vision = config["vision_config"]
+    unit = vision["patch_size"] * vision.get("spatial_merge_size", 2)
+    return Ernie4_5_VLMoeImageProcessorPil(
+        patch_size=vision["patch_size"], size={"shortest_edge": unit * unit, "longest_edge": tokens * unit * unit}
+    )
+
+
 REFERENCES: Mapping[str, Reference] = {
+    "ernie4_5_vl_moe": Reference("Ernie4_5_VLMoe", _ernie),
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
@@ -336,6 +347,9 @@ class SeeingPair:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         if "mm_token_type_ids" in signature(self.theirs.forward).parameters:
             given["mm_token_type_ids"] = torch.tensor([[int(each == token) for each in ids]])
+        if "moe_mm_token_type_ids" in signature(self.theirs.forward).parameters:  # as ERNIE's processor makes them
+            around = {self.config[f"image_{place}_token_id"] for place in ("start", "end")} | {token}
+            given["moe_mm_token_type_ids"] = torch.tensor([[int(each in around) for each in ids]])
         if not images:
             return given
         processor = self.reference.processor(self.config, self.tokens)

@@ -163,7 +163,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "mllama": {"text_config": {"num_local_experts": 16}},
     "kimi_k9": {"text_config": {"n_routed_experts": 384}},
     "ernie5_moe": {"moe_num_experts": 64},
-    "ernie4_5_moe_vl": {"moe_num_experts": [64, 64]},
+    "ernie5_moe_vl": {"moe_num_experts": [64, 64]},
     "dbrx_2": {"ffn_config": {"moe_num_experts": 16}},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "enable_moe_block": True}},
     "skywork": {"num_experts": [16]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
@@ -19,7 +20,7 @@ _MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: kept, and not
 
 
 def _parse(f: Fields) -> Spec:
-    spec = parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
+    spec = parse_with(f, moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
     return replace(spec, decoder=replace(spec.decoder, logits=Logits(bias=f.flag("use_bias", False))))
 
 
@@ -56,7 +57,7 @@ def ernie_decoder(f: Fields) -> DecoderConfig:
     return parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope, bias=biased, output_bias=biased)
 
 
-def _moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:
+def moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:
     """Every moe_layer_interval-th from moe_layer_start_index to moe_layer_end_index, where -1 is the last."""
     first, step = f.count("moe_layer_start_index", 1, minimum=0), f.count("moe_layer_interval", 1)
     end = f.count("moe_layer_end_index", -1, minimum=-1)
@@ -89,4 +90,4 @@ class Family(DecoderFamily):
     name = "ernie4_5_moe"
     parse = staticmethod(_parse)
     ahead = (_MTP,)
-    renamed = ((r"\.gate\.moe_statics\.", ".moe_statics."),)
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.gate\.moe_statics\.", ".moe_statics."),)

@@ -41,5 +41,16 @@ def turned_in_sections(f: Fields, rope: Rope, default: list[int]) -> Rope:
     return replace(rope, axes=np.repeat(np.arange(3), sections))
 
 
+def turned_by_turns(f: Fields, rope: Rope, default: list[int]) -> Rope:
+    """The first frequencies turn by rows and columns in turn, the last by time (ERNIE 4.5 VL). f: text_config."""
+    sections = _sections(rope_fields(f), default)
+    rows, cols, times = sections
+    if rows != cols or sum(sections) != len(rope.frequencies):
+        raise UnsupportedModelError(
+            f"{f.where}: mrope_section {sections} is not supported for {len(rope.frequencies)} frequencies"
+        )
+    return replace(rope, axes=np.array([1, 2] * rows + [0] * times))
+
+
 def _sections(f: Fields, default: list[int]) -> list[int]:
     return f.counts("mrope_section", 3) if f.get("mrope_section") is not None else default
