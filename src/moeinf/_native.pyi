@@ -821,6 +821,44 @@ def attend_shared_rows(
     ValueError for sizes that do not fit together, and for rows that are not there.
     """
 
+def turn_heads(
+    kernels: Kernels,
+    x: npt.NDArray[np.float32],
+    cos: npt.NDArray[np.float32],
+    sin: npt.NDArray[np.float32],
+    head_dim: int,
+    first: int,
+    interleaved: bool,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Writes out [tokens, heads * head_dim], which may be x: heads that are rotated from their number `first` on.
+
+    cos, sin [tokens, pairs]; interleaved: a pair lies side by side, in place of half of the rotated part apart.
+    ValueError for sizes that do not fit together.
+    """
+
+def weigh_streams(
+    kernels: Kernels, x: npt.NDArray[np.float32], shares: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+) -> None:
+    """Writes out [tokens, hidden], the sum over the streams of share * x.
+
+    x [tokens, streams * hidden], shares [tokens, streams], of at most 64. What a token gets depends on no other, nor on
+    the number of threads. ValueError for sizes that do not fit together.
+    """
+
+def mix_streams(
+    kernels: Kernels,
+    x: npt.NDArray[np.float32],
+    added: npt.NDArray[np.float32],
+    after: npt.NDArray[np.float32],
+    mixing: npt.NDArray[np.float32] | None = None,
+) -> None:
+    """x_i <- after_i added + sum over j of mixing_ji x_j of each token, or + x_i without mixing, in place.
+
+    x [tokens, streams * hidden], added [tokens, hidden], after [tokens, streams], mixing [tokens, streams * streams].
+    As `weigh_streams`.
+    """
+
 class LatentLayer:
     """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a rotated key."""
 

@@ -16,6 +16,7 @@
 #include "gil.h"
 #include "moeinf/compute/layers/attention.h"
 #include "moeinf/compute/layers/shared_rows.h"
+#include "moeinf/compute/layers/turn_heads.h"
 
 namespace nb = nanobind;
 
@@ -121,9 +122,24 @@ void give_shared_rows(Kernels& kernels, ConstRows queries, ConstRows window, Con
                              out.data());
 }
 
+void turn(Kernels& kernels, ConstRows x, ConstRows cos, ConstRows sin, std::int64_t head_dim,
+          std::int64_t first, bool interleaved, Rows out) {
+  const std::int64_t tokens = moeinf::size(x, 0), width = moeinf::size(x, 1), pairs = moeinf::size(cos, 1);
+  require(head_dim > 0 && width % head_dim == 0, "x is no whole number of heads");
+  require(within(first, moeinf::times({2, pairs}), head_dim), "what is turned lies beyond a head");
+  require(has_shape(cos, tokens, pairs) && has_shape(sin, tokens, pairs) && has_shape(out, tokens, width),
+          "angles or results are of other sizes than x");
+  const moeinf::TurnedShape shape{tokens, width / head_dim, head_dim, first, pairs, interleaved};
+  const moeinf::GilRelease released;
+  moeinf::turn_heads(kernels, shape, x.data(), cos.data(), sin.data(), out.data());
+}
+
 }  // namespace
 
 void moeinf::bind_heads(nb::module_& m) {
+  m.def("turn_heads", &turn, nb::arg("kernels"), nb::arg("x").noconvert(), nb::arg("cos").noconvert(),
+        nb::arg("sin").noconvert(), nb::arg("head_dim"), nb::arg("first"), nb::arg("interleaved"),
+        nb::arg("out").noconvert(), "Writes out [tokens, heads * head_dim].");
   m.def("attend_shared_rows", &give_shared_rows, nb::arg("kernels"), nb::arg("queries").noconvert(),
         nb::arg("window").noconvert(), nb::arg("others").noconvert(), nb::arg("seen").noconvert(),
         nb::arg("picked").noconvert(), nb::arg("scale"), nb::arg("sinks").noconvert(),

@@ -158,6 +158,32 @@ def _shared_rows(world: World) -> Arguments:
             "sinks": world.floats(HEADS), "out": world.floats(tokens, HEADS * DIM)}  # fmt: skip
 
 
+@call("turn_heads", "sizes that do not fit together", holds=_finite("out"))
+def _turned(world: World) -> Arguments:
+    tokens, pairs = world.tokens, world.rng.choice([1, DIM // 4, DIM // 2])
+    return {"kernels": world.get("Kernels"), "x": world.floats(tokens, HEADS * DIM), "cos": world.floats(tokens, pairs),
+            "sin": world.floats(tokens, pairs), "head_dim": DIM, "first": world.rng.choice([0, DIM - 2 * pairs]),
+            "interleaved": world.rng.random() < 0.5, "out": world.floats(tokens, HEADS * DIM)}  # fmt: skip
+
+
+STREAMS = 4
+
+
+@call("weigh_streams", "sizes that do not fit together, no streams or more than 64", holds=_finite("out"))
+def _weighed(world: World) -> Arguments:
+    tokens = world.tokens
+    return {"kernels": world.get("Kernels"), "x": world.floats(tokens, STREAMS * DIM),
+            "shares": world.floats(tokens, STREAMS), "out": world.floats(tokens, DIM)}  # fmt: skip
+
+
+@call("mix_streams", "sizes that do not fit together, no streams or more than 64", holds=_finite("x"))
+def _mixed(world: World) -> Arguments:
+    tokens = world.tokens
+    mixing = world.floats(tokens, STREAMS * STREAMS) if world.rng.random() < 0.5 else None
+    return {"kernels": world.get("Kernels"), "x": world.floats(tokens, STREAMS * DIM),
+            "added": world.floats(tokens, DIM), "after": world.floats(tokens, STREAMS), "mixing": mixing}  # fmt: skip
+
+
 RANK, NOPE, VALUE, TURNED = 64, 32, 16, 32
 
 

@@ -11,7 +11,6 @@ from moeinf import _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.indexed import best, scores_of
 from moeinf.models.cpu.weights import HostMemory
-from moeinf.models.layers.attention.rotation import turned_at_end
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.compressed import Candidates, Choice, CompressedPart, EntryState, kept_shapes
 from moeinf.models.layers.latent.rounding import Rounding
@@ -24,7 +23,7 @@ class NativeCompressedCore:
 
     def __init__(self, memory: HostMemory, part: CompressedPart[Float32Array, Angles, Routing]) -> None:
         self._heads, self._sinks, self._pools = part.heads, part.sinks, part.pools
-        self._memory, self._math = memory, memory.weights.math
+        self._memory, self._math, self._fused = memory, memory.weights.math, memory.weights.fused
         self._layer, self._number = part.layer, part.number
         self._rows: Float32Array = np.empty((0, part.heads.head_dim), np.float32)  # of the pass, the window before it
         self._rounding = Rounding[Float32Array](self._math, part.heads.rounded, lambda x: np.frexp(x)[0], np.rint)
@@ -37,7 +36,7 @@ class NativeCompressedCore:
 
     def store(self, rows: Float32Array, raw: Float32Array | None, cache: Cache, positions: Angles) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
-        turned = turned_at_end(self._math, rows[:, None], *positions, interleaved=True)[:, 0]
+        turned = self._fused.turned(rows[:, None], *positions, at_end=True, interleaved=True)[:, 0]
         self._rows = np.concatenate([state.conv, self._rounding.window_rows(turned)])
         state.new_conv[...] = self._rows[len(self._rows) - len(state.new_conv) :]
         if raw is not None:
@@ -58,7 +57,7 @@ class NativeCompressedCore:
         made = self._pools.entries(needed, np.arange(first, last, dtype=np.float32))
         kept = ((state.entries, self._rounding.entries), (state.keys, self._rounding.index_keys))
         for (into, rounded), entries in zip(kept, made, strict=False):  # keys: where there is an indexer
-            turned = turned_at_end(self._math, entries[:, None], *angles, interleaved=True)[:, 0]
+            turned = self._fused.turned(entries[:, None], *angles, at_end=True, interleaved=True)[:, 0]
             into[first:last] = rounded(turned)
 
     def choose(
@@ -68,8 +67,8 @@ class NativeCompressedCore:
         h, state, tokens = self._heads, cache.states[self._number], len(queries)
         assert h.index is not None
         by_head = queries.reshape(tokens, h.index.num_heads, -1)
-        turned = turned_at_end(self._math, by_head, *(table[at : at + tokens] for table in positions), interleaved=True)
-        turned = self._rounding.index_keys(turned)
+        cos, sin = (table[at : at + tokens] for table in positions)
+        turned = self._rounding.index_keys(self._fused.turned(by_head, cos, sin, at_end=True, interleaved=True))
         leaves = h.candidates if h.candidates is not None and h.candidates.leaves else None
         allowed: list[IntArray | None] = among if isinstance(among, list) else [None] * tokens
         chosen, left = list[IntArray | None](), list[IntArray | None]()
@@ -94,10 +93,8 @@ class NativeCompressedCore:
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at
         cos, sin = (table[at : at + tokens] for table in positions)
-        turned, out = (
-            turned_at_end(self._math, queries, cos, sin, interleaved=True),
-            np.empty(queries.shape, np.float32),
-        )
+        turned = self._fused.turned(queries, cos, sin, at_end=True, interleaved=True)
+        out = np.empty(queries.shape, np.float32)
         seen, picked, so_far = np.empty((tokens, 4), np.int64), [np.empty(0, np.int64)], 0
         for i, behind in enumerate(self._seen(start, tokens)):
             hidden = max(h.window - 1 - start - i, 0)  # rows of the window in front of the first token
@@ -109,10 +106,10 @@ class NativeCompressedCore:
                 picked.append(numbers)
         entries = cache.states[self._number].whole if h.rate else self._rows[:0]
         _native.attend_shared_rows(
-            self._memory.weights.kernels, np.ascontiguousarray(turned).reshape(tokens, -1), self._rows, entries, seen,
+            self._memory.weights.kernels, turned.reshape(tokens, -1), self._rows, entries, seen,
             np.concatenate(picked), h.scale, self._sinks, out.reshape(tokens, -1),
         )  # fmt: skip
-        return turned_at_end(self._math, out, cos, -sin, interleaved=True)
+        return self._fused.turned(out, cos, -sin, at_end=True, interleaved=True)
 
     def _seen(self, start: int, tokens: int) -> list[int]:
         """How many entries lie wholly behind the end of each of the tokens from position `start`."""

@@ -7,7 +7,6 @@ import numpy as np
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.latent import NativeLatentCore, growth_in
 from moeinf.models.cpu.weights import HostMemory
-from moeinf.models.layers.attention.rotation import turned_at_end, turned_in_front
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
 from moeinf.types import ByteArray, Float32Array, IntArray, Routing
@@ -23,7 +22,7 @@ class NativeIndexedCore(NativeLatentCore):
 
     def __init__(self, memory: HostMemory, part: IndexedPart[Float32Array, Angles, Routing]) -> None:
         super().__init__(memory, part.latent)
-        self._math, self._index, self._keeps_keys = memory.weights.math, part.index, part.keeps_keys
+        self._fused, self._index, self._keeps_keys = memory.weights.fused, part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState[ByteArray, Float32Array]:
@@ -70,8 +69,8 @@ class NativeIndexedCore(NativeLatentCore):
 
     def _rotated(self, x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
         """x [tokens, heads, head_dim], rotated where heads are."""
-        turned = turned_at_end if self._index.at_end else turned_in_front
-        return turned(self._math, x, cos, sin, interleaved=self._index.interleaved)
+        index = self._index
+        return self._fused.turned(x, cos, sin, at_end=index.at_end, interleaved=index.interleaved)
 
 
 def scores_of(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moeinf import _native
 from moeinf.types import Float32Array
 
 
@@ -90,6 +91,35 @@ class NumpyMath:
 
     def take(self, x: Float32Array, indices: np.ndarray) -> Float32Array:
         return np.take_along_axis(x, indices, -1)
+
+
+class NativeFused:
+    """moeinf.models.layers.fused.FusedOf, in all threads of the kernels."""
+
+    def __init__(self, kernels: _native.Kernels) -> None:
+        self._kernels = kernels
+
+    def turned(
+        self, x: Float32Array, cos: Float32Array, sin: Float32Array, *, at_end: bool = False, interleaved: bool = False
+    ) -> Float32Array:
+        rows, head_dim = _rows(x), x.shape[-1]
+        first, out = head_dim - 2 * cos.shape[1] if at_end else 0, np.empty_like(rows)
+        _native.turn_heads(self._kernels, rows, _rows(cos), _rows(sin), head_dim, first, interleaved, out)
+        return out.reshape(x.shape)
+
+    def weighed(self, x: Float32Array, shares: Float32Array) -> Float32Array:
+        out = np.empty((len(x), x.shape[1] // shares.shape[1]), np.float32)
+        _native.weigh_streams(self._kernels, x, _rows(shares), out)
+        return out
+
+    def mix(self, x: Float32Array, added: Float32Array, after: Float32Array, mixing: Float32Array | None) -> None:
+        _native.mix_streams(self._kernels, x, added, _rows(after), None if mixing is None else _rows(mixing))
+
+
+def _rows(x: Float32Array) -> Float32Array:
+    """[first dimension, all others], in one piece."""
+    y: Float32Array = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)
+    return y
 
 
 def _erf(x: Float32Array) -> Float32Array:

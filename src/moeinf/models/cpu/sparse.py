@@ -16,7 +16,6 @@ from moeinf.models.layers.attention.block_sparse import (
 )
 from moeinf.models.layers.attention.group_sparse import GroupSparsePart, group_index_matrices, group_index_norms
 from moeinf.models.layers.attention.grouped import AttentionPart
-from moeinf.models.layers.attention.rotation import turned_in_front
 from moeinf.models.layers.attention_config import AttentionConfig
 from moeinf.models.layers.kv_cache import Cache, OneByOne
 from moeinf.types import ByteArray, Float32Array, IntArray, Routing
@@ -44,7 +43,7 @@ class NativeBlockSparse(NativeAttention):
     def __init__(self, memory: HostMemory, part: BlockSparsePart[Float32Array, Angles, Routing]) -> None:
         config, site, weights = part.config, part.site, memory.weights
         super().__init__(memory, AttentionPart(config, site))
-        self._math = weights.math
+        self._fused = weights.fused
         assert site.norm is None, "no family has a norm in front of it"
         self._index = part.index
         self._projection = weights.linear(index_names(site)[0])
@@ -66,7 +65,7 @@ class NativeBlockSparse(NativeAttention):
         if first < tokens:
             self._make_blocks(state, start + tokens, cache)
             queries = self._query_norm(projected[first:, :width].reshape(tokens - first, index.num_heads, -1))
-            turned = turned_in_front(self._math, queries, *(t[first:] for t in positions))
+            turned = self._fused.turned(queries, *(t[first:] for t in positions))
             chosen = self._chosen(turned, state, start + first)[:, None]
         self._run(x, cache, positions, chosen)
 
@@ -82,7 +81,7 @@ class NativeBlockSparse(NativeAttention):
             tables = rope.within(cache.capacity, cache.reach).tables(
                 first * size, (last - first) * size, cache.pictures
             )
-            keys = turned_in_front(self._math, keys, *(table[::size] for table in tables))
+            keys = self._fused.turned(keys, *(table[::size] for table in tables))
         state.blocks[first:last] = keys[:, 0]
         state.num_blocks = last
 
@@ -104,7 +103,7 @@ class NativeGroupSparse(NativeAttention):
     def __init__(self, memory: HostMemory, part: GroupSparsePart[Float32Array, Angles, Routing]) -> None:
         config, site, weights = part.config, part.site, memory.weights
         super().__init__(memory, AttentionPart(config, site))
-        self._math = weights.math
+        self._fused = weights.fused
         self._index = part.index
         self._queries, self._keys = (weights.linear(name) for name in group_index_matrices(site))
         self._input, self._query_norm, self._key_norm = (weights.norm(n) for n in group_index_norms(site, config))
@@ -118,12 +117,12 @@ class NativeGroupSparse(NativeAttention):
         index, tokens, start = self._index, len(x), cache.length
         state: IndexedKVState[ByteArray, Float32Array] = cache.states[self._layer]
         hidden = self._input(x)
-        keys = turned_in_front(self._math, self._key_norm(self._keys(hidden))[:, None], *positions)
+        keys = self._fused.turned(self._key_norm(self._keys(hidden))[:, None], *positions)
         state.index_keys[start : start + tokens] = keys[:, 0]
         first, chosen = index.seeing_all(start, tokens), None
         if first < tokens:
             queries = self._query_norm(self._queries(hidden[first:]).reshape(tokens - first, index.num_heads, -1))
-            turned = turned_in_front(self._math, queries, *(table[first:] for table in positions))
+            turned = self._fused.turned(queries, *(table[first:] for table in positions))
             chosen = self._chosen(turned, state.index_keys, start + first)
         self._run(x, cache, positions, chosen)
 

@@ -10,7 +10,7 @@ from typing import Generic
 import numpy as np
 
 import moeinf._native as _native
-from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.cpu.math import NativeFused, NumpyMath
 from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.layers.attention.token_rows import K
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
@@ -23,7 +23,7 @@ class NativeWeights:
 
     def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], spares: int = 0) -> None:
         self.kernels = kernels
-        self.math = NumpyMath()
+        self.math, self.fused = NumpyMath(), NativeFused(kernels)
         self.tensors = tensors
         self.spares = spares
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceMemory
-from moeinf.models.layers.attention.rotation import turned_at_end
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.compressed import FIXED, Candidates, Choice, CompressedPart, EntryState, kept_shapes
 from moeinf.models.layers.latent.rounding import Rounding
@@ -24,7 +23,7 @@ class DeviceCompressedCore:
 
     def __init__(self, memory: DeviceMemory, part: CompressedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
         self._heads, self._sinks, self._pools = part.heads, part.sinks, part.pools
-        self._memory, self._math = memory, memory.weights.math
+        self._memory, self._math, self._fused = memory, memory.weights.math, memory.weights.fused
         self._layer, self._number = part.layer, part.number
         self._rows = torch.empty((0, part.heads.head_dim), device=part.sinks.device)  # of the pass, the window before
         self._rounding = Rounding[Tensor](self._math, part.heads.rounded, _fractions, torch.round)
@@ -159,7 +158,7 @@ class DeviceCompressedCore:
     def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor, *, back: bool = False) -> Tensor:
         """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs."""
         cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
-        return turned_at_end(self._math, x, cos, -sin if back else sin, interleaved=True)
+        return self._fused.turned(x, cos, -sin if back else sin, at_end=True, interleaved=True)
 
 
 def _fractions(x: Tensor) -> Tensor:

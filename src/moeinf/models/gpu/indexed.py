@@ -10,7 +10,6 @@ from moeinf.gpu.vector_ops import KeyValues
 from moeinf.models.gpu.latent import DeviceLatentCore, growth_in
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.weights import DeviceMemory
-from moeinf.models.layers.attention.rotation import turned_at_end, turned_in_front
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
 
@@ -26,7 +25,7 @@ class DeviceIndexedCore(DeviceLatentCore):
 
     def __init__(self, memory: DeviceMemory, part: IndexedPart[Tensor, DevicePositions, DeviceRouting]) -> None:
         super().__init__(memory, part.latent)
-        self._math, self._index, self._keeps_keys = memory.weights.math, part.index, part.keeps_keys
+        self._fused, self._index, self._keeps_keys = memory.weights.fused, part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState[Tensor, Tensor]:
@@ -78,5 +77,5 @@ class DeviceIndexedCore(DeviceLatentCore):
     def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
         """x [tokens, heads, head_dim], rotated where heads are."""
         cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
-        turned = turned_at_end if self._index.at_end else turned_in_front
-        return turned(self._math, x, cos, sin, interleaved=self._index.interleaved)
+        index = self._index
+        return self._fused.turned(x, cos, sin, at_end=index.at_end, interleaved=index.interleaved)

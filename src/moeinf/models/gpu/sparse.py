@@ -26,7 +26,6 @@ from moeinf.models.layers.attention.group_sparse import (
     group_index_norms,
 )
 from moeinf.models.layers.attention.grouped import AttentionPart
-from moeinf.models.layers.attention.rotation import turned_in_front
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
 
@@ -70,7 +69,7 @@ class DeviceBlockSparse(DeviceChosenBlocks):
     def __init__(self, memory: DeviceMemory, part: BlockSparsePart[Tensor, DevicePositions, DeviceRouting]) -> None:
         config, site, weights = part.config, part.site, memory.weights
         super().__init__(memory, AttentionPart(config, site))
-        self._math = weights.math
+        self._fused = weights.fused
         assert site.norm is None and not config.window and config.scores.sharpening is None
         self._index, self._project = part.index, weights.linear(index_names(site)[0])
         self._index_norms = [weights.norm(norm) for norm in index_norms(site, part.index)]
@@ -90,7 +89,7 @@ class DeviceBlockSparse(DeviceChosenBlocks):
         blocks = self._blocks(state, positions)
         if self._config.rope is not None:
             cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
-            queries = turned_in_front(self._math, queries, cos, sin)
+            queries = self._fused.turned(queries, cos, sin)
         size = max(1, _NUMBERS // (index.num_heads * len(blocks)))
         best = []
         for i in range(0, tokens, size):
@@ -106,7 +105,7 @@ class DeviceBlockSparse(DeviceChosenBlocks):
         if self._config.rope is None:
             return keys[:, 0]
         cos, sin = (table[: count * size : size] for table in (positions.cos, positions.sin))
-        return turned_in_front(self._math, keys, cos, sin)[:, 0]
+        return self._fused.turned(keys, cos, sin)[:, 0]
 
 
 class DeviceGroupSparse(DeviceChosenBlocks):
@@ -117,7 +116,7 @@ class DeviceGroupSparse(DeviceChosenBlocks):
     def __init__(self, memory: DeviceMemory, part: GroupSparsePart[Tensor, DevicePositions, DeviceRouting]) -> None:
         config, site, weights = part.config, part.site, memory.weights
         super().__init__(memory, AttentionPart(config, site))
-        self._math = weights.math
+        self._fused = weights.fused
         assert not config.window and config.scores.sharpening is None
         self._index = part.index
         self._index_queries, self._index_keys = (weights.linear(name) for name in group_index_matrices(site))
@@ -127,10 +126,10 @@ class DeviceGroupSparse(DeviceChosenBlocks):
         state: State = cache.states[self._layer]
         hidden, where = self._input(x), positions_of(positions, 0, len(x))
         cos, sin = (table.index_select(0, where) for table in (positions.cos, positions.sin))
-        keys = turned_in_front(self._math, self._key_norm(self._index_keys(hidden))[:, None], cos, sin)
+        keys = self._fused.turned(self._key_norm(self._index_keys(hidden))[:, None], cos, sin)
         state.index_keys.index_copy_(0, where, keys[:, 0])
         queries = self._index_queries(hidden).reshape(len(x), self._index.num_heads, -1)
-        self._queries = turned_in_front(self._math, self._query_norm(queries), cos, sin)
+        self._queries = self._fused.turned(self._query_norm(queries), cos, sin)
         super().add_to(x, cache, positions)
 
     def _chosen(self, state: State, positions: DevicePositions, first: int, tokens: int) -> Tensor:

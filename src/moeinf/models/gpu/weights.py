@@ -18,6 +18,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.array_math import function_of
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
+from moeinf.models.layers.fused import Spelled
 from moeinf.models.layers.weights import (
     Embedding,
     StoredTensor,
@@ -53,6 +54,7 @@ class DeviceWeights:
         """
         self.device, self.ops, self._elsewhere = device, ops, elsewhere
         self.math = TorchMath(device.kind)
+        self.fused = Spelled[Tensor](self.math)
         self._tensors, self._lookups = tensors, lookups
 
     def with_wide_heads(self, config: AttentionConfig, prefix: str) -> DeviceWeights:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf
 from moeinf.models.layers.attention_config import NormConfig
+from moeinf.models.layers.fused import FusedOf
 from moeinf.models.layers.kv_cache import Cache, LayerState, SharedRows, Span
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Activation, Float32Array, IntArray
@@ -103,6 +104,9 @@ class WeightsOf(Protocol[A, R_co]):
 
     @property
     def math(self) -> ArrayMathOf[A]: ...
+
+    @property
+    def fused(self) -> FusedOf[A]: ...
 
     def __contains__(self, name: str) -> bool: ...
 

@@ -50,7 +50,7 @@ class LaggedResidual(MixedResidual[Array]):
         """The mixture by what was handed on."""
         shares = self._handed_on.shares[0]
         slices = [slice(at, at + SLICE) for at in range(0, len(streams), SLICE)]
-        return self._math.concatenate([self._given(streams[each], shares[each]) for each in slices], 0)
+        return self._math.concatenate([self._fused.weighed(streams[each], shares[each]) for each in slices], 0)
 
     def look(self, streams: Hidden) -> Hidden:
         """By what the connection in front would make of these streams."""

@@ -50,7 +50,7 @@ class MixedResidual(Generic[A]):
         self, weights: WeightsOf[A, object], config: MixedStreams, prefix: str, *, writes: bool = True
     ) -> None:
         """prefix: of the tensors that mixed_residual_shapes names. writes: False behind the last layer."""
-        self._config, self._math, self._writes = config, weights.math, writes
+        self._config, self._math, self._fused, self._writes = config, weights.math, weights.fused, writes
         self._numbers = weights.linear(f"{prefix}fn")
         self._scale, self._base = weights.vector(f"{prefix}scale"), weights.vector(f"{prefix}base")
 
@@ -64,25 +64,19 @@ class MixedResidual(Generic[A]):
         return given, (self._after(numbers), self._mixing(numbers) if self._config.rounds else None)
 
     def write(self, streams: A, added: A, known: object) -> None:
-        c = self._config
         assert isinstance(known, tuple)
         after, mixing = known
         for at in range(0, len(streams), SLICE):
-            part = streams[at : at + SLICE]
-            x = part.reshape(len(part), c.count, c.hidden_size)
-            out = added[at : at + SLICE][:, None] * after[at : at + SLICE][:, :, None]
-            if mixing is None:
-                out = out + x
-            for s in range(c.count if mixing is not None else 0):
-                out = out + mixing[at : at + SLICE][:, s, :, None] * x[:, s : s + 1]
-            part[...] = out.reshape(len(part), c.width)
+            of_slice = slice(at, at + SLICE)
+            mixed = None if mixing is None else mixing[of_slice]
+            self._fused.mix(streams[of_slice], added[of_slice], after[of_slice], mixed)
 
     def look(self, streams: A) -> A:
         return self.read(streams)[0]
 
     def _read(self, streams: A) -> tuple[A, A]:
         numbers = self._numbers_of(streams)
-        return self._given(streams, self._shares(numbers)), numbers
+        return self._fused.weighed(streams, self._shares(numbers)), numbers
 
     def _numbers_of(self, streams: A) -> A:
         c, math = self._config, self._math
@@ -93,10 +87,6 @@ class MixedResidual(Generic[A]):
         """Of each stream in the mixture."""
         c = self._config
         return self._math.sigmoid(numbers[:, : c.count] * self._scale[:1] + self._base[: c.count]) + c.eps
-
-    def _given(self, streams: A, shares: A) -> A:
-        x = streams.reshape(len(streams), self._config.count, self._config.hidden_size)
-        return self._math.sum(x * shares[:, :, None], 1, False)
 
     def _after(self, numbers: A) -> A:
         c, at = self._config, slice(self._config.count, 2 * self._config.count)
