@@ -241,14 +241,17 @@ class PrefixStore:
         self._memory.touch(block.digest for block in blocks)
         at = sum(block.num_tokens for block in blocks)
         while at < len(tokens):
-            part = tokens[at : at + self._limits.block_tokens]
-            if not self._memory.make_room(len(part) * self._cache.token_bytes + part.nbytes, way):
-                return blocks
-            block = self._copied(blocks[-1].digest if blocks else self._root, at, part)
-            self._memory.add(block)
+            parent, rest = blocks[-1].digest if blocks else self._root, tokens[at:]
+            block = next_entry(self._memory.children(parent), rest)  # that was pending when the one before it left
+            if not isinstance(block, Block):
+                part = rest[: self._limits.block_tokens]
+                if not self._memory.make_room(len(part) * self._cache.token_bytes + part.nbytes, way):
+                    return blocks
+                block = self._copied(parent, at, part)
+                self._memory.add(block)
             blocks.append(block)
             way.add(block.digest)
-            at += len(part)
+            at += block.num_tokens
         if blocks and not self._cache.rewinds and len(tokens) == self._cache.length:
             self._keep_state(blocks, way)
         self._memory.touch(block.digest for block in blocks)

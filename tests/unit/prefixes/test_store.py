@@ -227,6 +227,23 @@ def test_short_prompts_are_neither_kept_nor_looked_up(rewinds: bool, tmp_path: P
         assert run.timing.cached_tokens == reused
 
 
+def test_a_block_that_waits_for_the_disk_may_outlive_the_one_before_it() -> None:
+    """As a disk is slow: what is to be written stays in memory, and what it follows may leave. Then that comes back."""
+    run = Run()
+    prompt = tokens(40, seed=1)
+    wanted = run.answer(prompt)
+    run.store.keep(run.sequence.tokens)
+    first, second = list(run.memory._blocks.values())[-1:-3:-1]
+    assert second.parent == first.digest
+    second.pending = True
+    run.memory.remove(first)
+    run.store.keep(run.sequence.tokens)
+    assert first.digest in run.memory and second.digest in run.memory
+    assert run.memory.used_bytes == sum(block.num_bytes for block in run.memory._blocks.values())
+    run.answer([3] * 30)
+    assert run.answer(prompt) == wanted and run.timing.cached_from == "memory"
+
+
 def test_what_is_forgotten_does_not_come_back() -> None:
     run, prompt = Run(), tokens(40, 1)
     run.answer(prompt)
