@@ -277,7 +277,9 @@ def _mamba(world: World) -> Arguments:
             "output": world.matrix(world.hidden, INNER, "bf16", "f32", "q8_0"), "norm": world.floats(world.hidden),
             "taps": world.floats(TAPS, MAMBA_CHANNELS), "conv_bias": world.floats(MAMBA_CHANNELS),
             "decay": -np.abs(world.floats(HEADS)), "bias": world.floats(HEADS), "skip": world.floats(HEADS),
-            "gate_norm": world.floats(INNER), "num_groups": GROUPS, "norm_eps": 1e-6, "residual": 1.0}  # fmt: skip
+            "gate_norm": world.floats(INNER), "in_bias": world.floats(INNER + MAMBA_CHANNELS + HEADS),
+            "out_bias": world.floats(world.hidden), "num_groups": GROUPS, "norm_eps": 1e-6,
+            "residual": 1.0}  # fmt: skip
 
 
 @call(
