@@ -10,7 +10,6 @@ from moeinf.errors import CheckpointError
 from moeinf.gguf.gguf_vocabulary import CONTROL, ENDS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, quiet
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import shortest
-from moeinf.text.templates.file import TEMPLATE_FILE
 from moeinf.types import JsonObject
 
 _LONGEST_PIECE = 128
@@ -40,7 +39,7 @@ def tokenizer_files(gguf: Gguf, note: Callable[[str], None] = quiet) -> Mapping[
     if named:
         config["chat_template"] = [{"name": "default", "template": template}] * bool(template) + named
     elif template:
-        found[TEMPLATE_FILE] = template.encode()
+        found["chat_template.jinja"] = template.encode()
     files["tokenizer_config.json"] = config
     return found | {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
 

@@ -7,7 +7,7 @@ import pytest
 
 from moeinf import _native
 from moeinf.models.cpu.math import NativeFused, NumpyMath
-from moeinf.models.layers.fused import Spelled
+from moeinf.models.layers.array_math import Spelled
 from moeinf.types import Float32Array
 
 TWIN = Spelled[np.ndarray](NumpyMath())

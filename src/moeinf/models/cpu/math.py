@@ -94,7 +94,7 @@ class NumpyMath:
 
 
 class NativeFused:
-    """moeinf.models.layers.fused.FusedOf, in all threads of the kernels."""
+    """moeinf.models.layers.array_math.FusedOf, in all threads of the kernels."""
 
     def __init__(self, kernels: _native.Kernels) -> None:
         self._kernels = kernels

@@ -16,9 +16,8 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
-from moeinf.models.layers.array_math import function_of
+from moeinf.models.layers.array_math import Spelled, function_of
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig, NormKind, narrow_heads
-from moeinf.models.layers.fused import Spelled
 from moeinf.models.layers.weights import (
     Embedding,
     StoredTensor,

@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
-from moeinf.models.layers.array_math import A, Array, ArrayMathOf
+from moeinf.models.layers.array_math import A, Array, ArrayMathOf, FusedOf
 from moeinf.models.layers.attention_config import NormConfig
-from moeinf.models.layers.fused import FusedOf
 from moeinf.models.layers.kv_cache import Cache, LayerState, SharedRows, Span
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Activation, Float32Array, IntArray
