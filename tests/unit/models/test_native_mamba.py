@@ -150,7 +150,14 @@ def test_what_does_not_fit_together_is_refused() -> None:
         sizes |= dict.fromkeys(("decay", "bias", "skip"), c.num_heads)
         options: dict[str, Any] = {name: np.ones(size, np.float32) for name, size in sizes.items()}
         options |= {"taps": np.ones((c.kernel, c.channels), np.float32), "num_groups": c.num_groups}
-        options |= {"norm_eps": 1e-6, "residual": 1.0, "input": matrices[0], "output": matrices[1]}
+        options |= {
+            "in_bias": None,
+            "out_bias": None,
+            "norm_eps": 1e-6,
+            "residual": 1.0,
+            "input": matrices[0],
+            "output": matrices[1],
+        }
         return _native.MambaLayer(memory.weights.kernels, **options | changed)
 
     for match, changed in (
@@ -161,6 +168,8 @@ def test_what_does_not_fit_together_is_refused() -> None:
         ("vectors", {"taps": np.ones((1, c.channels), np.float32)}),
         ("input", {"input": matrices[1]}),
         ("output", {"output": matrices[0]}),
+        ("biases", {"in_bias": np.ones(3, np.float32)}),
+        ("biases", {"out_bias": np.ones(c.hidden_size + 1, np.float32)}),
     ):
         with pytest.raises(ValueError, match=match):
             made(**changed)

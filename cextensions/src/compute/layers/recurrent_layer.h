@@ -41,8 +41,8 @@ struct Channels {
 //   rows(shape), width(shape)     how many numbers of a token each projection gives, and all heads together
 //   thread_floats(shape, tokens)  what one thread needs for some channels, and later for a head
 //   projections(weights), conv_bias(weights)  the latter null where channels have none
-//   in_bias(weights), out_bias(weights)       of the first projection and of the output; null where they have
-//   none channels_eps, residual, replaces          of the norms of channels, and as in AttentionShape
+//   in_bias(weights), out_bias(weights)       of the first projection and of the output; null: they have none
+//   channels_eps, residual, replaces          of the norms of channels, and as in AttentionShape
 //   num_tasks(), each_part(task, call)        calls call(Channels) for all channels of a task
 //   run_head(head, stretch, scratch)          from mixed channels to what a head gives of each token
 //   finish(row)                               what is left to do with all that the heads of a token give
