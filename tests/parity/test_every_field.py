@@ -183,7 +183,7 @@ WORDS: dict[str, list[Any]] = {
     "second_expert_policy": ["random"],
     "topk_method": ["greedy", "group_limited_greedy"],
     "num_hidden_layers": [2, 4],
-    "mlp_only_layers": [[0], [1]],
+    "mlp_only_layers": [[0], [1], None],
     "rope_parameters": [{}, *ROPES],
     "rope_scaling": ROPES[2::5],
     "moe_token_dropout": [0.0, 0.7],

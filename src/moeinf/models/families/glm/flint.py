@@ -13,6 +13,8 @@ from moeinf.models.layers.routers import SigmoidRouter
 
 def _parse(f: Fields) -> Spec:
     f.present("sliding_window", "mlp_only_layers", "head_dim", "norm_topk_prob")
+    if f.get("mlp_only_layers") is None:
+        f = f.replaced(mlp_only_layers=[0, 1])  # what transformers takes null for
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, head_norms=HeadNorms(), scores=Scores(sinks="softmax_offset"))
     layers, window = range(decoder.num_layers), f.count("sliding_window")
     slides = sliding_layers(f, len(layers), lambda i: i >= 2 and i % 4 != 1 and i != len(layers) - 1)
