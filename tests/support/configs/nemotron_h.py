@@ -35,9 +35,9 @@ CONFIGS = {
         "topk_group": 2,
         "norm_topk_prob": False,
         "use_conv_bias": False,
-        "use_bias": True,
-        "mlp_bias": True,
         "n_groups": 1,
         "conv_kernel": 2,
     },
 }
+HALVES = CONFIGS["nemotron_h narrow experts, groups, halves alone"]
+CONFIGS["nemotron_h biased"] = HALVES | {"use_bias": True, "mlp_bias": True}

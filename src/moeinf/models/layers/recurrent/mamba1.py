@@ -101,19 +101,21 @@ def mamba1_workspace(c: Mamba1Config) -> Workspace:
 
 def mamba1_shapes(c: Mamba1Config, prefix: str) -> Shapes:
     """Names and shapes of the tensors that Mamba takes."""
+    into = linear_shapes(f"{prefix}in_proj", 2 * c.inner, c.hidden_size, biased=c.biased)
+    back = linear_shapes(f"{prefix}out_proj", c.hidden_size, c.inner, biased=c.biased)
     shapes: Shapes = {
         f"{prefix}A_log": (c.inner, c.state_size),
         f"{prefix}D": (c.inner,),
         f"{prefix}conv1d.weight": (c.inner, 1, c.kernel),
+        **into,
         f"{prefix}x_proj.weight": (c.rank + 2 * c.state_size, c.inner),
         f"{prefix}dt_proj.weight": (c.inner, c.rank),
         f"{prefix}dt_proj.bias": (c.inner,),
+        **back,
         f"{prefix}dt_layernorm.weight": (c.rank,),
         f"{prefix}b_layernorm.weight": (c.state_size,),
         f"{prefix}c_layernorm.weight": (c.state_size,),
     }
-    shapes |= linear_shapes(f"{prefix}in_proj", 2 * c.inner, c.hidden_size, biased=c.biased)
-    shapes |= linear_shapes(f"{prefix}out_proj", c.hidden_size, c.inner, biased=c.biased)
     return shapes | ({f"{prefix}conv1d.bias": (c.inner,)} if c.conv_bias else {})
 
 
