@@ -73,7 +73,7 @@ class Meaning:
         how = {"begun": "goes on with its pull", "here": "converts it"}.get(self.kind, "fetches it")
         if self.foreign is not None:
             how = f"takes the {size_text(self.foreign.num_bytes)} that {self.foreign.owner} has of it"
-        return f"model '{name}' is not stored; `moeinf pull {name}` {how}"
+        return f"model '{name}' not found; `moeinf pull {name}` {how}"
 
 
 def meaning(reference: str, options: PullOptions, library: Library) -> Meaning:

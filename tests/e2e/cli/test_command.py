@@ -201,7 +201,7 @@ def test_an_unknown_model_is_one_line_with_close_names(command: Command, words: 
 
 
 def test_what_is_known_and_not_stored_is_told_how_to_be_fetched(command: Command) -> None:
-    assert command("show", "mixtral").err == "Error: model 'mixtral' is not stored; `moeinf pull mixtral` fetches it\n"
+    assert command("show", "mixtral").err == "Error: model 'mixtral' not found; `moeinf pull mixtral` fetches it\n"
     assert "did you mean" not in command("run", "nope", "x").err
     assert command("run", "deme", "x").err.count("demo") == 1
 

@@ -179,8 +179,8 @@ def test_verbs_and_routes_agree(reference: str, world: World, files: Path, comma
     shown = command("show", written)
     assert (shown.code == 0) == (wanted.is_stored or wanted.in_place), shown
     if shown.code and not wanted.here:
-        error = f"model '{written}' is not stored; `moeinf pull {written}` fetches it"
-        assert about.json()["error"] == error and error in shown.err
+        error = f"model '{written}' not found; `moeinf pull {written}` fetches it"
+        assert about.json()["error"] == f"model '{written}' not found" and error in shown.err
     library = world.home("compare")
     assert "compared 2 models" in command("compare", "mine", written).err and meant(library, wanted, files) == wanted
 

@@ -445,7 +445,7 @@ def test_offline_no_request_is_made_and_the_cache_suffices_or_the_error_says_so(
 ) -> None:
     environment = {"HF_ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": "1"}
     printed = run_pull(tmp_path, **environment)
-    assert printed.startswith(f"HubError {REPO} is not in cache and offline")
+    assert printed.startswith(f"UnreachableError {REPO} is not in cache and offline")
     fill_cache(tmp_path / "hf" / "hub", checkpoint, server.commit)
     assert run_pull(tmp_path, **environment).endswith("[]")
     assert server.seen == []
