@@ -74,8 +74,10 @@ def error_form(path: str) -> ErrorForm:
 
 def _own_routes(service: Service) -> list[Route]:
     async def health(request: Request) -> Response:
-        if not service.worker.alive:
-            why = "the server's thread that runs models has ended; restart the server"
+        worker = service.worker
+        if not worker.alive or worker.pulse.hangs:
+            what = "hangs: requests wait, and it does nothing" if worker.alive else "has ended"
+            why = f"the server's thread that runs models {what}; restart the server"
             return error_response(Refusal(503, why), error_form(request.url.path))
         return json_response({"status": "ok"})
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import httpx
 import pytest
 
 from moeinf.server.turns.answer_worker import Worker
 from moeinf.store.library import StoredModel
 from tests.support.live_server import live_server
+from tests.support.spoken_worker import until
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -28,3 +32,30 @@ def test_a_server_whose_model_thread_has_ended_is_not_healthy(
         assert health.status_code == 503 and "has ended; restart the server" in health.text
         answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=10)
         assert answer.status_code == 503 and "has ended; restart the server" in answer.text
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="no clock of another thread there")
+def test_a_server_whose_model_thread_hangs_is_not_healthy_while_a_request_waits(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"model": "demo", "prompt": "Once", "max_tokens": 1}
+    go_on, take_turn = threading.Event(), Worker._take_turn
+
+    def hang(worker: Worker) -> None:
+        take_turn(worker)
+        go_on.wait()
+
+    with live_server(demo) as server:
+        monkeypatch.setattr(server.worker.pulse, "_look_s", 0.01)
+        monkeypatch.setattr(Worker, "_take_turn", hang)
+        asking = threading.Thread(target=httpx.post, args=(f"{server.url}/v1/completions",), kwargs={"json": asked})
+        asking.start()
+        try:
+            until(lambda: server.worker.pulse.hangs)
+            health = httpx.get(f"{server.url}/health")
+        finally:
+            go_on.set()
+        assert health.status_code == 503 and "requests wait, and it does nothing" in health.text
+        asking.join()
+        until(lambda: not server.worker.pulse.hangs)
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}

@@ -21,6 +21,7 @@ from moeinf.server.turns.model_opening import ModelOpening
 from moeinf.server.turns.opened import MOST_MODELS, Fits, Loaded, Longest, Open, OpenModels, guarded, open_on
 from moeinf.server.turns.overview import Overview
 from moeinf.server.turns.pace import retry_after_s
+from moeinf.server.turns.pulse import Pulse
 from moeinf.server.turns.running_answers import RunningAnswers
 from moeinf.server.turns.turn_order import Places, Unload
 from moeinf.store.library import Library, StoredModel
@@ -70,7 +71,8 @@ class Worker:
             self._places.waits_s,
             lambda: self._running.paused,
         )
-        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self.pulse = Pulse(lambda: bool(self.view.running or self.view.waiting))
+        self._thread = threading.Thread(target=self.pulse.of(self._run), name="model", daemon=True)
         self._thread.start()
 
     @property
@@ -153,6 +155,7 @@ class Worker:
                 guarded(lambda: opening.result().model.close())
             self._refuse_waiting()
             guarded(self.opened.close_all)
+            self.pulse.end()
 
     def _refuse_waiting(self) -> None:
         for left in self._queue.remove(lambda each: True):
@@ -212,7 +215,7 @@ class Worker:
         if room is None:  # the name stands for another model since it was looked up
             raise BusyError(f"{ask.model} is another model now; ask again later")
         opened.make(room)
-        self._opening = ModelOpening(job, partial(opened.opened, stored, config, room, tell))
+        self._opening = ModelOpening(job, self.pulse.of(partial(opened.opened, stored, config, room, tell)))
         self._opening.start(beside=bool(self._running.jobs))
         return None
 
