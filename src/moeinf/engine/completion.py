@@ -49,10 +49,17 @@ class Rendering:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokens already: they are read as they are, without what a tokenizer adds in front."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What Model.pieces is asked for."""
 
-    prompt: str | Sequence[Message]
+    prompt: str | Sequence[Message] | TokenIds
     params: SamplingParams
     raw: bool = False
     variables: JsonMapping = field(default_factory=dict)  # all that the chat template is told

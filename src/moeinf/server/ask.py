@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from moeinf.config.server_options import seconds_of
-from moeinf.engine.completion import Completion, Pooling
+from moeinf.engine.completion import Completion, Pooling, TokenIds
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.types import JsonMapping, Message, Tool
 
@@ -65,7 +65,7 @@ class Inputs:
 class Ask:
     """What a request wants, of whatever model has that name. `model` is the name by which the client knows it.
 
-    prompt: a text, or the messages of a chat, or what is to be embedded; None only loads the model.
+    prompt: a text, or its tokens, or the messages of a chat, or what is to be embedded; None only loads the model.
     raw: the text is continued as it is.
     continues: the last message is the beginning of the answer. format: as for Model.pieces.
     params: fields of SamplingParams that the client gave. variables: of the chat template.
@@ -75,7 +75,7 @@ class Ask:
     """
 
     model: str
-    prompt: str | Sequence[Message] | Inputs | None = None
+    prompt: str | TokenIds | Sequence[Message] | Inputs | None = None
     raw: bool = False
     continues: bool = False
     params: JsonMapping = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Ask:
     @property
     def chat(self) -> Sequence[Message]:
         """The messages of a chat; none of another prompt."""
-        return () if self.prompt is None or isinstance(self.prompt, str | Inputs) else self.prompt
+        return () if self.prompt is None or isinstance(self.prompt, str | TokenIds | Inputs) else self.prompt
 
     @property
     def only_closes(self) -> bool:

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.decoder_only import DecoderOnly
-from moeinf.engine.answers.prompts import check_least, check_length
-from moeinf.engine.completion import Rendering
+from moeinf.engine.answers.prompts import check_least, check_length, checked_ids
+from moeinf.engine.completion import Rendering, TokenIds
 from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.engine.vision.tower_sizes import added_tokens
 from moeinf.errors import UsageError
@@ -86,7 +86,7 @@ class Texts:
         def render(tokenizer: Tokenizer) -> str:
             if not tokenizer.has_template:
                 raise UsageError(f"{stored.name} has no chat template; ask /v1/completions")
-            assert ask.prompt is not None and not isinstance(ask.prompt, str | Inputs)
+            assert ask.prompt is not None and not isinstance(ask.prompt, str | TokenIds | Inputs)
             messages, _ = without_pictures(ask.prompt)
             text, _ = tokenizer.render(messages, _variables(tokenizer, stored, ask), continues=ask.continues)
             return text.replace(MARK, "")
@@ -117,6 +117,8 @@ def _token_ids(
 ) -> list[int]:
     """check: as check_length of ModelKind.encode. Raises TextError, UsageError, Stopped."""
     assert ask.prompt is not None and not isinstance(ask.prompt, Inputs)
+    if isinstance(ask.prompt, TokenIds):
+        return checked_ids(ask.prompt, min(tokenizer.num_ids, stored.manifest.info.vocab_size))
     variables = _variables(tokenizer, stored, ask)
     kind = DecoderOnly(tokenizer, lambda line: None)
     if isinstance(ask.prompt, str):

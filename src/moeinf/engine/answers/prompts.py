@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moeinf.engine.answers.model_kind import ModelKind
-from moeinf.engine.completion import Rendering
+from moeinf.engine.completion import Rendering, TokenIds
 from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
 from moeinf.engine.vision.parts import GivenPicture, text_alone, without_pictures
 from moeinf.errors import ContextLengthError, UsageError
@@ -59,8 +59,8 @@ class Prompts:
             return params
         return replace(params, thought_tokens=0)
 
-    def encode(self, prompt: str | Sequence[Message], rendering: Rendering, room: int = 1) -> Prompt:
-        """The ids of a prompt, and its pictures; arguments and errors as Model.encode.
+    def encode(self, prompt: str | Sequence[Message] | TokenIds, rendering: Rendering, room: int = 1) -> Prompt:
+        """The ids of a prompt, and its pictures; arguments and errors as Model.encode; UsageError for no ids.
 
         room: tokens of the answer that the context must have room for, too.
         """
@@ -68,8 +68,11 @@ class Prompts:
         def ids_of(shown: str | Sequence[Message]) -> list[int]:
             return self._kind.encode(shown, rendering, self._check_least)
 
-        messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
-        made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(prompt))
+        if isinstance(prompt, TokenIds):
+            made = Prompt(checked_ids(prompt, self.num_ids))
+        else:
+            messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
+            made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(prompt))
         check_length(len(made.ids), self._context, self.info.context_length, room)
         return made
 
@@ -97,6 +100,13 @@ class Prompts:
     def longer_context(self) -> str:
         """How to get a longer context, to be put behind another remedy."""
         return longer_context(self._context, self.info.context_length)
+
+
+def checked_ids(prompt: TokenIds, end: int) -> list[int]:
+    """The ids of a prompt. end: the first number that is none. Raises UsageError."""
+    if (wrong := next((each for each in prompt.ids if not 0 <= each < end), None)) is not None:
+        raise UsageError(f"prompt: {wrong} is no token id; those of this model are below {end}")
+    return list(prompt.ids)
 
 
 def check_least(num_tokens: int, context: int, longest: int) -> None:

@@ -43,14 +43,14 @@ def question_of(asked: EmbeddingRequest) -> Question:
 
 def texts_of(given: str | list[Json]) -> list[str | list[int]]:
     """The texts of an input, each as it is or as ids. Raises Refusal."""
-    if isinstance(given, str) or (given and all(_is_id(each) for each in given)):
+    if isinstance(given, str) or (given and all(is_id(each) for each in given)):
         given = [given]
     if not given:
         raise Refusal(400, "input is empty; give at least one text")
     if len(given) > MOST_INPUTS:
         raise Refusal(400, f"input has {len(given)} texts; at most {MOST_INPUTS} are taken at once")
     for at, text in enumerate(given):
-        if not isinstance(text, str) and not (isinstance(text, list) and all(_is_id(each) for each in text)):
+        if not isinstance(text, str) and not (isinstance(text, list) and all(is_id(each) for each in text)):
             raise Refusal(400, f"input[{at}] must be a text or a list of token ids")
         if not text:
             raise Refusal(400, f"input[{at}] is empty; give at least one word")
@@ -68,7 +68,8 @@ def shortened(vectors: list[Float32Array], dimensions: int | None) -> list[Float
     return [each / (float(np.linalg.norm(each)) or 1.0) for each in cut]
 
 
-def _is_id(value: object) -> bool:
+def is_id(value: object) -> bool:
+    """Whether a value may be the id of a token."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

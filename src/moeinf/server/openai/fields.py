@@ -183,7 +183,6 @@ CHAT: Final = BOTH | Fields(
 TEXT: Final = BOTH | Fields(
     {
         "suffix": Refused("models here do not fill in the middle"),
-        "logprobs": Refused("ask /v1/chat/completions for them", _FLAG),
         "add_special_tokens": Refused("the tokens that the tokenizer adds are added", _ON),
         "prompt_embeds": Refused("give texts"),
     }

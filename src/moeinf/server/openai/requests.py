@@ -134,12 +134,15 @@ class ChatRequest(Sampling, kw_only=True):
 
 
 class CompletionRequest(Sampling, kw_only=True):
+    """prompt: a text, or the ids of its tokens, or a list of those. logprobs: how many of the likeliest tokens."""
+
     published: ClassVar[Fields] = TEXT
     prompt: str | list[Json]
     echo: bool = False
+    logprobs: int | bool | None = None
 
 
-_MOST_BIAS = 100
+_MOST_BIAS, _MOST_TOP = 100, 20
 MOST_ANSWERS: Final = 128  # as at OpenAI
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -176,9 +179,21 @@ def logprobs_given(asked: ChatRequest) -> dict[str, int]:
     """The field of SamplingParams that asks for the probabilities of tokens. Raises Refusal."""
     if asked.top_logprobs is not None and not asked.logprobs:
         raise Refusal(400, "top_logprobs is given without logprobs: set logprobs to true")
-    if asked.top_logprobs is not None and not 0 <= asked.top_logprobs <= 20:
-        raise Refusal(400, "top_logprobs must be between 0 and 20")
+    if asked.top_logprobs is not None and not 0 <= asked.top_logprobs <= _MOST_TOP:
+        raise Refusal(400, f"top_logprobs must be between 0 and {_MOST_TOP}")
     return {"top_logprobs": asked.top_logprobs or 0} if asked.logprobs else {}
+
+
+def legacy_logprobs_given(asked: CompletionRequest) -> dict[str, int]:
+    """The same, of a request in which one number says it. Raises Refusal."""
+    count = asked.logprobs
+    if count is None or count is False:
+        return {}
+    if count is True or not 0 <= count <= _MOST_TOP:
+        raise Refusal(400, f"logprobs is how many of the likeliest tokens are told: a number from 0 to {_MOST_TOP}")
+    if asked.echo:
+        raise Refusal(400, "logprobs and echo: the prompt's tokens have no probabilities here; leave one of them out")
+    return {"top_logprobs": count}
 
 
 def _biases(pairs: Iterable[tuple[str, float]]) -> dict[int, float]:

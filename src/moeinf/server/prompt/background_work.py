@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from moeinf.engine.completion import TokenIds
 from moeinf.server.ask import Ask, Inputs
 from moeinf.types import Message
 
@@ -37,7 +38,7 @@ def in_background(ask: Ask, headers: Mapping[str, str]) -> bool:
 
 
 def _is_side_work(ask: Ask) -> bool:
-    if ask.tools.offered or ask.raw or ask.prompt is None or isinstance(ask.prompt, Inputs):
+    if ask.tools.offered or ask.raw or ask.prompt is None or isinstance(ask.prompt, TokenIds | Inputs):
         return False
     if isinstance(ask.prompt, str):
         return ask.prompt.startswith(_AT_BEGINNING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from moeinf.engine.completion import TokenIds
 from moeinf.engine.stored.preset import Preset
 from moeinf.server.ask import Ask, Inputs
 
@@ -11,7 +12,7 @@ from moeinf.server.ask import Ask, Inputs
 def with_preset(ask: Ask, preset: Preset) -> Ask:
     """The ask, with what the preset says and the client does not."""
     ask = replace(ask, params={**preset.params, **ask.params}, config={**preset.config, **ask.config})
-    if not preset.system or ask.prompt is None or isinstance(ask.prompt, Inputs) or ask.raw:
+    if not preset.system or ask.prompt is None or isinstance(ask.prompt, TokenIds | Inputs) or ask.raw:
         return ask
     messages = [{"role": "user", "content": ask.prompt}] if isinstance(ask.prompt, str) else [*ask.prompt]
     if messages and messages[0].get("role") == "system":
