@@ -622,6 +622,23 @@ def quantise(
     above 0 and at most 65504.
     """
 
+def quantise_in_turn(
+    format: str,
+    weights: npt.NDArray[np.float32],
+    asked: npt.NDArray[np.float32],
+    upper: npt.NDArray[np.float32],
+    importance: npt.NDArray[np.float32],
+    errors: npt.NDArray[np.float32],
+    out: _Bytes,
+) -> None:
+    """Rounds neighbouring columns of a matrix in turn, at most 256 of them, each to what errors before it ask of it.
+
+    With E weights less what they become, column k of weights [rows, cols] aims at weights[:, k] + asked[:, k] + the sum
+    of E[:, j] * upper[j, k] over the columns j < k of this call, and takes the nearest code, by the scales that
+    `quantise` chooses for its block. E is written to errors [rows, cols]; upper is [cols, cols]. Without the GIL, in
+    this thread, each row by itself. ValueError as `quantise`, and for mxfp4.
+    """
+
 def dequantise(format: str, data: _Bytes, rows: int, cols: int, out: npt.NDArray[np.float32]) -> None:
     """The weights of any format, into out [rows, cols]. ValueError for sizes that do not fit."""
 
@@ -1210,6 +1227,12 @@ class ExpertKernel:
 
         inputs [experts, H]: of gate and up; acts [experts, I]: of down; counts [experts]: of tokens. ValueError for
         shapes that do not fit, and a layer that is not there.
+        """
+
+    def acts(self, out: npt.NDArray[np.float32]) -> None:
+        """What `down` was multiplied with by the last `compute`, which was of one expert, into out [its tokens, I].
+
+        ValueError where it was of none or of several, and for another shape.
         """
 
     def put(self, experts: IntArray, rows: npt.NDArray[np.float32]) -> None:

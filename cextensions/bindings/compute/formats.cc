@@ -54,6 +54,24 @@ void quantise(const std::string& format, const Bytes& source, const std::string&
                    importance ? moeinf::Span<const float>(*importance) : moeinf::Span<const float>());
 }
 
+void quantise_in_turn(const std::string& format, const moeinf::ConstRows& weights,
+                      const moeinf::ConstRows& asked, const moeinf::ConstRows& upper,
+                      const moeinf::Vector& importance, const FloatMatrix& errors, const Room& out) {
+  const moeinf::Format to = moeinf::format_named(format);
+  const auto rows = static_cast<std::int64_t>(weights.shape(0)),
+             cols = static_cast<std::int64_t>(weights.shape(1));
+  require_bytes("out", out.shape(0), to, rows, cols);
+  const auto is = [&](const auto& array, std::int64_t wanted) {
+    return static_cast<std::int64_t>(array.shape(0)) == wanted && array.shape(1) == weights.shape(1);
+  };
+  if (!is(asked, rows) || !is(errors, rows) || !is(upper, cols) || importance.shape(0) != weights.shape(1))
+    throw std::invalid_argument(
+        "weights, asked and errors are [rows, cols], upper [cols, cols] and importance [cols]");
+  const moeinf::GilRelease released;
+  moeinf::quantise_in_turn(to, moeinf::rows_of(weights), moeinf::rows_of(asked), moeinf::rows_of(upper),
+                           importance, moeinf::rows_of(errors), out.data());
+}
+
 void dequantise(const std::string& format, const Bytes& data, std::int64_t rows, std::int64_t cols,
                 const FloatMatrix& out) {
   const moeinf::Matrix matrix = matrix_of(format, data, rows, cols);
@@ -94,6 +112,9 @@ void moeinf::bind_formats(nb::module_& m) {
   m.def("quantise", &::quantise, nb::arg("format"), nb::arg("source").noconvert(), nb::arg("source_dtype"),
         nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert(),
         nb::arg("importance").noconvert() = nb::none());
+  m.def("quantise_in_turn", &::quantise_in_turn, nb::arg("format"), nb::arg("weights").noconvert(),
+        nb::arg("asked").noconvert(), nb::arg("upper").noconvert(), nb::arg("importance").noconvert(),
+        nb::arg("errors").noconvert(), nb::arg("out").noconvert());
   m.def("dequantise", &::dequantise, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
         nb::arg("cols"), nb::arg("out").noconvert());
   m.def("check_scales", &::check_scales, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),

@@ -200,6 +200,11 @@ class BoundExpertKernel {
     kernel_.watch(layer, {moeinf::rows_of(inputs), moeinf::rows_of(acts), counts.data()});
   }
 
+  void acts(const FloatsOut& out) {
+    const moeinf::GilRelease released;
+    kernel_.acts(moeinf::rows_of(out));
+  }
+
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }
   void release_scratch() { kernel_.release_scratch(); }
 
@@ -336,6 +341,7 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def("put", &BoundExpertKernel::put, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("get", &BoundExpertKernel::get, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
+      .def("acts", &BoundExpertKernel::acts, nb::arg("out").noconvert())
       .def("watch", &BoundExpertKernel::watch, nb::arg("layer"), nb::arg("inputs").noconvert(),
            nb::arg("acts").noconvert(), nb::arg("counts").noconvert(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())

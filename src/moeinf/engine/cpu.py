@@ -143,6 +143,7 @@ class CpuRunner(OfOneSequence):
             self._joining = join(context, self.tier, self._reader, kernel)
         computes = self._joining or kernel
         streamed = StreamedExperts(self.tier, computes, watch.observers, advisers, prefetcher, stored.name)
+        self.streamed = streamed
         whole = streamed if self._joining is None else shared(streamed, self._joining, host.config)
         recorded, budget = context.recorded, host.config.experts.approx
         if budget is not None:

@@ -89,12 +89,12 @@ class Importance:
             return None
         sums, mean = self._sums[place], self._layers[place]
         known = sums.squares[expert] + LEAST_TOKENS * mean
-        return _shares(known / (sums.counts[expert] + LEAST_TOKENS))
+        return shares(known / (sums.counts[expert] + LEAST_TOKENS))
 
     def of_dense(self, name: str, cols: int) -> Float32Array | None:
         """The same of a matrix beside the experts."""
         sums = self._sums.get((DENSE, name))
-        return None if sums is None or sums.squares.shape != (1, cols) else _shares(sums.squares[0])
+        return None if sums is None or sums.squares.shape != (1, cols) else shares(sums.squares[0])
 
     @property
     def rare(self) -> tuple[int, int]:
@@ -120,7 +120,7 @@ def _of_experts(found: Mapping[str, Sums], name: str, experts: int, cols: int, w
     return sums
 
 
-def _shares(squares: Float32Array) -> Float32Array | None:
+def shares(squares: Float32Array) -> Float32Array | None:
     """As shares of their mean, as the quantisers take them."""
     mean = float(squares.mean(dtype=np.float64))
     return None if mean <= 0 else np.clip(squares / np.float32(mean), _LEAST_SHARE, 65504).astype(np.float32)

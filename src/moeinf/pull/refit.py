@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -42,6 +42,14 @@ from moeinf.types import ByteArray, DType, ExpertLayout, Float32Array, Format, T
 
 Recipe = Mapping[Place, Format]  # of what changes
 Advance = Callable[[int], None]
+
+
+class Corrects(Protocol):
+    """Rounds the parts of an expert so that what is lost of some columns is made up for by others."""
+
+    def expert(self, layer: int, expert: int, block: ByteArray, wanted: Mapping[str, Format]) -> dict[str, ByteArray]:
+        """The parts that it rounds, by name. block: as the model stores it; wanted: the formats of what changes."""
+        ...
 
 
 def check_whole(name: str, manifest: Manifest) -> None:
@@ -98,7 +106,7 @@ def trial(stored: StoredModel, recipe: Recipe, folder: Path, importance: Importa
 
     folder: two below the home of the store, as models are.
     """
-    _write(stored, recipe, folder, lambda _: None, importance)
+    _write(stored, recipe, folder, lambda _: None, importance, None)
     manifest, made = stored.manifest, layouts(stored.manifest, recipe)
     counts = [manifest.moe.experts_of(layer) for layer in range(manifest.moe.num_layers)]
     sums = ["0" * 64] * sum(counts)
@@ -120,14 +128,16 @@ def refit(
     name: str,
     progress: PullProgress,
     importance: Importance | None = None,
+    correction: Corrects | None = None,
 ) -> StoredModel:
     """Publishes the model in these formats under another name. told: lines for who looks at it.
 
-    importance: by which columns are rounded.
+    importance: by which columns are rounded. correction: of experts; layers that an interrupted call has left in
+    `folder` are not made again then.
     """
     total = 2 * store_bytes(stored, recipe)  # written, and read back
     progress.start("quantising", name, total, 0)
-    _write(stored, recipe, folder, progress.advance, importance)
+    _write(stored, recipe, folder, progress.advance, importance, correction)
     manifest, made = stored.manifest, layouts(stored.manifest, recipe)
     kinds = dense_kinds(stored, recipe)
     shards, dense, vision, checksums = read_back(manifest, made, kinds, folder, progress.advance)
@@ -168,7 +178,14 @@ def _small_files(stored: StoredModel) -> dict[str, bytes]:
         return {name: read_small(stored.path / name) for name in names}
 
 
-def _write(stored: StoredModel, recipe: Recipe, folder: Path, advance: Advance, importance: Importance | None) -> None:
+def _write(
+    stored: StoredModel,
+    recipe: Recipe,
+    folder: Path,
+    advance: Advance,
+    importance: Importance | None,
+    correction: Corrects | None,
+) -> None:
     """The files of weights; those that do not change are links to the model's own."""
     manifest = stored.manifest
     changed = {layer for layer, _ in recipe}
@@ -179,10 +196,15 @@ def _write(stored: StoredModel, recipe: Recipe, folder: Path, advance: Advance, 
             if entry is not None:
                 _link(stored.path / entry.file, folder / entry.file)
         for layer in range(manifest.moe.num_layers):
-            if layer in changed:
-                _write_layer(stored, layer, made[layer], folder / shard_file(layer), advance, importance)
+            path = folder / shard_file(layer)
+            if layer not in changed:
+                _link(stored.path / shard_file(layer), path)
+            elif correction is not None and path.exists():
+                advance(path.stat().st_size)
             else:
-                _link(stored.path / shard_file(layer), folder / shard_file(layer))
+                part = path.with_suffix(".part")
+                _write_layer(stored, layer, made[layer], part, advance, importance, correction)
+                os.replace(part, path)
         if DENSE in changed:
             _write_dense(stored, dense_kinds(stored, recipe), folder / DENSE_FILE, advance, importance)
         else:
@@ -195,23 +217,39 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _write_layer(
-    stored: StoredModel, layer: int, layout: ExpertLayout, path: Path, advance: Advance, importance: Importance | None
+    stored: StoredModel,
+    layer: int,
+    layout: ExpertLayout,
+    path: Path,
+    advance: Advance,
+    importance: Importance | None,
+    correction: Corrects | None,
 ) -> None:
-    path.unlink(missing_ok=True)  # it may be a link
     source = stored.path / shard_file(layer)
     given = stored.manifest.layout_of(layer)
 
+    wanted = {new.name: new.dtype for old, new in zip(given.tensors, layout.tensors, strict=True) if old != new}
+
+    def corrected(expert: int, data: ByteArray) -> dict[str, ByteArray]:
+        try:
+            return {} if correction is None else correction.expert(layer, expert, data, wanted)
+        except ValueError as error:
+            raise CheckpointError(f"expert {expert} of MoE layer {layer}: {error}") from error
+
     def made(expert: int) -> ByteArray:
         data = _read(source, expert * given.stride_bytes, given.stride_bytes)
-        block = np.zeros(layout.stride_bytes, np.uint8)
+        block, ready = np.zeros(layout.stride_bytes, np.uint8), corrected(expert, data)
         for old, new in zip(given.tensors, layout.tensors, strict=True):
             out = block[new.offset_bytes : new.offset_bytes + new.num_bytes]
+            if new.name in ready:
+                out[:] = ready[new.name]
+                continue
             weights = None if importance is None else importance.of_expert(layer, old.name, expert)
             _convert(old, new.dtype, data[old.offset_bytes : old.offset_bytes + old.num_bytes], out, weights)
         return block
 
     with path.open("wb") as shard:
-        experts, together = stored.manifest.moe.experts_of(layer), num_threads()
+        experts, together = stored.manifest.moe.experts_of(layer), num_threads() if correction is None else 1
         for start in range(0, experts, together):
             for block in mapped(made, range(start, min(start + together, experts)), together):
                 shard.write(block.data)

@@ -60,7 +60,7 @@ class StreamedExperts:
         """
         self._check = RoutingCheck(model)
         self._tier = tier
-        self._kernel = kernel
+        self.kernel = kernel  # whoever gathers what experts are given puts another in front of it
         self._listeners = listeners
         self._advisers = advisers
         self._prefetcher = prefetcher
@@ -78,7 +78,7 @@ class StreamedExperts:
 
         Raises ExpertReadError, NotFiniteError; the next run may come after it, as after any exception.
         """
-        kernel, profiler, ids = self._kernel, self._profiler, routing.ids
+        kernel, profiler, ids = self.kernel, self._profiler, routing.ids
         self._check(layer, ids, routing.weights)
         experts, counts = kernel.begin(hidden, ids, routing.weights, layer)
         for listener in self._listeners:
@@ -96,7 +96,7 @@ class StreamedExperts:
         profiler.lap("experts")
 
     def _stream(self, layer: int, experts: IntArray, counts: IntArray, ids: IntArray) -> None:
-        tier, kernel, profiler = self._tier, self._kernel, self._profiler
+        tier, kernel, profiler = self._tier, self.kernel, self._profiler
         for adviser in self._advisers:
             if self._advisers_missed:
                 adviser.restart()

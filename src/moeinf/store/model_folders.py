@@ -80,7 +80,7 @@ class ModelFolders:
         held, freed = self.all(), 0
         for path in (each for kind in (SENSITIVITIES, CALIBRATIONS) for each in (self._home / kind).glob("*")):
             if path.name not in held:
-                files = [path] if path.is_file() else list(path.iterdir())
+                files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
                 freed += sum(file.stat().st_size for file in files)
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         return freed

@@ -338,4 +338,5 @@ def test_the_command_stores_writes_and_tells(
     assert refused.code == 2 and "was made by measuring; pull its checkpoint again with --size" in refused.err
     models = {each.name: each for each in Library(whole.home).list()}
     by_text, by_file = models["demo:q3_k-calibrated"], models["demo:by-file"]
-    assert [path.read_bytes() for path in by_text.shard_paths] == [path.read_bytes() for path in by_file.shard_paths]
+    assert by_text.dense_path.read_bytes() == by_file.dense_path.read_bytes()
+    assert by_text.shard_paths[0].read_bytes() != by_file.shard_paths[0].read_bytes(), "experts are corrected by a text"

@@ -214,6 +214,15 @@ def _watch_experts(world: World) -> Arguments:
     return {"layer": 0, "inputs": inputs, "acts": acts, "counts": np.zeros(EXPERTS, np.int64)}
 
 
+@call("ExpertKernel.acts", "no begin, a compute of none or of several experts, slices, another shape")
+def _acts(world: World) -> Arguments:
+    kernel = world.get("ExpertKernel")
+    kernel.begin(**_begin(world))
+    first = np.array(world.memory["routed"][:1], np.int64)
+    kernel.compute(first, first * 6 * INNER * world.hidden)
+    return {"out": world.floats(world.memory["counts"][0], INNER)}
+
+
 @call("ExpertKernel.put", "no begin, an expert that no token has or that was computed, another number of rows")
 def _put(world: World) -> Arguments:
     experts, rows = _some(world)

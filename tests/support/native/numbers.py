@@ -147,6 +147,23 @@ def _quantise(world: World) -> Arguments:
     return given | ({"importance": np.exp(world.floats(256))} if world.rng.random() < 0.5 else {})
 
 
+@call(
+    "quantise_in_turn",
+    "mxfp4 and formats that are not written, shapes that do not fit together, more than 256 columns, bytes that are "
+    "not those of the matrix, an aim that is NaN, infinite or beyond 65504, an importance that is not above 0",
+    holds=lambda given, _: bool(np.isfinite(given["errors"]).all()),
+)
+def _quantise_in_turn(world: World) -> Arguments:
+    format = world.rng.choice([format for format in WRITTEN if format != "mxfp4"])
+    count, num_bytes = FORMAT_BLOCKS[format]
+    upper = np.triu(world.floats(256, 256) * np.float32(0.01))
+    weights, asked = (np.clip(world.floats(2, 256), -3, 3) for _ in range(2))
+    return {
+        "format": format, "weights": weights, "asked": asked, "upper": upper, "importance": np.exp(world.floats(256)),
+        "errors": np.empty_like(weights), "out": np.zeros(512 // count * num_bytes, np.uint8),
+    }  # fmt: skip
+
+
 @call("dequantise", "an unknown format, bytes that are not those of the matrix, out of another shape")
 def _dequantise(world: World) -> Arguments:
     return {"format": "q6_k", "data": world.bytes(420), "rows": 2, "cols": 256, "out": world.floats(2, 256)}

@@ -8,6 +8,7 @@
 #include "fit_scale.h"
 #include "half.h"
 #include "lanes.h"
+#include "put_code.h"
 
 namespace moeinf {
 
@@ -269,15 +270,6 @@ Multiples<N> fit_multiples(const float* weights, const float* columns, const flo
   return found;
 }
 
-// Bits of number i, one of kPerByte in a byte of lines of 32 bytes, as bits_of in expand_linear.cc reads
-// them.
-template <int kPerByte>
-void put_bits(unsigned char* lines, int i, int value) {
-  constexpr int kBits = 8 / kPerByte;
-  lines[i / (32 * kPerByte) * 32 + i % 32] |=
-      static_cast<unsigned char>((value & ((1 << kBits) - 1)) << (i / 32 % kPerByte * kBits));
-}
-
 void put_half(unsigned char* at, float value) {
   const std::uint16_t half = half_of_float(value);
   std::memcpy(at, &half, sizeof half);
@@ -299,7 +291,7 @@ void encode_q2_k(const float* weights, const float* columns, unsigned char* out)
   const auto lines = fit_lines<3, 15, 16>(weights, columns);
   std::memset(out, 0, 84);
   for (int s = 0; s < 16; ++s) out[s] = static_cast<unsigned char>(lines.scales[s] | lines.mins[s] << 4);
-  for (int i = 0; i < kWeights; ++i) put_bits<4>(out + 16, i, lines.codes[i]);
+  for (int i = 0; i < kWeights; ++i) put_q2_k(out, i, lines.codes[i]);
   put_half(out + 80, lines.d);
   put_half(out + 82, lines.dmin);
 }
@@ -310,7 +302,7 @@ void encode_q4_k(const float* weights, const float* columns, unsigned char* out)
   put_half(out, lines.d);
   put_half(out + 2, lines.dmin);
   pack_scales(lines.scales, lines.mins, out + 4);
-  for (int i = 0; i < kWeights; ++i) put_bits<2>(out + 16, i, lines.codes[i]);
+  for (int i = 0; i < kWeights; ++i) put_q4_k(out, i, lines.codes[i]);
 }
 
 void encode_q5_k(const float* weights, const float* columns, unsigned char* out) {
@@ -319,10 +311,7 @@ void encode_q5_k(const float* weights, const float* columns, unsigned char* out)
   put_half(out, lines.d);
   put_half(out + 2, lines.dmin);
   pack_scales(lines.scales, lines.mins, out + 4);
-  for (int i = 0; i < kWeights; ++i) {
-    put_bits<8>(out + 16, i, lines.codes[i] >> 4);
-    put_bits<2>(out + 48, i, lines.codes[i]);
-  }
+  for (int i = 0; i < kWeights; ++i) put_q5_k(out, i, lines.codes[i]);
 }
 
 void encode_q3_k(const float* weights, const float* columns, unsigned char* out) {
@@ -330,10 +319,7 @@ void encode_q3_k(const float* weights, const float* columns, unsigned char* out)
                                     -3.5f, -3.3f, -3.1f, 2.6f,  2.8f,   3,  3.2f,   3.4f};
   const auto found = fit_multiples<WholeValues<4>, 32, 16>(weights, columns, kAims);
   std::memset(out, 0, 110);
-  for (int i = 0; i < kWeights; ++i) {
-    put_bits<8>(out, i, found.codes[i] >> 2);
-    put_bits<4>(out + 32, i, found.codes[i]);
-  }
+  for (int i = 0; i < kWeights; ++i) put_q3_k(out, i, found.codes[i]);
   for (int s = 0; s < 16; ++s) {
     const int scale = found.scales[s] + 32;
     out[96 + s % 8] |= static_cast<unsigned char>((scale & 15) << (s / 8 * 4));
@@ -347,10 +333,7 @@ void encode_q6_k(const float* weights, const float* columns, unsigned char* out)
                                     -31.4f, -31.2f, -31,    -30.8f, 31.25f, 31,     30.75f};
   const auto found = fit_multiples<WholeValues<32>, 128, 16>(weights, columns, kAims);
   std::memset(out, 0, 210);
-  for (int i = 0; i < kWeights; ++i) {
-    out[i / 128 * 64 + i % 64] |= static_cast<unsigned char>((found.codes[i] & 15) << (i % 128 < 64 ? 0 : 4));
-    put_bits<4>(out + 128, i, found.codes[i] >> 4);
-  }
+  for (int i = 0; i < kWeights; ++i) put_q6_k(out, i, found.codes[i]);
   std::memcpy(out + 192, found.scales, 16);
   put_half(out + 208, found.d);
 }
@@ -368,9 +351,7 @@ void encode_iq4_xs(const float* weights, const float* columns, unsigned char* ou
     out[4 + s / 2] |= static_cast<unsigned char>((scale & 15) << (s % 2 * 4));
   }
   std::memcpy(out + 2, &high, sizeof high);
-  for (int i = 0; i < kWeights; ++i) {
-    out[8 + i / 32 * 16 + i % 16] |= static_cast<unsigned char>(found.codes[i] << (i % 32 / 16 * 4));
-  }
+  for (int i = 0; i < kWeights; ++i) put_iq4_xs(out, i, found.codes[i]);
 }
 
 }  // namespace moeinf

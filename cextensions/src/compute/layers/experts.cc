@@ -69,6 +69,7 @@ void ExpertKernel::begin(RowSpan<const float> hidden, RowSpan<const std::int64_t
   num_done_.assign(groups_.size(), 0);
   is_open_ = false;
   num_computed_ = 0;
+  jobs_.clear();
   reserve();
   prepare_inputs(hidden);
   if (squares_ != nullptr) add_inputs(hidden);
@@ -177,6 +178,15 @@ void ExpertKernel::add_acts(const Job& job, const float* values) {
   const std::int64_t cols = layer_->down.cols, count = groups_.counts[job.group];
   float* sums = squares_->acts.row(groups_.experts[job.group]);
   for (std::int64_t i = 0; i < count; ++i) add_squares(values + i * cols, cols, sums);
+}
+
+void ExpertKernel::acts(RowSpan<float> out) {
+  if (!has_begun_ || num_computed_ == 0 || jobs_.size() != 1 || num_slices() != 1)
+    throw std::invalid_argument("activations are those of one expert, behind its compute");
+  const Job& job = jobs_[0];
+  if (out.rows != groups_.counts[job.group] || out.cols != layer_->down.cols)
+    throw std::invalid_argument("activations are [tokens of the expert, columns of down]");
+  std::copy_n(gates_.reserve_array<float>(0) + job.first_pair * out.cols, out.size(), out.data);
 }
 
 void ExpertKernel::prepare_input(RowSpan<const float> hidden, const ExpertPart& part) {

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf._native import Matrix
+from moeinf.bench.divergence.given_states import GivenStates, Noting
 from moeinf.config import RuntimeConfig
 from moeinf.config.fit_options import FitOptions
 from moeinf.engine.cpu import CpuRunner
@@ -38,34 +39,53 @@ _SAVED_AFTER_S: Final = 20.0  # of reading: what an interrupted calibration lose
 
 
 def calibrated(
-    stored: StoredModel, text: str, options: FitOptions, config: RuntimeConfig, reporting: Reporting
+    stored: StoredModel,
+    text: str,
+    options: FitOptions,
+    config: RuntimeConfig,
+    reporting: Reporting,
+    states: GivenStates | None = None,
 ) -> Imatrix:
     """The sums of a whole text, which is read in pieces, each on its own. reporting: `step` is told how far it has got.
 
-    They are kept in the store: the same text is not read again, and an interrupted calibration goes on. They depend on
-    neither the number of threads nor the memory that experts have, which is less by what the sums take. Raises
-    UsageError for a text that is too short, and as Model.
+    states: has what experts were given afterwards, too: those of `states_of`.
+
+    Sums are kept in the store: the same text is not read again for them, and an interrupted calibration goes on. They
+    depend on neither the number of threads nor the memory that experts have, which is less by what the sums take.
+    Raises UsageError for a text that is too short, DiskSpaceError for states that find no room, and as Model.
     """
     path, source = _kept_path(stored, text, options), Path(options.calibrate or "").name
     if path.exists():
-        return read_imatrix(path)
+        kept = read_imatrix(path)
+        if states is None or states.pieces == kept.chunks:
+            return kept
     begun = path.with_suffix(".part.gguf")
     known = read_imatrix(begun) if begun.exists() else Imatrix({})
+    if states is not None and states.pieces != known.chunks:
+        known = Imatrix({})
+        states.clear()
     config = config.changed(device="cpu", workers="", context=CHUNK, speculate="off", trace="", prefix_disk=None)
     config = config.changed(draft="")
     host = machine()
     host = replace(host, available_bytes=max(0, host.available_bytes - sums_bytes(stored)))
     with Model(stored, config, reporting, on=host) as model:
         pieces = _pieces(text, model, options)
-        gathered, saved = _Gathered(model.runner, stored, known), time.monotonic()
+        gathered, saved = _Gathered(model.runner, stored, known, states), time.monotonic()
+        total = sum(map(len, pieces))
+        if states is not None:
+            states.begin(total)
         for number in range(known.chunks, len(pieces)):
-            done, total = sum(map(len, pieces[:number])), sum(map(len, pieces))
+            done = sum(map(len, pieces[:number]))
             reporting.step(f"{model.name} reads the text that calibrates it: {done:,} of {total:,} tokens")
             gathered.read(pieces[number])
             if time.monotonic() - saved > _SAVED_AFTER_S:
+                if states is not None:
+                    states.save(number + 1)
                 _save(begun, gathered.imatrix(source, number + 1))
                 saved = time.monotonic()
         found = gathered.imatrix(source, len(pieces))
+    if states is not None:
+        states.save(len(pieces))
     _save(path, found)
     begun.unlink(missing_ok=True)
     return found
@@ -80,6 +100,11 @@ def sums_bytes(stored: StoredModel) -> int:
         for spec in manifest.layout_of(layer).tensors
         if spec.name in ("up", "down")
     )
+
+
+def states_of(stored: StoredModel, text: str, options: FitOptions) -> GivenStates:
+    """What a text gives to the experts, as far as an interrupted reading has kept it."""
+    return GivenStates(_kept_path(stored, text, options).with_suffix(".states"), stored.manifest)
 
 
 def _kept_path(stored: StoredModel, text: str, options: FitOptions) -> Path:
@@ -121,8 +146,8 @@ def _tokens(text: str, tokenizer: Tokenizer, most: int) -> tuple[list[int], list
 class _Gathered:
     """What a model's matrices have been multiplied with so far."""
 
-    def __init__(self, runner: Any, stored: StoredModel, known: Imatrix) -> None:
-        """known: what was gathered before."""
+    def __init__(self, runner: Any, stored: StoredModel, known: Imatrix, states: GivenStates | None) -> None:
+        """known: what was gathered before. states: is told what experts are given."""
         assert isinstance(runner, CpuRunner) and isinstance(runner.network, Decoder), "fit_pull has seen to it"
         self._runner, self._names = runner, matrix_names(plan_of(stored))
         self._dense: dict[Place, Float32Array] = {}
@@ -130,6 +155,8 @@ class _Gathered:
         self._acts: list[Float32Array] = []  # of down
         self._counts: list[IntArray] = []  # of tokens, by expert
         self._tokens = max((int(each.counts[0]) for each in known.sums.values() if len(each.counts) == 1), default=0)
+        if states is not None:
+            runner.streamed.kernel = Noting(runner.streamed.kernel, states)
         self._watch_experts(stored, known)
         self._watch_dense(known)
 

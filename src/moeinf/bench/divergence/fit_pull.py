@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from moeinf.bench.divergence.calibrating import calibrated, least_tokens
+from moeinf.bench.divergence.calibrating import calibrated, least_tokens, states_of
+from moeinf.bench.divergence.correcting import Correction
 from moeinf.bench.divergence.fitting import fitted, weighed
 from moeinf.bench.divergence.sensitivity import ALIKE, Weighing
 from moeinf.config import RuntimeConfig
@@ -21,6 +22,7 @@ from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
 from moeinf.gguf.imatrix import Imatrix, imatrix_pieces, read_imatrix
 from moeinf.models.family import check_writer
+from moeinf.pull.checkpoint.convert import num_threads
 from moeinf.pull.importance import LEAST_TOKENS, Importance
 from moeinf.pull.pull import pull, read_headers
 from moeinf.pull.refit import check_whole
@@ -49,7 +51,7 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
         if given:
             raise UsageError(f"{flag} does not go with a size, a number of bits or a calibration; leave it out")
     text, home = text_of("--text", fit.text), store_home()
-    sample, note = _calibration_text(fit), ""
+    sample, states, note = _calibration_text(fit), None, ""
     imatrix = read_imatrix(Path(fit.imatrix)) if fit.imatrix is not None and sample is None else None
     asked = None if sized(options.quant, fit) else chosen(options.quant)
     if asked is None:
@@ -82,9 +84,12 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
     with PullDisplay(sys.stderr, quiet=quiet) as display:
         try:
             if sample is not None:
-                imatrix = calibrated(whole, sample, fit, config, reporting)
+                states = states_of(whole, sample, fit)
+                imatrix = calibrated(whole, sample, fit, config, reporting, states)
                 _write(fit, imatrix)
             weighing = ALIKE if imatrix is None else _weighing(whole, imatrix, fit, sample)
+            if states is not None:
+                weighing = replace(weighing, correction=Correction(whole, states, num_threads()))
             if asked is not None:
                 made = weighed(whole, asked, name, reporting, display, weighing)
             else:
@@ -92,6 +97,8 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
                 made = fitted(whole, most_bytes, name, text, compared, config, reporting, display, weighing)
         finally:
             line.clear()
+    if states is not None:
+        states.forget()
     if not quiet:
         say(f"stored as {made.name}; {whole.name} stays, and `moeinf rm {whole.name}` frees what it takes")
         print("success", file=sys.stderr)
@@ -156,5 +163,6 @@ def _weighing(stored: StoredModel, imatrix: Imatrix, fit: FitOptions, text: str 
     importance = Importance(stored, imatrix, source)
     few, experts = importance.rare
     rare = f"; {few} of {experts} experts had fewer than {LEAST_TOKENS}, and go by their layer's, too" if few else ""
-    told = f"rounded by how much each column matters by {of}{rare}"
+    corrected = "" if text is None else "; later columns of experts make up for what earlier ones lose (GPTQ)"
+    told = f"rounded by how much each column matters by {of}{rare}{corrected}"
     return Weighing(importance, sha256, ("".join(each if each.isprintable() else "?" for each in told),))

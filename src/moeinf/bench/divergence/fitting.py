@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from moeinf.bench.divergence.sensitivity import ALIKE, Part, Weighing, ends_of, measured, parts_of
 from moeinf.config import RuntimeConfig
@@ -14,6 +15,7 @@ from moeinf.errors import UsageError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.importance import Place
 from moeinf.pull.refit import Recipe, check_whole, recipe_of, refit, store_bytes
+from moeinf.store.files import errors_named, make_folders, publish
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.processes.partials import partial_folder, pull_lock
 from moeinf.store.quantisation import FormatPlan, Quantisation
@@ -92,10 +94,36 @@ def _stored_as(
         reporting.notify(line)
     folder, library = partial_folder(stored.home, f"{stored.id} fitted as {name}"), Library(stored.home)
     with pull_lock(folder, name, progress.note):
+        if weighing.correction is not None:
+            return _corrected(stored, recipe, told, library, folder, name, progress, weighing)
         try:
             return refit(stored, recipe, told, library, folder / "model", name, progress, weighing.importance)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _corrected(
+    stored: StoredModel,
+    recipe: Recipe,
+    told: Sequence[str],
+    library: Library,
+    folder: Path,
+    name: str,
+    progress: PullProgress,
+    weighing: Weighing,
+) -> StoredModel:
+    """The same where it takes long: layers that were made stay, and are gone on from."""
+    record, made_of = folder / "made-of", repr((sorted(recipe.items()), *told, weighing.sha256)).encode()
+    with errors_named(folder):
+        if not record.exists() or record.read_bytes() != made_of:
+            shutil.rmtree(folder, ignore_errors=True)
+            make_folders(folder)
+            publish(record, made_of)
+    made = refit(
+        stored, recipe, told, library, folder / "model", name, progress, weighing.importance, weighing.correction
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    return made
 
 
 def chosen(parts: Sequence[Part], costs: Sequence[Mapping[Format, float]], most_bytes: int) -> Chosen:

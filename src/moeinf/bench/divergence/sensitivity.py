@@ -24,7 +24,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
 from moeinf.pull.importance import Importance, Place
-from moeinf.pull.refit import recipe_of, trial
+from moeinf.pull.refit import Corrects, recipe_of, trial
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.model_folders import SENSITIVITIES, measured_folder
@@ -48,6 +48,7 @@ class Weighing:
     importance: Importance | None = None  # None: all alike
     sha256: str = ""  # of what that was made of
     told: tuple[str, ...] = ()  # of it, for `pull` and `show`
+    correction: Corrects | None = None  # of experts, in what is stored; what is measured is rounded without it
 
 
 ALIKE: Final = Weighing()

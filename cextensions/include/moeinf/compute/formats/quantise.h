@@ -20,6 +20,19 @@ constexpr float kLargestWeight = 65504.0f;  // float16's: so every scale is fini
 void quantise(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
               std::int64_t cols, unsigned char* out, Span<const float> importance = {});
 
+// The same of neighbouring columns of a matrix, one after the other: each weight is rounded to the nearest
+// code to itself and what the errors of the columns in front of it ask of it, by the scales that `quantise`
+// chooses for its block. E being weights less what they become, weight k aims at weights[k] + asked[k] + the
+// sum of E[j] * upper[j][k] over the columns j < k of this call. With products of inputs H = U D U^T, U upper
+// with a diagonal of 1, upper = U, and E U of the columns in front of this call as `asked`, that is the order
+// of GPTQ (arXiv 2210.17323) in the form of LDLQ (arXiv 2307.13304), and the error is the sum of D[k] * (what
+// k aims at less what it becomes)^2: so importance, which is not empty here, may be D. weights, asked and
+// errors, to which E is written, are [rows, cols], upper [cols, cols]. Throws as quantise, for cols beyond
+// 256, and for mxfp4, whose codes it does not know.
+void quantise_in_turn(Format format, RowSpan<const float> weights, RowSpan<const float> asked,
+                      RowSpan<const float> upper, Span<const float> importance, RowSpan<float> errors,
+                      unsigned char* out);
+
 // out [rows, cols] from any format, each product rounded by itself (no fused multiply-add), as gguf-py does.
 void dequantise(const Matrix& matrix, float* out);
 

@@ -71,6 +71,10 @@ class ExpertKernel {
   // and for sums of other columns.
   void watch(std::int64_t layer, const ExpertSquares& squares);
 
+  // What down was multiplied with by the last compute, which was of one expert, for all tokens routed to it,
+  // in their order. Throws std::invalid_argument where compute was not of one expert, and for another shape.
+  void acts(RowSpan<float> out);
+
   // As Kernels::release_scratch; a layer that has begun needs a new begin.
   void release_scratch();
   std::size_t scratch_bytes() const;  // as Kernels::scratch_bytes, of what is not the kernels'
