@@ -85,58 +85,72 @@ struct Levels {
   }
 };
 
-constexpr int kRounds = 4;  // of choosing scales
+constexpr int kRounds = 4;    // of choosing scales
+constexpr int kTogether = 8;  // rows whose blocks of 32 quantise takes at once
 
-// One block of a row after the other.
+// Rounds the blocks of neighbouring rows that lie in the same columns.
 class Turn {
  public:
   Turn(Format format, RowSpan<const float> upper, Span<const float> importance)
-      : format_(format), coding_(coding_of(format)), upper_(upper), importance_(importance) {}
+      : format_(format),
+        coding_(coding_of(format)),
+        count_(static_cast<int>(block_weights(format))),
+        upper_(upper),
+        importance_(importance) {}
 
-  // Scales are chosen for what the columns aim at in front of the block, and then for what they have aimed
-  // at, as long as that is better.
-  void round(const float* weights, const float* aims, std::int64_t start, float* errors, unsigned char* out) {
-    const std::int64_t count = block_weights(format_);
-    unsigned char block[kMostColumns * 2];
-    float lost[kMostColumns], aimed[kMostColumns];
-    double least = HUGE_VAL;
-    std::copy_n(aims, count, aimed);
+  // Of the columns from `start` on, weights, aims and errors of the first row; those of the next row lie
+  // `stride` numbers behind them, and its block `bytes_of_row` behind `out`. Scales are chosen for what the
+  // columns aim at in front of the block, and then for what they have aimed at, as long as that is better.
+  void round(std::int64_t rows, std::int64_t start, const float* weights, std::int64_t stride,
+             const float* aims, float* errors, unsigned char* out, std::size_t bytes_of_row) {
+    double least[kTogether];
+    std::fill_n(least, rows, HUGE_VAL);
+    bool ended[kTogether] = {};
+    for (std::int64_t r = 0; r < rows; ++r) std::copy_n(aims + r * kMostColumns, count_, aimed_ + r * count_);
+    const std::size_t num_bytes = block_bytes(format_);
     for (int turn = 0; turn < kRounds; ++turn) {
-      quantise(format_, reinterpret_cast<const unsigned char*>(aimed), Format::kF32, 1, count, block,
-               {importance_.data() + start, static_cast<std::size_t>(count)});
-      std::copy_n(aims, count, aimed);
-      const double cost = codes(weights, aimed, start, lost, block);
-      if (!(cost < least)) return;
-      least = cost;
-      std::copy_n(lost, count, errors);
-      std::copy_n(block, block_bytes(format_), out);
+      quantise(format_, reinterpret_cast<const unsigned char*>(aimed_), Format::kF32, rows, count_, blocks_,
+               {importance_.data() + start, static_cast<std::size_t>(count_)});
+      for (std::int64_t r = 0; r < rows; ++r) {
+        if (ended[r]) continue;
+        float* const aimed = aimed_ + r * count_;
+        unsigned char* const block = blocks_ + static_cast<std::size_t>(r) * num_bytes;
+        std::copy_n(aims + r * kMostColumns, count_, aimed);
+        const double cost = codes(weights + r * stride, aimed, start, block);
+        ended[r] = !(cost < least[r]);
+        if (ended[r]) continue;
+        least[r] = cost;
+        std::copy_n(lost_, count_, errors + r * stride);
+        std::copy_n(block, num_bytes, out + static_cast<std::size_t>(r) * bytes_of_row);
+      }
     }
   }
 
  private:
   // Rounds by the scales of the block; aims, to which what errors ask is added, end as what columns have
   // aimed at.
-  double codes(const float* weights, float* aims, std::int64_t start, float* errors,
-               unsigned char* block) const {
-    const int count = static_cast<int>(block_weights(format_));
+  double codes(const float* weights, float* aims, std::int64_t start, unsigned char* block) {
     const Levels levels(format_, coding_, block);
     double cost = 0;
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count_; ++i) {
       float became;
       coding_.put(block, i, levels.nearest(coding_, i, aims[i], &became));
-      errors[i] = weights[i] - became;
+      lost_[i] = weights[i] - became;
       const float off = aims[i] - became;
       cost += static_cast<double>(importance_[static_cast<std::size_t>(start + i)]) * off * off;
       const float* const owed = upper_.row(start + i) + start;
-      for (int later = i + 1; later < count; ++later) aims[later] += errors[i] * owed[later];
+      for (int later = i + 1; later < count_; ++later) aims[later] += lost_[i] * owed[later];
     }
     return cost;
   }
 
   Format format_;
   Coding coding_;
+  int count_;
   RowSpan<const float> upper_;
   Span<const float> importance_;
+  float aimed_[kTogether * kMostColumns], lost_[kMostColumns];
+  unsigned char blocks_[kTogether * kMostColumns * 2];
 };
 
 }  // namespace
@@ -149,17 +163,24 @@ void quantise_in_turn(Format format, RowSpan<const float> weights, RowSpan<const
     throw std::invalid_argument(std::to_string(cols) + " columns are no whole blocks of " + name_of(format) +
                                 ", or more than " + std::to_string(kMostColumns));
   Turn turn(format, upper, importance);
-  float aims[kMostColumns];
-  for (std::int64_t row = 0; row < weights.rows; ++row) {
-    const float *weight = weights.row(row), *more = asked.row(row);
-    for (std::int64_t k = 0; k < cols; ++k) aims[k] = weight[k] + more[k];
-    for (std::int64_t start = 0; start < cols; start += count, out += block_bytes(format)) {
-      float* const error = errors.row(row) + start;
-      turn.round(weight + start, aims + start, start, error, out);
-      for (std::int64_t k = start; k < start + count; ++k) {
-        const float* const owed = upper.row(k);
-        for (std::int64_t later = start + count; later < cols; ++later)
-          aims[later] += error[k - start] * owed[later];
+  const std::size_t bytes_of_row = row_bytes(format, cols);
+  float aims[kTogether][kMostColumns];
+  for (std::int64_t first = 0; first < weights.rows; first += kTogether) {
+    const std::int64_t rows = std::min<std::int64_t>(kTogether, weights.rows - first);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t k = 0; k < cols; ++k)
+        aims[r][k] = weights.row(first + r)[k] + asked.row(first + r)[k];
+    }
+    for (std::int64_t start = 0; start < cols; start += count) {
+      turn.round(rows, start, weights.row(first) + start, cols, aims[0] + start, errors.row(first) + start,
+                 out + static_cast<std::size_t>(first) * bytes_of_row + row_bytes(format, start),
+                 bytes_of_row);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t k = start; k < start + count; ++k) {
+          const float error = errors.row(first + r)[k], *const owed = upper.row(k);
+          for (std::int64_t later = start + count; later < cols; ++later)
+            aims[r][later] += error * owed[later];
+        }
       }
     }
   }
