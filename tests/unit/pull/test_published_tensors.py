@@ -27,7 +27,7 @@ from moeinf.types import TensorPlan
 from tests.support.listed_tensors import FILE, LISTED, Listing, expanded, listing
 from tests.support.true_configs import PUBLISHED
 
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _UNKNOWN = (1,)  # the shape of what the plan leaves out
 
 
@@ -65,8 +65,9 @@ def shapes_of(there: Mapping[str, str], plan: TensorPlan, declared: Declared) ->
     for name, shape in list(known.items()):
         if there.get(name) == "F8_E4M3":
             (rows, cols), (high, wide), count = shape, declared.tile or shape, shares.get(name, 1)
-            known[f"{name}_scale_inv"] = (count * -(-rows // count // high), -(-cols // wide))
-        elif there.get(name) == there.get(f"{name}_scale") == "U8":
+            scale = f"{name}_scale"
+            known[scale if scale in there else f"{scale}_inv"] = (count * -(-rows // count // high), -(-cols // wide))
+        elif (there.get(name), there.get(f"{name}_scale")) in (("U8", "U8"), ("I8", "F8_E8M0")):
             known[name], known[f"{name}_scale"] = (shape[0], shape[1] // 2), (shape[0], shape[1] // 32)
         args = declared.args_of(name)
         if args is not None and args.group_size and f"{name}_packed" in there:
