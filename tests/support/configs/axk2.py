@@ -12,4 +12,5 @@ CONFIGS = {
     "axk2": AXK2,
     "axk2 no groups, biased, weights not normalised": AXK2
     | {"n_group": None, "topk_group": None, "attention_bias": True, "norm_topk_prob": False},
+    "axk2 one head": AXK2 | {"num_attention_heads": 1, "num_key_value_heads": 1},
 }

@@ -61,3 +61,19 @@ def test_a_type_of_positions_that_a_family_has_not_is_named(positions: dict[str,
 def test_heads_of_mamba_that_follow_from_others_are_not_blamed() -> None:
     refusal = refusal_of(HYBRID | {"mamba_d_head": "auto", "mamba_n_heads": 7})
     assert "mamba_n_heads" in refusal and "mamba_expand" in refusal and "mamba_d_head" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("mistral_large4 nothing listed, groups, biased, two shared experts", {"rope_theta": 500.0}, "only 10000.0"),
+        ("deepseek_v3", {"head_dim": 2}, "below qk_rope_head_dim 8"),
+        ("inkling2", {"swa_head_dim": 33}, "heads of an even size"),
+        ("qwen3_moe dense layers by name", {"intermediate_size": 0}, "from 1 to"),
+        ("nemotron_h biased", {"conv_kernel": 1}, "two or more"),
+        ("step3p7", {"per_layer_config": 1}, "must be an object"),
+    ],
+)
+def test_what_would_be_computed_otherwise_or_not_at_all_is_refused(name: str, given: dict[str, Any], said: str) -> None:
+    refusal = refusal_of(with_text(CONFIGS[name], text_of(CONFIGS[name]) | given))
+    assert said in refusal and next(iter(given)) in refusal

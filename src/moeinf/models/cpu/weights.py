@@ -167,7 +167,8 @@ class Linear:
     def __call__(self, x: Float32Array) -> Float32Array:
         """x [tokens, cols] -> [tokens, rows]."""
         y = np.empty((len(x), self._rows), np.float32)
-        self._kernels.linear(x, self.native, y, self._bias, self._activation)
+        rows = np.ascontiguousarray(x)  # which it is, but for heads that are one number wide
+        self._kernels.linear(rows, self.native, y, self._bias, self._activation)
         return y
 
 

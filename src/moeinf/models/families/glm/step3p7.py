@@ -196,7 +196,7 @@ def _sliding_heads(f: Fields, kinds: tuple[str, ...]) -> int:
         other.only("head_dim", f.get("head_dim"), None)
         other.only("true_head_dim", f.get("head_dim"), None)
         heads = other.count("num_attention_heads", heads)
-    said = f.get("per_layer_config")
+    said = f.within("per_layer_config").plain
     meant = {str(i): {"num_attention_heads": heads} for i, kind in enumerate(kinds) if kind == "sliding_attention"}
     if said and {str(i): each for i, each in said.items()} != meant:
         f.only("per_layer_config", meant, None)

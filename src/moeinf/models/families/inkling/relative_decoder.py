@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from moeinf.errors import CheckpointError
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, ArrayMath
@@ -119,7 +120,7 @@ def _decoder(f: Fields, num_layers: int, scale: Callable[[int], float]) -> Decod
         sliding = [i for i in range(num_layers) if (i + 1) % 6] if local is None else f.layers("local_layer_ids")
     else:
         sliding = [i for i, kind in enumerate(kinds) if kind == "hybrid_sliding"]
-    head_dim, swa_dim = f.count("head_dim", minimum=2), f.count("swa_head_dim", minimum=2)
+    head_dim, swa_dim = _even(f, "head_dim"), _even(f, "swa_head_dim")
     decoder = parse_decoder(
         f, norm_eps=1e-6, theta=1e4, rope=None, scores=Scores(scale(head_dim), sharpening=sharpening)
     )
@@ -155,3 +156,10 @@ def mixed_of_spans(
         own = None if sinks is None else sinks[span.rows]
         parts.append(core.mixed(q, k, v, span.cache, span.positions, relative=relative[span.rows], sinks=own))
     return parts[0] if len(parts) == 1 else math.concatenate(parts, 0)
+
+
+def _even(f: Fields, name: str) -> int:
+    size = f.count(name, minimum=2)
+    if size % 2:
+        raise CheckpointError(f"{f.said(name)} is {size}; moeinf computes heads of an even size")
+    return size

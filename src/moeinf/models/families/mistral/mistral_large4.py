@@ -69,7 +69,8 @@ def _parse(f: Fields, learned: str) -> Spec:
     f.only("head_dim", f.get("qk_rope_head_dim"), None)  # transformers' other name for it
     f.present("n_routed_experts", "n_shared_experts")
     if not names_positions(f):
-        f = f.replaced(rope_parameters=_ROPE | ({"rope_theta": f.get("rope_theta")} if f.get("rope_theta") else {}))
+        f.only("rope_theta", _ROPE["rope_theta"], None)  # transformers looks for it in rope_parameters alone
+        f = f.replaced(rope_parameters=_ROPE)
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     decoder, latent = parse_latent(f.replaced(q_lora_rank=None), interleaved=True, norm_eps=1e-5)
     a = decoder.attention

@@ -25,11 +25,11 @@ def qwen_moe(f: Fields, num_layers: int, *, norm_topk_prob: bool, shared: bool =
     moe_layers = tuple(i for i in range(num_layers) if i not in dense_only and (i + 1) % step == 0)
     if not moe_layers:
         raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
-    size = f.count("shared_expert_intermediate_size") if shared else 0
+    size, all_sparse = f.count("shared_expert_intermediate_size") if shared else 0, len(moe_layers) == num_layers
     return Moe(
         routed_shape(f, ("num_experts", "num_local_experts"), f.count("num_experts_per_tok"), num_layers, moe_layers),
         moe_layers,
-        f.count("intermediate_size", 0 if len(moe_layers) == num_layers else None, minimum=0),
+        f.count("intermediate_size", 0 if all_sparse else None, minimum=0 if all_sparse else 1),
         f.count("moe_intermediate_size"),
         softmax_router,
         scoring=Scoring(f.flag("norm_topk_prob", norm_topk_prob), corrected=False),

@@ -189,6 +189,8 @@ def parse_latent(
     The decoder's attention is what the rows are attended to with.
     """
     rotary_dim = f.count("qk_rope_head_dim", minimum=2) if rotated else f.count("qk_rope_head_dim", 0, 0, 0)
+    if rotated and f.count("head_dim", rotary_dim) < rotary_dim:
+        raise CheckpointError(f"{f.said('head_dim')} is {f.get('head_dim')}, below qk_rope_head_dim {rotary_dim}")
     context_length = f.count("max_position_embeddings")
     rank, nope_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
     if rank % 2:
@@ -364,7 +366,8 @@ class LatentAttention(OneByOne[Array, Positions]):
         if c.gate is not None and c.gate.of == "queries":
             both = self._expanded(self._math.concatenate([compressed, raw], 1)).reshape(tokens, c.num_heads, -1)
             own = c.qk_nope_head_dim + c.rotary_dim
-            return compressed, both[:, :, :own].reshape(tokens, c.num_heads * own), both[:, :, own:]
+            queries = both[:, :, :own].reshape(tokens, c.num_heads * own)
+            return compressed, queries * 1.0, both[:, :, own:]  # a copy: of one head they would be a view with gaps
         gates = None if self._gates is None else self._gates(hidden).reshape(tokens, c.num_heads, -1)
         return compressed, self._expanded(compressed), gates
 

@@ -31,6 +31,11 @@ class MambaConfig:
                 f"config.json: {self.num_heads} heads of Mamba cannot share the keys of {self.num_groups} groups "
                 "(mamba_n_groups, or n_groups)"
             )
+        if self.kernel < 2:
+            raise CheckpointError(
+                f"config.json: the convolution of Mamba sees {self.kernel} token; moeinf computes those of two or more "
+                "(mamba_d_conv, or conv_kernel)"
+            )
 
     @property
     def inner(self) -> int:
