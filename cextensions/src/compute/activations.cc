@@ -36,7 +36,7 @@ std::size_t matmul_scratch_bytes(std::int64_t cols) {
 
 std::size_t tile_scratch_bytes(std::int64_t cols) {
   const std::int64_t row_bytes = 2 * round_up(cols, kMaxStep), many = kTilePanelBytes / row_bytes + 1;
-  return static_cast<std::size_t>(rows_in_tiles(cols, many) * row_bytes);
+  return static_cast<std::size_t>(std::max(rows_in_tiles(cols, many) * row_bytes, 2 * kPartBytes));
 }
 
 std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values) {

@@ -32,7 +32,11 @@ constexpr std::int64_t kTilePanelBytes = 1 << 20, kFewRowsInTiles = 64, kMostRow
 static constexpr std::int64_t rows_in_tiles(std::int64_t cols, std::int64_t num_x) {
   const std::int64_t row_bytes = 2 * round_up(cols, kMaxStep), fitting = kTilePanelBytes / row_bytes;
   const std::int64_t most = num_x * row_bytes <= kTilePanelBytes ? kFewRowsInTiles : kMostRowsInTiles;
-  return fitting < 32 ? 16 : fitting < most ? fitting / 32 * 32 : most;
+  return fitting < 32 ? 32 : fitting < most ? fitting / 32 * 32 : most;
 }
+
+// What is laid out at once of weights that few activations are multiplied with, bf16 of so many rows and
+// columns; there are two of them, by turns.
+constexpr std::int64_t kPartRows = 32, kPartBytes = 2 * kPartRows * kInt8Group;
 
 }  // namespace moeinf
