@@ -39,11 +39,13 @@ std::size_t tile_scratch_bytes(std::int64_t cols) {
   return static_cast<std::size_t>(std::max(rows_in_tiles(cols, many) * row_bytes, 2 * kPartBytes));
 }
 
-std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values) {
-  const std::int64_t of_queries = kMaxSharing * (4 * width + 4 * rank),    // themselves, rests and sums
+std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values,
+                              std::int64_t num_queries) {
+  const std::int64_t of_query = 4 * width + 4 * rank + 4 * kSharedRows,    // itself, rest, sums and weights
       of_rows = kSharedRows * 2 * (width + 64 + (has_values ? rank : 0)),  // and 64 columns of pairs
-      of_both = kMaxSharing * kSharedRows * 8;                             // scores and weights
-  return static_cast<std::size_t>(of_queries + of_rows + of_both + 4 * width);
+      of_scores = kSharingAtOnce * kSharedRows * 4;
+  return static_cast<std::size_t>(round_up(num_queries, kSharingAtOnce) * of_query + of_rows + of_scores +
+                                  4 * width);
 }
 
 }  // namespace moeinf

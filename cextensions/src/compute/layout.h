@@ -20,7 +20,8 @@ constexpr std::int64_t kPanelCols = 2048;  // bf16 columns of a tile's rows that
 // the most bytes of each.
 constexpr std::int64_t kPanelGroups = 2, kPanelGroupBytes = 12288;
 
-constexpr std::int64_t kSharedRows = 128;  // that queries attend to at once in attend_shared
+// Rows that queries attend to at once in attend_shared, and queries that are multiplied with them at once.
+constexpr std::int64_t kSharedRows = 128, kSharingAtOnce = 32;
 
 static constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;

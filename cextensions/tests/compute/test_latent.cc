@@ -146,7 +146,7 @@ struct SharedRowsCase {
     for (const float number : rows) largest = std::fmax(largest, std::fabs(number));
     asked = random_floats(random, kMaxSharing * kWidth);
     for (float& number : asked) number = apart ? number / largest : rounded_to_bf16(number / largest);
-    for (std::int64_t q = 0; q < kMaxSharing; ++q) seen.push_back(q == 3 ? 0 : kRows - 9 * q);
+    for (std::int64_t q = 0; q < kMaxSharing; ++q) seen.push_back(q == 3 ? 0 : kRows - 9 * (q % 33));
   }
 
   // Of `count` queries from `first` on: sums [count, rank], each followed by its state. in_pairs: values are

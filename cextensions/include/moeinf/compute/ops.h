@@ -92,13 +92,13 @@ struct SharedRowsTask {
   Format format;
   std::int64_t num_rows, width, rank;  // width and rank multiples of 32
   const std::int64_t* seen;            // [num_queries]: how many of the rows, from the first on
-  void* scratch;  // shared_rows_bytes(width, rank, whether there are values), 64-byte aligned
+  void* scratch;  // shared_rows_bytes(width, rank, whether there are values, num_queries), 64-byte aligned
   const unsigned char* values = nullptr;  // [num_rows, rank] in `format`
   const unsigned char* rests = nullptr;   // laid out like queries: what rounding to bf16 took of them
   bool rounds_weights = false;            // to bf16, else they keep 16 bits
   const unsigned char* pairs = nullptr;   // in the place of values: these as pair_values lays them out
 };
-constexpr int kMaxSharing = 32;
+constexpr int kMaxSharing = 128;
 
 // The tokens of one value head of gated DeltaNet. Of a token with decay a and rate b:
 // S = a S + b k (v - (a S)^T k)^T, then out = S^T q.
@@ -221,7 +221,8 @@ struct Ops {
 std::size_t matmul_scratch_bytes(std::int64_t cols);
 std::size_t tile_scratch_bytes(std::int64_t cols);
 // Of attend_shared, whatever instruction set it is for.
-std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values);
+std::size_t shared_rows_bytes(std::int64_t width, std::int64_t rank, bool has_values,
+                              std::int64_t num_queries = kMaxSharing);
 
 // The instruction sets that this build has and this CPU can run, best first; the last is "generic".
 std::vector<std::string> available_isas();

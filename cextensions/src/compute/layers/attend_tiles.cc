@@ -137,21 +137,28 @@ class TileAttention {
     });
   }
 
+  // How many queries share what is read of a head: as many as leave each thread a few tasks.
+  std::int64_t together(std::int64_t num_heads) const {
+    const std::int64_t tasks = 4 * kernels_.pool().num_threads(), most = rows_ * num_heads / tasks;
+    return std::clamp(round_up(most, kSharingAtOnce), kSharingAtOnce, std::int64_t{kMaxSharing});
+  }
+
   void attend_heads(std::int64_t first_head, std::int64_t num_heads, const WideRows& rows) const {
-    const std::int64_t blocks = (rows_ + kMaxSharing - 1) / kMaxSharing;
+    const std::int64_t queries = together(num_heads), blocks = (rows_ + queries - 1) / queries;
     kernels_.pool().run(blocks * num_heads, [&](std::int64_t index, int thread) {
-      const std::int64_t first = (blocks - 1 - index / num_heads) * kMaxSharing;  // longest first
+      const std::int64_t first = (blocks - 1 - index / num_heads) * queries;  // longest first
       const std::int64_t head = index % num_heads;
       const std::size_t kept = static_cast<std::size_t>(head) * rows.stride;
       const WideRows of_head = {rows.keys + kept, rows.values == nullptr ? nullptr : rows.values + kept,
                                 rows.pairs, 0};
-      attend(first, first_head + head, of_head,
+      attend(first, std::min(queries, rows_ - first), first_head + head, of_head,
              held_in(threads_ + thread_bytes(width_) * static_cast<std::size_t>(thread), width_));
     });
   }
 
-  void attend(std::int64_t first, std::int64_t kv_head, const WideRows& rows, const Held& held) const {
-    const std::int64_t dim = s_.head_dim, count = std::min<std::int64_t>(kMaxSharing, rows_ - first);
+  void attend(std::int64_t first, std::int64_t count, std::int64_t kv_head, const WideRows& rows,
+              const Held& held) const {
+    const std::int64_t dim = s_.head_dim;
     SoftmaxState states[kMaxSharing];
     std::int64_t seen[kMaxSharing], place[kMaxSharing];
     for (std::int64_t r = 0; r < count; ++r) {

@@ -10,10 +10,10 @@
 namespace moeinf {
 namespace {
 
-constexpr std::int64_t kQueriesAtOnce = 2048;        // bounds the memory of the vectors below
-constexpr std::int64_t kTokensAtOnce = 128;          // likewise, of a thread
-constexpr std::int64_t kBlockQueries = kMaxSharing;  // that attend together: rows are read once for all
-constexpr std::int64_t kBlockRows = 128;             // attended to at once: the second-level cache holds them
+constexpr std::int64_t kQueriesAtOnce = 2048;  // bounds the memory of the vectors below
+constexpr std::int64_t kTokensAtOnce = 128;    // likewise, of a thread
+constexpr std::int64_t kBlockQueries = 32;     // that attend together: rows are read once for all
+constexpr std::int64_t kBlockRows = 128;       // attended to at once: the second-level cache holds them
 
 std::size_t float_bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
 
@@ -59,7 +59,8 @@ bool fits_shared(const LatentShape& s, Format kept) {
 
 // What a thread attends in: scores and widened rows, or the scratch memory of those loops.
 std::int64_t attending_floats(const LatentShape& s, Format kept) {
-  const auto shared = static_cast<std::int64_t>(shared_rows_bytes(s.width(), s.rank, false) / sizeof(float));
+  const auto shared =
+      static_cast<std::int64_t>(shared_rows_bytes(s.width(), s.rank, false, kBlockQueries) / sizeof(float));
   const std::int64_t apart = kBlockQueries * kBlockRows + widened_floats(s, kept);
   return round_up(fits_shared(s, kept) ? std::max(apart, shared) : apart, 16);
 }
