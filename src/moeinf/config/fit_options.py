@@ -30,8 +30,8 @@ class FitOptions:
     tokens: int = option(1024, "Most tokens of it that are read. [default: {default}]", metavar="N")
     calibrate: str | None = option(
         None,
-        "Round weights by how much each column matters on a text like those that the model is for: its file, or "
-        "built-in for a short one that comes along.",
+        "Round weights by how much each column matters on a text like those that the model is for, and experts so "
+        "that columns make up for each other's loss: its file, or built-in for a short one that comes along.",
         metavar="TEXT",
     )
     calibrate_tokens: int = option(16_384, "Most tokens of it that are read. [default: {default}]", metavar="N")

@@ -228,7 +228,8 @@ def _write_layer(
     source = stored.path / shard_file(layer)
     given = stored.manifest.layout_of(layer)
 
-    wanted = {new.name: new.dtype for old, new in zip(given.tensors, layout.tensors, strict=True) if old != new}
+    pairs = list(zip(given.tensors, layout.tensors, strict=True))
+    wanted = {new.name: new.dtype for old, new in pairs if old.dtype != new.dtype}
 
     def corrected(expert: int, data: ByteArray) -> dict[str, ByteArray]:
         try:
@@ -239,7 +240,7 @@ def _write_layer(
     def made(expert: int) -> ByteArray:
         data = _read(source, expert * given.stride_bytes, given.stride_bytes)
         block, ready = np.zeros(layout.stride_bytes, np.uint8), corrected(expert, data)
-        for old, new in zip(given.tensors, layout.tensors, strict=True):
+        for old, new in pairs:
             out = block[new.offset_bytes : new.offset_bytes + new.num_bytes]
             if new.name in ready:
                 out[:] = ready[new.name]

@@ -26,6 +26,7 @@ from moeinf.gguf.imatrix import Imatrix
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.importance import Importance
 from moeinf.pull.pull import pull
+from moeinf.pull.refit import refit
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.catalogue import DATA
 from moeinf.store.quantisation import chosen
@@ -210,6 +211,16 @@ def test_an_interrupted_correction_goes_on_with_its_layers(
     assert plan is not None
     weighed(whole, plan, "demo:iq4_xs-True", QUIET, SilentProgress(), weighing)
     assert asked[0] == (0, 0), "what was made by another text is not gone on from"
+
+
+def test_only_what_changes_is_corrected(whole: StoredModel, given: Given, tmp_path: Path) -> None:
+    recipe: dict[tuple[int, str], Format] = {(4, "down"): "iq4_nl"}
+    correction = Correction(whole, given[1], 2)
+    made = refit(whole, recipe, (), Library(whole.home), tmp_path, "demo:down", SilentProgress(), None, correction)
+    for layer, (found, before) in enumerate(zip(shards(made), shards(whole), strict=True)):
+        assert (found == before) == (layer != 4)
+    assert np.array_equal(part(made, 4, "gate", 3), part(whole, 4, "gate", 3)) and verify(made) == []
+    assert not np.array_equal(part(made, 4, "down", 3), part(whole, 4, "down", 3))
 
 
 def test_states_that_find_no_room_end_it_in_a_line(
