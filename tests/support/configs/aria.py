@@ -13,6 +13,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "aria": ARIA,
     "aria biased, one shared": ARIA
     | {"text_config": ARIA["text_config"] | {"attention_bias": True, "moe_num_shared_experts": 1}},
+    "aria gelu in shared experts": ARIA | {"text_config": ARIA["text_config"] | {"hidden_act": "gelu"}},
 }
 _VISION = {
     "model_type": "idefics3_vision",

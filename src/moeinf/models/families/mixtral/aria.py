@@ -5,7 +5,6 @@ Experts were published transposed. Checkpoints hold a model of images beside it,
 
 from __future__ import annotations
 
-from moeinf.models.activations import silu_alone
 from moeinf.models.families.ernie.ernie4_5_moe import SoftmaxRouter
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
@@ -13,12 +12,12 @@ from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
 from moeinf.models.layers.rope import whole_heads
 from moeinf.models.text_part import TextIn
+from moeinf.types import ExpertForm
 
 _IMAGES = r"(vision_tower|multi_modal_projector)\..*"
 
 
 def _parse(f: Fields) -> Spec:
-    silu_alone(f)  # which experts have in any case
     f.present("moe_num_experts", "moe_topk", "moe_num_shared_experts")
     whole_heads(f)
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)
@@ -37,6 +36,7 @@ def _parse(f: Fields) -> Spec:
         form=MlpForm(f.flag("mlp_bias", False)),
         names=names,
         transposed=True,
+        expert_form=ExpertForm("silu"),  # whatever shared experts have
     )
     return Spec(decoder, blocks)
 
