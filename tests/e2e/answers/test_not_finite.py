@@ -35,7 +35,7 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
         runner: Any = model.runner
         experts = runner.network._experts
-        compute = experts._kernel
+        compute = experts.kernel
 
         class Spoiled:
             def __getattr__(self, name: str) -> Any:
@@ -46,14 +46,14 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
                 if len(out) == 1:  # while it decodes: reading ahead then goes by priorities
                     out[:] = np.nan
 
-        experts._kernel = Spoiled()
+        experts.kernel = Spoiled()
         with pytest.raises(
             NotFiniteError,
             match=r"the router of expert layer 1 gives no numbers \(in use before it: "
             r"experts \d+.* of layer 0\).*`moeinf verify demo:latest`",
         ):
             model.generate(PROMPT, model.params(num_predict=4))
-        experts._kernel = compute
+        experts.kernel = compute
         assert model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text == sound
 
 
