@@ -39,10 +39,11 @@ def test_a_server_whose_model_thread_hangs_is_not_healthy_while_a_request_waits(
     demo: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"model": "demo", "prompt": "Once", "max_tokens": 1}
-    go_on, take_turn = threading.Event(), Worker._take_turn
+    hung, go_on, take_turn = threading.Event(), threading.Event(), Worker._take_turn
 
     def hang(worker: Worker) -> None:
         take_turn(worker)
+        hung.set()
         go_on.wait()
 
     with live_server(demo) as server:
@@ -51,7 +52,8 @@ def test_a_server_whose_model_thread_hangs_is_not_healthy_while_a_request_waits(
         asking = threading.Thread(target=httpx.post, args=(f"{server.url}/v1/completions",), kwargs={"json": asked})
         asking.start()
         try:
-            until(lambda: server.worker.pulse.hangs)
+            assert hung.wait(30)
+            until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
             health = httpx.get(f"{server.url}/health")
         finally:
             go_on.set()

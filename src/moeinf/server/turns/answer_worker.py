@@ -71,7 +71,9 @@ class Worker:
             self._places.waits_s,
             lambda: self._running.paused,
         )
-        self.pulse = Pulse(lambda: bool(self.view.running or self.view.waiting))
+        self.pulse = Pulse(
+            lambda: bool(self.view.running or self.view.waiting), lambda: _got(self.opened, self._opening)
+        )
         self._thread = threading.Thread(target=self.pulse.of(self._run), name="model", daemon=True)
         self._thread.start()
 
@@ -261,6 +263,14 @@ def _answered(
     if not running.of(loaded.model):
         loaded.model.warm_up()
     return Ended(None, load_s)
+
+
+def _got(opened: OpenModels, opening: ModelOpening | None) -> object:
+    """What is another thing whenever the disk has given something."""
+    with suppress(Exception):  # a model may be closed just now
+        read = [each.model.runner.reader.bytes_read() for each in opened.loaded]
+        return read, None if opening is None else opening.job.last_event
+    return object()
 
 
 def _served(running: RunningAnswers[Job], opening: ModelOpening | None) -> list[Job]:

@@ -19,6 +19,7 @@ class Short(SpokenModel):
     """Each letter of a prompt is a token."""
 
     def begin(self, request: Request) -> Any:
+        assert isinstance(request.prompt, str)
         needed = len(request.prompt) + request.room
         if needed > self.plan.context:
             raise ContextLengthError("too long", len(request.prompt), self.plan.context, "shorten it")

@@ -16,17 +16,22 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="no clock of an
 
 
 class Threads:
-    """A thread of a pulse that waits until it is let go, and whether somebody waits for it."""
+    """Threads of a pulse that go on until they are let go, whether somebody waits for them, and what they got."""
 
     def __init__(self) -> None:
-        self.go_on, self.wanted = threading.Event(), True
-        self.pulse = Pulse(lambda: self.wanted, LOOK_S)
+        self.go_on, self.wanted, self.got = threading.Event(), True, 0
+        self.pulse = Pulse(lambda: self.wanted, self.get, LOOK_S)
+        self.reads = False
 
-    def start(self, wait_s: float | None) -> threading.Thread:
-        """wait_s: after which it looks whether it is let go, again and again; None: it sleeps until it is."""
+    def get(self) -> int:
+        self.got += self.reads
+        return self.got
+
+    def start(self, *, computes: bool = False) -> threading.Thread:
+        """computes: without a pause; else it sleeps until it is let go."""
 
         def run() -> None:
-            while not self.go_on.wait(wait_s):
+            while not (self.go_on.is_set() if computes else self.go_on.wait()):
                 pass
 
         thread = threading.Thread(target=self.pulse.of(run))
@@ -43,22 +48,28 @@ def threads() -> Iterator[Threads]:
 
 
 def test_a_thread_that_sleeps_while_somebody_waits_hangs_until_it_goes_on(threads: Threads) -> None:
-    threads.start(None)
+    threads.start()
     until(lambda: threads.pulse.hangs)
-    threads.start(LOOK_S / 10)  # another one of these goes on
+    threads.start(computes=True)  # another one of these goes on
+    until(lambda: not threads.pulse.hangs)
+
+
+def test_a_thread_that_gets_something_now_and_then_does_not_hang(threads: Threads) -> None:
+    threads.start()
+    until(lambda: threads.pulse.hangs)
+    threads.reads = True
     until(lambda: not threads.pulse.hangs)
 
 
 def test_nothing_hangs_where_nobody_waits(threads: Threads) -> None:
-    threads.start(None)
+    threads.start()
     until(lambda: threads.pulse.hangs)
     threads.wanted = False
     until(lambda: not threads.pulse.hangs)
 
 
 def test_a_thread_that_has_ended_is_forgotten(threads: Threads) -> None:
-    ended = threads.start(LOOK_S)
-    threads.start(None)
+    ended = threads.start()
     threads.go_on.set()
     ended.join()
     until(lambda: not threads.pulse._clocks)
