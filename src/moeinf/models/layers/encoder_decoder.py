@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden, function_of
+from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache, LayerState, NewTokens, Span
 from moeinf.models.layers.moe_block import MoeBlock
@@ -143,13 +143,12 @@ class FeedForward:
     def __init__(
         self, weights: Weights, prefix: str, names: tuple[str, str], biased: bool, norm: Norm, activation: Activation
     ) -> None:
-        self._activated, self._norm = function_of(weights.math, activation), norm
-        self._up, self._down = (
-            weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
-        )
+        up, down = (f"{prefix}{name}" for name in names)
+        self._activated = weights.linear(f"{up}.weight", f"{up}.bias" if biased else None, activation)
+        self._down, self._norm = weights.linear(f"{down}.weight", f"{down}.bias" if biased else None), norm
 
     def add_to(self, x: Hidden) -> None:
-        x += self._down(self._activated(self._up(self._norm(x))))
+        x += self._down(self._activated(self._norm(x)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from moeinf.models.layers.array_math import Hidden, function_of
+from moeinf.models.layers.array_math import ArrayMath, Hidden, function_of, joined
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig
 from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Positions, Router, Weights
@@ -77,6 +77,15 @@ class MoeBlock:
         out += widen(found)
 
 
+_TOGETHER = 1024  # tokens that go through an MLP: memory of what is between its matrices is used again
+
+
+def in_parts(math: ArrayMath, mlp: Callable[[Hidden], Hidden], hidden: Hidden) -> Hidden:
+    """What an MLP makes of tokens [tokens, hidden], some of them after the other."""
+    starts = range(0, max(1, len(hidden)), _TOGETHER)
+    return joined(math, [mlp(hidden[start : start + _TOGETHER]) for start in starts])
+
+
 class GatedMLP:
     """x += down(f(gate(norm(x))) * up(norm(x))): the dense block."""
 
@@ -90,12 +99,16 @@ class GatedMLP:
     ) -> None:
         """prefix: of gate, up and down, under `names`; activation: f."""
         gate, up, down = (f"{prefix}{name}.weight" for name in names)
-        self._gate, self._up, self._add_down = weights.linear(gate), weights.linear(up), weights.adding(down)
-        self._norm, self._activated = weights.norm(norm), function_of(weights.math, activation)
+        self._activated_gate = weights.linear(gate, activation=activation)
+        self._up, self._add_down, self._norm = weights.linear(up), weights.adding(down), weights.norm(norm)
 
     def add_to(self, x: Hidden) -> None:
-        hidden = self._norm(x)
-        self._add_down(self._activated(self._gate(hidden)) * self._up(hidden), x)
+        for start in range(0, len(x), _TOGETHER):
+            some = x[start : start + _TOGETHER]
+            hidden = self._norm(some)
+            product = self._activated_gate(hidden)
+            product *= self._up(hidden)
+            self._add_down(product, some)
 
 
 class SharedExpert:
@@ -124,20 +137,28 @@ class SharedExpert:
         biased: whether each matrix has a bias."""
         self._activated = function_of(weights.math, activation)
         self._math, self._limit, self._clamps_silu, self._oai = weights.math, limit, clamps_silu, oai
-        self._caps = caps
+        self._caps, self._plain = caps, not limit and not oai and caps is None
+        functions = (activation if self._plain else None, None, None)
         self._gate, self._up, self._down = (
-            weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
+            weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None, function)
+            for name, function in zip(names, functions, strict=True)
         )
         self._own_gate = None if own_gate is None else weights.linear(own_gate)
 
     def __call__(self, hidden: Hidden) -> Hidden:
         """hidden [tokens, hidden] -> what the tokens are given."""
+        return in_parts(self._math, self._given, hidden)
+
+    def _given(self, hidden: Hidden) -> Hidden:
         out = self._down(self._product(self._gate(hidden), self._up(hidden)))
         return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
 
     def _product(self, gate: Hidden, up: Hidden) -> Hidden:
-        """What down is given."""
+        """What down is given. gate: activated already where nothing is limited."""
         limit, math = self._limit, self._math
+        if self._plain:
+            gate *= up
+            return gate
         if self._caps is not None:
             of_gate, of_up = self._caps
             gate = math.tanh(gate * (1 / of_gate)) * of_gate * math.sigmoid(gate)
@@ -174,14 +195,13 @@ class UngatedMLP:
     """down(f(up(x))), of a function f."""
 
     def __init__(self, weights: Weights, prefix: str, activation: Activation, *, biased: bool = False) -> None:
-        self._activated = function_of(weights.math, activation)
-        self._up, self._down = (
-            weights.linear(f"{prefix}{name}_proj.weight", f"{prefix}{name}_proj.bias" if biased else None)
-            for name in ("up", "down")
-        )
+        up, down = (f"{prefix}{name}_proj" for name in ("up", "down"))
+        self._activated = weights.linear(f"{up}.weight", f"{up}.bias" if biased else None, activation)
+        self._down = weights.linear(f"{down}.weight", f"{down}.bias" if biased else None)
+        self._math = weights.math
 
     def __call__(self, hidden: Hidden) -> Hidden:
-        return self._down(self._activated(self._up(hidden)))
+        return in_parts(self._math, lambda some: self._down(self._activated(some)), hidden)
 
 
 class PlainBlock:

@@ -13,6 +13,7 @@ from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe import Moe
+from moeinf.models.layers.moe_block import in_parts
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.widened import widened
 from moeinf.types import Activation
@@ -22,12 +23,17 @@ class SharedMLP:
     """down(f(gate(x)) * up(x)) of a function f, of which one matrix has gate and then up."""
 
     def __init__(self, weights: Weights, prefix: str, intermediate_size: int, activation: Activation) -> None:
-        self._activated, self._size = function_of(weights.math, activation), intermediate_size
-        self._both, self._down = (weights.linear(f"{prefix}{name}_linear.weight") for name in ("input", "output"))
+        self._activated, self._math = function_of(weights.math, activation), weights.math
+        self._gate, self._up = weights.linears(f"{prefix}input_linear.weight", [intermediate_size] * 2)
+        self._down = weights.linear(f"{prefix}output_linear.weight")
 
     def __call__(self, hidden: Hidden) -> Hidden:
-        both = self._both(hidden)
-        return self._down(self._activated(both[:, : self._size]) * both[:, self._size :])
+        return in_parts(self._math, self._given, hidden)
+
+    def _given(self, hidden: Hidden) -> Hidden:
+        product = self._activated(self._gate(hidden))
+        product *= self._up(hidden)
+        return self._down(product)
 
 
 @dataclass(frozen=True, slots=True)
