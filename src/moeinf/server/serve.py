@@ -109,6 +109,8 @@ class HttpServer:
             self.worker,
             until_idle=options.until_idle,
         )
+        self._deadline = ExitDeadline()  # a thread more: where the system gives none, nobody has been told of a server
+        self._server.on_signal = self._deadline.start
 
     def run(self) -> None:
         """Blocks until a signal ends it, in the main thread, or `stop`, in any.
@@ -116,17 +118,15 @@ class HttpServer:
         The first SIGINT, SIGTERM or SIGHUP gives the answer that is being made ANSWER_S, the second does not. The
         process ends here where something hangs then.
         """
-        deadline = ExitDeadline()
-        self._server.on_signal = deadline.start
         try:
             with _hangup_told(self._server.handle_exit):
                 self._server.run(sockets=[self._socket])
         finally:
             self._pools.close()
             if not self.worker.stop(CLOSE_S if self._server.signalled else None):
-                deadline.expire()
+                self._deadline.expire()
             self._texts.close()
-            deadline.close()
+            self._deadline.close()
 
     def stop(self) -> None:
         """Ends `run` as a signal does, without an end of the process; from any thread."""
