@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moeinf.types import DTYPE_BYTES, DType, Float32Array, Format
 
@@ -37,6 +38,13 @@ def rounded(numbers: Float32Array, dtype: DType) -> Float32Array:
         return (bits + (0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     with np.errstate(over="ignore"):
         return numbers.astype(np.float16).astype(np.float32) if dtype == "f16" else numbers
+
+
+def bf16_bits(numbers: Float32Array) -> npt.NDArray[np.uint16]:
+    """As `rounded`, in the bytes that `floats` reads; NaN stays NaN."""
+    return np.where(
+        np.isnan(numbers), np.uint16(0x7FC0), (rounded(numbers, "bf16").view(np.uint32) >> 16).astype(np.uint16)
+    )
 
 
 def first_not_finite(data: memoryview, dtype: DType, name: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,8 +87,7 @@ def part(stored: StoredModel, layer: int, name: str, expert: int) -> Float32Arra
 
 def inputs_of(whole: StoredModel, states: GivenStates, layer: int, expert: int) -> dict[str, Float32Array]:
     """What the parts of an expert are multiplied with on the text, computed in numpy from its weights."""
-    rows, experts = states.of_layer(layer)
-    x = np.array(rows[(experts == expert).any(1)])
+    x = states.states(layer, np.flatnonzero((states.experts(layer) == expert).any(1)))
     gate, up = (x @ part(whole, layer, name, expert).T for name in ("gate", "up"))
     return {"gate": x, "up": x, "down": gate / (1 + np.exp(-gate)) * up}
 
@@ -140,12 +141,12 @@ def test_an_expert_that_no_token_reaches_goes_by_its_layer(whole: StoredModel, g
     states = GivenStates(tmp_path, whole.manifest)
     states.begin(300)
     for layer in range(whole.manifest.moe.num_layers):
-        rows, experts = given[1].of_layer(layer)
-        states.add(layer, rows[:300], np.where(experts[:300] == 7, 8, experts[:300]))
+        experts = given[1].experts(layer)[:300]
+        states.add(layer, given[1].states(layer, np.arange(300)), np.where(experts == 7, 8, experts))
     block = np.fromfile(whole.shard_paths[1], np.uint8)[7 * whole.manifest.layout.stride_bytes :]
     wanted: dict[str, Format] = {"up": "iq4_nl", "down": "q5_0"}
     made = Correction(whole, states, 1).expert(1, 7, block[: whole.manifest.layout.stride_bytes], wanted)
-    x, exact = np.array(states.of_layer(1)[0]), part(whole, 1, "up", 7)
+    x, exact = states.states(1, np.arange(300)), part(whole, 1, "up", 7)
     plain, found = np.empty_like(exact), np.empty_like(exact)
     dequantise("iq4_nl", made["up"], *exact.shape, found)  # type: ignore[call-arg]
     stored = store(whole, given, "iq4_nl", corrects=False)
@@ -231,6 +232,22 @@ def test_states_that_find_no_room_end_it_in_a_line(
     states = GivenStates(tmp_path / "states", whole.manifest)
     with pytest.raises(DiskSpaceError, match=r"what 1,500 tokens give .* has 1.0 KB; free some, or give fewer --calib"):
         states.begin(1500)
+    layers, hidden, chosen = whole.manifest.moe.num_layers, 128, whole.manifest.moe.top_k
+    for layer in range(layers):
+        states.add(layer, np.zeros((1498, hidden), np.float32), np.zeros((1498, chosen), np.int64))
+    usage.free = 2 * layers * (2 * hidden + 4 * chosen)
+    states.begin(1500)
+    usage.free -= 1
+    with pytest.raises(DiskSpaceError, match=r"takes 3\.3 KB more"):
+        states.begin(1500)
+
+
+def test_states_that_another_version_has_left_are_read_anew(whole: StoredModel, given: Given, tmp_path: Path) -> None:
+    folder = shutil.copytree(given[1].folder, tmp_path / "states")
+    assert GivenStates(folder, whole.manifest).pieces == given[1].pieces
+    record = json.loads((folder / "rows.json").read_text())
+    (folder / "rows.json").write_text(json.dumps({key: value for key, value in record.items() if key != "states"}))
+    assert GivenStates(folder, whole.manifest).pieces == 0
 
 
 def test_the_command_tells_of_it_and_leaves_no_states(

@@ -66,11 +66,11 @@ class Correction:
 
     def _inputs(self, layer: int, expert: int) -> tuple[Float32Array, Float32Array]:
         """States that the expert was given, and some of all that its layer was, with what each counts for."""
-        states, experts = self._states.of_layer(layer)
+        experts = self._states.experts(layer)
         own = np.flatnonzero((experts == expert).any(1))
-        some = np.unique(np.linspace(0, len(states) - 1, min(_SAMPLE, len(states))).astype(np.int64))
+        some = np.unique(np.linspace(0, len(experts) - 1, min(_SAMPLE, len(experts))).astype(np.int64))
         counts = np.concatenate([np.ones(len(own)), np.full(len(some), LEAST_TOKENS / len(some))]).astype(np.float32)
-        return np.ascontiguousarray(states[np.concatenate([own, some])]), counts
+        return self._states.states(layer, np.concatenate([own, some])), counts
 
     def _acts(self, layer: int, layout: ExpertLayout, block: ByteArray, inputs: Float32Array) -> Float32Array:
         """What the expert's `down` is multiplied with."""

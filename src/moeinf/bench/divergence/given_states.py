@@ -14,15 +14,17 @@ from moeinf.errors import DiskSpaceError
 from moeinf.runtime.experts import ExpertKernel
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.manifest import Manifest
+from moeinf.store.numbers import bf16_bits, floats
 from moeinf.text.quantities import size_text
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import DType, Float32Array, IntArray
 
 _RECORD: Final = "rows.json"
+_KEPT: Final[DType] = "bf16"  # the type of states; what other versions may have left is not that
 
 
 class GivenStates:
-    """Of each layer the states in front of its experts, [rows, H] in f32, and the experts that each row went to, [rows,
-    top_k] in int32: a row for each token, in the order of the text."""
+    """Of each layer the states in front of its experts, [rows, H] in bf16, and the experts that each row went to,
+    [rows, top_k] in int32: a row for each token, in the order of the text."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """With what an interrupted reading has left there, if it is whole."""
@@ -39,34 +41,39 @@ class GivenStates:
                 for layer, count in enumerate(rows)
                 for path, width in zip(self._paths(layer), self._widths, strict=True)
             )
-            if len(rows) == len(self._rows) and enough:
+            if record["states"] == _KEPT and len(rows) == len(self._rows) and enough:
                 self._rows, self.pieces = rows, pieces
 
     def clear(self) -> None:
         self._rows, self.pieces = [0] * len(self._rows), 0
 
     def begin(self, tokens: int) -> None:
-        """Raises DiskSpaceError where there is no room for so many of them."""
+        """Raises DiskSpaceError where there is no room for what the files lack of so many of them."""
         with errors_named(self.folder):
             make_folders(self.folder)
-            needed = tokens * sum(self._widths) * len(self._rows)
+            needed = sum(
+                max(0, tokens * width - (path.stat().st_size if path.exists() else 0))
+                for layer in range(len(self._rows))
+                for path, width in zip(self._paths(layer), self._widths, strict=True)
+            )
             free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise DiskSpaceError(
-                f"what {tokens:,} tokens give to the experts takes {size_text(needed)} for a while, and {self.folder} "
-                f"has {size_text(free)}; free some, or give fewer --calibrate-tokens"
+                f"what {tokens:,} tokens give to the experts takes {size_text(needed)} more for a while, and "
+                f"{self.folder} has {size_text(free)}; free some, or give fewer --calibrate-tokens"
             )
 
     @property
     def _widths(self) -> tuple[int, int]:
-        return 4 * self._hidden, 4 * self._moe.top_k
+        return 2 * self._hidden, 4 * self._moe.top_k
 
     def _paths(self, layer: int) -> tuple[Path, Path]:
         return self.folder / f"{layer}.states", self.folder / f"{layer}.experts"
 
     def add(self, layer: int, hidden: Float32Array, experts: IntArray) -> None:
         """Of one piece of text or a part of it; hidden [tokens, H], experts [tokens, top_k]."""
-        for path, width, each in zip(self._paths(layer), self._widths, (hidden, experts.astype(np.int32)), strict=True):
+        both = bf16_bits(hidden), experts.astype(np.int32)
+        for path, width, each in zip(self._paths(layer), self._widths, both, strict=True):
             with errors_named(path), path.open("r+b" if path.exists() else "wb") as file:
                 file.seek(self._rows[layer] * width)
                 file.write(np.ascontiguousarray(each).data)
@@ -76,16 +83,21 @@ class GivenStates:
         """What has been read so far is what an interrupted reading goes on with."""
         self.pieces = pieces
         with errors_named(self.folder):
-            publish(self.folder / _RECORD, json.dumps({"rows": self._rows, "pieces": pieces}).encode())
+            publish(self.folder / _RECORD, json.dumps({"states": _KEPT, "rows": self._rows, "pieces": pieces}).encode())
 
-    def of_layer(self, layer: int) -> tuple[Float32Array, IntArray]:
-        """States [rows, H], which stay on the disk until they are looked at, and experts [rows, top_k]."""
-        rows, (states, experts) = self._rows[layer], self._paths(layer)
-        with errors_named(states):
-            return (
-                np.memmap(states, np.float32, "r", shape=(rows, self._hidden)),
-                np.fromfile(experts, np.int32, rows * self._moe.top_k).reshape(rows, -1).astype(np.int64),
-            )
+    def experts(self, layer: int) -> IntArray:
+        """Those that each row went to, [rows, top_k]."""
+        _, path = self._paths(layer)
+        with errors_named(path):
+            found = np.fromfile(path, np.int32, self._rows[layer] * self._moe.top_k)
+        return found.reshape(self._rows[layer], -1).astype(np.int64)
+
+    def states(self, layer: int, rows: IntArray) -> Float32Array:
+        """Of some rows, [len(rows), H]; the others stay on the disk."""
+        path, _ = self._paths(layer)
+        with errors_named(path):
+            found = np.memmap(path, np.uint16, "r", shape=(self._rows[layer], self._hidden))[rows]
+        return floats(found.reshape(-1).data, _KEPT).reshape(len(rows), -1)
 
     def forget(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

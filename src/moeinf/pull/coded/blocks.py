@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moeinf._native import dequantise, quantise
 from moeinf.pull.coded.scheme import BLOCK, E2M1, Decoded, Scheme
-from moeinf.store.numbers import NOT_FINITE, first_not_finite, plain_dtype
+from moeinf.store.numbers import NOT_FINITE, bf16_bits, first_not_finite, plain_dtype
 from moeinf.types import FORMAT_BLOCKS, DType, Float32Array, Format, format_bytes
 
 _WEIGHTS_AT_ONCE = 1 << 20
@@ -170,7 +170,7 @@ def encoded(decoded: Decoded, format: Format, through: DType, measure: bool) -> 
         return out, None
     plain: npt.NDArray[np.generic] = weights
     if "bf16" in (format, through):
-        plain = _to_bf16(weights)
+        plain = bf16_bits(weights)
     elif format == "f16":
         if np.abs(weights).max(initial=0) > _LARGEST:
             raise ValueError("holds a weight beyond 65504, which f16 has no place for")
@@ -231,10 +231,3 @@ def _mxfp4_blocks(decoded: Decoded, format: Format) -> tuple[Bytes, None] | None
     out[..., 0] = (exponent + 126).astype(np.uint8)
     out[..., 1:] = blocks[..., :16] | blocks[..., 16:] << 4
     return out.reshape(len(codes), -1), None
-
-
-def _to_bf16(values: Float32Array) -> npt.NDArray[np.uint16]:
-    """Rounds to the nearest bf16, ties to even; NaN stays NaN."""
-    bits = values.view(np.uint32)
-    rounded = (bits + (0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
