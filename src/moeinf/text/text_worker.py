@@ -34,7 +34,7 @@ from moeinf.text.tool_calls.call_stream import TextStream
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC
-from moeinf.text.vocabulary import control_tokens, end_ids, special_tokens, token_kinds
+from moeinf.text.vocabulary import add_listed, control_tokens, end_ids, special_tokens, token_kinds
 from moeinf.types import Json, JsonMapping, JsonObject
 
 if TYPE_CHECKING:  # loads llguidance, which only an answer of a given form needs
@@ -62,8 +62,10 @@ class TextWorker:
         self._tokenizer.no_padding()
         self._harmony = is_harmony(self._tokenizer)
         config = read_json(self._folder / "tokenizer_config.json")
-        self._specials = special_tokens(config, read_json(self._folder / "special_tokens_map.json"))
-        self._control = control_tokens(self._tokenizer, config)
+        token_map = read_json(self._folder / "special_tokens_map.json")
+        add_listed(self._tokenizer, config, token_map, read_json(self._folder / "added_tokens.json"))
+        self._specials = special_tokens(config, token_map)
+        self._control = control_tokens(self._tokenizer)
         unknown = self._specials.get("unk_token")  # which stands for letters
         self._encoder = Encoder(self._tokenizer, [token for token in self._control if token != unknown])
         source, with_tools = (find_template(self._folder, config, with_tools=tools) for tools in (False, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,51 @@ def test_ends_of_an_answer_are_united_from_all_configs_and_the_vocabulary(
         library = Library.from_file(str(folder / "tokenizer.json"))
         named = {library.token_to_id("</s>"), library.token_to_id("<|im_end|>")}
         assert tokenizer.eos_ids == {7, 8, 9, 11} | named
+
+
+def _listed(content: str, **flags: bool) -> dict[str, Any]:
+    return {"content": content, "normalized": False, "special": True, **flags}
+
+
+@pytest.mark.parametrize(
+    ("config", "beside"),
+    [
+        ({"added_tokens_decoder": {"341": _listed("<b>"), "340": _listed("<a>")}}, {}),
+        ({"added_tokens_decoder": {"0": _listed("<s>", lstrip=True, rstrip=True)}}, {}),
+        ({"added_tokens_decoder": {"3": _listed("<|im_end|>", special=False)}}, {}),
+        ({"added_tokens_decoder": {}, "additional_special_tokens": ["<a>", "<b>"]}, {}),
+        ({"extra_special_tokens": ["<a>"]}, {}),
+        ({"eos_token": "<a>"}, {}),
+        ({"eos_token": "<b>"}, {"added_tokens.json": {"<b>": 341, "<a>": 340}}),
+        ({"added_tokens_decoder": {}}, {"added_tokens.json": {"<a>": 340}}),
+        ({}, {"special_tokens_map.json": {"eos_token": {"content": "<a>", "normalized": False}}}),
+    ],
+)
+def test_tokens_that_the_files_beside_tokenizer_json_list_are_tokens(
+    model_folder: MakeFolder, config: dict[str, Any], beside: dict[str, Any]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = model_folder(tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", **config})
+    for name, content in beside.items():
+        (folder / name).write_text(json.dumps(content))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("quick <a> fox<b>jumps", "quick <s> fox", "<|im_end|> over"):
+        with Tokenizer(folder) as tokenizer:
+            ids = tokenizer.encode(text, control_tokens=True)
+            assert ids == theirs(text).input_ids
+            assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("listed", [5, ["<a>"], {"x": None, "y": {"content": 7}, "z": {"content": "", "lstrip": 2}}])
+def test_a_list_of_tokens_that_is_none_adds_none(model_folder: MakeFolder, listed: Any) -> None:
+    folder = model_folder(tokenizer_config={"added_tokens_decoder": listed, "extra_special_tokens": [None, 3]})
+    with Tokenizer(folder) as tokenizer:
+        assert tokenizer.num_ids == byte_level_tokenizer().get_vocab_size()
+
+
+def test_a_letter_that_is_named_for_padding_stays_a_letter(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder(tokenizer_config={"eos_token": "</s>", "pad_token": "!"})) as tokenizer:
+        assert tokenizer.decode(tokenizer.encode("fox!", control_tokens=True)) == "fox!"
 
 
 def test_end_of_a_harmony_channel_does_not_end_the_answer(model_folder: MakeFolder) -> None:

@@ -115,6 +115,19 @@ def test_marks_in_a_message_cannot_be_forged() -> None:
     assert "".join(text for text, _ in split_marked(marked, ["<s>"])) == "<s> and <s>"
 
 
+def test_templates_are_given_the_models_own_special_tokens(model_folder: MakeFolder) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = {"bos_token": "<s>", "boi_token": "<boi>", "extra_special_tokens": {"image_token": "<image>"}}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    folder = model_folder("{{ bos_token ~ boi_token ~ image_token }}", tokenizer_config=config)
+    chat = [turn("user", "a")]
+    with Tokenizer(folder) as tokenizer:
+        ids = tokenizer.encode_chat(tokenizer.render(chat)[0])
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert ids == theirs.apply_chat_template(chat, return_dict=False)
+    assert theirs.convert_ids_to_tokens(ids) == ["<s>", "<boi>", "<image>"]
+
+
 def test_templates_are_looked_for_in_the_order_of_transformers(tmp_path: Path) -> None:
     assert find_template(tmp_path, {}) is None
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "third"}))
@@ -123,6 +136,9 @@ def test_templates_are_looked_for_in_the_order_of_transformers(tmp_path: Path) -
     assert find_template(tmp_path, {"chat_template": named}) == "second"
     (tmp_path / "chat_template.jinja").write_text("first")
     assert find_template(tmp_path, {"chat_template": "second"}) == "first"
+    (tmp_path / "additional_chat_templates_tool_use.jinja").write_text("tools")
+    assert find_template(tmp_path, {}) == "first"
+    assert find_template(tmp_path, {}, with_tools=True) == "tools"
 
 
 def test_merging_and_folding_leave_alternating_turns_alone() -> None:
