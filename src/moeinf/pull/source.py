@@ -23,6 +23,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers: how the states of tokens become a vector
+TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # of transformers: the template of chats with tools
 _MOST_JSON_BYTES = {
     "config.json": 1 << 20,
     "adapter_config.json": 1 << 20,
@@ -38,7 +39,8 @@ RANK_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,180}-TP-(\d{3}|common)\.sa
 _KEPT_NAME = re.compile(
     r"(config|generation_config|(pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
     r"|chat_template|1_Pooling/config)\.json"
-    r"|chat_template\.jinja|merges\.txt|tokenizer\.model|tiktoken\.model|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?"
+    r"|(additional_chat_templates/tool_use|chat_template)\.jinja|merges\.txt|tokenizer\.model|tiktoken\.model"
+    r"|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?"
 )
 
 
@@ -209,8 +211,8 @@ class FolderSource:
             self._folders = {entry.name: self._path for entry in os.scandir(self._path)}  # where each file lies
             if over is not None:
                 self._folders |= {entry.name: over for entry in os.scandir(over)}
-            if (self._path / POOLING_FILE).is_file():
-                self._folders[POOLING_FILE] = self._path
+            inner = (name for name in (POOLING_FILE, TOOLS_TEMPLATE) if (self._path / name).is_file())
+            self._folders |= dict.fromkeys(inner, self._path)
             self._names = set(self._folders)
         self.shards = find_shards(self._names, self.read_file, str(path))
         self._state_at_open = self._state()

@@ -10,6 +10,7 @@ import pytest
 
 from moeinf.errors import TextError
 from moeinf.pull.pull import plan_pull
+from moeinf.text.templates.file import find_template
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.checkpoints import CONFIG, TOKENIZER, write_checkpoint
 from tests.support.pairs.pulled import pulled
@@ -38,3 +39,15 @@ def test_tokens_without_an_embedding_are_told_at_pull_and_refused_in_prompts(
         if added and largest >= ROWS:
             with pytest.raises(TextError, match=rf"token {largest} \('<pad>'\).*leave that text out of the prompt"):
                 text.encode("a <pad>", control_tokens=True)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_template_for_tools_in_a_folder_of_its_own_is_taken_over(many: bool, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c")
+    (folder / "chat_template.jinja").write_text("a")
+    if many:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/tool_use.jinja").write_text("b")
+    stored, _ = pulled(folder)
+    assert find_template(stored.path, {}) == "a"
+    assert find_template(stored.path, {}, with_tools=True) == ("b" if many else "a")

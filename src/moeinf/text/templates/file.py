@@ -10,6 +10,7 @@ from moeinf.errors import TextError, remedy_of
 from moeinf.types import JsonMapping
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+_TOOLS_FILE: Final = "additional_chat_templates_tool_use.jinja"  # as pull stores the file of that folder
 
 
 def find_template(folder: Path, tokenizer_config: JsonMapping, *, with_tools: bool = False) -> str | None:
@@ -17,7 +18,8 @@ def find_template(folder: Path, tokenizer_config: JsonMapping, *, with_tools: bo
 
     with_tools: the one for chats with tools, where there are two.
     """
-    own_file = folder / TEMPLATE_FILE
+    tools_file = folder / _TOOLS_FILE
+    own_file = tools_file if with_tools and tools_file.is_file() else folder / TEMPLATE_FILE
     try:
         if own_file.is_file():
             return own_file.read_text(encoding="utf-8")
