@@ -116,7 +116,8 @@ class Tokenizer:
 
         control_tokens: whether text like <|im_end|> means the control token (a raw prompt) or just those characters;
         "gaps": only that of the gaps of a T5, <extra_id_0> and so on, does.
-        bos: with the token that begins a sequence. added: with all special tokens that the tokenizer adds.
+        bos: with the token that begins a sequence; once, where a raw prompt begins with it itself.
+        added: with all special tokens that the tokenizer adds.
         """
         kind = "gaps" if control_tokens == "gaps" else "raw" if control_tokens else "plain"
         ids = self._encode(text, kind, specials=added)
@@ -127,6 +128,8 @@ class Tokenizer:
             return ids
         if not bos:
             return ids[1:] if ids[:1] == [bos_id] else ids
+        if ids[:2] == [bos_id, bos_id]:
+            return ids[1:]
         return [bos_id, *ids] if self._process.info()["add_bos"] and ids[:1] != [bos_id] else ids
 
     def token_id(self, token: str) -> int | None:

@@ -115,12 +115,15 @@ def test_the_beginning_token_is_added_once_and_on_request_not_at_all(model_folde
         ids = tokenizer.encode("hello")
         assert ids[0] == tokenizer.bos_id and ids.count(ids[0]) == 1
         assert tokenizer.encode("hello", bos=False) == ids[1:]
+        assert tokenizer.encode("<s>hello", control_tokens=True) == ids
 
 
 def test_add_bos_token_of_the_config_counts_where_tokenizer_json_forgets_it(model_folder: MakeFolder) -> None:
     folder = model_folder(tokenizer_config={"bos_token": "<s>", "add_bos_token": True})
     with Tokenizer(folder) as tokenizer:
-        assert tokenizer.encode("hello")[0] == tokenizer.bos_id
+        ids = tokenizer.encode("hello")
+        assert ids[0] == tokenizer.bos_id
+        assert tokenizer.encode("<s>hello", control_tokens=True) == ids
 
 
 @pytest.mark.parametrize(
