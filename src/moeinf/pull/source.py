@@ -38,7 +38,7 @@ RANK_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,180}-TP-(\d{3}|common)\.sa
 # What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
 _KEPT_NAME = re.compile(
     r"(config|generation_config|(pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
-    r"|chat_template|1_Pooling/config)\.json"
+    r"|chat_template|modules|1_Pooling/config)\.json"
     r"|(additional_chat_templates/tool_use|chat_template)\.jinja|merges\.txt|tokenizer\.model|tiktoken\.model"
     r"|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?"
 )

@@ -96,6 +96,16 @@ def test_a_way_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     assert answer.status_code == 400 and "by 'cls_token+mean'" in answer.json()["error"]["message"]
 
 
+def test_a_further_matrix_behind_the_pooling_is_refused_by_name(tmp_path: Path) -> None:
+    source = write_caller(tmp_path / "caller")
+    kinds = ("Transformer", "Pooling", "Normalize", "Dense")
+    modules = [{"idx": i, "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+    (source / "modules.json").write_text(json.dumps(modules))
+    with live_server(pull(str(source), home=tmp_path / "home")) as other:
+        answer = httpx.post(f"{other.url}/v1/embeddings", json={"model": "caller", "input": "user"}, timeout=60)
+    assert answer.status_code == 400 and "by 'mean+Dense'" in answer.json()["error"]["message"]
+
+
 def says(file: Path, said: dict[str, Any]) -> None:
     """Writes more fields into a file of a checkpoint."""
     file.parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.library import StoredModel
 from moeinf.text.templates.file import find_template
-from moeinf.types import JsonObject
+from moeinf.types import Json, JsonObject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,11 +35,15 @@ def config(model: StoredModel) -> JsonObject:
 
 def json_file(model: StoredModel, name: str) -> JsonObject:
     """A small JSON file of the model; {} where it is missing or not an object."""
-    try:
-        value = json.loads((model.path / name).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
+    value = _json_of(model, name)
     return value if isinstance(value, dict) else {}
+
+
+def _json_of(model: StoredModel, name: str) -> Json:
+    try:
+        return json.loads((model.path / name).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def formats_text(model: StoredModel) -> str:
@@ -88,6 +92,7 @@ class StoredFacts:
         Raises UsageError for a way that is not known here.
         """
         said = config(self._stored).get("pooling") or _pooling_of(json_file(self._stored, "1_Pooling_config.json"))
+        said = "+".join([str(said), *_further(_json_of(self._stored, "modules.json"))])
         if said not in ("mean", "last"):
             raise UsageError(f"{self.name} makes embeddings by {said!r:.60}, which is not supported; ask another model")
         return "last" if said == "last" else "mean"
@@ -163,6 +168,13 @@ def _pooling_of(said: JsonObject) -> str:
     prefix, words = "pooling_mode_", {"mean_tokens": "mean", "lasttoken": "last"}
     modes = [name.removeprefix(prefix) for name, value in said.items() if name.startswith(prefix) and value is True]
     return "+".join(words.get(mode, mode) for mode in modes or [str(said.get("pooling_mode", "mean"))])
+
+
+def _further(modules: Json) -> list[str]:
+    """What a model of sentence-transformers does with the vector that its pooling makes, but for its length."""
+    listed = modules if isinstance(modules, list) else []
+    kinds = [str(each.get("type")).rpartition(".")[2] for each in listed if isinstance(each, dict)]
+    return [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
 
 
 def facts_of(stored: StoredModel) -> StoredFacts:
