@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import numpy as np
 
@@ -50,6 +51,35 @@ class Corrects(Protocol):
     def expert(self, layer: int, expert: int, block: ByteArray, wanted: Mapping[str, Format]) -> dict[str, ByteArray]:
         """The parts that it rounds, by name. block: as the model stores it; wanted: the formats of what changes."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How columns are weighed when they are rounded."""
+
+    importance: Importance | None = None  # None: all alike
+    sha256: str = ""  # of what that was made of
+    told: tuple[str, ...] = ()  # of it, for `pull` and `show`
+    correction: Corrects | None = None  # of experts, in what is stored; what is measured is rounded without it
+
+
+ALIKE: Final = Weighing()
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """A stored model that is to be written again, under another name."""
+
+    stored: StoredModel
+    recipe: Recipe
+    name: str
+    told: tuple[str, ...] = ()  # lines for who looks at it
+    weighing: Weighing = ALIKE
+
+    @property
+    def text(self) -> str:
+        """Of two with the same, of one model and rounded alike, the files are the same."""
+        return repr((sorted(self.recipe.items()), *self.told))
 
 
 def check_whole(name: str, manifest: Manifest) -> None:
@@ -104,69 +134,58 @@ def store_bytes(stored: StoredModel, recipe: Recipe) -> int:
 def trial(stored: StoredModel, recipe: Recipe, folder: Path, importance: Importance | None = None) -> StoredModel:
     """A model that is there to be measured: what does not change are links, and nothing has a sum.
 
-    folder: two below the home of the store, as models are.
+    folder: two below the home of the store, as models are; what lies there goes.
     """
-    _write(stored, recipe, folder, lambda _: None, importance, None)
+    shutil.rmtree(folder, ignore_errors=True)
+    wanted = Refit(stored, recipe, stored.name, (), Weighing(importance))
+    _write(wanted, folder, lambda _: None)
     manifest, made = stored.manifest, layouts(stored.manifest, recipe)
     counts = [manifest.moe.experts_of(layer) for layer in range(manifest.moe.num_layers)]
     sums = ["0" * 64] * sum(counts)
     dense = FileEntry(DENSE_FILE, (folder / DENSE_FILE).stat().st_size, "0" * 64)
     shards = shard_entries(manifest.moe, [layout.stride_bytes for layout in made], sums)
-    sealed, files = Index(_described(stored, recipe, made, shards, dense, ()), _small_files(stored)).sealed()
+    sealed, files = Index(_described(wanted, made, shards, dense), _small_files(stored)).sealed()
     for name, data in files.items():
         write_small_file(folder / name, data)
     write_small_file(folder / MANIFEST_FILE, sealed.dumps())
     return StoredModel(stored.name, model_id(sealed.dumps()), folder)
 
 
-def refit(
-    stored: StoredModel,
-    recipe: Recipe,
-    told: Sequence[str],
-    library: Library,
-    folder: Path,
-    name: str,
-    progress: PullProgress,
-    importance: Importance | None = None,
-    correction: Corrects | None = None,
-) -> StoredModel:
-    """Publishes the model in these formats under another name. told: lines for who looks at it.
-
-    importance: by which columns are rounded. correction: of experts; layers that an interrupted call has left in
-    `folder` are not made again then.
-    """
+def refit(wanted: Refit, folder: Path, progress: PullProgress) -> StoredModel:
+    """Publishes a model. Layers that an interrupted call for the same one has left in `folder` are not made again."""
+    stored, recipe = wanted.stored, wanted.recipe
     total = 2 * store_bytes(stored, recipe)  # written, and read back
-    progress.start("quantising", name, total, 0)
-    _write(stored, recipe, folder, progress.advance, importance, correction)
+    progress.start("quantising", wanted.name, total, 0)
+    _write(wanted, folder, progress.advance)
     manifest, made = stored.manifest, layouts(stored.manifest, recipe)
     kinds = dense_kinds(stored, recipe)
     shards, dense, vision, checksums = read_back(manifest, made, kinds, folder, progress.advance)
-    own = _described(stored, recipe, made, shards, dense, told, vision)
+    own = _described(wanted, made, shards, dense, vision)
     progress.finish()
-    formats = hashlib.sha256(repr((sorted(recipe.items()), *told)).encode()).hexdigest()
+    formats = hashlib.sha256(wanted.text.encode()).hexdigest()
     record = {"fingerprint": f"{stored.id} fitted as {formats}", "requested": ""}
-    return write_model(library, folder, name, Index(own, _small_files(stored)), record, checksums)
+    library, index = Library(stored.home), Index(own, _small_files(stored))
+    return write_model(library, folder, wanted.name, index, record, checksums)
 
 
 def _described(
-    stored: StoredModel,
-    recipe: Recipe,
+    wanted: Refit,
     made: Sequence[ExpertLayout],
     shards: tuple[ShardEntry, ...],
     dense: FileEntry,
-    told: Sequence[str],
     vision: FileEntry | None = None,
 ) -> Manifest:
-    manifest = stored.manifest
+    manifest = wanted.stored.manifest
     alike = len(set(made)) == 1
-    blocks = {name: BlockTensor(*kind) for name, kind in dense_kinds(stored, recipe).items() if is_quantised(kind[0])}
+    kinds = dense_kinds(wanted.stored, wanted.recipe)
+    blocks = {name: BlockTensor(*kind) for name, kind in kinds.items() if is_quantised(kind[0])}
     return replace(
         manifest,
         layout=made[0] if alike else slot_layout(made),
         layers=() if alike else tuple(made),
         shards=shards,
         files=(dense,),
-        formats=StoredFormats(FITTED, (*manifest.formats.fallbacks, *told), blocks),
+        formats=StoredFormats(FITTED, (*manifest.formats.fallbacks, *wanted.told), blocks),
         vision=vision or manifest.vision,
     )
 
@@ -178,15 +197,9 @@ def _small_files(stored: StoredModel) -> dict[str, bytes]:
         return {name: read_small(stored.path / name) for name in names}
 
 
-def _write(
-    stored: StoredModel,
-    recipe: Recipe,
-    folder: Path,
-    advance: Advance,
-    importance: Importance | None,
-    correction: Corrects | None,
-) -> None:
-    """The files of weights; those that do not change are links to the model's own."""
+def _write(wanted: Refit, folder: Path, advance: Advance) -> None:
+    """The files of weights; those that do not change are links to the model's own, and layers that are there stay."""
+    stored, recipe = wanted.stored, wanted.recipe
     manifest = stored.manifest
     changed = {layer for layer, _ in recipe}
     made = layouts(manifest, recipe)
@@ -199,14 +212,14 @@ def _write(
             path = folder / shard_file(layer)
             if layer not in changed:
                 _link(stored.path / shard_file(layer), path)
-            elif correction is not None and path.exists():
+            elif path.exists():
                 advance(path.stat().st_size)
             else:
                 part = path.with_suffix(".part")
-                _write_layer(stored, layer, made[layer], part, advance, importance, correction)
+                _write_layer(wanted, layer, made[layer], part, advance)
                 os.replace(part, path)
         if DENSE in changed:
-            _write_dense(stored, dense_kinds(stored, recipe), folder / DENSE_FILE, advance, importance)
+            _write_dense(stored, dense_kinds(stored, recipe), folder / DENSE_FILE, advance, wanted.weighing.importance)
         else:
             _link(stored.dense_path, folder / DENSE_FILE)
 
@@ -216,15 +229,8 @@ def _link(source: Path, target: Path) -> None:
     os.link(source, target)
 
 
-def _write_layer(
-    stored: StoredModel,
-    layer: int,
-    layout: ExpertLayout,
-    path: Path,
-    advance: Advance,
-    importance: Importance | None,
-    correction: Corrects | None,
-) -> None:
+def _write_layer(refitted: Refit, layer: int, layout: ExpertLayout, path: Path, advance: Advance) -> None:
+    stored, importance, correction = refitted.stored, refitted.weighing.importance, refitted.weighing.correction
     source = stored.path / shard_file(layer)
     given = stored.manifest.layout_of(layer)
 

@@ -16,7 +16,6 @@ from moeinf._native import dequantise
 from moeinf.bench.divergence import calibrating
 from moeinf.bench.divergence.calibrating import calibrated
 from moeinf.bench.divergence.fitting import fitted, weighed
-from moeinf.bench.divergence.sensitivity import Weighing
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.config.fit_options import FitOptions
@@ -30,6 +29,7 @@ from moeinf.models.layers.kv_cache import NewTokens
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.importance import LEAST_TOKENS, Importance, matrix_names, plan_of
 from moeinf.pull.pull import pull
+from moeinf.pull.refit import Weighing
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.catalogue import DATA
 from moeinf.store.quantisation import chosen

@@ -18,7 +18,6 @@ from moeinf.bench.divergence.calibrating import calibrated, states_of
 from moeinf.bench.divergence.correcting import Correction
 from moeinf.bench.divergence.fitting import weighed
 from moeinf.bench.divergence.given_states import GivenStates
-from moeinf.bench.divergence.sensitivity import Weighing
 from moeinf.config import RuntimeConfig
 from moeinf.config.fit_options import FitOptions
 from moeinf.config.user_text import text_of
@@ -28,7 +27,7 @@ from moeinf.gguf.imatrix import Imatrix
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.importance import Importance
 from moeinf.pull.pull import pull
-from moeinf.pull.refit import refit
+from moeinf.pull.refit import Refit, Weighing, refit
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.naming.catalogue import DATA
 from moeinf.store.quantisation import chosen
@@ -216,8 +215,8 @@ def test_an_interrupted_correction_goes_on_with_its_layers(
 
 def test_only_what_changes_is_corrected(whole: StoredModel, given: Given, tmp_path: Path) -> None:
     recipe: dict[tuple[int, str], Format] = {(4, "down"): "iq4_nl"}
-    correction = Correction(whole, given[1], 2)
-    made = refit(whole, recipe, (), Library(whole.home), tmp_path, "demo:down", SilentProgress(), None, correction)
+    wanted = Refit(whole, recipe, "demo:down", weighing=Weighing(correction=Correction(whole, given[1], 2)))
+    made = refit(wanted, tmp_path, SilentProgress())
     for layer, (found, before) in enumerate(zip(shards(made), shards(whole), strict=True)):
         assert (found == before) == (layer != 4)
     assert np.array_equal(part(made, 4, "gate", 3), part(whole, 4, "gate", 3)) and verify(made) == []

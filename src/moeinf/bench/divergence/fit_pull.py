@@ -11,7 +11,6 @@ from typing import Final
 from moeinf.bench.divergence.calibrating import calibrated, least_tokens, states_of
 from moeinf.bench.divergence.correcting import Correction
 from moeinf.bench.divergence.fitting import fitted, weighed
-from moeinf.bench.divergence.sensitivity import ALIKE, Weighing
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.config.environment import store_home
@@ -25,7 +24,7 @@ from moeinf.models.family import check_writer
 from moeinf.pull.checkpoint.convert import num_threads
 from moeinf.pull.importance import LEAST_TOKENS, Importance
 from moeinf.pull.pull import pull, read_headers
-from moeinf.pull.refit import check_whole
+from moeinf.pull.refit import ALIKE, Weighing, check_whole
 from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, publish
 from moeinf.store.library import StoredModel

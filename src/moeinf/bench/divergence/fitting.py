@@ -5,18 +5,17 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-from moeinf.bench.divergence.sensitivity import ALIKE, Part, Weighing, ends_of, measured, parts_of
+from moeinf.bench.divergence.sensitivity import Part, ends_of, measured, parts_of
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.importance import Place
-from moeinf.pull.refit import Recipe, check_whole, recipe_of, refit, store_bytes
+from moeinf.pull.refit import ALIKE, Refit, Weighing, check_whole, recipe_of, refit, store_bytes
 from moeinf.store.files import errors_named, make_folders, publish
-from moeinf.store.library import Library, StoredModel
+from moeinf.store.library import StoredModel
 from moeinf.store.processes.partials import partial_folder, pull_lock
 from moeinf.store.quantisation import FormatPlan, Quantisation
 from moeinf.text.quantities import size_text
@@ -62,7 +61,7 @@ def fitted(
     formats = filled(parts, costs, formats, most_bytes, size_with)
     num_bytes = size_with(formats)
     told = (*_lines(stored, parts, formats, costs, num_bytes, options), *weighing.told)
-    return _stored_as(stored, _recipe(parts, formats, ends), told, name, reporting, progress, weighing)
+    return _stored_as(Refit(stored, _recipe(parts, formats, ends), name, told, weighing), reporting, progress)
 
 
 def weighed(
@@ -78,52 +77,24 @@ def weighed(
     formats = FormatPlan()
     recipe = recipe_of(stored, asked, formats)
     told = (*formats.fallbacks, *weighing.told)
-    return _stored_as(stored, recipe, told, name, reporting, progress, weighing)
+    return _stored_as(Refit(stored, recipe, name, told, weighing), reporting, progress)
 
 
-def _stored_as(
-    stored: StoredModel,
-    recipe: Recipe,
-    told: Sequence[str],
-    name: str,
-    reporting: Reporting,
-    progress: PullProgress,
-    weighing: Weighing,
-) -> StoredModel:
-    for line in told:
+def _stored_as(wanted: Refit, reporting: Reporting, progress: PullProgress) -> StoredModel:
+    """Layers that an interrupted call has made stay, and are gone on from: to correct them takes long."""
+    for line in wanted.told:
         reporting.notify(line)
-    folder, library = partial_folder(stored.home, f"{stored.id} fitted as {name}"), Library(stored.home)
-    with pull_lock(folder, name, progress.note):
-        if weighing.correction is not None:
-            return _corrected(stored, recipe, told, library, folder, name, progress, weighing)
-        try:
-            return refit(stored, recipe, told, library, folder / "model", name, progress, weighing.importance)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _corrected(
-    stored: StoredModel,
-    recipe: Recipe,
-    told: Sequence[str],
-    library: Library,
-    folder: Path,
-    name: str,
-    progress: PullProgress,
-    weighing: Weighing,
-) -> StoredModel:
-    """The same where it takes long: layers that were made stay, and are gone on from."""
-    record, made_of = folder / "made-of", repr((sorted(recipe.items()), *told, weighing.sha256)).encode()
-    with errors_named(folder):
-        if not record.exists() or record.read_bytes() != made_of:
-            shutil.rmtree(folder, ignore_errors=True)
-            make_folders(folder)
-            publish(record, made_of)
-    made = refit(
-        stored, recipe, told, library, folder / "model", name, progress, weighing.importance, weighing.correction
-    )
-    shutil.rmtree(folder, ignore_errors=True)
-    return made
+    folder = partial_folder(wanted.stored.home, f"{wanted.stored.id} fitted as {wanted.name}")
+    record, made_of = folder / "made-of", f"{wanted.text}{wanted.weighing.sha256}".encode()
+    with pull_lock(folder, wanted.name, progress.note):
+        with errors_named(folder):
+            if not record.exists() or record.read_bytes() != made_of:
+                shutil.rmtree(folder, ignore_errors=True)
+                make_folders(folder)
+                publish(record, made_of)
+        made = refit(wanted, folder / "model", progress)
+        shutil.rmtree(folder, ignore_errors=True)
+        return made
 
 
 def chosen(parts: Sequence[Part], costs: Sequence[Mapping[Format, float]], most_bytes: int) -> Chosen:

@@ -24,7 +24,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
 from moeinf.pull.importance import Importance, Place
-from moeinf.pull.refit import Corrects, recipe_of, trial
+from moeinf.pull.refit import ALIKE, Weighing, recipe_of, trial
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.model_folders import SENSITIVITIES, measured_folder
@@ -41,17 +41,6 @@ _TOGETHER: Final = 6  # parts that are measured for one reading of the model as 
 _LEAST: Final = 1e-7  # nats: what is measured as less is noise
 
 
-@dataclass(frozen=True, slots=True)
-class Weighing:
-    """How columns are weighed when they are rounded."""
-
-    importance: Importance | None = None  # None: all alike
-    sha256: str = ""  # of what that was made of
-    told: tuple[str, ...] = ()  # of it, for `pull` and `show`
-    correction: Corrects | None = None  # of experts, in what is stored; what is measured is rounded without it
-
-
-ALIKE: Final = Weighing()
 Sample = tuple[Float32Array, Float32Array | None]  # rows of a matrix, and how much each column matters
 
 
