@@ -70,10 +70,10 @@ class _Files:
             if number is not None:
                 found[f"{name}_token_id"] = number
         asked = {}
-        for name, field in _SAMPLING.items():
-            value = self.v.metadata.get(f"general.sampling.{name}")
-            if type(value) in (int, float):
-                asked[field] = shortest(value) if isinstance(value, float) else value
+        for key, value in self.v.metadata.items():
+            name = key.removeprefix("general.sampling.")
+            if name != key and type(value) in (int, float, str):
+                asked[_SAMPLING.get(name, name)] = shortest(value) if isinstance(value, float) else value
         return found | ({"do_sample": True} | asked if asked else {})
 
     def _ends_answers(self, number: int) -> bool:

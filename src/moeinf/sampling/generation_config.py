@@ -35,6 +35,8 @@ _NOT_BY_DECODERS: _Asks = {"num_beams": (None, 1), "forced_bos_token_id": (None,
 _NOT_BY_A_BEAM_SEARCH: _Asks = {
     "do_sample": (None, False),
     "repetition_penalty": (None, 1.0),
+    "presence_penalty": (None, 0.0),
+    "frequency_penalty": (None, 0.0),
     "no_repeat_ngram_size": (None, 0),
     "min_length": (None, 0, 1),
     "min_new_tokens": (None, 0),
@@ -43,6 +45,29 @@ _NOT_BY_A_BEAM_SEARCH: _Asks = {
     "begin_suppress_tokens": (None, []),
     "sequence_bias": (None, [], {}),
 }
+_OBEYED = frozenset(
+    {*_NOT_BY_A_BEAM_SEARCH, "temperature", "top_k", "top_p", "min_p", "eos_token_id", "max_new_tokens", "max_length"}
+)
+_OF_NO_EFFECT = frozenset(
+    {
+        # The beginning of a prompt is the tokenizer's and the template's; nothing is padded.
+        *("bos_token_id", "pad_token_id"),
+        *("transformers_version", "_from_model_config"),
+        # What generate() returns, and how it computes the same tokens.
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+        *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
+        *("compile_config", "disable_compile", "continuous_batching_config", "trust_remote_code"),
+        # Tokens guessed ahead, which are kept where the model says the same.
+        *("use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+        *("assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
+        *("assistant_ensemble_weight", "speculation_type"),
+        # Probabilities are normalised in any case; logits that are not finite are an error.
+        *("renormalize_logits", "remove_invalid_values"),
+        # Of a beam search, and of what a decoder begins with that has an encoder.
+        *("early_stopping", "length_penalty", "decoder_start_token_id"),
+    }
+)
 
 
 def not_done(config: JsonMapping, *, encoder: bool, num_beams: int = 1) -> list[str]:
@@ -53,4 +78,10 @@ def not_done(config: JsonMapping, *, encoder: bool, num_beams: int = 1) -> list[
     names = {**_NOT_DONE, **({} if encoder else _NOT_BY_DECODERS), **(_NOT_BY_A_BEAM_SEARCH if num_beams > 1 else {})}
     asked = [name for name, nothing in names.items() if config.get(name) not in nothing]
     asked += [name for name in unread(config) if name not in asked]
-    return [f"the checkpoint asks for {name} = {config[name]!r}, which is not done" for name in asked]
+    known = {*_NOT_DONE, *_NOT_BY_DECODERS, *_OBEYED, *_OF_NO_EFFECT}
+    asked += [name for name, value in config.items() if value and name not in known]
+    return [f"the checkpoint asks for {_shown(name)} = {config[name]!r:.200}, which is not done" for name in asked]
+
+
+def _shown(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= 60 else f"{name[:60]!r}"

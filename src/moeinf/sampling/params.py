@@ -154,6 +154,8 @@ _FROM_CHECKPOINT: Mapping[str, str] = {  # fields, and their names in generation
     "top_p": "top_p",
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",  # transformers knows neither of these two; makers write what vLLM is told
+    "frequency_penalty": "frequency_penalty",
     "min_tokens": "min_new_tokens",
 }
 

@@ -103,8 +103,16 @@ def test_what_a_checkpoint_asks_for_and_does_not_get_is_said() -> None:
     assert not_done(asked, encoder=True) == ["the checkpoint asks for typical_p = 0.9, which is not done"]
     assert not_done(asked, encoder=False)[1:] == ["the checkpoint asks for num_beams = 4, which is not done"]
     assert not not_done({"num_beams": 1, "temperature": 0.5}, encoder=False)
-    said = not_done({"repetition_penalty": 1.2, "num_beams": 4}, encoder=True, num_beams=4)
-    assert said == ["the checkpoint asks for repetition_penalty = 1.2, which is not done"]
+    for name in ("repetition_penalty", "presence_penalty"):
+        said = not_done({name: 1.2, "num_beams": 4}, encoder=True, num_beams=4)
+        assert said == [f"the checkpoint asks for {name} = 1.2, which is not done"]
+
+
+def test_what_transformers_does_not_know_is_followed_or_said() -> None:
+    asked = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "xtc_probability": 0.3, "mirostat": 0}
+    assert resolve_params({}, asked) == SamplingParams(presence_penalty=1.5, frequency_penalty=0.5)
+    assert resolve_params({"presence_penalty": 0.0}, asked) == SamplingParams(frequency_penalty=0.5)
+    assert not_done(asked, encoder=False) == ["the checkpoint asks for xtc_probability = 0.3, which is not done"]
 
 
 @pytest.mark.parametrize(
