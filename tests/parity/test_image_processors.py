@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -283,8 +284,24 @@ def test_settings_that_are_not_followed_are_refused() -> None:
             MergedPatches.parse(Fields(settings), 16, 2, 2, None)
 
 
-def test_settings_come_from_either_file() -> None:
-    one, other = {"patch_size": 3}, {"image_processor": {"patch_size": 4}}
-    assert settings_of({"preprocessor_config.json": one, "processor_config.json": other}).get("patch_size") == 3
-    assert settings_of({"preprocessor_config.json": {}, "processor_config.json": other}).get("patch_size") == 4
+@pytest.mark.parametrize(
+    ("own", "whole"),
+    [
+        ({"patch_size": 3}, {"image_processor": {"patch_size": 4}}),
+        ({"patch_size": 3}, {"image_processor": None}),
+        ({"patch_size": 3}, {"processor_class": "X"}),
+        ({"patch_size": 3}, None),
+        (None, {"image_processor": {"patch_size": 4}}),
+    ],
+)
+def test_settings_come_from_the_file_that_transformers_takes(own: Any, whole: Any, tmp_path: Path) -> None:
+    files = {"preprocessor_config.json": own, "processor_config.json": whole}
+    for name, content in files.items():
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    theirs, _ = transformers.BaseImageProcessor.get_image_processor_dict(tmp_path)
+    assert settings_of(files).get("patch_size") == theirs["patch_size"]
+
+
+def test_settings_may_be_in_no_file() -> None:
     assert settings_of({}).get("patch_size") is None

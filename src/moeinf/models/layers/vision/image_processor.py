@@ -292,10 +292,11 @@ class PooledPatches(WholePictures):
 def settings_of(files: JsonMapping) -> Fields:
     """The settings of a checkpoint's image processor, from either of the files that may have them; else none.
 
-    files: the objects in preprocessor_config.json and processor_config.json, where they are.
+    files: the objects in preprocessor_config.json and processor_config.json, where they are. The latter counts where
+    both have settings, as in transformers.
     """
     own, whole = FILES
-    if files.get(own):
+    if files.get(own) and not (files.get(whole) or {}).get("image_processor"):
         return Fields(files[own], own)
     return Fields(files.get(whole) or {}, whole).within("image_processor")
 
