@@ -27,9 +27,16 @@ from moeinf.types import TensorPlan
 
 
 def cut_config(path: Path, layers: int, vocab: int) -> dict[str, Any]:
+    """With so many layers, of each list that has an element for each, and tokens."""
     config: dict[str, Any] = json.loads(path.read_text())
     config |= {"tie_word_embeddings": True, "torch_dtype": "bfloat16"}
     text: dict[str, Any] = config.get("text_config", config)
+    of_layers = {
+        name: kinds[:layers]
+        for name, kinds in text.items()
+        if isinstance(kinds, list) and len(kinds) == text["num_hidden_layers"]
+    }
+    text |= of_layers
     text |= {"num_hidden_layers": layers, "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 0}
     if text is not config:
         text["tie_word_embeddings"] = True
