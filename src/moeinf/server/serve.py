@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.server_options import ServerOptions
@@ -63,15 +64,8 @@ class HttpServer:
         Raises UsageError for an address that cannot be had, or that others reach without a key, and for a folder that
         routing cannot be recorded in.
         """
+        _refuse(options, config, keys)
         host, port = options.address
-        local = host in _LOOPBACK
-        if not local and not keys and not options.no_auth:
-            raise UsageError(
-                f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
-                "or --no-auth-i-know to let anybody in"
-            )
-        if config.recording.trace and (options.parallel or 1) > 1:
-            raise UsageError("--trace records one answer at a time; leave out --parallel, or set it to 1")
         if config.recording.trace:
             prepare_folder(Path(config.recording.trace))
         raise_file_limit()
@@ -91,24 +85,8 @@ class HttpServer:
         names = () if host in ("0.0.0.0", "::") else (host,)
         rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
         self._pools = Pools()
-        service = Service(library, self.worker, self._texts, metrics, local, bool(keys), self._pools)
-        app = build_app(service, rules)
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=DeadlineProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # a client is who is at the other end of its connection
-                timeout_keep_alive=KEEP_ALIVE_S,
-                backlog=ACCEPTED_AT_ONCE,
-            ),
-            self.worker,
-            until_idle=options.until_idle,
-        )
+        service = Service(library, self.worker, self._texts, metrics, host in _LOOPBACK, bool(keys), self._pools)
+        self._server = _Server(build_app(service, rules), self.worker, until_idle=options.until_idle)
         self._deadline = ExitDeadline()  # a thread more: where the system gives none, nobody has been told of a server
         self._server.on_signal = self._deadline.start
 
@@ -133,11 +111,34 @@ class HttpServer:
         self._server.should_exit = True
 
 
+def _refuse(options: ServerOptions, config: RuntimeConfig, keys: tuple[str, ...]) -> None:
+    """Raises UsageError for options that do not go together."""
+    if options.address[0] not in _LOOPBACK and not keys and not options.no_auth:
+        raise UsageError(
+            f"--host {options.address[0]} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
+            "or --no-auth-i-know to let anybody in"
+        )
+    if config.recording.trace and (options.parallel or 1) > 1:
+        raise UsageError("--trace records one answer at a time; leave out --parallel, or set it to 1")
+
+
 class _Server(uvicorn.Server):
     """uvicorn's, which at a signal refuses what waits, and ends the rest in time."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, *, until_idle: bool) -> None:
+    def __init__(self, app: ASGIApp, worker: Worker, *, until_idle: bool) -> None:
         """until_idle: whether it ends by itself once no model is loaded any more."""
+        config = uvicorn.Config(
+            app,
+            http=DeadlineProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # a client is who is at the other end of its connection
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=ACCEPTED_AT_ONCE,
+        )
         super().__init__(config)
         self._worker, self._until_idle = worker, until_idle
         self._idle_at = time.monotonic() + FIRST_USE_S
