@@ -10,7 +10,7 @@ from moeinf.types import JsonObject
 VISION = r"model\.visual\..*"  # the model of images, which is left out
 _TIED = "tie_word_embeddings"
 _QUANTISED = "quantization_config"  # said of the whole checkpoint
-_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+_OF_IMAGES = ("mrope_section", "mrope_interleaved", "interleaved")  # the last two mean the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from tests.support.configs.qwen3_vl_moe import SEEING as SEEING_VL
 from tests.support.configs.qwen3_vl_moe import TEXT as TEXT_OF_VL
 from tests.support.configs.qwen3_vl_moe import VISION
 
 _TEXT = {key: value for key, value in TEXT_OF_VL.items() if key not in ("eos_token_id", "bos_token_id")}
+_TEXT |= {"rope_parameters": TEXT_OF_VL["rope_parameters"] | {"interleaved": True}}  # as published, beside mrope_interleaved
 _VISION = {key: value for key, value in VISION.items() if key != "num_position_embeddings"}
 _AUDIO = {
     "num_mel_bins": 8,
@@ -29,6 +31,14 @@ _IDS = {  # none of which is in the vocabulary
 }
 _THINKER: dict[str, Any] = {"text_config": _TEXT, "vision_config": _VISION, "audio_config": _AUDIO, **_IDS}
 OMNI: dict[str, Any] = {"model_type": "qwen3_omni_moe", "thinker_config": _THINKER}
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_omni_moe": OMNI
+    | {
+        "thinker_config": _THINKER
+        | {"vision_config": SEEING_VL["qwen3_vl_moe"]["vision_config"] | {"image_size": 32}}
+        | {"image_token_id": 90, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    }
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe": OMNI,
     "qwen3_omni_moe dense layers, biased, weights not normalised": OMNI

@@ -169,6 +169,14 @@ class Reference:
     token: str = "image_token_id"  # the field of config.json with what stands for each soft token
     rows: Callable[[Any, Mapping[str, Any]], Tensor] = _in_one  # of the only picture, by model and inputs
     settings: Mapping[str, Any] = field(default_factory=dict)  # of our image processor
+    around: tuple[str, str] | None = None  # the fields with what stands in front of soft tokens, and behind them
+
+    def part(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """That of a checkpoint's config.json which is the config of transformers' model."""
+        return config
+
+    def publish(self, folder: Path) -> None:
+        """Gives what that model has saved the form of checkpoints."""
 
     def model(self, config: Mapping[str, Any]) -> Any:
         import transformers
@@ -216,6 +224,21 @@ class _Llama4(Reference):
         return made
 
 
+class _Omni(Reference):
+    """The part that writes, saved under the names and with the config.json of the whole."""
+
+    def part(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        thinker: Mapping[str, Any] = config["thinker_config"]
+        return thinker
+
+    def publish(self, folder: Path) -> None:
+        tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        whole = {f"thinker.{name}": tensor for name, tensor in tensors.items()}
+        safetensors.torch.save_file(whole, folder / "model.safetensors")
+        config = {"model_type": "qwen3_omni_moe", "thinker_config": json.loads((folder / "config.json").read_text())}
+        (folder / "config.json").write_text(json.dumps(config))
+
+
 def _ernie(config: Mapping[str, Any], tokens: int) -> Any:
     from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import Ernie4_5_VLMoeImageProcessorPil
 
@@ -236,6 +259,7 @@ REFERENCES: Mapping[str, Reference] = {
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
     "step3p7": Reference("Step3p7", _Cropped, rows=_of_windows, settings=_CROPPED),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
+    "qwen3_omni_moe": _Omni("Qwen3OmniMoeThinker", _merged, around=("vision_start_token_id", "vision_end_token_id")),
     "qwen3_vl_moe": Reference("Qwen3VLMoe", _merged),
     "qwen4_exp": Reference("Qwen4Exp", _merged),
 }
@@ -248,10 +272,12 @@ class SeeingPair:
         """tokens: the most that a picture may have."""
         torch.manual_seed(11)
         self.reference = REFERENCES[config["model_type"]]
-        self.theirs: Any = self.reference.model(config)
+        self.theirs: Any = self.reference.model(self.reference.part(config))
         self._randomise()
         self.theirs.save_pretrained(folder)
+        self.reference.publish(folder)
         self.config = saved = json.loads((folder / "config.json").read_text())
+        self.of_theirs = self.reference.part(saved)
         family = family_of(saved)
         assert isinstance(family, DecoderFamily) and family.vision is not None, family.no_vision
         self.family, self.vision, self.tokens = family, family.vision, tokens
@@ -272,7 +298,11 @@ class SeeingPair:
         """Away from zeros and ones, so that each tensor matters."""
         with torch.no_grad():
             for name, each in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
-                if "norm" in name or name.endswith(("bias", "std_scale", "layer_scalar", "router.scale")):
+                if (
+                    "norm" in name
+                    or "ln_q" in name
+                    or name.endswith(("bias", "std_scale", "layer_scalar", "router.scale"))
+                ):
                     each.copy_(torch.rand_like(each) * 0.4 + (0 if name.endswith("bias") else 0.8))
                 elif ("position_embedding" in name or "pos_embed" in name) and "time" not in name:
                     each.copy_(torch.randn_like(each))
@@ -296,7 +326,11 @@ class SeeingPair:
 
     def items(self, picture: np.ndarray) -> Sequence[Grid | Mark]:
         """What stands for it in a prompt."""
-        return self.layout.items(grids_of(self.views(picture), self.form))
+        items = self.layout.items(grids_of(self.views(picture), self.form))
+        if self.reference.around is None:
+            return items
+        before, behind = (self.of_theirs[each] for each in self.reference.around)
+        return [before, *items, behind]
 
     def laid_out(self, prompt: Prompt) -> tuple[list[int], list[SoftTokens]]:
         """Token ids, below 0 for pictures, and these in their pieces."""
@@ -342,9 +376,11 @@ class SeeingPair:
     def their_inputs(self, prompt: Prompt) -> dict[str, Any]:
         """What transformers' model is given: its image processor has prepared the pictures."""
         images = [item for item in prompt if not isinstance(item, int)]
-        token = self.config[self.reference.token]
+        token = self.of_theirs[self.reference.token]
         ids = [token if each < 0 else each for each in self.laid_out(prompt)[0]]
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+        if self.reference.around is not None:  # without a mask positions are those of text
+            given["attention_mask"] = torch.ones(1, len(ids), dtype=torch.int64)
         if "mm_token_type_ids" in signature(self.theirs.forward).parameters:
             given["mm_token_type_ids"] = torch.tensor([[int(each == token) for each in ids]])
         if "moe_mm_token_type_ids" in signature(self.theirs.forward).parameters:  # as ERNIE's processor makes them
@@ -352,7 +388,7 @@ class SeeingPair:
             given["moe_mm_token_type_ids"] = torch.tensor([[int(each in around) for each in ids]])
         if not images:
             return given
-        processor = self.reference.processor(self.config, self.tokens)
+        processor = self.reference.processor(self.of_theirs, self.tokens)
         prepared = processor(images, return_tensors="pt", do_resize=False)  # they have their sizes already
         return given | {name: value for name, value in prepared.items() if not name.startswith("num_soft")}
 

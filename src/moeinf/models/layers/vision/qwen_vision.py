@@ -6,6 +6,7 @@ arXiv 2406.04334).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isqrt
 
 from moeinf.errors import UnsupportedModelError
@@ -19,11 +20,26 @@ from moeinf.models.layers.vision.vision import Vision
 from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
 from moeinf.types import JsonObject
 
-_EPS, _PREFIX = 1e-6, "model.visual."
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class QwenNames:
+    """Of the tensors of a tower and of what merges patches, behind its blocks and behind some of them."""
+
+    prefix: str = "model.visual."
+    deep: str = "deepstack_merger_list"
+    norm: str = "norm"
+    denses: tuple[str, str] = ("linear_fc1", "linear_fc2")
 
 
 def qwen_vision(
-    config: JsonObject, decoder: DecoderConfig, ids: tuple[int, int, int], *, deep: bool = False
+    config: JsonObject,
+    decoder: DecoderConfig,
+    ids: tuple[int, int, int],
+    *,
+    deep: bool = False,
+    names: QwenNames = QwenNames(),
 ) -> Vision | None:
     """ids: those of the start, a picture and the end, where config.json has none; deep: layers may be given rows."""
     f = Fields(config)
@@ -34,7 +50,8 @@ def qwen_vision(
         v.count(name, default)
         for name, default in (("patch_size", 16), ("spatial_merge_size", 2), ("temporal_patch_size", 2))
     )
-    tower = _tower(v, decoder.attention.hidden_size, Cut.film(patch, merge, frames), decoder.num_layers if deep else 0)
+    most_deep = decoder.num_layers if deep else 0
+    tower = _tower(v, decoder.attention.hidden_size, Cut.film(patch, merge, frames), most_deep, names)
     return Vision(
         tower,
         lambda settings, tokens: MergedPatches.parse(settings, patch, merge, frames, tokens),
@@ -44,7 +61,7 @@ def qwen_vision(
     )
 
 
-def _tower(f: Fields, out_hidden: int, cut: Cut, most_deep: int) -> MergingTower:
+def _tower(f: Fields, out_hidden: int, cut: Cut, most_deep: int, names: QwenNames) -> MergingTower:
     """f: vision_config. most_deep: layers of the language model that may be given rows."""
     f.only("hidden_act", "gelu_pytorch_tanh", None)
     f.only("in_channels", 3, None)
@@ -65,22 +82,22 @@ def _tower(f: Fields, out_hidden: int, cut: Cut, most_deep: int) -> MergingTower
         out_hidden,
         cut,
         TowerMlp(("mlp.linear_fc1", "mlp.linear_fc2"), f.count("intermediate_size", 4304)),
-        VitNames(_PREFIX),
-        LearntPositions(f"{_PREFIX}pos_embed.weight", isqrt(places), "corners"),
+        VitNames(names.prefix),
+        LearntPositions(f"{names.prefix}pos_embed.weight", isqrt(places), "corners"),
         theta=rope.number("rope_theta", 1e4),
     )
-    behind = {block: _merger(f"deepstack_merger_list.{i}.", config, joined=True) for i, block in enumerate(deep)}
-    return MergingTower(config, _merger("merger.", config, joined=False), behind)
+    behind = {block: _merger(f"{names.deep}.{i}.", config, names, joined=True) for i, block in enumerate(deep)}
+    return MergingTower(config, _merger("merger.", config, names, joined=False), behind)
 
 
-def _merger(name: str, config: VitConfig, *, joined: bool) -> Projector:
+def _merger(name: str, config: VitConfig, names: QwenNames, *, joined: bool) -> Projector:
     """joined: what is normed is the patches of a token together."""
-    prefix, wide = _PREFIX + name, config.attention.hidden_size * config.cut.merge**2
-    norm = NormConfig(f"{prefix}norm.weight", _EPS, "layer")
+    prefix, wide = names.prefix + name, config.attention.hidden_size * config.cut.merge**2
+    norm = NormConfig(f"{prefix}{names.norm}.weight", _EPS, "layer")
     return Projector(
         (
             *(("patch by patch", norm) if joined else (norm, "patch by patch")),
-            Dense(f"{prefix}linear_fc1", wide, activation="gelu"),
-            Dense(f"{prefix}linear_fc2", config.out_hidden),
+            Dense(prefix + names.denses[0], wide, activation="gelu"),
+            Dense(prefix + names.denses[1], config.out_hidden),
         )
     )
