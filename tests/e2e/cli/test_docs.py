@@ -36,7 +36,7 @@ WORDS = {
     "first-minutes.md": 965,
     "formats.md": 2_124,
     "gpu.md": 700,
-    "models.md": 2_955,
+    "models.md": 2_990,
     "page.md": 1_000,
     "performance.md": 1_045,
     "prefixes.md": 750,
