@@ -39,7 +39,7 @@ WORDS = {
     "models.md": 2_990,
     "page.md": 1_000,
     "performance.md": 1_045,
-    "prefixes.md": 750,
+    "prefixes.md": 710,
     "responses.md": 900,
     "sampling.md": 1_050,
     "scale-out.md": 1_100,
