@@ -86,7 +86,7 @@ def made(row: Row, found: dict[str, Any], place: Place) -> tuple[str, str]:
         _gather(place)
         words += ["--imatrix", str(place.imatrix)]
     file = place.work / f"{row.tag}.gguf"
-    words += [str(place.gguf), str(file), row.peer]
+    words += [*row.options, str(place.gguf), str(file), row.peer]
     ran(words, place)
     return str(file), _told(words, place)
 

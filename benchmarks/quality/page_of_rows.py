@@ -18,6 +18,8 @@ _KINDS: Final = {  # of rows, by their tags: the first that matches
     "moeinf, a size and a calibration": "size-of-.*-calibrated",
     "moeinf, a size": "size-of-.*",
     "moeinf, calibrated": ".*-calibrated",
+    "llama-quantize by a recipe, with an importance matrix": ".*-recipe-imatrix",
+    "llama-quantize by a recipe": ".*-recipe",
     "llama-quantize, with an importance matrix": ".*-imatrix",
     "llama-quantize": "[A-Z].*",
     "moeinf": ".*",
