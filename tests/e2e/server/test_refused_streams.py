@@ -71,7 +71,8 @@ def test_what_waits_for_its_turn_begins_before_it(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(http, "HOLD_S", 0.0)
-    asked = {"model": "demo", "max_tokens": 2, "stream": True, "messages": HI, "options": {"num_predict": 2}}
+    length: dict[str, Any] = {"options": {"num_predict": 2}} if path == OLLAMA else {"max_tokens": 2}
+    asked = {"model": "demo", "stream": True, "messages": HI, **length}
     with httpx.stream("POST", f"{server.url}{path}", json=asked, timeout=60) as answer:
         lines = list(answer.iter_lines())
     assert answer.status_code == 200

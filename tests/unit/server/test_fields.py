@@ -220,6 +220,10 @@ def test_what_is_a_field_elsewhere_is_refused_on_ollamas_routes(kind: type[Any],
         checked({"model": "m", name: 1}, kind)
 
 
+PLACES = ("extra_body", "generation_config", "model_kwargs", "options", "parameters", "sampling_params")
+OPTION_NAMES = sorted(http_options("ollama", SamplingParams, RuntimeConfig))
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "remedy"),
     [
@@ -230,6 +234,14 @@ def test_what_is_a_field_elsewhere_is_refused_on_ollamas_routes(kind: type[Any],
         (MessageRequest, "grammar", "give output_config.format"),
         (MessageRequest, "reasoning_effort", "give thinking"),
         (MessageRequest, "thinking_budget", "give thinking.budget_tokens"),
+        # Options in the place where another API or a library has them.
+        *((kind, name, "give its members") for kind in (ChatRequest, ResponseRequest) for name in PLACES),
+        *((MessageRequest, name, "give its members") for name in ("extra_body", "options")),
+        (MessageRequest, "presence_penalty", "Anthropic's API has no such field; ask /v1/chat/completions"),
+        (ChatRequest, "system", "give a message of the role system"),
+        (CompletionRequest, "system", "put it into the prompt"),
+        (ollama.ChatRequest, "system", "give a message of the role system"),
+        *((ollama.ChatRequest, name, "ollama's API has no such field; give it in options") for name in OPTION_NAMES),
     ],
 )
 def test_the_name_that_another_api_has_for_a_field_is_refused_with_the_right_one(

@@ -34,6 +34,18 @@ _STRAY: Final = {
     "reasoning_effort": Refused("give thinking, or output_config.effort", ()),
     "stop": Refused("give stop_sequences"),
     "max_completion_tokens": Refused("give max_tokens", ()),
+    "system_prompt": Refused("give system"),
+    **{name: Refused("give its members beside model") for name in ("extra_body", "options")},
+    **{
+        name: Refused("Anthropic's API has no such field; ask /v1/chat/completions", nothing)
+        for names, nothing in (
+            (("presence_penalty", "frequency_penalty", "min_p", "min_tokens", "top_logprobs"), (0,)),
+            (("repetition_penalty", "repeat_penalty", "typical_p", "n"), (1,)),
+            (("logit_bias", "logprobs"), (False, {})),
+            (("seed", "repeat_last_n"), ()),
+        )
+        for name in names
+    },
 }
 MESSAGE: Final = PROMPT | Fields(
     {**_STRAY, "fallbacks": Refused("a request names one model")},

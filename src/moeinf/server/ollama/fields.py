@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from moeinf.config import RuntimeConfig
+from moeinf.config.option import http_options
+from moeinf.sampling.params import SamplingParams
 from moeinf.server.body_fields import Fields, Refused, log_unknown
 from moeinf.server.openai.fields import BUDGETS, FORMS
 
@@ -12,7 +15,8 @@ _SILENT: Final = {
     "shift": "an answer ends where the context is full, with done_reason length",
 }
 _IMAGES = Refused("models here answer with text", (0,))
-# Fields of other APIs that say what an answer must be. ollama ignores them; here the client is told.
+# Fields of other APIs, and options beside their object, that say what an answer must be. ollama ignores them; here the
+# client is told.
 _STRAY: Final = {
     name: Refused(f"ollama's API has no such field; {remedy}", ())
     for names, remedy in (
@@ -20,12 +24,14 @@ _STRAY: Final = {
         (BUDGETS, "num_predict among the options bounds thoughts and answer together"),
         (("continue_final_message", "add_generation_prompt"), "a last message of the assistant is always continued"),
         (("tool_choice",), "leave tools out, or ask /v1/chat/completions"),
+        (http_options("ollama", SamplingParams, RuntimeConfig), "give it in options"),
     )
     for name in names
 }
 ASKING: Final = Fields(
     {**_STRAY, "_debug_render_only": Refused("prompts are not told", (False,))}, _SILENT, log_unknown
 )
+CHAT: Final = ASKING | Fields({"system": Refused("give a message of the role system")}, unknown=log_unknown)
 GENERATE: Final = ASKING | Fields(
     {
         "suffix": Refused("models here do not fill in the middle", words='"{model}" does not support insert'),

@@ -14,7 +14,7 @@ from moeinf.engine.stored.preset import Preset
 from moeinf.sampling.params import RANGES, SamplingParams, as_ollama_means
 from moeinf.server.body_fields import Fields
 from moeinf.server.http_errors import Refusal
-from moeinf.server.ollama.fields import ASKING, CREATE, GENERATE, NAMED, PULL, SHOW
+from moeinf.server.ollama.fields import CHAT, CREATE, GENERATE, NAMED, PULL, SHOW
 from moeinf.server.prompt.called import CallOfTurn
 from moeinf.types import Json, JsonMapping, JsonObject
 
@@ -56,7 +56,7 @@ class ChatMessage(msgspec.Struct):
 class ChatRequest(Asking, kw_only=True):
     """chat_template_kwargs: variables of the chat template, under the name that OpenAI's servers give them."""
 
-    published: ClassVar[Fields] = ASKING
+    published: ClassVar[Fields] = CHAT
     messages: list[ChatMessage] | None = None
     tools: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -22,6 +22,12 @@ _REFUSED: Final = {
     "random_seed": Refused("give seed", _NONE),
     **{name: Refused("give max_tokens", ()) for name in ("max_new_tokens", "max_output_tokens", "num_predict")},
     "stop_sequences": Refused("give stop"),
+    # Where other APIs and libraries put sampling options.
+    **{
+        name: Refused("give its members beside model")
+        for name in ("extra_body", "generation_config", "model_kwargs", "options", "parameters", "sampling_params")
+    },
+    "do_sample": Refused("give temperature 0", _ON),
     # vLLM
     "use_beam_search": Refused("answers are drawn", _FLAG),
     "length_penalty": Refused("it is for a beam search", (1,)),
@@ -177,6 +183,9 @@ CHAT: Final = BOTH | Fields(
         "generation_prompt": Refused("the chat template writes it"),
         "prompt_mode": Refused("give reasoning_effort", _NONE),
         "think": Refused("give reasoning_effort", _NONE),
+        "system": Refused("give a message of the role system"),
+        "instructions": Refused("give a message of the role system"),
+        "images": Refused("put them into a message"),
     },
     {"chat_format": "the chat template says it"},
 )
@@ -185,6 +194,7 @@ TEXT: Final = BOTH | Fields(
         "suffix": Refused("models here do not fill in the middle"),
         "add_special_tokens": Refused("the tokens that the tokenizer adds are added", _ON),
         "prompt_embeds": Refused("give texts"),
+        "system": Refused("put it into the prompt"),
     }
 )
 EMBEDDINGS: Final = Fields(
@@ -203,7 +213,7 @@ STREAM: Final = Fields(
     {"include_obfuscation": "streams here are not padded"},
 )
 MESSAGE: Final = Fields(
-    {"audio": Refused("models here read text and images")},
+    {"audio": Refused("models here read text and images"), "images": Refused("put them into content, as image_url")},
     {"annotations": "they say where an answer's text was found"},
     log_unknown,
 )
