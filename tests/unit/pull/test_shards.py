@@ -15,7 +15,8 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import MoeinfError
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
-from tests.support.checkpoints import Checkpoint, content, random_tensors, write_checkpoint
+from tests.oracles.coded_weights import awq
+from tests.support.checkpoints import CONFIG, Checkpoint, content, random_tensors, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -60,6 +61,30 @@ def test_the_index_decides_between_two_copies_of_a_tensor(tmp_path: Path) -> Non
         add_shard(folder, overlay, other)
         write_index(folder, weight_map(folder) | {NORM: overlay})
         assert weights(folder) == wanted
+
+
+QUERIES = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize("named", ["weight", "qweight"])
+def test_the_index_decides_between_two_codings_of_a_matrix(named: str, tmp_path: Path) -> None:
+    """As where a shard is used anew whose other tensors have been coded since."""
+    config = CONFIG | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}}
+    plain = random_tensors(config)
+    own = {f"{QUERIES}.weight": plain.pop(f"{QUERIES}.weight")}
+    rows, cols = own[f"{QUERIES}.weight"].shape
+    coded, _ = awq(rows, cols, torch.Generator().manual_seed(1))
+    other = {f"{QUERIES}.{name}": tensor for name, tensor in coded.items()}
+    counts, stale = (own, other) if named == "weight" else (other, own)
+    wanted = weights(write_checkpoint(tmp_path / "a" / "c", plain | counts, config))
+    folder = write_checkpoint(tmp_path / "b" / "c", plain | counts, config)
+    add_shard(folder, "more.safetensors", {**stale, NORM: plain[NORM]})
+    write_index(folder, weight_map(folder) | {NORM: "more.safetensors"})
+    assert weights(folder) == wanted
+    shutil.rmtree(folder.parent / "home")
+    write_index(folder, weight_map(folder) | dict.fromkeys(stale, "more.safetensors"))
+    message = refused(folder)
+    assert f"'{QUERIES}.weight' and as '{QUERIES}.qweight'; remove one of the two" in message
 
 
 def test_two_copies_of_which_the_index_names_none_are_refused_by_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from moeinf.errors import CheckpointError
 from moeinf.pull.coded.bitsandbytes import table
 from moeinf.pull.coded.declared import Declared
 from moeinf.pull.coded.float4 import float4
@@ -27,8 +28,19 @@ _ACTIVATIONS = re.compile(
 
 def codes_of(pool: Pool, name: str) -> str | None:
     """Returns the tensor that has the codes of a matrix, or is the matrix; None where there is neither."""
+    return next(iter(codings_of(pool, name)), None)
+
+
+def codings_of(pool: Pool, name: str) -> list[str]:
+    """Returns all tensors that may have the codes of a matrix, or are the matrix: one, in a sound checkpoint."""
     names = (name, name + "_packed", codes_name(name)) if name.endswith("weight") else (name, name + "_packed")
-    return next((each for each in names if pool.found(each)), None)
+    return [each for each in names if pool.found(each)]
+
+
+def coded_by(name: str) -> str:
+    """Returns the matrix whose codes a tensor of this name has."""
+    stem = name.removesuffix("qweight")
+    return name.removesuffix("_packed") if stem == name else f"{stem}weight"
 
 
 def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared, shares: int = 1) -> Scheme | None:
@@ -43,6 +55,11 @@ def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared, shares: i
     place = pool.found(codes) if codes else None
     if codes is None or place is None:
         return None
+    if len(several := codings_of(pool, name)) > 1:
+        raise CheckpointError(
+            f"the matrix {name!r} is there as {several[0]!r} and as {several[1]!r}; remove one of the two, or let the "
+            "index name one alone"
+        )
     dtype = place[1].dtype
     if codes == name:
         if not declared.method and not any(pool.found(name + end) for end in ("_scale", "_scale_inv", ".quant_map")):
