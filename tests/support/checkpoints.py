@@ -115,8 +115,13 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
 
 
-def in_fp8(tensors: Checkpoint, block: tuple[int, int] = (128, 128)) -> tuple[Checkpoint, Checkpoint]:
-    """A checkpoint in FP8, and the bf16 tensors that it stands for, computed tile by tile."""
+def in_fp8(
+    tensors: Checkpoint, block: tuple[int, int] = (128, 128), *, powers: bool = False
+) -> tuple[Checkpoint, Checkpoint]:
+    """A checkpoint in FP8, and the bf16 tensors that it stands for, computed tile by tile.
+
+    powers: whether scales are powers of two.
+    """
     shipped, meant = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if not re.search(r"_proj(_with_mqa)?\.weight$|\.experts\.", name):
@@ -127,7 +132,8 @@ def in_fp8(tensors: Checkpoint, block: tuple[int, int] = (128, 128)) -> tuple[Ch
             for r in range(0, rows, block[0]):
                 for c in range(0, cols, block[1]):
                     tile = matrix[r : r + block[0], c : c + block[1]]
-                    scales.append(tile.abs().max() / 448)
+                    scale = tile.abs().max() / 448
+                    scales.append(scale.log2().ceil().exp2() if powers else scale)
                     coded[r : r + block[0], c : c + block[1]] = (tile / scales[-1]).to(torch.float8_e4m3fn)
         grid = (*tensor.shape[:-2], -(-rows // block[0]), -(-cols // block[1]))
         factors = torch.stack(scales).reshape(grid)

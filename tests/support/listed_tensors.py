@@ -2,7 +2,8 @@
 
 A line is a pattern of names: braces hold numbers, ranges of them or words, of which each is taken by turns. Behind it
 stands the type of numbers where that is not BF16. `total_size` is what the checkpoint's index says: the bytes of all
-tensors. An index has no shapes. `quantization_config` is what a quantised checkpoint's config.json says besides.
+tensors. An index has no shapes. `quantization_config` is what a quantised checkpoint's config.json says besides, and
+`config` names the checkpoint whose config.json it is otherwise.
 """
 
 from __future__ import annotations
@@ -31,19 +32,23 @@ class Listing:
 
 def listing(name: str) -> Listing:
     dtypes: dict[str, str] = {}
-    total, config = 0, json.loads((PUBLISHED / name / "config.json").read_text(encoding="utf-8"))
+    total, of, quantised = 0, name, dict[str, Any]()
     for line in (PUBLISHED / name / FILE).read_text(encoding="utf-8").splitlines():
         pattern, _, rest = line.partition(" ")
         if pattern == "total_size":
             total = int(rest)
             continue
+        if pattern == "config":
+            of = rest
+            continue
         if pattern == "quantization_config":
-            config[pattern] = json.loads(rest)
+            quantised[pattern] = json.loads(rest)
             continue
         for tensor in expanded(pattern):
             assert tensor not in dtypes, f"{name}: {tensor} is listed twice"
             dtypes[tensor] = rest or "BF16"
-    return Listing(dtypes, total, config)
+    config = json.loads((PUBLISHED / of / "config.json").read_text(encoding="utf-8"))
+    return Listing(dtypes, total, config | quantised)
 
 
 def expanded(pattern: str) -> list[str]:

@@ -106,6 +106,44 @@ def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
     assert weights(whole) == weights(small)
 
 
+MXFP8: dict[str, Any] = {"quantization_config": {"quant_method": "mxfp8", "weight_block_size": [1, 32]}}
+
+
+def in_mxfp8(tensors: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
+    """As MiniMax ships M3: a power of two for 32 weights of a row, by its exponent."""
+    shipped, meant = in_fp8(tensors, (1, 32), powers=True)
+    exponents = {name: each.log2() + 127 for name, each in shipped.items() if name.endswith("_scale_inv")}
+    return shipped | {name: each.to(torch.uint8) for name, each in exponents.items()}, meant
+
+
+@pytest.mark.parametrize("quant", [None, "q8_0"])
+def test_mxfp8_is_the_bf16_that_its_exponents_make_of_it(quant: str | None, tmp_path: Path) -> None:
+    shipped, meant = in_mxfp8(random_tensors(CUT_TILES))
+    mxfp8 = write_checkpoint(tmp_path / "mxfp8", shipped, CUT_TILES | MXFP8, order=scattered)
+    bf16 = write_checkpoint(tmp_path / "bf16", meant, CUT_TILES)
+    first, second = (pull(str(folder), PullOptions(quant=quant), home=tmp_path / "home") for folder in (mxfp8, bf16))
+    assert weights(first) == weights(second) and verify(first) == []
+
+
+@pytest.mark.parametrize(
+    ("exponents", "size", "error", "words"),
+    [
+        (torch.full((320, 6), 255, dtype=torch.uint8), [1, 32], CheckpointError, "scale that is NaN"),
+        (torch.ones(320, 12, dtype=torch.uint8), [1, 32], CheckpointError, r"shape \[320, 12\]"),
+        (None, [1, 16], UnsupportedModelError, r"weight_block_size is \[1, 16\]"),
+    ],
+)
+def test_mxfp8_that_is_not_understood_is_refused_by_name(
+    exponents: Tensor | None, size: list[int], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    shipped, _ = in_mxfp8(random_tensors(CUT_TILES))
+    shipped |= {} if exponents is None else {f"{UP}_scale_inv": exponents}
+    said = {"quantization_config": MXFP8["quantization_config"] | {"weight_block_size": size}}
+    checkpoint = write_checkpoint(tmp_path / "c", shipped, CUT_TILES | said)
+    with pytest.raises(error, match=words):
+        pull(str(checkpoint), home=tmp_path / "home")
+
+
 def in_shares(tensors: Checkpoint, layer: int, shares: int, *, one: bool) -> tuple[Checkpoint, Checkpoint]:
     """Queries, keys and values in FP8, each share of rows by itself, as processors held them; and what it stands for.
 

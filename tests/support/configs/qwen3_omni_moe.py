@@ -11,7 +11,8 @@ from tests.support.configs.qwen3_vl_moe import TEXT as TEXT_OF_VL
 from tests.support.configs.qwen3_vl_moe import VISION
 
 _TEXT = {key: value for key, value in TEXT_OF_VL.items() if key not in ("eos_token_id", "bos_token_id")}
-_TEXT |= {"rope_parameters": TEXT_OF_VL["rope_parameters"] | {"interleaved": True}}  # as published, beside mrope_interleaved
+_ROPE = TEXT_OF_VL["rope_parameters"] | {"interleaved": True}  # as published, beside mrope_interleaved
+_TEXT |= {"rope_parameters": _ROPE}
 _VISION = {key: value for key, value in VISION.items() if key != "num_position_embeddings"}
 _AUDIO = {
     "num_mel_bins": 8,

@@ -27,7 +27,7 @@ HEAD = "lm_head.weight"
 FEW_ROWS: Final = 8  # of one sequence, which the kernels attend with as with one token
 MOST_ROWS: Final = 64  # that they multiply as they multiply one
 
-QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
+QUANT_METHODS = ("fp8", "mxfp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
 
 
 def rounded_alike(one: int, other: int) -> bool:

@@ -10,7 +10,7 @@ from moeinf.errors import UnsupportedModelError
 from moeinf.types import Json, JsonMapping
 
 _LANGUAGE_MODELS = ("text_config", "thinker_config", "llm_config", "language_config")
-METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
+METHODS = ("fp8", "mxfp8", "mxfp4", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
 _FORMATS = (  # of compressed-tensors
     "dense",
     "float-quantized",
@@ -22,6 +22,7 @@ _FORMATS = (  # of compressed-tensors
     "mixed-precision",
 )
 _ALGORITHMS = ("FP8", "NVFP4", "MIXED_PRECISION")  # of modelopt
+MX_BLOCK = 32  # weights of a row that share a power of two
 _MOST = 1 << 31
 _ENDLESS = re.compile(r"\)[*+{]|([*+{].*){5}")  # a pattern that may take hours to try
 
@@ -91,6 +92,9 @@ def declared_by(config: JsonMapping) -> Declared:
     if method == "fp8":
         _only(value, "fmt", None, "e4m3", "float8_e4m3fn")
         return Declared(method, tile=_tile(value, "weight_block_size"))
+    if method == "mxfp8":
+        _only(value, "weight_block_size", None, [1, MX_BLOCK])
+        return Declared(method, tile=(1, MX_BLOCK))
     if method == "compressed-tensors":
         return _compressed(value)
     if method == "modelopt":

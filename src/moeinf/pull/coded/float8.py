@@ -14,6 +14,7 @@ from moeinf.pull.coded.scheme import E4M3, FLOATS, POWERS, Decoded, Pool, Scheme
 from moeinf.types import IntArray
 
 CODES = "F8_E4M3"
+_BYTES = "U8"  # of which files of MXFP8 have their powers of two
 _SCALES = ("_scale_inv", "_scale")  # behind the name of the weights; both multiply
 
 
@@ -21,8 +22,9 @@ _SCALES = ("_scale_inv", "_scale")  # behind the name of the weights; both multi
 class Float8(Scheme):
     """Each weight is multiplied by the scale of its tile; the last tiles are smaller where no whole ones fit.
 
-    A tile is [128, 128] in DeepSeek-V3 (arXiv 2412.19437, 3.3), a part of a row in tables of DeepSeek-V4.1, a row, or
-    the whole matrix. The weights are the products in bf16, which is what published programs compute with.
+    A tile is [128, 128] in DeepSeek-V3 (arXiv 2412.19437, 3.3), a part of a row in tables of DeepSeek-V4.1 and in MXFP8
+    (OCP Microscaling Formats 1.0), a row, or the whole matrix. The weights are the products in bf16, which is what
+    published programs compute with.
     Where a matrix is shares of several processors, one behind the other, the first tiles of each begin with it.
     """
 
@@ -69,11 +71,13 @@ def float8(pool: Pool, name: str, shape: Shape, declared: Declared, shares: int 
     }
     if shares > 1:
         kinds |= {shared: (high, wide)}
+    powers = {POWERS, _BYTES} if declared.method == "mxfp8" else {POWERS}
     try:
-        entry = member(pool, name, scales, FLOATS | {POWERS}, *kinds)
+        entry = member(pool, name, scales, FLOATS | powers, *kinds)
     except CheckpointError as error:
         if declared.tile_of(name) is None and pool.found(scales):
             raise CheckpointError(f"{error}; tiles have a weight_block_size in config.json") from None
         raise
     apart = shares if entry.shape == shared else 1
-    return Float8(name, shape, name, (scales,), "FP8", "bf16", True, "bf16", kinds[entry.shape], entry.dtype, apart)
+    dtype = POWERS if entry.dtype == _BYTES else entry.dtype
+    return Float8(name, shape, name, (scales,), "FP8", "bf16", True, "bf16", kinds[entry.shape], dtype, apart)
