@@ -36,7 +36,8 @@ MIMO_V2: dict[str, Any] = {name: value for name, value in MIMO.items() if name n
 CONFIGS = {
     "mimo_v2": MIMO_V2,
     "mimo_v2 as many heads of keys in windows, values as they are": MIMO_V2
-    | {"swa_num_key_value_heads": COMMON["num_key_value_heads"], "attention_value_scale": None},
+    | {"swa_num_key_value_heads": COMMON["num_key_value_heads"], "attention_value_scale": None}
+    | {"rope_scaling": {"rope_type": "default", "type": "default"}},  # V2.5
 }
 
 
@@ -44,7 +45,8 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     """transformers' MiMo-V2-Flash, saved with the config as published."""
     thetas = {"full_attention": config["rope_theta"], "sliding_attention": config["swa_rope_theta"]}
     rotated = config["partial_rotary_factor"]
-    same = ("hybrid_layer_pattern", "moe_layer_freq", "rope_theta", "swa_rope_theta", "partial_rotary_factor")
+    layers, ropes = ("hybrid_layer_pattern", "moe_layer_freq"), ("rope_theta", "swa_rope_theta", "rope_scaling")
+    same = (*layers, *ropes, "partial_rotary_factor")
     whole = transformers_model(
         {name: value for name, value in config.items() if name not in same}
         | {

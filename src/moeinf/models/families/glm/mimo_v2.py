@@ -14,19 +14,22 @@ def _parse(f: Fields) -> Spec:
     f.only("attention_projection_layout", "split", "fused_qkv", None)
     f.only("moe_router_dtype", "float32", "bfloat16", None)  # of the stored matrix
     f.present(*_NAMED, "swa_num_key_value_heads", "sliding_window_size")
-    f.fixed(hybrid_block_size=None, rope_scaling=None, add_swa_attention_sink_bias=True)
+    f.fixed(hybrid_block_size=None, add_swa_attention_sink_bias=True)
     thetas = [f.number(name) for name in ("rope_theta", "swa_rope_theta")]
     of_all, of_windows = ({"rope_type": "default", "rope_theta": theta} for theta in thetas)
     ropes: dict[str, JsonObject] = {"full_attention": of_all, "sliding_attention": of_windows}
     rotated = {"partial_rotary_factor": f.number("partial_rotary_factor")}
-    beside = f.within("rope_parameters")  # of layers that see all tokens
-    beside.fixed(**of_all, **rotated, type="default")
-    beside.refuse_others(*of_all, *rotated, "type")
+    for name in ("rope_parameters", "rope_scaling"):  # of layers that see all tokens
+        beside = f.within(name)
+        beside.fixed(**of_all, **rotated, type="default")
+        beside.refuse_others(*of_all, *rotated, "type")
     layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     windows, sparse = (f.counts(name, layers, 1) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
     return parse_mimo(
         f.renamed({"rms_norm_eps": "layernorm_epsilon"}).replaced(
-            **dict.fromkeys(("rope_theta", "swa_rope_theta", "partial_rotary_factor", "moe_layer_freq")),
+            **dict.fromkeys(
+                ("rope_theta", "swa_rope_theta", "rope_scaling", "partial_rotary_factor", "moe_layer_freq")
+            ),
             rms_norm_eps=f.get("layernorm_epsilon"),
             rope_parameters={kind: rope | rotated for kind, rope in ropes.items()},
             layer_types=["sliding_attention" if each else "full_attention" for each in windows],
