@@ -8,7 +8,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.pull.checkpoint.layout import INTEGERS
 from moeinf.pull.checkpoint.tensor_names import Names
 from moeinf.pull.coded.declared import Declared
-from moeinf.pull.coded.find import belonging, coded_by, codes_of, codings_of, is_of_activations, scheme_of
+from moeinf.pull.coded.find import belonging, codes_of, is_of_activations, scheme_of, stale_codings
 from moeinf.pull.coded.scheme import Scheme
 from moeinf.pull.source import INDEX_FILE, RANK_FILE, Shards
 from moeinf.store.format import STORE_DTYPES, Header, TensorEntry
@@ -36,23 +36,15 @@ class Tensors:
         for shard in shards.files:
             for stored, entry in headers[shard].items():
                 self._add(stored, shard, entry, shards.weight_map or {})
-        self._keep_named_codings(shards.weight_map or {})
+        named = shards.weight_map or self._stored_names.values()
+        for stale in stale_codings(self, {name for name, stored in self._stored_names.items() if stored not in named}):
+            del self._found[stale], self._stored_names[stale]
         self._check_copies(shards.weight_map or {}, plan.copies)
         for copy, source in plan.copies.items():
             if source not in self._found and copy in self._found and not plan.is_ahead(copy):
                 self._found[source] = self._found.pop(copy)  # one matrix, under either of its names
         self.cut = {name: rows for name, rows in plan.cut.items() if name not in self and rows.name in self}
         self._shares = {each: len(rows) for name, (whole, rows) in plan.cut.items() for each in (name, whole)}
-
-    def _keep_named_codings(self, weight_map: Mapping[str, str]) -> None:
-        """Of a matrix that is there in two codings that one counts which the index names, where it names one alone."""
-        unnamed = {name for name, stored in self._stored_names.items() if weight_map and stored not in weight_map}
-        for name in unnamed:
-            matrix = coded_by(name)
-            codings = codings_of(self, matrix)
-            if name in codings and not unnamed.issuperset(codings):
-                for stale in unnamed.intersection([name, *belonging(self, matrix)]):
-                    del self._found[stale], self._stored_names[stale]
 
     def _check_copies(self, weight_map: Mapping[str, str], copies: Mapping[str, str]) -> None:
         """A tensor that the index promises is not taken for a copy because its shard lacks it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from moeinf.errors import CheckpointError
 from moeinf.pull.coded.bitsandbytes import table
@@ -37,10 +37,19 @@ def codings_of(pool: Pool, name: str) -> list[str]:
     return [each for each in names if pool.found(each)]
 
 
-def coded_by(name: str) -> str:
-    """Returns the matrix whose codes a tensor of this name has."""
-    stem = name.removesuffix("qweight")
-    return name.removesuffix("_packed") if stem == name else f"{stem}weight"
+def stale_codings(pool: Pool, unnamed: Set[str]) -> set[str]:
+    """Returns the tensors of codings that the index does not name, of matrices of which it names another coding.
+
+    unnamed: the tensors that the index does not name.
+    """
+    stale = set[str]()
+    for name in unnamed:
+        stem = name.removesuffix("qweight")
+        matrix = name.removesuffix("_packed") if stem == name else f"{stem}weight"
+        codings = codings_of(pool, matrix)
+        if name in codings and not set(codings) <= unnamed:
+            stale |= {name, *belonging(pool, matrix)} & unnamed
+    return stale
 
 
 def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared, shares: int = 1) -> Scheme | None:
