@@ -36,9 +36,10 @@ class Tensors:
         for shard in shards.files:
             for stored, entry in headers[shard].items():
                 self._add(stored, shard, entry, shards.weight_map or {})
-        named = shards.weight_map or self._stored_names.values()
-        for stale in stale_codings(self, {name for name, stored in self._stored_names.items() if stored not in named}):
-            del self._found[stale], self._stored_names[stale]
+        if index := shards.weight_map:
+            unnamed = {name for name, stored in self._stored_names.items() if stored not in index}
+            for stale in stale_codings(self, unnamed):
+                del self._found[stale], self._stored_names[stale]
         self._check_copies(shards.weight_map or {}, plan.copies)
         for copy, source in plan.copies.items():
             if source not in self._found and copy in self._found and not plan.is_ahead(copy):
