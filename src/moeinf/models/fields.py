@@ -14,6 +14,12 @@ MOST_LAYERS = 1000
 _MOST_EXPERTS = 100_000  # of all layers
 _LARGEST = (1 << 31) - 1  # of any other count
 _NUMBERS = (1e-21, 1e15)  # products and powers of a few of them stay finite
+_LAYER_TYPES = {  # what published checkpoints call kinds of layer_types, by the names that transformers gives them now
+    "mamba": "linear_attention",
+    "attention": "full_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
 
 
 class Fields:
@@ -136,7 +142,10 @@ class Fields:
         return frozenset(value)
 
     def kinds(self, name: str, num_layers: int, *allowed: str) -> tuple[str, ...] | None:
-        """One of `allowed` for each layer, such as layer_types; None where the field is null or absent."""
+        """One of `allowed` for each layer, such as layer_types; None where the field is null or absent.
+
+        Older names of layer_types are given as the newer ones, unless `allowed` has them.
+        """
         value = self._values.get(name)
         if value is None:
             return None
@@ -144,11 +153,15 @@ class Fields:
             raise CheckpointError(
                 f"{self.said(name)} must be a list with a kind for each of {num_layers} layers (num_hidden_layers)"
             )
-        for kind in value:
+        newer = _LAYER_TYPES if name == "layer_types" else {}
+        found = []
+        for said in value:
+            kind = said if said in allowed or not isinstance(said, str) else newer.get(said, said)
             if kind not in allowed:
                 known = " or ".join(repr(a) for a in allowed)
-                raise UnsupportedModelError(f"{self._where}: {kind!r:.100} in {name} is not supported (only {known})")
-        return tuple(value)
+                raise UnsupportedModelError(f"{self._where}: {said!r:.100} in {name} is not supported (only {known})")
+            found.append(kind)
+        return tuple(found)
 
     def flag(self, name: str, default: bool) -> bool:
         """Null is no, and so an error where the default is yes."""

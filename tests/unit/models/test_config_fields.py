@@ -9,6 +9,7 @@ import pytest
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import family_of
+from moeinf.models.fields import Fields
 from tests.support.configs.deepseek_v3 import DEEPSEEK_V3
 from tests.support.configs.gpt_oss import GPT_OSS
 from tests.support.configs.granitemoe import GRANITE
@@ -235,3 +236,13 @@ def test_a_value_that_no_model_has_is_refused_in_little_memory(
     finally:
         tracemalloc.stop()
     assert len(str(caught.value)) < 300
+
+
+def test_older_names_are_of_layer_types_alone() -> None:
+    older = ["attention", "mamba", "deepseek_sparse_attention"]
+    kinds = ("full_attention", "linear_attention", "indexed_attention")
+    assert Fields({"layer_types": older}).kinds("layer_types", 3, *kinds) == kinds
+    assert Fields({"layer_types": older}).kinds("layer_types", 3, *kinds, *older) == tuple(older)
+    for name, value in (("mlp_layer_types", older), ("layer_types", [{}, *older[1:]])):
+        with pytest.raises(UnsupportedModelError, match=name):
+            Fields({name: value}).kinds(name, 3, *kinds)

@@ -29,7 +29,7 @@ def parse(f: Fields) -> Spec:
     f.present("routed_scaling_factor", "swiglu_limit")
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=1e-5)
     num_layers, a = decoder.num_layers, decoder.attention
-    f.kinds("layer_types", num_layers, "indexed_attention", "deepseek_sparse_attention")
+    f.kinds("layer_types", num_layers, "indexed_attention")
     latent = latent.named(sinks="learnable_sink_param")
     latent = replace(latent, gate=LatentGate("values", "linear_gate"), eps=a.norm_eps)
     choosing = _choosing(f, num_layers)

@@ -50,10 +50,10 @@ def _parse_mamba(f: Fields, hidden_size: int, norm_eps: float) -> MambaConfig:
 
 
 def _recurrent_layers(f: Fields, num_layers: int) -> frozenset[int]:
-    kinds = f.kinds("layer_types", num_layers, "mamba", "linear_attention", "attention", "full_attention")
+    kinds = f.kinds("layer_types", num_layers, "linear_attention", "full_attention")
     if kinds is None:
         return frozenset(range(num_layers))
-    return frozenset(i for i, kind in enumerate(kinds) if kind in ("mamba", "linear_attention"))
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention")
 
 
 class Family(granitemoeshared.Family):
