@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.gguf.metadata import Metadata, numbers_of
+from moeinf.gguf.metadata import Metadata, numbers_of, shortest
 from moeinf.types import JsonObject
 
 SIGMOID, SQRT_SOFTPLUS = 2, 4  # of expert_gating_func, which is softmax (1) elsewhere
@@ -142,6 +142,13 @@ def routing_is_corrected(m: Metadata) -> bool:
 def refuse_unless(m: Metadata, sound: bool, name: str) -> None:
     if not sound:
         raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {m.get(name)!r:.50} is not supported")
+
+
+def limits_of(m: Metadata, name: str, num_layers: int) -> list[float]:
+    """Of each layer; 0 is none."""
+    values = m.values(name) or [m.number(name, 0.0)] * num_layers
+    refuse_unless(m, len(values) >= num_layers and all(type(each) in (int, float) for each in values), name)
+    return [shortest(float(each)) for each in values[:num_layers]]
 
 
 def refuse_unless_sigmoid(m: Metadata) -> None:

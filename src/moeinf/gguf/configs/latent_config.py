@@ -14,6 +14,7 @@ from moeinf.gguf.configs.common import (
     experts_of,
     grouped_routing,
     head_dim_of,
+    limits_of,
     mlps_of,
     num_layers_of,
     positions_of,
@@ -388,13 +389,12 @@ def _kimi_k3(m: Metadata) -> JsonObject:
 
 def _ling(m: Metadata) -> JsonObject:
     refuse_unless(m, m.flag("kda.safe_gate", True), "kda.safe_gate")
-    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
-        clamped = any(m.values(name) or [m.number(name, 0.0)])
-        refuse_unless(m, not clamped, name)
-    linear = _linear_layers(m)
+    linear, count = _linear_layers(m), num_layers_of(m)
     return _delta_attention(m) | {
         "model_type": "bailing_hybrid",
-        "layer_types": ["linear_attention" if i in linear else "full_attention" for i in range(num_layers_of(m))],
+        "layer_types": ["linear_attention" if i in linear else "full_attention" for i in range(count)],
+        "expert_swiglu_limit_list": limits_of(m, "swiglu_clamp_exp", count),
+        "share_expert_swiglu_limit_list": limits_of(m, "swiglu_clamp_shexp", count),
         "linear_num_heads": _linear_heads(m),
         "head_dim": m.count("kda.head_dim"),
         "short_conv_kernel_size": m.count("ssm.conv_kernel"),

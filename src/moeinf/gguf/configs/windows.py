@@ -13,6 +13,7 @@ from moeinf.gguf.configs.common import (
     granite_multipliers,
     grouped_routing,
     head_dim_of,
+    limits_of,
     mlps_of,
     num_layers_of,
     plain_heads,
@@ -22,7 +23,7 @@ from moeinf.gguf.configs.common import (
     shared_width,
     slides_of,
 )
-from moeinf.gguf.metadata import Metadata, shortest
+from moeinf.gguf.metadata import Metadata
 from moeinf.types import JsonObject
 
 _LLAMA4_CHUNK = 8192  # of attention, and of the sharpening of queries: what no file says, and every checkpoint has
@@ -208,8 +209,8 @@ def _step(m: Metadata) -> JsonObject:
     refuse_unless(m, all(len(found) == 1 for found in of_kind.values()), "attention.head_count")
     whole, sliding = (min(of_kind.get(kind, of_kind[kinds[0]])) for kind in ("full_attention", "sliding_attention"))
     limits = {
-        "swiglu_limits": _limits(m, "swiglu_clamp_exp", len(layers)),
-        "swiglu_limits_shared": _limits(m, "swiglu_clamp_shexp", len(layers)),
+        "swiglu_limits": limits_of(m, "swiglu_clamp_exp", len(layers)),
+        "swiglu_limits_shared": limits_of(m, "swiglu_clamp_shexp", len(layers)),
     }
     found = _ropes(m, head_dim // 2, head_dim, head_dim)  # in layers that see all tokens half of a head, by llama.cpp
     rope = found["rope_parameters"]["full_attention"]
@@ -235,13 +236,6 @@ def _step(m: Metadata) -> JsonObject:
             "moe_router_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
         }
     )
-
-
-def _limits(m: Metadata, name: str, num_layers: int) -> list[float]:
-    """Of each layer; 0 is none."""
-    values = m.values(name) or [m.number(name, 0.0)] * num_layers
-    refuse_unless(m, len(values) >= num_layers and all(type(each) in (int, float) for each in values), name)
-    return [shortest(float(each)) for each in values[:num_layers]]
 
 
 def _granite_swa(m: Metadata) -> JsonObject:

@@ -15,6 +15,7 @@ from moeinf.models.layers.decoder import DecoderConfig, head
 from moeinf.models.layers.moe_block import DenseBlock, GatedMLP, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
+from moeinf.models.widened import widened
 from moeinf.types import ExpertForm, MoeShape, Profiler, TensorPlan, Workspace
 
 
@@ -283,6 +284,37 @@ class Moe:
         if name is None:
             return None
         return weights.norm(NormConfig(f"{decoder.layer(layer)}{name}.weight", a.norm_eps, a.norm))
+
+
+@dataclass(frozen=True, slots=True)
+class ClampingMoe(Moe):
+    """Routed experts u * min(silu(gate), limit), u = clip(up, -limit, limit), in some layers."""
+
+    limits: Mapping[int, float] = field(default_factory=dict)  # by the decoder layer
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        limits = {layer: self.limits[i] for layer, i in enumerate(self.moe_layers) if i in self.limits}
+        forms = {layer: ExpertForm("clamped_silu", limit=limit) for layer, limit in limits.items()}
+        return replace(Moe.plan(self, decoder, dense), layer_forms=forms)
+
+
+def clamping(blocks: Moe, f: Fields, num_layers: int, routed: str, shared: str) -> ClampingMoe:
+    """With the limits of routed experts and of shared ones that these fields list."""
+    limits = layer_limits(f, shared, num_layers)
+    if limits.keys() - set(blocks.moe_layers):
+        raise CheckpointError(f"{f.where}: {shared} of a layer without experts is not supported")
+    blocks = replace(blocks, shared=replace(blocks.shared, limits=limits))
+    return widened(ClampingMoe, blocks, limits=layer_limits(f, routed, num_layers))
+
+
+def layer_limits(f: Fields, name: str, num_layers: int) -> dict[int, float]:
+    """Of the layers that have one: null and 0 are none. No list is none of any layer."""
+    values = f.get(name)
+    if not values:
+        return {}
+    if not isinstance(values, list) or len(values) != num_layers:
+        raise CheckpointError(f"{f.where}: {name} must be a list with a number for each of {num_layers} layers")
+    return {i: Fields({name: value}, f.where).number(name) for i, value in enumerate(values) if value}
 
 
 def all_routed(

@@ -6,7 +6,7 @@ Layers with a window have more heads, and positions of their own. 3.7 has a towe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.errors import CheckpointError
@@ -15,16 +15,18 @@ from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import Gate, HeadNorms, Scores, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
-from moeinf.models.layers.moe import BlockNames, MlpForm, Moe, Scoring, Shared
+from moeinf.models.layers.moe import BlockNames, ClampingMoe, MlpForm, Moe, Scoring, Shared, clamping
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter
 from moeinf.models.layers.vision.of_families.step_vision import step_vision
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
-from moeinf.types import ExpertForm, ExpertPiece, JsonObject, TensorPlan
+from moeinf.models.widened import widened
+from moeinf.types import ExpertPiece, JsonObject, TensorPlan
 
 _KINDS = ("full_attention", "sliding_attention")
+_LIMITS = "swiglu_limits", "swiglu_limits_shared"
 _NAMES = BlockNames(
     block="",
     gate="moe.gate.weight",
@@ -51,14 +53,10 @@ _OTHER_MODELS = (r"(model\.)?(vision_model|multi_modal_projector|vit_large_proje
 
 
 @dataclass(frozen=True, slots=True)
-class ClampingMoe(Moe):
-    limits: Mapping[int, float] = field(default_factory=dict)  # of experts, by the decoder layer
-
+class StackedMoe(ClampingMoe):
     def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
-        plan = Moe.plan(self, decoder, dense)
-        layers = {layer: self.limits[i] for layer, i in enumerate(self.moe_layers) if i in self.limits}
-        forms = {layer: ExpertForm("clamped_silu", limit=limit) for layer, limit in layers.items()}
-        return replace(plan, experts=(self._stacked(decoder, plan.parts), *plan.experts), layer_forms=forms)
+        plan = ClampingMoe.plan(self, decoder, dense)
+        return replace(plan, experts=(self._stacked(decoder, plan.parts), *plan.experts))
 
     def experts(self, decoder: DecoderConfig) -> GatedExperts:
         return GatedExperts([f"{decoder.layer(i)}moe." for i in self.moe_layers], self.moe_intermediate_size, None)
@@ -118,23 +116,21 @@ def _parse(f: Fields) -> Spec:
         sliding = replace(a, num_heads=heads, rope=rope).seeing(f.count("sliding_window"))
         decoder = replace(decoder, special={i: sliding for i in range(num_layers) if kinds[i] == "sliding_attention"})
     sparse = _sparse(f, num_layers, future)
-    shared = _limits(f, "swiglu_limits_shared", num_layers, future)
-    if shared.keys() - set(sparse):
-        raise CheckpointError(f"{f.where}: swiglu_limits_shared of a layer without experts is not supported")
-    blocks = ClampingMoe(
+    blocks = Moe(
         routed_shape(f, ("n_routed_experts",), f.count("num_experts_per_tok"), num_layers, sparse),
         sparse,
         f.count("intermediate_size"),
         f.count("moe_intermediate_size"),
         SigmoidRouter,
         scoring=Scoring(scaling=f.number("moe_router_scaling_factor", 1.0)),
-        shared=Shared(1, f.count("share_expert_dim"), shared),
+        shared=Shared(1, f.count("share_expert_dim")),
         form=MlpForm(f.flag("mlp_bias", False)),
         names=_NAMES,
         num_future_layers=future,
-        limits=_limits(f, "swiglu_limits", num_layers, future),
     )
-    return Spec(decoder, blocks)
+    for name in _LIMITS:
+        f = _trimmed(f, name, num_layers, future)
+    return Spec(decoder, widened(StackedMoe, clamping(blocks, f, num_layers, *_LIMITS)))
 
 
 def _in_common_names(f: Fields) -> Fields:
@@ -218,16 +214,6 @@ def _sparse(f: Fields, num_layers: int, future: int) -> tuple[int, ...]:
     if not layers:
         raise CheckpointError(f"{f.where}: mlp_layer_types or moe_layers_enum leave no layer with experts")
     return layers
-
-
-def _limits(f: Fields, name: str, num_layers: int, future: int) -> dict[int, float]:
-    """Of the layers that have one: null and 0 are none."""
-    values = _trimmed(f, name, num_layers, future).get(name)
-    if not values:
-        return {}
-    if not isinstance(values, list) or len(values) != num_layers:
-        raise CheckpointError(f"{f.where}: {name} must be a list with a number for each of {num_layers} layers")
-    return {i: Fields({name: value}, f.where).number(name) for i, value in enumerate(values) if value}
 
 
 class Family(DecoderFamily):
