@@ -162,6 +162,16 @@ def of_kind(f: Fields, kind: str) -> Fields:
     return f.replaced(rope_parameters=r.get(kind), rope_scaling=None)
 
 
+def own_shares(f: Fields, *kinds: str) -> None:
+    """Refuses a partial_rotary_factor for all kinds of layers, unless each kind has one of its own and it says nothing.
+
+    Published checkpoints have both. rope_parameters is an object of objects, some of these kinds.
+    """
+    r = f.within("rope_parameters")
+    if not all("partial_rotary_factor" in r.within(kind) for kind in kinds if kind in r):
+        f.only("partial_rotary_factor", None)
+
+
 def reach(f: Fields, context_length: int) -> int:
     """Tokens of the longest sequence: dynamic and yarn go beyond a max_position_embeddings that is the trained length.
 

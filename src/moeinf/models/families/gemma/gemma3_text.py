@@ -19,6 +19,15 @@ from moeinf.models.text_part import TextIn
 from moeinf.types import JsonObject
 
 _KINDS = {"sliding_attention": 1e4, "full_attention": 1e6}  # by theta
+_SIZES = {  # which published checkpoints do not say where they are these
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
 
 
 def _positions(f: Fields) -> JsonObject:
@@ -38,6 +47,7 @@ def _positions(f: Fields) -> JsonObject:
 def _parse(f: Fields) -> Spec:
     f.fixed(attn_logit_softcapping=None, partial_rotary_factor=None)
     f = f.replaced(rope_parameters=_positions(f), rope_scaling=None)
+    f = f.replaced(**{name: size for name, size in _SIZES.items() if name not in f})
     head_dim, context_length = f.count("head_dim", 256, minimum=2), f.count("max_position_embeddings")
 
     def rope(kind: str) -> Rope:

@@ -21,7 +21,7 @@ from moeinf.models.layers.decoder import DecoderConfig, LayerNorms, Logits, pars
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, Scoring
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
-from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
+from moeinf.models.layers.rope import Rope, of_kind, own_shares, partial_rotary, rope_of
 from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
 from moeinf.models.layers.vision.vision import Vision, Whole, seeing
 from moeinf.models.text_part import text_part
@@ -57,12 +57,12 @@ class HeadSizes:
 def _parse(f: Fields, prefix: str) -> Spec:
     f.only("use_bidirectional_attention", "vision", None)  # which is of images
     f.only("num_kv_shared_layers", 0, None)
-    f.only("partial_rotary_factor", None)  # each kind of layer has its own
     f.only("hidden_size_per_layer_input", 0)  # smaller Gemmas alone have embeddings of each layer
     f = f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True))
     if f.get("rope_parameters") is None:
         f = f.replaced(rope_parameters=_ROPES)
     f.within("rope_parameters").refuse_others(*_ROPES)
+    own_shares(f, *_ROPES)
     own, others = f.replaced(per_layer_config=None), _layers_of_their_own(f)
     sizes = HeadSizes(f.count("head_dim", 256, minimum=2), f.count("num_key_value_heads", 4))
     decoder = parse_decoder(

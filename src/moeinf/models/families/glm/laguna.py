@@ -16,7 +16,7 @@ from moeinf.models.layers.attention_config import AttentionConfig, Gate, HeadNor
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import BlockNames, BlockSite, Moe, sparse_layers
 from moeinf.models.layers.protocol import Layers
-from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.models.layers.rope import of_kind, own_shares, partial_rotary, rope_of
 from moeinf.models.layers.routers import SigmoidRouter, sigmoid_moe
 from moeinf.types import JsonObject, TensorPlan
 
@@ -64,11 +64,8 @@ def _parse(f: Fields) -> Spec:
 
 
 def _check_ropes(f: Fields) -> None:
-    """What is said for all kinds of layers beside their own is of no effect, and refused where a kind lacks its own."""
-    r = f.within("rope_parameters")
-    r.refuse_others(*_ROPES, "original_max_position_embeddings")
-    if any("partial_rotary_factor" not in r.within(kind) for kind in _ROPES if kind in r):
-        f.only("partial_rotary_factor", None)
+    f.within("rope_parameters").refuse_others(*_ROPES, "original_max_position_embeddings")
+    own_shares(f, *_ROPES)
 
 
 def _attention_of_layers(f: Fields, a: AttentionConfig, num_layers: int) -> list[AttentionConfig]:

@@ -19,7 +19,7 @@ from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.moe import BlockSite, Moe
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, Weights
 from moeinf.models.layers.recurrent.compressed_heads import CompressedConvolutions, CompressedHeads
-from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.models.layers.rope import of_kind, own_shares, partial_rotary, rope_of
 from moeinf.models.layers.streams.stem import PlainStem
 from moeinf.types import Profiler, TensorPlan, Workspace
 
@@ -33,7 +33,6 @@ _SCALINGS = ("post_attention_residual_scale", "post_mlp_residual_scale")
 
 def _parse(f: Fields) -> Spec:
     f.only("num_experts_per_tok", 1, None)
-    f.only("partial_rotary_factor", None)  # each kind of layer has its own
     f.only("rope_scaling", None)
     f.present("head_dim", "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1")
     decoder = _decoder(f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True)))
@@ -56,6 +55,7 @@ def _decoder(f: Fields) -> DecoderConfig:
     if f.get("rope_parameters") is None:
         f = f.replaced(rope_parameters=_ROPES)
     f.within("rope_parameters").refuse_others(*_ROPES, "rope_type")
+    own_shares(f, *_ROPES)
     kinds = f.kinds("layer_types", f.count("num_hidden_layers"), *_ROPES) or ("hybrid",) * f.count("num_hidden_layers")
     first, *others = dict.fromkeys(kinds)
     decoder = parse_decoder(of_kind(f, first), norm_eps=1e-5, theta=1e4, partial=1.0)

@@ -11,7 +11,7 @@ from moeinf.models.layers.assemble import DecoderFamily, Spec
 from moeinf.models.layers.attention_config import HeadNorms
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.moe import sparse_layers
-from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.models.layers.rope import of_kind, own_shares, partial_rotary, rope_of
 
 _ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e5},
@@ -20,12 +20,12 @@ _ROPES = {
 
 
 def _parse(f: Fields) -> Spec:
-    f.only("partial_rotary_factor", None)  # each kind of layer has its own
     f.fixed(mlp_only_layers=[], decoder_sparse_step=1)
     f.present("head_dim")
     if f.get("rope_parameters") is None:
         f = f.replaced(rope_parameters=_ROPES)
     f.within("rope_parameters").refuse_others(*_ROPES)
+    own_shares(f, *_ROPES)
     whole = of_kind(f, "full_attention")
     decoder = parse_decoder(whole, norm_eps=1e-6, theta=1e4, partial=1.0, head_norms=HeadNorms())
     a, layers = decoder.attention, range(decoder.num_layers)
