@@ -288,10 +288,11 @@ class DecoderFamily(Family):
         plan, d, mixers = self.tensors, self.decoder, self.spec.all_mixers
         expert = sum(math.prod(shape) for shape in plan.parts.values())
         dense = sum(math.prod(shape) for shape in plan.dense.values()) - self.spec.filling
+        tables = sum(math.prod(plan.dense[name]) for name in plan.lookups - {d.embedding} if name in plan.dense)
         return ModelInfo(
             architecture=self.name,
             num_params=dense + expert * plan.moe.total_experts,
-            active_params=dense + expert * plan.moe.num_layers * plan.moe.top_k,
+            active_params=dense - tables + expert * plan.moe.num_layers * plan.moe.top_k,
             num_shared_experts=self.spec.blocks.num_shared_experts,
             context_length=d.context_length,
             hidden_size=d.attention.hidden_size,
