@@ -58,7 +58,8 @@ All figures are for 4 bits a weight (`--quant q4_k`) on a CPU. With the *least m
 every expert from the disk. With as much memory as it takes of the *disk*, all experts stay in memory. Everything in
 between works, and is faster the more memory there is. The columns behind it tell for machines of 8 to 64 GB, of which
 other programs have a quarter, how many of the experts stay in memory: the others are read from the disk when they are
-needed. Nothing stands where the model does not run.
+needed. Nothing stands where the model does not run. A checkpoint of the sizes of another has no row of its own,
+nor has one without experts.
 
 | checkpoint | parameters | for a token | disk at 4 bits | least memory | 8 GB | 16 GB | 32 GB | 64 GB | family |
 |---|---|---|---|---|---|---|---|---|---|
@@ -103,7 +104,8 @@ PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
 def models(configs: Path) -> str:
     """The page for users."""
     rows = sorted((_bytes_at_4_bits(path), path) for path in configs.glob("*/config.json"))
-    sizes = MODELS + "".join(_memory(path, num_bytes) for num_bytes, path in rows)
+    told = {_told(path, num_bytes): path.parent.name for num_bytes, path in reversed(rows) if not _is_dense(path)}
+    sizes = MODELS + "".join(f"| {name} | {cells} |\n" for cells, name in reversed(told.items()))
     return sizes + "\n" + RUN + "".join(_runs(family, _parity()[family.model_type]) for family in FAMILIES)
 
 
@@ -177,11 +179,14 @@ def _compared(family: FamilyEntry, parity: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _memory(path: Path, num_bytes: int) -> str:
+def _is_dense(path: Path) -> bool:
+    return at_4_bits(path)[1].moe.dense
+
+
+def _told(path: Path, num_bytes: int) -> str:
     family, small = at_4_bits(path)
     least = smallest_bytes(small, num_threads=4) + PROCESS_BYTES
     cells = [
-        path.parent.name,
         f"{small.info.num_params / 1e9:.1f}B",
         f"{small.info.active_params / 1e9:.1f}B",
         f"{num_bytes / 1e9:.1f} GB",
@@ -189,7 +194,7 @@ def _memory(path: Path, num_bytes: int) -> str:
         *(_resident(small, gigabytes) for gigabytes in MACHINES),
         family.name,
     ]
-    return f"| {' | '.join(cells)} |\n"
+    return " | ".join(cells)
 
 
 def _resident(small: Footprint, gigabytes: int) -> str:

@@ -82,6 +82,8 @@ def footprint_of(name: str) -> Footprint:
         ("qwen3-coder-480b", 480, 35, 262_144),
         ("smallthinker-4ba0.6b", 4, 1, 32_768),
         ("qwen3-next-80b-a3b-thinking", 80, 4, 262_144),
+        ("qwen3.8-flash-next", 177, 7, 262_144),
+        ("deepseek-v4.1-flash", 748, 17, 1_048_576),
         ("qwen3.5-35b-a3b", 35, 3, 262_144),
         ("qwen3-vl-30b-a3b", 31, 3, 262_144),
         ("qwen3-vl-235b-a22b", 235, 22, 262_144),
@@ -92,6 +94,48 @@ def test_a_published_config_gives_the_sizes_of_its_model(name: str, billions: in
     assert round(info.num_params / 1e9) == billions
     assert round(info.active_params / 1e9) == active
     assert info.context_length == context
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("deepseek-moe-16b", 16_375_728_128),
+        ("gemma-3-27b-it", 27_432_406_640 - 423_060_336),  # less its tower
+        ("granite-4.1-30b", 28_865_728_512),
+        ("kolibri-1", 78_103_074_560),
+        ("lfm2.5-8b-a1b", 8_467_856_832),
+        ("mellum2-12b-a2.5b", 12_149_923_072),
+        ("north-mini-code-1.0", 30_484_303_872),
+        ("olmo-2-7b", 7_298_617_344),
+        ("sarvam-30b", 32_152_650_368),
+        ("sarvam-105b", 106_031_767_424),
+        ("smollm3-3b", 3_075_098_624),
+        ("trinity-large-base", 398_635_286_016),
+        ("zaya1-8b", 8_840_489_464),
+    ],
+)
+def test_a_published_config_gives_as_many_weights_as_the_hub_counts(name: str, weights: int) -> None:
+    assert footprint_of(name).info.num_params == weights
+
+
+def test_ling_clamps_the_experts_of_its_last_layers() -> None:
+    family: Any = family_of(config_of("ling-3.0-flash"))
+    assert [form.limit for form in family.tensors.forms] == [0.0] * 33 + [4.0] * 7
+    assert family.spec.blocks.shared.limits == dict(zip(range(34, 42), [5.0] * 6 + [7.0] * 2, strict=True))
+    assert family.decoder.attention.rope.rotary_dim == 64  # whatever partial_rotary_factor says
+
+
+def test_a_published_gemma_leaves_out_what_is_usual() -> None:
+    said, unsaid = (family_of(config_of(name)) for name in ("medgemma-27b-it", "gemma-3-27b-it"))
+    assert parts_of(said) == parts_of(unsaid)
+
+
+@pytest.mark.parametrize("name", ["glm-5.2", "deepseek-v3.2"])
+def test_layers_may_have_the_names_that_checkpoints_gave_them_first(name: str) -> None:
+    """As nvidia/GLM-5.2-NVFP4 has them."""
+    config = config_of(name)
+    older = config | {"layer_types": ["deepseek_sparse_attention"] * config["num_hidden_layers"]}
+    assert parts_of(family_of(older)) == parts_of(family_of(config))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -124,6 +168,11 @@ def test_memory_is_divided_for_a_published_model(name: str) -> None:
         ("minimax-m1-80k", {"postnorm": False}),
         ("minimax-m1-80k", {"shared_intermediate_size": 1024}),
         ("deepseek-ocr-2", {"language_config": {"use_mla": True}}),
+        ("ling-3.0-flash", {"architectures": ["BailingMoeV2_5ForCausalLM"]}),
+        ("ling-3.0-flash", {"gated_attention_proj_granularity_type": "element_wise"}),
+        ("ling-3.0-flash", {"moe_shared_expert_intermediate_size": 1536}),
+        ("ling-3.0-flash", {"no_kda_lora": False}),
+        ("zaya1-8b", {"rope_parameters": {"hybrid": {"rope_theta": 5e6}}}),
     ],
 )
 def test_what_a_published_field_does_not_mean_is_refused(name: str, changed: dict[str, Any]) -> None:
