@@ -16,6 +16,7 @@ from moeinf.models.layers.assemble import Spec
 from moeinf.models.layers.latent.mla import LATENT_MATRICES, LatentGate, parse_latent
 from moeinf.models.layers.moe import BlockNames, clamping, sparse_layers
 from moeinf.models.layers.recurrent.kda import KdaConfig, below_zero, kda_mixer
+from moeinf.models.layers.rope import rope_kind
 from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.types import TensorPlan
 
@@ -67,7 +68,10 @@ def _parse(f: Fields) -> Spec:
 
 
 def _with_whole_positions(f: Fields) -> Fields:
-    """All of qk_rope_head_dim is rotated, and partial_rotary_factor, which published checkpoints have, is not read."""
+    """All of qk_rope_head_dim is rotated: published checkpoints have partial_rotary_factor, which plain positions do
+    not read."""
+    if rope_kind(f) != "default":
+        return f
     r = f.within("rope_parameters")
     found = {name: r.get(name) for name in r.names if name != "partial_rotary_factor"}
     return f.replaced(partial_rotary_factor=None, rope_parameters=found or None)
