@@ -22,7 +22,7 @@ class AnswerWriter:
     def __init__(self, stream: TextIO, *, tty: bool, wrap: bool, thoughts: bool = True) -> None:
         self._stream = stream
         self._tty = tty
-        self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap and moves_cursor() else None
+        self._wrap = WordWrap(_columns) if tty and wrap and moves_cursor() else None
         self._newlines = ""
         self._begun = self._thinking = False
         self.think = self._think if tty and thoughts else None
@@ -60,3 +60,7 @@ class AnswerWriter:
         self._begun = True
         self._stream.write(piece)
         self._stream.flush()
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns

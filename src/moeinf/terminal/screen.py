@@ -8,13 +8,14 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 # C0 (but newline and tab), DEL, C1 and the bidirectional overrides: model text must not drive the terminal.
 _CONTROLS = dict.fromkeys([*range(0x20), 0x7F, *range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
 
+_LATER_JAMO = frozenset(map(chr, range(0x1160, 0x1200)))  # of a syllable: they stand where its first letter does
 _SECOND_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 
 
@@ -111,21 +112,29 @@ def text_width(text: str) -> int:
 
 
 def _char_width(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
+    if unicodedata.category(char) in ("Mn", "Me", "Cf") or char in _LATER_JAMO:
+        return 0 if char != "\N{SOFT HYPHEN}" else 1
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 class WordWrap:
-    """Wraps streamed text at words: a word that does not fit is taken back and put on the next line."""
+    """Wraps streamed text at words: a word that does not fit is taken back and put on the next line.
 
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
+    columns: tells how wide the terminal is now. One that was resized has laid out anew what it showed, or cut it off:
+    the unfinished word is left where that has put it.
+    """
+
+    def __init__(self, columns: Callable[[], int]) -> None:
+        self._tell_columns = columns
+        self._columns = columns()
         self._line = 0  # columns used so far
         self._word = ""  # the unfinished word at the end of the line
 
     def push(self, text: str) -> str:
         """What to write to the terminal for this piece of text."""
+        columns = self._tell_columns()
+        if columns != self._columns:
+            self._columns, self._line, self._word = columns, self._line % columns, ""
         return "".join(map(self._push_char, text))
 
     def _push_char(self, char: str) -> str:

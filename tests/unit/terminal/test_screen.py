@@ -175,20 +175,43 @@ def shown_by_terminal(written: str, columns: int) -> list[str]:
 @pytest.mark.parametrize("cut", [1, 3, 100])
 def test_a_word_that_does_not_fit_moves_to_the_next_line(cut: int) -> None:
     text = "the quick brown fox jumps over it\nand on"
-    wrap = WordWrap(12)
+    wrap = WordWrap(lambda: 12)
     written = "".join(wrap.push(text[at : at + cut]) for at in range(0, len(text), cut))
     lines = [line.rstrip() for line in shown_by_terminal(written, 12)]
     assert lines == ["the quick", "brown fox", "jumps over", "it", "and on"]
 
 
 def test_a_word_longer_than_a_line_is_broken_and_nothing_of_it_is_lost() -> None:
-    wrap = WordWrap(10)
+    wrap = WordWrap(lambda: 10)
     assert "".join(shown_by_terminal(wrap.push("ab " + "x" * 35), 10)).replace(" ", "") == "ab" + "x" * 35
 
 
 def test_wide_characters_break_anywhere_and_never_leave_the_line() -> None:
-    wrap = WordWrap(10)
+    wrap = WordWrap(lambda: 10)
     assert (
         "".join(shown_by_terminal(wrap.push("日本語のテキストはどこでも切れる"), 10))
         == "日本語のテキストはどこでも切れる"
     )
+
+
+def test_lines_follow_a_terminal_that_is_made_narrower_meanwhile() -> None:
+    columns = [40]
+    wrap = WordWrap(lambda: columns[0])
+    wrap.push("the quick brown fox jumps ov")
+    columns[0] = 12  # the terminal has laid the line out anew: "the quick br", "own fox jump", "s ov"
+    written = wrap.push("er the lazy dog and runs away")
+    lines = [line.rstrip() for line in shown_by_terminal("s ov" + written, 12)]
+    assert lines == ["s over the", "lazy dog", "and runs", "away"]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("\u1112\u1161\u11ab", 2),  # one syllable, written as its three letters
+        ("a\xadb", 3),  # a soft hyphen is shown
+        ("e\u0301", 1),
+        ("\u200b", 0),
+    ],
+)
+def test_characters_take_the_columns_that_terminals_give_them(text: str, columns: int) -> None:
+    assert screen.text_width(text) == columns
