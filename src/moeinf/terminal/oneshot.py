@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from moeinf.config.user_text import decoded, open_file
 from moeinf.errors import UsageError
 from moeinf.terminal.conversation_loop import Conversation
+from moeinf.terminal.user_notes import say
 from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _MOST_PROMPT_BYTES = 64 << 20
+_SILENCE_S = 2.0  # after which whoever has left a pipe open should know what is waited for
 _PIECE_BYTES = 1 << 20
 
 
@@ -44,6 +47,8 @@ def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
 def _standard_input() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         return ""
+    if not select.select([0], [], [], _SILENCE_S)[0]:
+        say("note: waiting for the prompt on standard input; where there is none, write </dev/null behind the command")
     return _text(sys.stdin.buffer, "standard input")
 
 

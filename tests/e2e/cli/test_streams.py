@@ -68,3 +68,16 @@ def test_a_character_that_the_output_cannot_have_is_written_as_its_number(enviro
     words = "from moeinf.terminal.streams import open_streams; open_streams(); print('caf\u00e9')"
     done = shell(environment | {"PYTHONIOENCODING": "ascii"}, f'"{sys.executable}" -c "{words}"')
     assert (done.stdout, done.stderr) == ("caf\\xe9\n", "")
+
+
+def test_a_prompt_that_does_not_end_on_standard_input_is_said_to_be_waited_for(environment: dict[str, str]) -> None:
+    words = ["bash", "-c", f"exec {RUN}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as waiting:
+        assert waiting.stdin is not None and waiting.stderr is not None
+        said = waiting.stderr.readline()  # standard input has told nothing, and has not ended
+        waiting.stdin.close()
+        waiting.wait(timeout=120)
+    assert said.startswith("note: waiting for the prompt on standard input; where there is none, write </dev/null")
+    assert waiting.returncode == 0
+    assert "waiting" not in shell(environment, f"echo upon | {RUN}").stderr
