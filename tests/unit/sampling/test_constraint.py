@@ -136,7 +136,8 @@ def test_json_between_texts_has_both_and_chooses_one_of_several_forms(tokenizer:
         ("yaml", 'must be "json" or a JSON schema'),
         ([], 'must be "json" or a JSON schema'),
         ({"not": {}}, 'Unimplemented keys: \\["not"\\]'),
-        ({"type": "string", "format": "colour"}, "Unknown format: colour"),
+        ({"type": "string", "format": 3}, "Expected string for 'format'"),
+        ({"properties": {"default": {"type": "integer", "multipleOf": 999_983}}}, "only multiples of small numbers"),
         ({"type": "string", "pattern": "(?=a)"}, "look-around"),
         ({"$ref": "#"}, "no JSON matches"),
         ({"$ref": "http://localhost/schema"}, "not present"),
@@ -151,6 +152,32 @@ def test_what_is_not_supported_is_refused_in_one_line(tokenizer: Tokenizer, form
         held_to(tokenizer.stream(), format, tokenizer.num_ids)
     assert "\n" not in str(caught.value)
     assert tokenizer.decode(tokenizer.encode("still alive", bos=False)) == "still alive"
+
+
+@pytest.mark.parametrize("described", [{"type": "string", "format": "colour"}, {"$ref": "#/components/text"}])
+def test_a_format_that_is_not_known_is_a_comment(tokenizer: Tokenizer, described: dict[str, str]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"format": described, "at": {"type": "string", "format": "date"}},
+        "required": ["format", "at"],
+        "components": {"text": {"type": "string", "format": "colour"}},
+    }
+    constraint = held_to(tokenizer.stream(), schema, tokenizer.num_ids)
+    for token in tokenizer.encode('{"format": "any", "at": "2026-', bos=False):
+        assert token in constraint.allowed()
+        constraint.accept(token)
+    [letter] = tokenizer.encode("x", bos=False)
+    assert letter not in constraint.allowed()  # a format that is known holds
+
+
+@pytest.mark.parametrize("keyword", ["const", "default", "examples"])
+def test_data_within_a_schema_are_no_schemas(tokenizer: Tokenizer, keyword: str) -> None:
+    data = {"multipleOf": 999_983, "format": "colour"}
+    schema = {"type": "object", keyword: [data] if keyword == "examples" else data}
+    constraint = held_to(tokenizer.stream(), schema, tokenizer.num_ids)
+    for token in tokenizer.encode('{"multipleOf": 999983, "format": "colour"}', bos=False):
+        assert token in constraint.allowed()
+        constraint.accept(token)
 
 
 def test_a_grammar_that_fails_on_the_way_is_an_error_and_no_end_of_the_answer(tokenizer: Tokenizer) -> None:

@@ -6,14 +6,17 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import lru_cache
+from typing import Any
 
-from llguidance import gbnf_to_lark, regex_to_lark
-
-from moeinf.types import Json
+from llguidance import LLMatcher, gbnf_to_lark, regex_to_lark
 
 # In one place: as people indent. How much there may be in all says json_space.py.
 _SPACE = {"x-guidance": {"whitespace_pattern": r"( {1,2}|\n[ \t]{0,32})"}}
 _MOST_REMAINDERS = 30_000  # half a second
+# Keywords whose values are no schemas, and those whose values are schemas by names of any kind.
+_DATA = ("const", "enum", "default", "examples")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 # Of a Lark grammar: texts, comments and regular expressions, in which a < is a letter.
 _LETTERS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
@@ -34,19 +37,40 @@ def expression(form: Mapping[str, str]) -> str:
 
 
 def _schema(text: str) -> str:
-    schema = json.loads(text)
-    _check_multiples(schema)
-    return f"%json {json.dumps({**schema, **_SPACE})}"
+    return f"%json {json.dumps({**_held(json.loads(text)), **_SPACE})}"
 
 
-def _check_multiples(value: Json) -> None:
-    """Raises GrammarError for a multipleOf that takes minutes: it needs a state for each remainder."""
-    if isinstance(value, dict):
-        multiple = value.get("multipleOf")
-        if isinstance(multiple, int | float) and _num_remainders(multiple) > _MOST_REMAINDERS:
-            raise GrammarError(f"multipleOf cannot be {multiple}: only multiples of small numbers can be held")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_multiples(item)
+def _held(schema: Any) -> Any:
+    """A schema without each `format` that cannot be held: JSON Schema has it for a comment (2020-12, 7.2.1).
+
+    Raises GrammarError for a multipleOf that takes minutes: it needs a state for each remainder.
+    """
+    if isinstance(schema, list):
+        return [_held(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    multiple = schema.get("multipleOf")
+    if isinstance(multiple, int | float) and _num_remainders(multiple) > _MOST_REMAINDERS:
+        raise GrammarError(f"multipleOf cannot be {multiple}: only multiples of small numbers can be held")
+    return {
+        name: _held_value(name, value)
+        for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or _holds_format(value)
+    }
+
+
+def _held_value(keyword: str, value: Any) -> Any:
+    if keyword in _DATA:
+        return value
+    if keyword in _NAMED and isinstance(value, dict):
+        return {name: _held(schema) for name, schema in value.items()}
+    return _held(value)
+
+
+@lru_cache(maxsize=100)
+def _holds_format(name: str) -> bool:
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "format": name}))
+    return not LLMatcher.validate_grammar(grammar, None)
 
 
 def _num_remainders(multiple: float) -> int:
