@@ -67,12 +67,12 @@ ASKED: dict[tuple[str, str], list[tuple[str, Any]]] = {
     ],
     ("POST", "/v1/messages/count_tokens"): [("/v1/messages/count_tokens", TEXT | {"messages": [HI]})],
     ("POST", "/api/chat"): [
-        ("/api/chat", TEXT | {"messages": [HI], "options": {"num_predict": 1}, "think": False}),
-        ("/api/chat", TEXT | {"messages": [HI], "tools": [LOOK_UP]}),
+        ("/api/chat", {"model": "demo:chat"} | {"messages": [HI], "options": {"num_predict": 1}, "think": False}),
+        ("/api/chat", {"model": "demo:chat"} | {"messages": [HI], "tools": [LOOK_UP]}),
     ],
     ("POST", "/api/generate"): [
-        ("/api/generate", TEXT | {"prompt": "Tell", "options": {"num_predict": 1}, "stream": False}),
-        ("/api/generate", TEXT),
+        ("/api/generate", {"model": "demo:chat"} | {"prompt": "Tell", "options": {"num_predict": 1}, "stream": False}),
+        ("/api/generate", {"model": "demo:chat"}),
     ],
     ("GET", "/api/tags"): [("/api/tags", None)],
     ("POST", "/api/show"): [("/api/show", {"model": "demo:chat", "verbose": True})],

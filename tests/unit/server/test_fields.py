@@ -220,6 +220,19 @@ def test_what_is_a_field_elsewhere_is_refused_on_ollamas_routes(kind: type[Any],
         checked({"model": "m", name: 1}, kind)
 
 
+ASKED = (ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, ollama.ChatRequest, ollama.GenerateRequest)
+PROMPTS = ("prompt", "messages", "input", "system", "system_prompt", "instructions", "images", "tools", "functions")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
+THOUGHTS = ("think", "thinking", "enable_thinking", "reasoning", "reasoning_effort", "thinking_budget")
+ELSEWHERE = ("extra_body", "generation_config", "model_kwargs", "parameters", "sampling_params", "response_format")
+
+
+@pytest.mark.parametrize("name", [*PROMPTS, *LIMITS, *THOUGHTS, *ELSEWHERE])
+@pytest.mark.parametrize("kind", ASKED)
+def test_what_one_api_asks_for_is_obeyed_or_refused_by_the_others(kind: type[Any], name: str) -> None:
+    assert (name in LIMITS and kind is MessageRequest) or fate(kind, name) in ("obeyed", "refused")
+
+
 PLACES = ("extra_body", "generation_config", "model_kwargs", "options", "parameters", "sampling_params")
 OPTION_NAMES = sorted(http_options("ollama", SamplingParams, RuntimeConfig))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moeinf.server.body_fields import Fields, Refused
-from moeinf.server.openai.fields import BUDGETS, FORMS
+from moeinf.server.openai.fields import BUDGETS, FORMS, OPTION_OBJECTS, THOUGHTS
 from moeinf.types import JsonObject
 
 _ACCOUNT = "nobody is charged here"
@@ -29,13 +29,21 @@ _REFUSED: Final = {
 PROMPT: Final = Fields(_REFUSED, _SILENT)
 # Fields of other APIs that say what an answer must be.
 _STRAY: Final = {
-    **{name: Refused("give output_config.format", ()) for name in (*FORMS, "response_format")},
+    **{name: Refused("give output_config.format", ()) for name in (*FORMS, "response_format", "format")},
     **{name: Refused("give thinking.budget_tokens", ()) for name in BUDGETS},
-    "reasoning_effort": Refused("give thinking, or output_config.effort", ()),
+    **{
+        name: Refused("give thinking, or output_config.effort", ())
+        for name in (*THOUGHTS, "chat_template_kwargs")
+        if name != "thinking"
+    },
     "stop": Refused("give stop_sequences"),
     "max_completion_tokens": Refused("give max_tokens", ()),
-    "system_prompt": Refused("give system"),
-    **{name: Refused("give its members beside model") for name in ("extra_body", "options")},
+    **{name: Refused("give system") for name in ("system_prompt", "instructions")},
+    **{name: Refused("give messages") for name in ("prompt", "input")},
+    "images": Refused("put them into content"),
+    "functions": Refused("use tools"),
+    "parallel_tool_calls": Refused("give tool_choice.disable_parallel_tool_use", (True,)),
+    **{name: Refused("give its members beside model") for name in (*OPTION_OBJECTS, "options")},
     **{
         name: Refused("Anthropic's API has no such field; ask /v1/chat/completions", nothing)
         for names, nothing in (

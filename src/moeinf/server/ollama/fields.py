@@ -8,7 +8,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.option import http_options
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.body_fields import Fields, Refused, log_unknown
-from moeinf.server.openai.fields import BUDGETS, FORMS
+from moeinf.server.openai.fields import BUDGETS, FORMS, OPTION_OBJECTS, THOUGHTS
 
 _SILENT: Final = {
     "truncate": "a prompt that is too long is refused with both lengths, and never cut",
@@ -24,6 +24,15 @@ _STRAY: Final = {
         (BUDGETS, "num_predict among the options bounds thoughts and answer together"),
         (("continue_final_message", "add_generation_prompt"), "a last message of the assistant is always continued"),
         (("tool_choice",), "leave tools out, or ask /v1/chat/completions"),
+        (("logit_bias",), "ask /v1/chat/completions"),
+        (
+            ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "n_predict"),
+            "give num_predict in options",
+        ),
+        (("stop_sequences",), "give stop in options"),
+        (OPTION_OBJECTS, "give options"),
+        ([name for name in THOUGHTS if name != "think"], "give think"),
+        (("functions",), "give tools, to /api/chat"),
         (http_options("ollama", SamplingParams, RuntimeConfig), "give it in options"),
     )
     for name in names
@@ -31,12 +40,23 @@ _STRAY: Final = {
 ASKING: Final = Fields(
     {**_STRAY, "_debug_render_only": Refused("prompts are not told", (False,))}, _SILENT, log_unknown
 )
-CHAT: Final = ASKING | Fields({"system": Refused("give a message of the role system")}, unknown=log_unknown)
+CHAT: Final = ASKING | Fields(
+    {
+        **{name: Refused("give a message of the role system") for name in ("system", "system_prompt", "instructions")},
+        "prompt": Refused("give messages, or ask /api/generate"),
+        "input": Refused("give messages"),
+        "images": Refused("put them into a message"),
+    },
+    unknown=log_unknown,
+)
 GENERATE: Final = ASKING | Fields(
     {
         "suffix": Refused("models here do not fill in the middle", words='"{model}" does not support insert'),
         "template": Refused("each checkpoint brings its own"),
         "context": Refused("send what was said before to /api/chat"),
+        **{name: Refused("ask /api/chat") for name in ("messages", "tools", "chat_template_kwargs")},
+        **{name: Refused("give system") for name in ("system_prompt", "instructions")},
+        "input": Refused("give prompt"),
         "width": _IMAGES,
         "height": _IMAGES,
         "steps": _IMAGES,

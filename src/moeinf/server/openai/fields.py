@@ -13,6 +13,9 @@ _FORM = "answers have one form here"
 _SAMPLER = "there is no such sampler here"
 _PLACE = "requests are answered by one process"
 
+# Names by which other APIs ask for the same.
+OPTION_OBJECTS: Final = ("extra_body", "generation_config", "model_kwargs", "parameters", "sampling_params")
+THOUGHTS: Final = ("think", "thinking", "enable_thinking", "reasoning", "reasoning_effort")
 _REFUSED: Final = {
     "moderation": Refused("nothing is moderated here"),
     "best_of": Refused("one answer is made a request", (1,)),
@@ -23,10 +26,7 @@ _REFUSED: Final = {
     **{name: Refused("give max_tokens", ()) for name in ("max_new_tokens", "max_output_tokens", "num_predict")},
     "stop_sequences": Refused("give stop"),
     # Where other APIs and libraries put sampling options.
-    **{
-        name: Refused("give its members beside model")
-        for name in ("extra_body", "generation_config", "model_kwargs", "options", "parameters", "sampling_params")
-    },
+    **{name: Refused("give its members beside model") for name in (*OPTION_OBJECTS, "options")},
     "do_sample": Refused("give temperature 0", _ON),
     # vLLM
     "use_beam_search": Refused("answers are drawn", _FLAG),
@@ -183,9 +183,11 @@ CHAT: Final = BOTH | Fields(
         "generation_prompt": Refused("the chat template writes it"),
         "prompt_mode": Refused("give reasoning_effort", _NONE),
         "think": Refused("give reasoning_effort", _NONE),
-        "system": Refused("give a message of the role system"),
-        "instructions": Refused("give a message of the role system"),
+        **{name: Refused("give a message of the role system") for name in ("system", "system_prompt", "instructions")},
         "images": Refused("put them into a message"),
+        "prompt": Refused("give messages, or ask /v1/completions"),
+        "input": Refused("give messages, or ask /v1/responses"),
+        **{name: Refused("give response_format") for name in ("output_config", "output_format")},
     },
     {"chat_format": "the chat template says it"},
 )
@@ -194,7 +196,18 @@ TEXT: Final = BOTH | Fields(
         "suffix": Refused("models here do not fill in the middle"),
         "add_special_tokens": Refused("the tokens that the tokenizer adds are added", _ON),
         "prompt_embeds": Refused("give texts"),
-        "system": Refused("put it into the prompt"),
+        **{
+            name: Refused("put it into the prompt") for name in ("system", "system_prompt", "instructions", "documents")
+        },
+        "input": Refused("give prompt"),
+        "max_completion_tokens": Refused("give max_tokens", _NONE),
+        "top_logprobs": Refused("give logprobs, which is a number here", (0,)),
+        # What a chat template would write.
+        **{
+            name: Refused("a prompt is continued as it is; ask /v1/chat/completions")
+            for name in ("messages", "tools", "functions", "images", "chat_template_kwargs", *THOUGHTS, *BUDGETS)
+        },
+        "tool_choice": Refused("a prompt is continued as it is; ask /v1/chat/completions", ("none", "auto")),
     }
 )
 EMBEDDINGS: Final = Fields(

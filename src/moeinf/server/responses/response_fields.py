@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moeinf.server.body_fields import Fields, Refused
-from moeinf.server.openai.fields import BOTH
+from moeinf.server.openai.fields import BOTH, BUDGETS, THOUGHTS
 
 RESPONSE: Final = BOTH | Fields(
     {
@@ -16,8 +16,11 @@ RESPONSE: Final = BOTH | Fields(
         "max_completion_tokens": Refused("give max_output_tokens", ()),
         "messages": Refused("give input", ()),
         "modalities": Refused("models here answer with text alone", ([], ["text"])),
-        "reasoning_effort": Refused("give reasoning.effort", ()),
+        **{name: Refused("give reasoning.effort", ()) for name in (*THOUGHTS, *BUDGETS) if name != "reasoning"},
+        **{name: Refused("give instructions") for name in ("system", "system_prompt")},
+        **{name: Refused("give text.format") for name in ("output_config", "output_format")},
         "functions": Refused("use tools", ([],)),
+        "images": Refused("put them into input, as input_image"),
     },
     {
         "access_programs": "nothing is moderated here",
