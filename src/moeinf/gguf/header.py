@@ -16,7 +16,7 @@ from pathlib import Path
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.cursor import AGAIN, MAX_HEADER_BYTES, Cursor, Read, opened
-from moeinf.store.files import errors_named
+from moeinf.store.files import LFS_POINTER, errors_named, stands_for_another
 from moeinf.types import Format, block_of, format_bytes
 
 _MAX_TENSORS = 100_000
@@ -188,7 +188,10 @@ class _Parser:
 
     def _start(self) -> tuple[int, int]:
         c, where = self._cursor, self._where
-        if c.num_bytes < 4 or c.take(4, "its first bytes") != b"GGUF":
+        magic = c.take(4, "its first bytes") if c.num_bytes >= 4 else b""
+        if magic == LFS_POINTER[:4]:
+            raise CheckpointError(stands_for_another(where))
+        if magic != b"GGUF":
             raise CheckpointError(f"{where} is not a GGUF file")
         version = c.number(4, "its first bytes")
         if version >> 16 and not version & 0xFFFF:

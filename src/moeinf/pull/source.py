@@ -13,7 +13,14 @@ from typing import Protocol, runtime_checkable
 
 from moeinf.errors import CheckpointError
 from moeinf.pull.coded.declared import declared_by
-from moeinf.store.files import errors_named, open_regular, parse_json_object, read_small
+from moeinf.store.files import (
+    LFS_POINTER,
+    errors_named,
+    open_regular,
+    parse_json_object,
+    read_small,
+    stands_for_another,
+)
 from moeinf.store.format import Header, read_header
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.lookup import printable
@@ -284,7 +291,12 @@ class FolderSource:
         for name in (*self.shards.files, *self.kept_files()):
             path = self._file(name)
             with errors_named(path, CheckpointError):
-                os.close(open_regular(path))  # refuses FIFOs and devices before anything waits for them
-                info = path.stat()
+                fd = open_regular(path)  # refuses FIFOs and devices before anything waits for them
+                try:
+                    begins, info = os.pread(fd, len(LFS_POINTER), 0), os.fstat(fd)
+                finally:
+                    os.close(fd)
+            if begins == LFS_POINTER:
+                raise CheckpointError(stands_for_another(str(path)))
             state.append([name, info.st_size, info.st_mtime_ns, info.st_ino])
         return hashlib.sha256(json.dumps(state).encode()).hexdigest()

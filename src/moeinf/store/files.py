@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from moeinf.config.environment import store_home
 from moeinf.errors import (
@@ -182,6 +183,17 @@ def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
         return bytes(data)
     finally:
         os.close(fd)
+
+
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for another one
+
+
+def stands_for_another(where: str) -> str:
+    """What to say of a file that is a pointer of Git LFS, as a clone without Git LFS has it."""
+    return (
+        f"{where} is a pointer of Git LFS, and not the file itself; `git lfs pull` in its folder fetches the files, or "
+        "give org/repo"
+    )
 
 
 def parse_json_object(data: bytes | bytearray, where: str, error_type: type[MoeinfError]) -> JsonObject:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moeinf.errors import CheckpointError, MoeinfError
-from moeinf.store.files import open_regular, parse_json_object, read_fully
+from moeinf.store.files import LFS_POINTER, open_regular, parse_json_object, read_fully, stands_for_another
 from moeinf.types import (
     BLOCK_ALIGN_BYTES,
     FORMAT_BLOCKS,
@@ -95,6 +95,8 @@ def header_length(first_8: bytes, file_bytes: int, where: str, error_type: type[
     """Returns the length of the JSON header that follows the first 8 bytes of a safetensors file."""
     if len(first_8) < 8:
         raise error_type(f"{where} is {len(first_8)} bytes long: truncated, fetch it again")
+    if first_8 == LFS_POINTER[:8]:
+        raise error_type(stands_for_another(where))
     length = int.from_bytes(first_8, "little")
     if length > MAX_HEADER_BYTES:
         raise error_type(f"{where} is not a safetensors file (a header of {length} bytes)")

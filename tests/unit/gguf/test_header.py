@@ -93,6 +93,7 @@ def test_a_vocabulary_is_read_across_the_borders_of_what_is_read_at_once() -> No
     [
         (b"", "not a GGUF file"),
         (b"GGML" + SOUND[4:], "not a GGUF file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS"),
         (b"GGUF" + struct.pack(">I", 3) + SOUND[8:], "big-endian"),
         (header(version=1), "version 1"),
         (header(version=9), "version 9"),

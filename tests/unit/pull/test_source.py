@@ -103,6 +103,14 @@ def test_a_truncated_shard_is_named(cut: int, tmp_path: Path) -> None:
     assert SHARD in message and "truncated" in message
 
 
+@pytest.mark.parametrize("name", [SHARD, "tokenizer.json", "one.gguf"])
+def test_a_pointer_of_git_lfs_is_said_to_be_one(name: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c")
+    (folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4096\n")
+    message = str(refused(folder / name if name.endswith("gguf") else folder, tmp_path))
+    assert f"{name} is a pointer of Git LFS" in message and "`git lfs pull`" in message
+
+
 def test_a_shard_with_a_tail_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c")
     with open(folder / SHARD, "ab") as file:

@@ -105,6 +105,7 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "empty file": (b"", "truncated"),
     "shorter than its length field": (b"\x10\0\0", "truncated"),
     "header longer than the file": (file_of(b"{}", 0, 100), "truncated"),
+    "pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
     "header of 2^63 bytes": (file_of(b"{}", 0, 1 << 63), "not a safetensors file"),
     "header above 100 MB": (file_of(b"{}", 0, 100_000_001), "not a safetensors file"),
     "not JSON": (file_of(b"{nonsense}", 0), "JSON"),
