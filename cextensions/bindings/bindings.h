@@ -10,6 +10,7 @@ void bind_checksums(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_heads(nanobind::module_& m);
+void bind_index_keys(nanobind::module_& m);
 void bind_streams(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);

@@ -123,6 +123,7 @@ NB_MODULE(_native, m) {
   moeinf::bind_kernels(m);
   moeinf::bind_attention(m);
   moeinf::bind_heads(m);
+  moeinf::bind_index_keys(m);
   moeinf::bind_streams(m);
   moeinf::bind_router(m);
   moeinf::bind_latent(m);

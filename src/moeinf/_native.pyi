@@ -19,6 +19,7 @@ from moeinf.types import (
     ExpertForm,
     Float32Array,
     FloatArray,
+    IndexSizes,
     IntArray,
     KVFormat,
     LatentSizes,
@@ -838,6 +839,55 @@ def attend_shared_rows(
     ValueError for sizes that do not fit together, and for rows that are not there.
     """
 
+def score_keys(
+    kernels: Kernels,
+    heads: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32] | None,
+    keys: npt.NDArray[np.float32],
+    seen: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float32],
+) -> None:
+    """Writes what index keys are worth to tokens: the sum over the heads of weight relu(head . key).
+
+    heads [tokens, heads * head_dim], weights [tokens, heads] (None: 1 each), keys [keys, head_dim]; seen [tokens]: how
+    many keys each sees, the first ones. scores [tokens, at least the most seen]: what lies behind those stays. What a
+    token gets depends on no other token, nor on the number of threads. Source: DeepSeek-V3.2 (arXiv 2512.02556),
+    section 2.1.
+
+    ValueError for sizes that do not fit together, and for keys that are not there.
+    """
+
+def choose_keys(
+    kernels: Kernels,
+    heads: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32] | None,
+    keys: npt.NDArray[np.float32],
+    seen: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.int64],
+) -> None:
+    """Writes chosen [tokens, most]: the numbers of the keys that are worth most to each token, ascending, and -1 behind
+    them where it sees fewer; of equals the first. What is no number counts as the least. As `score_keys`."""
+
+def score_blocks(
+    kernels: Kernels,
+    heads: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    seen: npt.NDArray[np.int64],
+    block: int,
+    worth: npt.NDArray[np.float32],
+) -> None:
+    """Writes worth [tokens * heads, blocks]: of each block of `block` keys that a token sees, the last of which may be
+    cut off, what its best key gives a head, head . key. As `score_keys`. Source: MiniMax-M3's published code."""
+
+def choose_best(
+    kernels: Kernels, scores: npt.NDArray[np.float32], seen: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]
+) -> None:
+    """Writes chosen [rows, most]: the numbers of the best of the first seen[row] scores [rows, scores] of each row,
+    ascending, as `choose_keys` does."""
+
+def index_workspace_bytes(sizes: IndexSizes, shape: PassShape) -> int:
+    """As of AttentionLayer, of these four, for tokens that see as many keys as the shape has positions."""
+
 def turn_heads(
     kernels: Kernels,
     x: npt.NDArray[np.float32],
@@ -928,6 +978,22 @@ class LatentLayer:
 
         queries [tokens, heads * (qk_nope_head_dim + rotary_dim)], not rotated yet, are at the positions from
         `length` on, where their rows are stored. cache, cos, sin: as for store.
+        """
+
+    def attend_chosen(
+        self,
+        queries: npt.NDArray[np.float32],
+        cache: _Bytes,
+        format: KVFormat,
+        chosen: npt.NDArray[np.int64],
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+        out: npt.NDArray[np.float32],
+    ) -> None:
+        """`attend` to chosen rows alone, each token to its own; the window counts for nothing.
+
+        chosen [tokens, most]: their positions in the cache, at least one, and -1 behind them. ValueError for rows that
+        are not there.
         """
 
     @staticmethod

@@ -270,6 +270,15 @@ class LatentSizes:
     qk_nope_head_dim: int
     value_dim: int
     rotary_dim: int
+    most_chosen: int = 0  # rows that a token attends to where they are chosen for it
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSizes:
+    """The sizes of an indexer, which chooses what a token attends to, that its workspace depends on."""
+
+    num_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +303,7 @@ class MambaSizes:
     state_size: int
 
 
-LayerSizes = AttentionSizes | LatentSizes | DeltaSizes | MambaSizes
+LayerSizes = AttentionSizes | LatentSizes | IndexSizes | DeltaSizes | MambaSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ using moeinf::Kernels;
 using moeinf::OptionalVector;
 using moeinf::require;
 using moeinf::Rows;
+using Chosen = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Holds every array it was given, so the addresses stay good.
 class LatentLayer {
@@ -88,6 +89,31 @@ class LatentLayer {
                            moeinf::rows_of(out));
   }
 
+  void attend_chosen(ConstRows queries, Bytes cache, const std::string& format, Chosen chosen, ConstRows cos,
+                     ConstRows sin, Rows out) {
+    const auto tokens = static_cast<std::int64_t>(queries.shape(0));
+    require(has_shape(queries, tokens, shape_.num_heads * shape_.query_dim()) &&
+                has_shape(out, tokens, shape_.num_heads * shape_.value_dim),
+            "queries or results are of another width than the layer's");
+    const moeinf::LatentRows kept = checked(cache, format, 0, 0);
+    const auto rows =
+        static_cast<std::int64_t>(cache.shape(0) / moeinf::row_bytes(kept.format, shape_.width()));
+    require(moeinf::size(chosen, 0) == tokens && moeinf::size(chosen, 1) > 0,
+            "each token has a row of what it chose");
+    const moeinf::RowSpan<const std::int64_t> positions = moeinf::rows_of(chosen);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int64_t *const of_token = positions.row(t), *const end = of_token + positions.cols;
+      const auto* const behind = std::find_if(of_token, end, [](std::int64_t p) { return p < 0; });
+      require(behind > of_token && std::all_of(of_token, behind, [=](std::int64_t p) { return p < rows; }) &&
+                  std::all_of(behind, end, [](std::int64_t p) { return p == -1; }),
+              "a token has chosen rows that are not there, or none");
+    }
+    const moeinf::Turns turns = moeinf::turns_of(cos, sin, tokens, shape_.rotary_pairs);
+    const moeinf::GilRelease released;
+    moeinf::attend_chosen_latents(*kernels_, shape_, keys_values_, kept, positions, moeinf::rows_of(queries),
+                                  turns, moeinf::rows_of(out));
+  }
+
   // sizes: an object with the attributes of moeinf.types.LatentSizes.
   static std::size_t workspace_bytes(nb::handle sizes, nb::handle pass) {
     moeinf::LatentShape shape{};
@@ -100,7 +126,7 @@ class LatentLayer {
     const std::int64_t width =
         std::max({shape.rank, shape.qk_nope_head_dim, shape.value_dim}) + 2 * shape.rotary_pairs;
     moeinf::require_room(most, {moeinf::times({shape.num_heads, width})});
-    return moeinf::latent_workspace_bytes(shape, most);
+    return moeinf::latent_workspace_bytes(shape, most, moeinf::number_of(sizes, "most_chosen"));
   }
 
  private:
@@ -135,5 +161,9 @@ void moeinf::bind_latent(nb::module_& m) {
       .def("attend", &LatentLayer::attend, nb::arg("queries").noconvert(), nb::arg("cache").noconvert(),
            nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
            nb::arg("out").noconvert(), "Writes out [tokens, heads * value_dim].")
+      .def("attend_chosen", &LatentLayer::attend_chosen, nb::arg("queries").noconvert(),
+           nb::arg("cache").noconvert(), nb::arg("format"), nb::arg("chosen").noconvert(),
+           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("out").noconvert(),
+           "Writes out [tokens, heads * value_dim].")
       .def_static("workspace_bytes", &LatentLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }

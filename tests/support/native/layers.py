@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, MambaSizes
+from moeinf.types import AttentionSizes, DeltaSizes, IndexSizes, LatentSizes, MambaSizes
 from tests.support.native.computing import pass_shape
 from tests.support.native.table import Arguments, World, call
 
@@ -216,9 +216,56 @@ def _attend_latents(world: World) -> Arguments:
     return {"queries": queries, **_kept_rows(world), "out": world.floats(world.tokens, HEADS * VALUE)}
 
 
+@call(
+    "LatentLayer.attend_chosen", "shapes that do not fit, an unknown format, rows that are not there",
+    holds=_finite("out"),
+)  # fmt: skip
+def _attend_chosen_latents(world: World) -> Arguments:
+    given = {name: value for name, value in _kept_rows(world).items() if name != "length"}
+    queries = world.floats(world.tokens, HEADS * (NOPE + TURNED))
+    chosen = np.array([[0, 3, 7 if t % 2 else -1] for t in range(world.tokens)], np.int64).reshape(world.tokens, 3)
+    return {"queries": queries, **given, "chosen": chosen, "out": world.floats(world.tokens, HEADS * VALUE)}
+
+
 @call("LatentLayer.workspace_bytes", BYTES)
 def _latent_bytes(world: World) -> Arguments:
-    return {"sizes": LatentSizes(HEADS, RANK, NOPE, VALUE, TURNED), "shape": pass_shape(world)}
+    most = world.rng.choice([0, 5, 5000])
+    return {"sizes": LatentSizes(HEADS, RANK, NOPE, VALUE, TURNED, most), "shape": pass_shape(world)}
+
+
+def _index(world: World) -> Arguments:
+    tokens, weighs = world.tokens, world.rng.random() < 0.7
+    return {"kernels": world.get("Kernels"), "heads": world.floats(tokens, HEADS * DIM),
+            "weights": world.floats(tokens, HEADS) if weighs else None, "keys": world.floats(9, DIM),
+            "seen": np.array([t % 10 for t in range(tokens)], np.int64)}  # fmt: skip
+
+
+@call("score_keys", "sizes that do not fit together, keys that are not there", holds=_finite("scores"))
+def _scored(world: World) -> Arguments:
+    return _index(world) | {"scores": world.floats(world.tokens, 9)}
+
+
+@call("choose_keys", "sizes that do not fit together, keys that are not there")
+def _chosen_keys(world: World) -> Arguments:
+    return _index(world) | {"chosen": np.zeros((world.tokens, 4), np.int64)}
+
+
+@call("score_blocks", "sizes that do not fit together, keys that are not there, no keys in a block")
+def _scored_blocks(world: World) -> Arguments:
+    given = {name: value for name, value in _index(world).items() if name != "weights"}
+    return given | {"block": 4, "worth": world.floats(world.tokens * HEADS, 3)}
+
+
+@call("choose_best", "sizes that do not fit together, scores that are not there")
+def _chosen_best(world: World) -> Arguments:
+    return {"kernels": world.get("Kernels"), "scores": world.floats(world.tokens, 7),
+            "seen": np.array([t % 8 for t in range(world.tokens)], np.int64),
+            "chosen": np.zeros((world.tokens, 3), np.int64)}  # fmt: skip
+
+
+@call("index_workspace_bytes", BYTES)
+def _index_bytes(world: World) -> Arguments:
+    return {"sizes": IndexSizes(HEADS, DIM), "shape": pass_shape(world)}
 
 
 KEYS, SHARED, KEY_DIM, VALUE_DIM, TAPS = 2, 2, 16, 8, 4

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf import _native
 from moeinf.models.layers.rope import plain_rope
-from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
+from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, format_bytes
 from tests.oracles.latent import latent_attention
 
 Kind = Literal["f32", "f16", "bf16"]
@@ -248,3 +248,59 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         layer.attend(queries, cache, "f32", 0, cos, sin, out[:2])
     with pytest.raises(ValueError, match="cos and sin"):
         layer.attend(queries, cache, "f32", 0, cos[:2], sin, out)
+
+
+CHOSEN = (1, 5, 256, 257, 700)  # how many rows a token chooses: of one run, and of several
+
+
+def chosen_rows(
+    case: Case, tokens: int, kept: KVFormat, kernels: _native.Kernels
+) -> tuple[_native.LatentLayer, ByteArray]:
+    heads, plain, value, rotary = case.sizes
+    matrix = _native.Matrix(case.data, case.kind, heads * (plain + value), case.width - rotary)
+    layer = latent_layer(kernels, matrix, case.sizes, case.interleaved, case.scale, case.sinks)
+    cache = np.zeros(format_bytes(kept, (case.tokens, case.width)), np.uint8)
+    layer.store(case.rows, cache, kept, 0, *case.angles)
+    return layer, cache
+
+
+@pytest.mark.parametrize("kept", ["f32", "bf16", "q8_0"])
+@pytest.mark.parametrize("heads", [3, 40])
+def test_chosen_rows_count_as_if_they_were_all_that_there_is(
+    kernels: _native.Kernels, heads: int, kept: KVFormat
+) -> None:
+    case = Case(heads, 64, 6, 4, 32, 700, "bf16")
+    case.sinks = np.linspace(-2, 2, heads, dtype=np.float32)
+    kernels.begin_pass(700)
+    layer, cache = chosen_rows(case, 700, kept, kernels)
+    rng = np.random.default_rng(heads)
+    counts = [CHOSEN[t % len(CHOSEN)] for t in range(40)]
+    chosen: IntArray = np.full((40, 701), -1, np.int64)
+    queries, expected = case.queries[-40:].reshape(40, -1), np.empty((40, heads * 4), np.float32)
+    angles = [np.ascontiguousarray(table[-40:]) for table in case.angles]
+    for t, count in enumerate(counts):
+        chosen[t, :count] = np.sort(rng.permutation(700)[:count])
+        rows = np.ascontiguousarray(cache.reshape(700, -1)[chosen[t, :count]]).reshape(-1)
+        cos, sin = (table[t : t + 1] for table in angles)
+        layer.attend(queries[t : t + 1], rows, kept, count - 1, cos, sin, expected[t : t + 1])
+    for parts in ([40], [1] * 40, [3, 2, 35]):
+        found, start = np.full_like(expected, np.nan), 0
+        for size in parts:
+            part = slice(start, start + size)
+            cos, sin = (table[part] for table in angles)
+            layer.attend_chosen(queries[part], cache, kept, chosen[part], cos, sin, found[part])
+            start += size
+        assert np.array_equal(found, expected)
+    kernels.begin_pass(0)
+
+
+def test_rows_that_are_not_there_cannot_be_chosen(kernels: _native.Kernels) -> None:
+    case = Case(3, 64, 6, 4, 32, 9, "bf16")
+    layer, cache = chosen_rows(case, 9, "f32", kernels)
+    queries, out = case.queries[:1].reshape(1, -1), np.empty((1, 12), np.float32)
+    cos, sin = (table[:1] for table in case.angles)
+    for rows in ([9], [-1], [0, -2], [0, -1, 3]):
+        with pytest.raises(ValueError, match="not there"):
+            layer.attend_chosen(queries, cache, "f32", np.array([rows]), cos, sin, out)
+    with pytest.raises(ValueError, match="each token has a row"):
+        layer.attend_chosen(queries, cache, "f32", np.zeros((2, 1), np.int64), cos, sin, out)

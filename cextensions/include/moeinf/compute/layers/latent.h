@@ -43,7 +43,12 @@ void store_latents(Kernels& kernels, const LatentShape& shape, const LatentRows&
 void attend_latents(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values,
                     const LatentRows& cache, std::int64_t length, RowSpan<const float> queries,
                     const Turns& turns, RowSpan<float> out);
-// What attend_latents takes of the workspace at most.
-std::size_t latent_workspace_bytes(const LatentShape& shape, const PassShape& pass);
+// The same of tokens that attend to chosen rows alone: chosen [tokens, most], the positions of each token's
+// rows, at least one, -1 behind them. The shape's window counts for nothing.
+void attend_chosen_latents(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values,
+                           const LatentRows& cache, RowSpan<const std::int64_t> chosen,
+                           RowSpan<const float> queries, const Turns& turns, RowSpan<float> out);
+// What both take of the workspace at most; most_chosen: 0 where no token chooses.
+std::size_t latent_workspace_bytes(const LatentShape& shape, const PassShape& pass, std::int64_t most_chosen);
 
 }  // namespace moeinf
