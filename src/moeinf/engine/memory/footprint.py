@@ -19,6 +19,7 @@ from moeinf.types import (
     AttentionSizes,
     DeltaSizes,
     ExpertLayout,
+    IndexSizes,
     KVFormat,
     LatentSizes,
     LayerSizes,
@@ -182,6 +183,8 @@ def _layer_bytes(sizes: LayerSizes, shape: PassShape) -> int:
             return _native.AttentionLayer.workspace_bytes(sizes, shape)
         case LatentSizes():
             return _native.LatentLayer.workspace_bytes(sizes, shape)
+        case IndexSizes():
+            return _native.index_workspace_bytes(sizes, shape)
         case DeltaSizes():
             return _native.DeltaLayer.workspace_bytes(sizes, shape)
         case MambaSizes():

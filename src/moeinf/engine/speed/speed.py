@@ -13,7 +13,7 @@ from moeinf.engine.memory.plan import MemoryPlan
 from moeinf.engine.speed.rates import CardRates, Rates
 from moeinf.engine.speed.weight_bytes import dense_weights, expert_weights, head_weights, product_s, token_weights_s
 from moeinf.engine.stored.outline import Outline
-from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes, MambaSizes, MoeShape
+from moeinf.types import AttentionSizes, DeltaSizes, IndexSizes, LatentSizes, LayerSizes, MambaSizes, MoeShape
 
 # Of the shorter of reading and computing, the part that happens while the other is under way. A single token asks for
 # a few experts of the next layer at a time, a prompt for nearly all of them.
@@ -110,7 +110,10 @@ def _pair_numbers(sizes: LayerSizes, num_tokens: int) -> float:
             seen = min(num_tokens / 2, sizes.window or num_tokens)
             return 2 * sizes.num_heads * sizes.head_dim * seen
         case LatentSizes():
-            return sizes.num_heads * (2 * sizes.rank + sizes.rotary_dim) * num_tokens / 2
+            seen = min(num_tokens / 2, sizes.most_chosen or num_tokens)
+            return sizes.num_heads * (2 * sizes.rank + sizes.rotary_dim) * seen
+        case IndexSizes():
+            return sizes.num_heads * sizes.head_dim * num_tokens / 2
         case DeltaSizes():
             return 3.0 * sizes.num_value_heads * sizes.key_dim * sizes.value_dim
         case MambaSizes():

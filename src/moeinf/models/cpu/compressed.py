@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.indexed import best, scores_of
+from moeinf.models.cpu.indexed import best, best_keys
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.compressed import Candidates, Choice, CompressedPart, EntryState, kept_shapes
@@ -70,25 +70,46 @@ class NativeCompressedCore:
         cos, sin = (table[at : at + tokens] for table in positions)
         turned = self._rounding.index_keys(self._fused.turned(by_head, cos, sin, at_end=True, interleaved=True))
         leaves = h.candidates if h.candidates is not None and h.candidates.leaves else None
+        seen = self._seen(cache.length + at, tokens)
+        if leaves is None and not isinstance(among, list):
+            return self._chosen(turned, weights, state.keys, seen), among
         allowed: list[IntArray | None] = among if isinstance(among, list) else [None] * tokens
         chosen, left = list[IntArray | None](), list[IntArray | None]()
-        for i, seen in enumerate(self._seen(cache.length + at, tokens)):
+        for i, count in enumerate(seen):
             own = allowed[i]
-            all_seen = (seen if own is None else len(own)) <= h.index.top_k
-            all_left = leaves is None or seen <= leaves.count * leaves.size
+            all_seen = (count if own is None else len(own)) <= h.index.top_k
+            all_left = leaves is None or count <= leaves.count * leaves.size
             if all_seen and all_left:
                 chosen.append(own)
                 left.append(None)
                 continue
-            scores = scores_of(turned[i], weights[i], state.keys[:seen])
-            left.append(None if leaves is None or all_left else _in_best_blocks(scores, leaves))
+            scores: Float32Array = np.empty((1, count), np.float32)
+            keys, one = state.keys[:count], np.full(1, count)
+            _native.score_keys(
+                self._memory.weights.kernels, turned[i].reshape(1, -1), weights[i : i + 1], keys, one, scores
+            )
+            left.append(None if leaves is None or all_left else _in_best_blocks(scores[0], leaves))
             if all_seen:
                 chosen.append(own)
             elif own is None:
-                chosen.append(best(scores, h.index.top_k))
+                chosen.append(best(scores[0], h.index.top_k))
             else:
-                chosen.append(own[best(scores[own], h.index.top_k)])
+                chosen.append(own[best(scores[0][own], h.index.top_k)])
         return chosen, (among if leaves is None else left)
+
+    def _chosen(
+        self, heads: Float32Array, weights: Float32Array, keys: Float32Array, seen: list[int]
+    ) -> list[IntArray | None]:
+        """The entries of each token, heads [tokens, num_heads, head_dim]; None: all that are behind it."""
+        assert self._heads.index is not None
+        top_k = self._heads.index.top_k
+        sees_all = sum(count <= top_k for count in seen)  # the first ones
+        if sees_all == len(seen):
+            return [None] * sees_all
+        kernels = self._memory.weights.kernels
+        counts = np.array(seen[sees_all:])
+        found = best_keys(kernels, heads[sees_all:], weights[sees_all:], keys[: seen[-1]], counts, top_k)
+        return [None] * sees_all + list(found)
 
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at

@@ -1,17 +1,18 @@
-"""Latent attention to chosen positions (indexed.py) on the CPU: scores in numpy, attention in the native core."""
+"""Latent attention to chosen positions (indexed.py) on the CPU, over the native core."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from moeinf import _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.latent import NativeLatentCore, growth_in
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState
 from moeinf.types import ByteArray, Float32Array, IntArray, Routing
-
-_BLOCK = 4096  # positions that are scored at once
 
 
 class NativeIndexedCore(NativeLatentCore):
@@ -22,7 +23,8 @@ class NativeIndexedCore(NativeLatentCore):
 
     def __init__(self, memory: HostMemory, part: IndexedPart[Float32Array, Angles, Routing]) -> None:
         super().__init__(memory, part.latent)
-        self._fused, self._index, self._keeps_keys = memory.weights.fused, part.index, part.keeps_keys
+        self._fused, self._kernels = memory.weights.fused, memory.weights.kernels
+        self._index, self._keeps_keys = part.index, part.keeps_keys
         self._index_growth = growth_in(memory.weights, part.index.growth) if part.keeps_keys else None
 
     def new_state(self, capacity: int) -> IndexedState[ByteArray, Float32Array]:
@@ -41,27 +43,24 @@ class NativeIndexedCore(NativeLatentCore):
         own = [table[at : at + tokens] for table in positions]
         queries = queries if self._index_growth is None else self._index_growth(queries, first)
         heads = self._rotated(queries.reshape(tokens, self._index.num_heads, -1), *own)
-        beyond = range(self._seeing_all(tokens, first), tokens)
-        chosen: IntArray = np.empty((len(beyond), self._index.top_k), np.int64)
-        for row, token in enumerate(beyond):
-            chosen[row] = best(
-                scores_of(heads[token], weights[token], state.keys[: first + token + 1]), chosen.shape[1]
-            )
-        return chosen
+        beyond, end = self._seeing_all(tokens, first), first + tokens
+        seen = np.arange(first + beyond + 1, end + 1)
+        return best_keys(self._kernels, heads[beyond:], weights[beyond:], state.keys[:end], seen, self._index.top_k)
 
     def attend_to(
         self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int
     ) -> Float32Array:
-        assert isinstance(chosen, np.ndarray | list)
+        assert isinstance(chosen, np.ndarray)
         state: IndexedState[ByteArray, Float32Array] = cache.states[self._source]
-        dense, latents = len(queries) - len(chosen), state.rows.reshape(state.room, -1)
-        out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
-        for row, token in enumerate(range(dense, len(queries))):
-            rows = latents[chosen[row]].reshape(-1)
-            query = self.sharpened(queries[token : token + 1], cache.length + at + token)
-            out.append(self._attended(query, rows, len(chosen[row]) - 1, positions, at + token))
-        mixed: Float32Array = np.concatenate(out)
-        return mixed
+        dense = len(queries) - len(chosen)
+        out = self.empty_values(len(queries))
+        if dense:
+            out[:dense] = self.attend(queries[:dense], cache, positions, at)
+        if len(chosen):
+            cos, sin = (table[at + dense : at + len(queries)] for table in positions)
+            choosing = self.sharpened(queries[dense:], cache.length + at + dense)
+            self._native.attend_chosen(choosing, state.rows, self._kept, chosen, cos, sin, out[dense:])
+        return out
 
     def _seeing_all(self, tokens: int, first: int) -> int:
         """How many of the tokens from position `first` see no more than they may attend to; they come first."""
@@ -73,22 +72,30 @@ class NativeIndexedCore(NativeLatentCore):
         return self._fused.turned(x, cos, sin, at_end=index.at_end, interleaved=index.interleaved)
 
 
-def scores_of(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:
-    """What each of the positions is worth to one token: heads [num_heads, head_dim], weights [num_heads]."""
-    scores = np.empty(len(keys), np.float32)
-    for start in range(0, len(keys), _BLOCK):
-        products = heads @ keys[start : start + _BLOCK].T
-        np.maximum(products, 0, out=products)
-        scores[start : start + _BLOCK] = weights @ products
-    return scores
+def best_keys(
+    kernels: _native.Kernels,
+    heads: Float32Array,
+    weights: Float32Array | None,
+    keys: Float32Array,
+    seen: IntArray,
+    count: int,
+) -> IntArray:
+    """The numbers of the keys that are worth most to each token, ascending: [tokens, count].
+
+    heads [tokens, num_heads, head_dim], weights [tokens, num_heads]; seen: how many keys each sees, more than `count`.
+    """
+    chosen: IntArray = np.empty((len(heads), count), np.int64)
+    _native.choose_keys(kernels, heads.reshape(len(heads), math.prod(heads.shape[1:])), weights, keys, seen, chosen)
+    return chosen
 
 
-def positions_of_best(scores: Float32Array, count: int, block: int, end: int) -> IntArray:
-    """The positions of the best blocks, ascending, and of what lies behind the last whole one before `end`.
-
-    scores: of each whole block, of which there are more than `count`."""
-    blocks = best(scores, count)[:, None] * block + np.arange(block)
-    found: IntArray = np.concatenate([blocks.reshape(-1), np.arange(len(scores) * block, end)])
+def positions_of_blocks(blocks: IntArray, size: int, ends: IntArray) -> IntArray:
+    """The positions of chosen blocks [tokens, count], ascending, and of what lies behind the last whole block of a
+    token up to its end: [tokens, count * size + size - 1], with -1 behind them."""
+    tokens, count = blocks.shape
+    within, whole = (blocks[:, :, None] * size + np.arange(size)).reshape(tokens, count * size), ends // size * size
+    rest = whole[:, None] + np.arange(size - 1)
+    found: IntArray = np.concatenate([within, np.where(rest < ends[:, None], rest, -1)], 1)
     return found
 
 

@@ -68,9 +68,13 @@ class NativeLatentCore:
     ) -> Float32Array:
         """Queries of the tokens from `at` of the pass; the first of them sees `length` rows and the next."""
         cos, sin = (table[at : at + len(queries)] for table in positions)
-        out = np.empty((len(queries), self._num_values), np.float32)
+        out = self.empty_values(len(queries))
         self._native.attend(queries, rows, self._kept, length, cos, sin, out)
         return out
+
+    def empty_values(self, tokens: int) -> Float32Array:
+        """Room for what the heads give of so many tokens."""
+        return np.empty((tokens, self._num_values), np.float32)
 
 
 def growth_in(weights: NativeWeights, growth: Growth | None) -> Callable[[Float32Array, int], Float32Array] | None:

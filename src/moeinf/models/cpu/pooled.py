@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.indexed import NativeIndexedCore, positions_of_best, scores_of
+from moeinf.models.cpu.indexed import NativeIndexedCore, best_keys, positions_of_blocks
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.indexed import IndexedPart, IndexedState, IndexHeads, PooledPart
@@ -49,18 +49,19 @@ class NativePooledCore(NativeIndexedCore):
             state.pools[first:last] = self._pooled(tokens)
             state.num_pools = last
 
-    def choose(  # type: ignore[override]
+    def choose(
         self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
-    ) -> list[IntArray]:
-        """The positions of each token that does not see all, ascending."""
+    ) -> IntArray:
+        """The positions of each token that does not see all, ascending, with -1 behind them."""
         state, index, tokens = cache.states[self._layer], self._index, len(queries)
         first, heads = cache.length + at, queries.reshape(tokens, index.num_heads, -1)
-        chosen = []
-        for token in range(self._seeing_all(tokens, first), tokens):
-            end = first + token + 1
-            scores = scores_of(heads[token], weights[token], state.pools[: end // index.pool])
-            chosen.append(positions_of_best(scores, index.top_k // index.pool, index.pool, end))
-        return chosen
+        beyond = self._seeing_all(tokens, first)
+        ends = np.arange(first + beyond + 1, first + tokens + 1)
+        pools = best_keys(
+            self._kernels, heads[beyond:], weights[beyond:], state.pools[: (first + tokens) // index.pool],
+            ends // index.pool, index.top_k // index.pool,
+        )  # fmt: skip
+        return positions_of_blocks(pools, index.pool, ends)
 
     def _seeing_all(self, tokens: int, first: int) -> int:
         return min(max(self._index.top_k + self._index.pool - 1 - first, 0), tokens)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeinf import _native
 from moeinf.models.cpu.attention import Angles, NativeAttention
-from moeinf.models.cpu.indexed import best, positions_of_best
+from moeinf.models.cpu.indexed import best_keys, positions_of_blocks
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.attention.block_sparse import (
     BlockIndex,
@@ -88,13 +89,10 @@ class NativeBlockSparse(NativeAttention):
     def _chosen(self, queries: Float32Array, state: BlockKVState, start: int) -> IntArray:
         """queries [tokens, heads, head_dim] -> each token's positions, ascending and with -1 behind, [tokens, most]."""
         index = self._index
-        chosen: IntArray = np.full((len(queries), index.most), -1, np.int64)
-        for token, heads in enumerate(queries):
-            end = start + token + 1
-            scores = np.maximum(state.blocks[: end // index.block] @ heads.T, 0).sum(1)
-            positions = positions_of_best(scores, index.num_blocks, index.block, end)
-            chosen[token, : len(positions)] = positions
-        return chosen
+        ends = np.arange(start + 1, start + len(queries) + 1)
+        keys = state.blocks[: (start + len(queries)) // index.block]
+        blocks = best_keys(self._memory.weights.kernels, queries, None, keys, ends // index.block, index.num_blocks)
+        return positions_of_blocks(blocks, index.block, ends)
 
 
 class NativeGroupSparse(NativeAttention):
@@ -129,15 +127,17 @@ class NativeGroupSparse(NativeAttention):
     def _chosen(self, queries: Float32Array, keys: Float32Array, start: int) -> IntArray:
         """queries [tokens, heads, head_dim] -> each token's positions, ascending and with -1 behind, [tokens, heads,
         most]. A token has more blocks than it may choose."""
-        index = self._index
-        chosen: IntArray = np.full((len(queries), index.num_heads, index.most), -1, np.int64)
-        for token, heads in enumerate(queries):
-            end = start + token + 1
-            worth = np.maximum.reduceat(keys[:end] @ heads.T, np.arange(0, end, index.block))
-            worth[len(worth) - index.local :] = np.inf
-            for head in range(index.num_heads):
-                blocks = best(worth[:, head], index.num_blocks)[:, None] * index.block + np.arange(index.block)
-                positions = blocks.reshape(-1)
-                seen = positions[positions < end]
-                chosen[token, head, : len(seen)] = seen
+        index, kernels, tokens = self._index, self._memory.weights.kernels, len(queries)
+        ends = np.arange(start + 1, start + tokens + 1)
+        num_blocks = np.repeat(-(-ends // index.block), index.num_heads)
+        worth: Float32Array = np.empty((tokens * index.num_heads, num_blocks[-1]), np.float32)
+        heads = queries.reshape(tokens, -1)
+        _native.score_blocks(kernels, heads, keys[: start + tokens], ends, index.block, worth)
+        worth[np.arange(worth.shape[1]) >= num_blocks[:, None] - index.local] = np.inf
+        best: IntArray = np.empty((len(worth), index.num_blocks), np.int64)
+        _native.choose_best(kernels, worth, num_blocks, best)
+        chosen: IntArray = (best[:, :, None] * index.block + np.arange(index.block)).reshape(
+            tokens, index.num_heads, -1
+        )
+        chosen[chosen >= ends[:, None, None]] = -1
         return chosen

@@ -22,7 +22,7 @@ from moeinf.models.layers.attention.token_rows import K, KVState, MemoryOf
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.protocol import Attention, AttentionOf, Layers, P, Part, R
-from moeinf.types import Workspace
+from moeinf.types import IndexSizes, Workspace
 
 _SCORES = 1 << 22  # numbers of scores that exist at once on a GPU
 
@@ -87,10 +87,11 @@ def index_norms(site: AttentionSite, index: BlockIndex) -> list[NormConfig]:
     return [NormConfig(name, index.norm_eps, "rms+1") for name in index_names(site)[1:]]
 
 
-def block_index_workspace(index: BlockIndex) -> Workspace:
-    """Queries and keys of a pass, what each token chooses, and the scores of a long context."""
-    token = 4 * (index.num_heads + 1) * index.head_dim + 3 * index.most
-    return Workspace(token=token, parts=1 << 20, fixed=3 * _SCORES)
+def block_index_workspace(index: BlockIndex, choices: int = 1) -> Workspace:
+    """Queries and keys of a pass, what each token chooses, as often as it does, and the scores of a long context."""
+    token = 4 * (index.num_heads + 1) * index.head_dim + 3 * choices * index.most
+    layers = frozenset([IndexSizes(index.num_heads, index.head_dim)])
+    return Workspace(token=token, parts=1 << 20, fixed=3 * _SCORES, layers=layers)
 
 
 def index_token_bytes(index: BlockIndex) -> int:

@@ -101,7 +101,7 @@ class GroupSparse(CommonAttention):
         return shapes | {norm.name: (index.head_dim,) for norm in group_index_norms(site, c)[1:]}
 
     def workspace(self, decoder: DecoderConfig) -> Workspace:
-        return CommonAttention.workspace(self, decoder) | block_index_workspace(self.index)
+        return CommonAttention.workspace(self, decoder) | block_index_workspace(self.index, self.index.num_heads)
 
     def of_site(self, layers: Layers, site: AttentionSite) -> Attention:
         return layers.make(GroupSparsePart(self.config, site, self.index))

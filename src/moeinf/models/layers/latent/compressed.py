@@ -30,7 +30,7 @@ from moeinf.models.layers.kv_cache import Cache, LayerState, OneByOne
 from moeinf.models.layers.latent.indexed import IndexHeads
 from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R, Weights
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Workspace
+from moeinf.types import IndexSizes, LayerSizes, Workspace
 
 SLICE = 64  # tokens whose queries exist at once
 
@@ -382,7 +382,8 @@ def _compressed_workspace(c: CompressedConfig) -> Workspace:
     token = 3 * c.hidden_size + 4 * h.head_dim + 4 * raw_columns(h)
     queries = 5 * h.num_heads * h.head_dim + 3 * index[0] * index[1] + c.hidden_size + c.query_rank
     slices = SLICE * queries + 4 * (h.window + index[2]) * (h.head_dim + h.num_heads)
-    return Workspace(token=token, parts=slices, fixed=FIXED, inputs=h.num_heads * h.head_dim)
+    layers = frozenset[LayerSizes]([] if h.index is None else [IndexSizes(*index[:2])])
+    return Workspace(token=token, parts=slices, fixed=FIXED, inputs=h.num_heads * h.head_dim, layers=layers)
 
 
 FIXED = 1 << 22  # numbers that exist at once on a GPU

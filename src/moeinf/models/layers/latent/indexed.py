@@ -35,7 +35,7 @@ from moeinf.models.layers.latent.mla import (
     growth_of,
 )
 from moeinf.models.layers.protocol import Attention, Layers, P, P_contra, Part, Positions, R
-from moeinf.types import Workspace
+from moeinf.types import IndexSizes, LatentSizes, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,13 @@ INDEX_MATRICES: tuple[str, ...] = (".indexer.wq_b.weight", ".indexer.wk.weight")
 NO_INDEX_MATRICES: tuple[str, ...] = (".indexer.weights_proj.weight",)
 
 
-def _index_workspace(c: IndexConfig) -> Workspace:
-    """Keys of a pass; of a part of it queries, what they choose and its rows, scores of a long context."""
-    heads = c.heads.num_heads
-    part = 128 * (3 * heads * c.heads.head_dim + 2 * c.heads.top_k) + heads * 8192 + (1 << 20)
-    return Workspace(token=4 * c.heads.head_dim, parts=part, fixed=INSIDE)
+def _indexed_workspace(latent: Workspace, c: IndexConfig) -> Workspace:
+    """Beside latent attention keys of a pass; of a part of it queries, and what they choose."""
+    heads = c.heads
+    part = 128 * (3 * heads.num_heads * heads.head_dim + 3 * heads.most)
+    layers = {replace(each, most_chosen=heads.most) for each in latent.layers if isinstance(each, LatentSizes)}
+    index = Workspace(token=4 * heads.head_dim, parts=part, fixed=INSIDE)
+    return replace(latent | index, layers=frozenset({*layers, IndexSizes(heads.num_heads, heads.head_dim)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class IndexedLatent(Mixer):
         return self.latent.shapes(decoder, layer) | own
 
     def workspace(self, decoder: DecoderConfig) -> Workspace:
-        return self.latent.workspace(decoder) | _index_workspace(self.index)
+        return _indexed_workspace(self.latent.workspace(decoder), self.index)
 
     def make(self, layers: Layers, decoder: DecoderConfig, layer: int, before: Sequence[Attention]) -> Attention:
         if self.index.heads.pool:
