@@ -90,10 +90,10 @@ def test_nllb_as_published_was_saved_without_its_head_and_so_without_a_prefix(tm
     ("name", "field", "value"),
     [
         ("switch", "feed_forward_proj", "gated-gelu"),
-        ("switch", "dense_act_fn", "quick_gelu"),
+        ("switch", "dense_act_fn", "mish"),
         ("switch", "num_selected_experts", 2),
         ("switch", "router_dtype", "bfloat16"),
-        ("nllb", "activation_function", "quick_gelu"),
+        ("nllb", "activation_function", "mish"),
         ("nllb", "second_expert_policy", "random"),
         ("nllb", "moe_eval_capacity_token_fraction", 0.0),
     ],
