@@ -265,6 +265,16 @@ def test_what_guesses_tokens_ahead_is_left_out(tmp_path: Path) -> None:
     assert places_of(found, family_of(made).tensors).dense.keys() == family_of(config).tensors.dense.keys()
 
 
+def test_limits_of_ling_s_experts_are_those_that_the_file_names(tmp_path: Path) -> None:
+    config, tensors = checkpoint("bailing_hybrid")
+    routed, shared = [0.0, 2.5, 7.0, 7.0], [0.0, 0.0, 0.0, 5.0]
+    fields = {"bailingmoe3.swiglu_clamp_exp": routed, "bailingmoe3.swiglu_clamp_shexp": shared}
+    made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors, metadata=fields)[0]))
+    wanted = config | {"expert_swiglu_limit_list": routed, "share_expert_swiglu_limit_list": shared}
+    assert dict(facts(declared(made))) == dict(facts(declared(wanted)))
+    refused(tmp_path, "bailing_hybrid", {"bailingmoe3.swiglu_clamp_exp": [2.5]}, "swiglu_clamp_exp")
+
+
 def test_norms_and_scores_of_cohere_s_layers_are_those_that_the_file_names(tmp_path: Path) -> None:
     config, tensors = checkpoint("cohere2_moe")
     fields = {"cohere2moe.expert_gating_func": 2, "cohere2moe.attention.layer_norm_rms_epsilon": 1e-5}
