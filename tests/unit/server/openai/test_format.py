@@ -62,8 +62,8 @@ SAME: list[tuple[Any, list[dict[str, Any]]]] = [
 
 
 def read(kind: Any, given: dict[str, Any]) -> Any:
-    least = {"model": "m", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
-    return format_of(msgspec.convert(checked(least | given, kind) | {}, kind))
+    asked = {"prompt": "a"} if kind is CompletionRequest else {"messages": [{"role": "user", "content": "a"}]}
+    return format_of(msgspec.convert(checked({"model": "m", **asked, **given}, kind) | {}, kind))
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
