@@ -14,6 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "quality"
 PAGE = ROOT / "docs" / "lab" / "quantisation.md"
 PICTURE = PAGE.with_suffix(".svg")
 NAMES: Final = {"mixture": "a mixture of real weights", "demo": "the embedded model"}
+TABLES: Final = (*NAMES, "mixture-amx")  # the last has no panel of the picture
 _KINDS: Final = {  # of rows, by their tags: the first that matches
     "moeinf, a size and a calibration": "size-of-.*-calibrated",
     "moeinf, a size": "size-of-.*",
@@ -90,7 +91,7 @@ def draw(path: Path) -> None:
 
 
 def page_with_tables(text: str) -> str:
-    for name in NAMES:
+    for name in TABLES:
         between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         made = table(recorded(name))
         text = between.sub(lambda match, made=made: f"{match[1]}{made}{match[2]}", text)  # type: ignore[misc]
