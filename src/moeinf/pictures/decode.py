@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,8 @@ def _exchanged(
         _answer(process, name)
         return [[_read(process, name, view[-1].height, view[-1].width) for view in row] for row in views]
     except BrokenPipeError:
+        with suppress(BrokenPipeError):  # what is left to write, which would be tried once more where the pipe is left
+            process.stdin.close()
         raise _Lost from None
     finally:
         process.kill()

@@ -152,6 +152,13 @@ def test_a_decoder_that_hangs_or_dies_is_ended(monkeypatch: pytest.MonkeyPatch) 
     assert "the decoder died or took more" in refusal(file_of(noise()))
 
 
+def test_a_decoder_that_dies_behind_its_first_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_all = "n = int.from_bytes(sys.stdin.buffer.read(8), 'little'); sys.stdin.buffer.read(n); os.close(0); "
+    answer = 'print(\'{"height": 2, "width": 2}\', flush=True)'
+    monkeypatch.setattr(module, "_BOOTSTRAP", f"import os, sys; {read_all}{answer}")
+    assert "the decoder died" in refusal(file_of(noise()))
+
+
 def test_a_decoder_that_the_machine_does_not_let_work_is_no_fault_of_the_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
