@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.indexed import best, best_keys
+from moeinf.models.cpu.indexed import best_keys
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.latent.compressed import Candidates, Choice, CompressedPart, EntryState, kept_shapes
@@ -88,13 +88,13 @@ class NativeCompressedCore:
             _native.score_keys(
                 self._memory.weights.kernels, turned[i].reshape(1, -1), weights[i : i + 1], keys, one, scores
             )
-            left.append(None if leaves is None or all_left else _in_best_blocks(scores[0], leaves))
+            left.append(None if leaves is None or all_left else self._in_best_blocks(scores[0], leaves))
             if all_seen:
                 chosen.append(own)
             elif own is None:
-                chosen.append(best(scores[0], h.index.top_k))
+                chosen.append(self._best(scores[0], h.index.top_k))
             else:
-                chosen.append(own[best(scores[0][own], h.index.top_k)])
+                chosen.append(own[self._best(scores[0][own], h.index.top_k)])
         return chosen, (among if leaves is None else left)
 
     def _chosen(
@@ -110,6 +110,22 @@ class NativeCompressedCore:
         counts = np.array(seen[sees_all:])
         found = best_keys(kernels, heads[sees_all:], weights[sees_all:], keys[: seen[-1]], counts, top_k)
         return [None] * sees_all + list(found)
+
+    def _best(self, scores: Float32Array, count: int) -> IntArray:
+        """The numbers of the largest, ascending; there are more than `count`."""
+        found: IntArray = np.empty((1, count), np.int64)
+        _native.choose_best(self._memory.weights.kernels, scores[None], np.full(1, len(scores)), found)
+        return found.reshape(-1)
+
+    def _in_best_blocks(self, scores: Float32Array, candidates: Candidates) -> IntArray:
+        """The numbers of the entries in the blocks with the best scores, and in that of the newest, ascending."""
+        size, seen = candidates.size, len(scores)
+        padded = np.concatenate([scores, np.full(-seen % size, -np.inf, np.float32)])
+        of_blocks = padded.reshape(-1, size).max(1)
+        of_blocks[-1] = np.inf
+        numbers = self._best(of_blocks, candidates.count)[:, None] * size + np.arange(size)
+        found: IntArray = numbers.reshape(-1)
+        return found[found < seen]
 
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at
@@ -136,14 +152,3 @@ class NativeCompressedCore:
         """How many entries lie wholly behind the end of each of the tokens from position `start`."""
         rate = self._heads.rate
         return [(start + i + 1) // rate if rate else 0 for i in range(tokens)]
-
-
-def _in_best_blocks(scores: Float32Array, candidates: Candidates) -> IntArray:
-    """The numbers of the entries in the blocks with the best of the scores, and in that of the newest, ascending."""
-    size, seen = candidates.size, len(scores)
-    padded = np.concatenate([scores, np.full(-seen % size, -np.inf, np.float32)])
-    of_blocks = padded.reshape(-1, size).max(1)
-    of_blocks[-1] = np.inf
-    numbers = best(of_blocks, candidates.count)[:, None] * size + np.arange(size)
-    found: IntArray = numbers.reshape(-1)
-    return found[found < seen]

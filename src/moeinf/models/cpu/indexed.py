@@ -92,17 +92,10 @@ def best_keys(
 def positions_of_blocks(blocks: IntArray, size: int, ends: IntArray) -> IntArray:
     """The positions of chosen blocks [tokens, count], ascending, and of what lies behind the last whole block of a
     token up to its end: [tokens, count * size + size - 1], with -1 behind them."""
-    tokens, count = blocks.shape
-    within, whole = (blocks[:, :, None] * size + np.arange(size)).reshape(tokens, count * size), ends // size * size
+    within, whole = blocks.shape[1] * size, ends // size * size
+    found: IntArray = np.empty((len(blocks), within + size - 1), np.int64)
+    for i in range(size):  # into its place: a pass has as many of these as it has anything
+        found[:, i:within:size] = blocks * size + i
     rest = whole[:, None] + np.arange(size - 1)
-    found: IntArray = np.concatenate([within, np.where(rest < ends[:, None], rest, -1)], 1)
-    return found
-
-
-def best(scores: Float32Array, count: int) -> IntArray:
-    """The numbers of the largest, in their order; of equals the first. What is no number counts as the least."""
-    scores = np.where(np.isnan(scores), -np.inf, scores)
-    least = np.partition(scores, len(scores) - count)[len(scores) - count]
-    above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
-    found: IntArray = np.sort(np.concatenate([above, equal[: count - len(above)]]))
+    found[:, within:] = np.where(rest < ends[:, None], rest, -1)
     return found
