@@ -272,7 +272,7 @@ def test_limits_of_ling_s_experts_are_those_that_the_file_names(tmp_path: Path) 
     made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors, metadata=fields)[0]))
     wanted = config | {"expert_swiglu_limit_list": routed, "share_expert_swiglu_limit_list": shared}
     assert dict(facts(declared(made))) == dict(facts(declared(wanted)))
-    refused(tmp_path, "bailing_hybrid", {"bailingmoe3.swiglu_clamp_exp": [2.5]}, "swiglu_clamp_exp")
+    refused(tmp_path, "bailing_hybrid", {"bailingmoe3.swiglu_clamp_exp": [0.0, 2.5]}, "swiglu_clamp_exp = [0.0, 2.5]")
 
 
 def test_norms_and_scores_of_cohere_s_layers_are_those_that_the_file_names(tmp_path: Path) -> None:

@@ -141,7 +141,8 @@ def routing_is_corrected(m: Metadata) -> bool:
 
 def refuse_unless(m: Metadata, sound: bool, name: str) -> None:
     if not sound:
-        raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {m.get(name)!r:.50} is not supported")
+        value = m.values(name) or m.get(name)
+        raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {value!r:.50} is not supported")
 
 
 def limits_of(m: Metadata, name: str, num_layers: int) -> list[float]:
