@@ -92,13 +92,20 @@ def made(row: Row, found: dict[str, Any], place: Place) -> tuple[str, str]:
 
 
 def _gather(place: Place) -> None:
-    """The importance matrix of the text that calibrates moeinf's rows, too."""
+    """The importance matrix of the text that calibrates moeinf's rows, too: llama-imatrix's or, where that ends with an
+    error, moeinf's own sums."""
     if place.imatrix.exists():
         return
     assert place.llama_cpp is not None
     part = place.imatrix.with_suffix(".part.gguf")
     words = ["-m", str(place.gguf), "-f", str(place.calibrating), "-o", str(part), "--no-ppl"]
-    ran([place.llama_cpp / "llama-imatrix", *words], place)
+    try:
+        ran([place.llama_cpp / "llama-imatrix", *words], place)
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        print(f"{error}; moeinf gathers what llama-quantize is given", flush=True)
+        part.unlink(missing_ok=True)
+        words = ["--calibrate", str(place.calibrating), "--calibrate-tokens", str(_TOKENS), "--imatrix", str(part)]
+        ran(["moeinf", "pull", place.checkpoint, "--name", WHOLE, *words, "--quiet", "--yes"], place)
     part.rename(place.imatrix)
 
 

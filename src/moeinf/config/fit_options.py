@@ -37,7 +37,8 @@ class FitOptions:
     calibrate_tokens: int = option(16_384, "Most tokens of it that are read. [default: {default}]", metavar="N")
     imatrix: str | None = option(
         None,
-        "Round weights by an importance matrix of llama.cpp; with --calibrate, write what was gathered as one.",
+        "Round weights by an importance matrix of llama.cpp; with --calibrate, write what was gathered as one, and "
+        "without --quant or --size nothing else.",
         metavar="FILE",
     )
 
@@ -77,10 +78,19 @@ def fits(quant: str | None, options: FitOptions) -> bool:
     return sized(quant, options) or options.weighs
 
 
+def gathers(quant: str | None, options: FitOptions) -> bool:
+    """Whether an importance matrix is written, and no weight is rounded."""
+    return quant is None and options.size is None and None not in (options.calibrate, options.imatrix)
+
+
 def _check_weighing(quant: str | None, options: FitOptions) -> None:
     flag = "--imatrix" if options.calibrate is None else "--calibrate"
-    if options.size is None and (quant is None or quant in _UNSEARCHED):
-        raise UsageError(f"{flag} changes nothing of {quant or 'keep'}; add --quant with a smaller format, or --size")
+    unchanged = options.size is None and (quant is None or quant in _UNSEARCHED)
+    if unchanged and not gathers(quant, options):
+        alone = f"leave --quant out to write {options.imatrix} alone, or " if gathers(None, options) else ""
+        raise UsageError(
+            f"{flag} changes nothing of {quant or 'keep'}; {alone}add --quant with a smaller format, or --size"
+        )
     if options.calibrate is None or options.imatrix is None:
         return
     if Path(options.imatrix).exists():

@@ -277,7 +277,11 @@ def test_an_expert_of_zeros_stays_one(
     ("words", "line"),
     [
         (("--calibrate", "built-in"), "--calibrate changes nothing of keep; add --quant with a smaller format"),
-        (("--calibrate", "built-in", "--quant", "q8_0"), "--calibrate changes nothing of q8_0"),
+        (("--calibrate", "built-in", "--quant", "q8_0"), "--calibrate changes nothing of q8_0; add --quant with a "),
+        (
+            ("--calibrate", "built-in", "--imatrix", "new", "--quant", "q8_0"),
+            "--calibrate changes nothing of q8_0; leave --quant out to write new alone, or add",
+        ),
         (("--calibrate", "none.txt", "--quant", "q4_k"), "--calibrate none.txt cannot be read"),
         (
             ("--calibrate", "short.txt", "--quant", "q4_k"),
@@ -340,3 +344,20 @@ def test_the_command_stores_writes_and_tells(
     by_text, by_file = models["demo:q3_k-calibrated"], models["demo:by-file"]
     assert by_text.dense_path.read_bytes() == by_file.dense_path.read_bytes()
     assert by_text.shard_paths[0].read_bytes() != by_file.shard_paths[0].read_bytes(), "experts are corrected by a text"
+
+
+def test_what_a_text_gives_is_written_alone(
+    whole: StoredModel, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a format, in which weights would be rounded: the model is stored as it is, the file has the same sums."""
+    monkeypatch.setenv("MOEINF_HOME", str(whole.home))
+    names = {each.name for each in Library(whole.home).list()}
+    alone, beside = tmp_path / "alone.gguf", tmp_path / "beside.gguf"
+    words = ("pull", "demo", "--calibrate", "built-in", "--calibrate-tokens", "700")
+    done = command(*words, "--imatrix", str(alone))
+    assert done.code == 0 and f"{alone} has what was gathered; demo:latest is stored as it is" in done.err
+    assert {each.name for each in Library(whole.home).list()} == names
+    assert command(*words, "--imatrix", str(beside), "--quant", "q3_k", "--name", "demo:beside").code == 0
+    assert alone.read_bytes() == beside.read_bytes()
+    refused = command(*words, "--imatrix", str(alone))
+    assert refused.code == 2 and "alone.gguf is there already" in refused.err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from moeinf.bench.divergence.fitting import fitted, weighed
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.config.environment import store_home
-from moeinf.config.fit_options import BUILT_IN, FitOptions, fit_tag, sized, wanted_bytes
+from moeinf.config.fit_options import BUILT_IN, FitOptions, fit_tag, gathers, sized, wanted_bytes
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.user_text import text_of
 from moeinf.engine.reporting import Reporting
@@ -40,6 +42,65 @@ _CHARACTERS: Final = 6  # for each token
 
 def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: bool, quiet: bool) -> None:
     """Raises as `pull` and `fitted`, and UsageError for options that say nothing here."""
+    _check_options(options, fit, dry_run)
+    texts, gathering = _texts_of(options, fit), gathers(options.quant, fit)
+    imatrix = read_imatrix(Path(fit.imatrix)) if fit.imatrix is not None and texts.sample is None else None
+    plain = replace(options, quant=None, name=options.name if gathering else None)
+    with PullDisplay(sys.stderr, quiet=quiet) as display:
+        headers = read_headers(source, plain, home=store_home())
+        _check_source(headers, source)
+        _check_length("--calibrate", fit.calibrate, texts.sample, least_tokens(headers.manifest.moe))
+        _check_length("--text", fit.text, texts.measured, _compared(fit).window)
+        whole = pull(source, plain, home=store_home(), progress=display)
+    with _reporting(quiet) as reporting, PullDisplay(sys.stderr, quiet=quiet) as display:
+        if texts.note:
+            reporting.notify(texts.note)
+        if gathering and texts.sample is not None:
+            _write(fit, calibrated(whole, texts.sample, fit, RuntimeConfig(), reporting))
+            done = f"{fit.imatrix} has what was gathered; {whole.name} is stored as it is"
+        else:
+            made = _made(whole, options, fit, texts, imatrix, reporting, display)
+            done = f"stored as {made.name}; {whole.name} stays, and `moeinf rm {whole.name}` frees what it takes"
+    if not quiet:
+        say(done)
+        print("success", file=sys.stderr)
+
+
+def _made(
+    whole: StoredModel,
+    options: PullOptions,
+    fit: FitOptions,
+    texts: _Texts,
+    imatrix: Imatrix | None,
+    reporting: Reporting,
+    display: PullDisplay,
+) -> StoredModel:
+    """The copy, whose weights are rounded by the importance matrix or by what the text gives."""
+    name, states = _copy_name(whole, options, fit), None
+    if texts.sample is not None:
+        states = states_of(whole, texts.sample, fit)
+        imatrix = calibrated(whole, texts.sample, fit, RuntimeConfig(), reporting, states)
+        _write(fit, imatrix)
+    weighing = ALIKE if imatrix is None else _weighing(whole, imatrix, fit, texts.sample)
+    if states is not None:
+        weighing = replace(weighing, correction=Correction(whole, states, num_threads()))
+    asked = None if sized(options.quant, fit) else chosen(options.quant)
+    if asked is not None:
+        made = weighed(whole, asked, name, reporting, display, weighing)
+    else:
+        assert texts.measured is not None, "a size or a format is asked for"
+        most_bytes, compared = wanted_bytes(options.quant, fit, whole.manifest.info.num_params), _compared(fit)
+        made = fitted(whole, most_bytes, name, texts.measured, compared, RuntimeConfig(), reporting, display, weighing)
+    if states is not None:
+        states.forget()
+    return made
+
+
+def _compared(fit: FitOptions) -> CompareOptions:
+    return CompareOptions(fit.text, fit.tokens, min(512, fit.tokens))
+
+
+def _check_options(options: PullOptions, fit: FitOptions, dry_run: bool) -> None:
     for flag, given in (
         ("--quant-experts", options.quant_experts),
         ("--quant-dense", options.quant_dense),
@@ -49,27 +110,24 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
     ):
         if given:
             raise UsageError(f"{flag} does not go with a size, a number of bits or a calibration; leave it out")
-    text, home = text_of("--text", fit.text), store_home()
-    sample, states, note = _calibration_text(fit), None, ""
-    imatrix = read_imatrix(Path(fit.imatrix)) if fit.imatrix is not None and sample is None else None
-    asked = None if sized(options.quant, fit) else chosen(options.quant)
-    if asked is None:
+    if sized(options.quant, fit):
         wanted_bytes(options.quant, fit, 0)  # refuses what is no size before anything is fetched
-        if sample == text:
-            sample, text, note = divided(text, fit.tokens)
-    compared = CompareOptions(fit.text, fit.tokens, min(512, fit.tokens))
-    plain = replace(options, quant=None, name=None)
-    with PullDisplay(sys.stderr, quiet=quiet) as display:
-        headers = read_headers(source, plain, home=home)
-        _check_source(headers, source)
-        _check_length("--calibrate", fit.calibrate, sample, least_tokens(headers.manifest.moe))
-        _check_length("--text", fit.text, text if asked is None else None, compared.window)
-        whole = pull(source, plain, home=home, progress=display)
+    else:
+        chosen(options.quant)
+
+
+def _copy_name(whole: StoredModel, options: PullOptions, fit: FitOptions) -> str:
     word, tag = parse_name(options.name or whole.name)
     own = options.name is not None and has_tag(options.name)
     name = full_name(f"{word}:{tag if own else fit_tag(options.quant, fit)}")
     if name == whole.name:
         raise UsageError(f"{name} is the model that is fitted; give its copy another --name")
+    return name
+
+
+@contextmanager
+def _reporting(quiet: bool) -> Iterator[Reporting]:
+    """Lines behind each other, and the last one of a terminal, which shows how far the work is."""
     line = StatusLine(sys.stderr, enabled=can_draw(sys.stderr) and not quiet)
 
     def told(text: str) -> None:
@@ -77,30 +135,26 @@ def fit_pull(source: str, options: PullOptions, fit: FitOptions, *, dry_run: boo
             line.clear()
             say(text)
 
-    if note:
-        told(note)
-    reporting, config = Reporting(told, progress=LoadBar(line, "loading"), step=line.show), RuntimeConfig()
-    with PullDisplay(sys.stderr, quiet=quiet) as display:
-        try:
-            if sample is not None:
-                states = states_of(whole, sample, fit)
-                imatrix = calibrated(whole, sample, fit, config, reporting, states)
-                _write(fit, imatrix)
-            weighing = ALIKE if imatrix is None else _weighing(whole, imatrix, fit, sample)
-            if states is not None:
-                weighing = replace(weighing, correction=Correction(whole, states, num_threads()))
-            if asked is not None:
-                made = weighed(whole, asked, name, reporting, display, weighing)
-            else:
-                most_bytes = wanted_bytes(options.quant, fit, whole.manifest.info.num_params)
-                made = fitted(whole, most_bytes, name, text, compared, config, reporting, display, weighing)
-        finally:
-            line.clear()
-    if states is not None:
-        states.forget()
-    if not quiet:
-        say(f"stored as {made.name}; {whole.name} stays, and `moeinf rm {whole.name}` frees what it takes")
-        print("success", file=sys.stderr)
+    try:
+        yield Reporting(told, progress=LoadBar(line, "loading"), step=line.show)
+    finally:
+        line.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What a model reads before it is stored otherwise."""
+
+    sample: str | None  # calibrates
+    measured: str | None  # on which parts are measured, where a size is asked for
+    note: str = ""  # for the user
+
+
+def _texts_of(options: PullOptions, fit: FitOptions) -> _Texts:
+    text, sample = text_of("--text", fit.text), _calibration_text(fit)
+    if not sized(options.quant, fit):
+        return _Texts(sample, None)
+    return _Texts(*divided(text, fit.tokens)) if sample == text else _Texts(sample, text)
 
 
 def divided(text: str, tokens: int) -> tuple[str, str, str]:
