@@ -1087,6 +1087,26 @@ class MambaLayer:
     def workspace_bytes(sizes: MambaSizes, shape: PassShape) -> int:
         """As of AttentionLayer."""
 
+def channel_scan(
+    kernels: Kernels,
+    steps: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    queries: npt.NDArray[np.float32],
+    projected: npt.NDArray[np.float32],
+    rates: npt.NDArray[np.float32],
+    skip: npt.NDArray[np.float32],
+    state: npt.NDArray[np.float32],
+    new_state: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """The recurrence of moeinf.models.layers.recurrent.mamba1, token by token, with the gates that follow it.
+
+    steps (in front of softplus), values [tokens, channels]; keys, queries [tokens, state_size]; projected [tokens, any
+    + channels], whose last columns are gates; rates (below 0) [state_size, channels]; skip [channels]; state and
+    new_state, which may be one, [state_size, channels]; fills out [tokens, channels]. ValueError for other shapes.
+    """
+
 def scan(
     kernels: Kernels,
     queries: npt.NDArray[np.float32],

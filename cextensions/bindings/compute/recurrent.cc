@@ -261,6 +261,29 @@ void run_scan(Kernels& kernels, ConstHeads queries, ConstHeads keys, ConstHeads 
                          state.data(), new_state.data(), out.data()});
 }
 
+// projected [tokens, others + channels]: gates are its last columns.
+void run_channel_scan(Kernels& kernels, ConstRows steps, ConstRows values, ConstRows keys, ConstRows queries,
+                      ConstRows projected, ConstRows rates, Vector skip, ConstRows state, Rows new_state,
+                      Rows out) {
+  const std::int64_t tokens = size(steps, 0), channels = size(steps, 1), states = size(keys, 1);
+  require(tokens >= 1 && channels >= 1 && states >= 1, "there are no tokens, no channels or no states");
+  require(has_shape(values, tokens, channels) && has_shape(out, tokens, channels),
+          "steps, values and outputs are [tokens, channels]");
+  require(has_shape(keys, tokens, states) && has_shape(queries, tokens, states),
+          "keys and queries are [tokens, state_size]");
+  require(size(projected, 0) == tokens && size(projected, 1) >= channels,
+          "what is projected has a row for each token, which ends with its gates");
+  require(has_shape(rates, states, channels) && has_shape(state, states, channels) &&
+              has_shape(new_state, states, channels),
+          "rates and a state are [state_size, channels]");
+  require(size(skip, 0) == channels, "there is a skip for each channel");
+  const std::int64_t stride = size(projected, 1);
+  const moeinf::GilRelease released;
+  moeinf::channel_scan(kernels, {steps.data(), values.data(), keys.data(), queries.data(),
+                                 projected.data() + stride - channels, stride, rates.data(), skip.data(),
+                                 tokens, channels, states, state.data(), new_state.data(), out.data()});
+}
+
 template <class BoundLayer>
 void bind_run(nb::class_<BoundLayer>& layer, std::size_t (*workspace_bytes)(nb::handle, nb::handle)) {
   layer
@@ -297,4 +320,9 @@ void moeinf::bind_recurrent(nb::module_& m) {
         nb::arg("values").noconvert(), nb::arg("decays").noconvert(), nb::arg("state").noconvert(),
         nb::arg("new_state").noconvert(), nb::arg("out").noconvert(),
         "The recurrence of Mamba-2 with keys and queries for each head; writes new_state and out.");
+  m.def("channel_scan", &run_channel_scan, nb::arg("kernels"), nb::arg("steps").noconvert(),
+        nb::arg("values").noconvert(), nb::arg("keys").noconvert(), nb::arg("queries").noconvert(),
+        nb::arg("projected").noconvert(), nb::arg("rates").noconvert(), nb::arg("skip").noconvert(),
+        nb::arg("state").noconvert(), nb::arg("new_state").noconvert(), nb::arg("out").noconvert(),
+        "The recurrence of Mamba, gates included; writes new_state and out.");
 }

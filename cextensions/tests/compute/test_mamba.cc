@@ -1,4 +1,5 @@
-// Mamba-2 against its formula in double precision, on every instruction set that this CPU has.
+// Mamba-2, and the recurrence of Mamba, against their formulas in double precision, on every instruction set
+// that this CPU has.
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -113,6 +114,47 @@ TEST(sequences_side_by_side_have_what_each_has_alone_of_mamba) {
     compare_beside<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {1, 3, 8}, isa, moeinf::mamba);
     compare_beside<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {70, 1}, isa, moeinf::mamba);
     compare_tokens_apart<Layer>(MambaShape{24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, 5, isa, moeinf::mamba);
+  }
+}
+
+// Channels that fill no vector, and more than one task has; each array ends where it is allocated.
+TEST(channels_of_mamba_are_those_of_their_double_precision_twins) {
+  const std::int64_t tokens = 5, channels = 131, states = 6;
+  const auto count = [](std::int64_t rows, std::int64_t cols) { return rows * cols; };
+  const Floats steps = random_floats(count(tokens, channels), 6),
+               values = random_floats(count(tokens, channels), 1),
+               keys = random_floats(count(tokens, states), 1),
+               queries = random_floats(count(tokens, states), 1),
+               gates = random_floats(count(tokens, channels), 2), skip = random_floats(channels, 1),
+               begun = random_floats(count(states, channels), 1);
+  Floats rates = random_floats(count(states, channels), 1);
+  for (float& rate : rates) rate = -std::exp(rate);
+  Doubles left(begun.begin(), begun.end()), wanted(values.size());
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const auto at = std::size_t(t * channels + c);
+      const double step = std::log1p(std::exp(double(steps[at]))), x = values[at];
+      double out = double(skip[std::size_t(c)]) * x;
+      for (std::int64_t i = 0; i < states; ++i) {
+        double& state = left[std::size_t(i * channels + c)];
+        state = std::exp(step * double(rates[std::size_t(i * channels + c)])) * state +
+                step * x * double(keys[std::size_t(t * states + i)]);
+        out += state * double(queries[std::size_t(t * states + i)]);
+      }
+      wanted[at] = out * silu(gates[at]);
+    }
+  }
+  for (const std::string& isa : moeinf::available_isas()) {
+    for (const States where : {States::kApart, States::kInPlace}) {
+      moeinf::Kernels kernels(2, isa);
+      Floats old = begun, apart(begun.size()), out(values.size());
+      float* const now = where == States::kApart ? apart.data() : old.data();
+      moeinf::channel_scan(
+          kernels, {steps.data(), values.data(), keys.data(), queries.data(), gates.data(), channels,
+                    rates.data(), skip.data(), tokens, channels, states, old.data(), now, out.data()});
+      for (std::size_t i = 0; i < out.size(); ++i) CHECK(std::fabs(out[i] - wanted[i]) < 1e-3);
+      for (std::size_t i = 0; i < left.size(); ++i) CHECK(std::fabs(now[i] - left[i]) < 1e-3);
+    }
   }
 }
 

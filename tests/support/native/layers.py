@@ -348,3 +348,13 @@ def _scan(world: World) -> Arguments:
             "keys": world.floats(world.tokens, 2, 8), "values": world.floats(2, world.tokens, 8),
             "decays": world.floats(2, world.tokens), "state": state, "new_state": np.empty_like(state),
             "out": world.floats(2, world.tokens, 8)}  # fmt: skip
+
+
+@call("channel_scan", "no tokens, channels or states, shapes that do not fit")
+def _channel_scan(world: World) -> Arguments:
+    state = world.floats(STATE, 8)
+    return {"kernels": world.get("Kernels"), "steps": world.floats(world.tokens, 8),
+            "values": world.floats(world.tokens, 8), "keys": world.floats(world.tokens, STATE),
+            "queries": world.floats(world.tokens, STATE), "projected": world.floats(world.tokens, 16),
+            "rates": -abs(world.floats(STATE, 8)), "skip": world.floats(8), "state": state,
+            "new_state": np.empty_like(state), "out": world.floats(world.tokens, 8)}  # fmt: skip

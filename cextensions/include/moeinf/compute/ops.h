@@ -126,6 +126,21 @@ struct ScanTask {
   float* out;                               // [tokens, value_dim]
 };
 
+// Channels of Mamba, each a recurrence of its own, of all that a layer has. Of a channel with value x, step d
+// = softplus(raw step), rates A < 0 [state_size], and the keys and queries that all channels share: s = e^(d
+// A) s + d x k, then out = (s q + skip x) silu(gate).
+struct ChannelScan {
+  const float *steps, *values;  // [tokens, channels]; steps are raw
+  const float *keys, *queries;  // [tokens, state_size]
+  const float* gates;           // [tokens, channels], rows gates_stride apart
+  std::int64_t gates_stride;
+  const float *rates, *skip;                  // [state_size, channels], [channels]
+  std::int64_t tokens, channels, state_size;  // at least one token
+  const float* state;                         // [state_size, channels]: before the first token
+  float* new_state;                           // and after the last; may be state
+  float* out;                                 // [tokens, channels]
+};
+
 constexpr int kScoreFloors = 4;  // that one pass over scores takes at once
 
 struct Ops {
@@ -204,6 +219,8 @@ struct Ops {
                       unsigned char* out);
   void (*run_delta)(const DeltaTask& task);
   void (*run_scan)(const ScanTask& task);
+  // The channels first <= c < last; equal in all builds.
+  void (*run_channel_scan)(const ChannelScan& scan, std::int64_t first, std::int64_t last);
 
   // Of the scores [count >= 1] of a vocabulary, for the choice of a token; equal in all builds.
   // The largest of them, NaN where one is; weights = e^(factor (score - largest)), factor > 0, but 0 below

@@ -5,6 +5,7 @@
 // into the generic build.
 #include "ahead.inc"
 #include "attend.inc"
+#include "channel_scan.inc"
 #include "delta_loops.inc"
 #include "dot_float.inc"
 #include "elementwise.inc"
@@ -86,12 +87,15 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 
 namespace isa {
 
-#define MOEINF_OPS(name, prepare_tile, multiply_tiles, attend_shared, pair_values)            \
-  {name,           prepare,       dot_rows,     matmul_rows,   prepare_tile,  multiply_tiles, \
-   weighted_sum,   activate,      add_stored,   add_scaled,    add_product,   sigmoid_mul,    \
-   rms_norm,       layer_norm,    rotate,       store_kv,      widen_kv,      softmax,        \
-   online_softmax, cap,           attend,       attend_shared, pair_values,   run_delta,      \
-   run_scan,       largest_score, weigh_scores, sum_from,      scores_between}
+#define MOEINF_OPS(name, prepare_tile, multiply_tiles, attend_shared, pair_values) \
+  {name,         prepare,          dot_rows,       matmul_rows,                    \
+   prepare_tile, multiply_tiles,   weighted_sum,   activate,                       \
+   add_stored,   add_scaled,       add_product,    sigmoid_mul,                    \
+   rms_norm,     layer_norm,       rotate,         store_kv,                       \
+   widen_kv,     softmax,          online_softmax, cap,                            \
+   attend,       attend_shared,    pair_values,    run_delta,                      \
+   run_scan,     run_channel_scan, largest_score,  weigh_scores,                   \
+   sum_from,     scores_between}
 const Ops MOEINF_ISA = MOEINF_OPS(NAME_OF(MOEINF_ISA), nullptr, nullptr, nullptr, nullptr);
 #ifdef MOEINF_AMX
 const Ops amx = MOEINF_OPS("amx", prepare_tile, multiply_tiles, attend_shared, pair_values);

@@ -120,6 +120,14 @@ void scan(Kernels& kernels, const Scan& s) {
   });
 }
 
+void channel_scan(Kernels& kernels, const ChannelScan& scan) {
+  constexpr std::int64_t kAtOnce = 128;  // channels of a task
+  kernels.pool().run((scan.channels + kAtOnce - 1) / kAtOnce, [&](std::int64_t task, int) {
+    const std::int64_t first = task * kAtOnce;
+    kernels.ops().run_channel_scan(scan, first, std::min(scan.channels, first + kAtOnce));
+  });
+}
+
 std::size_t mamba_workspace_bytes(const MambaShape& shape, const PassShape& pass) {
   return recurrent_workspace_bytes<StateSpace>(shape, pass);
 }

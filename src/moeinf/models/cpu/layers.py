@@ -16,7 +16,7 @@ from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
 from moeinf.models.cpu.heads import ChosenValueExperts, NativeHeadsCore
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
-from moeinf.models.cpu.mamba import NativeMamba2, NativeScan
+from moeinf.models.cpu.mamba import NativeChannelScan, NativeMamba2, NativeScan
 from moeinf.models.cpu.paged_rows import SequencePages
 from moeinf.models.cpu.pooled import NativePooledCore
 from moeinf.models.cpu.router import SoftmaxRouter
@@ -35,6 +35,7 @@ from moeinf.models.layers.latent.mla import LatentPart
 from moeinf.models.layers.protocol import M, Part, Table
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart
 from moeinf.models.layers.recurrent.delta_net import DeltaNetPart
+from moeinf.models.layers.recurrent.mamba1 import ChannelScanPart
 from moeinf.models.layers.recurrent.mamba2 import Mamba2Part, ScanPart
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.routers import SoftmaxRouterPart
@@ -55,6 +56,7 @@ PARTS = Table[HostMemory](
     ChannelDeltaPart[Float32Array, Angles, Routing].made_by(NativeChannelDelta),
     Mamba2Part[Float32Array, Angles, Routing].made_by(NativeMamba2),
     ScanPart[Float32Array, Angles, Routing].made_by(NativeScan),
+    ChannelScanPart[Float32Array, Angles, Routing].made_by(NativeChannelScan),
     BeamsPart[Float32Array, Angles, Routing].made_by(HostBeams),
     SoftmaxRouterPart[Float32Array, Angles, Routing].made_by(SoftmaxRouter),
 )

@@ -1,4 +1,4 @@
-"""Mamba-2 (mamba2.py) on the CPU: the recurrence as it is written, token by token, in one native call."""
+"""Mamba-2 and Mamba (mamba2.py, mamba1.py) on the CPU: recurrences as they are written, in one native call each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.weights import HostMemory
 from moeinf.models.layers.kv_cache import Span
+from moeinf.models.layers.recurrent.mamba1 import ChannelScanPart
 from moeinf.models.layers.recurrent.mamba2 import Mamba2Part, ScanPart
 from moeinf.models.layers.recurrent.state import Piece, RecurrentState, pieces_of
 from moeinf.types import Float32Array, Routing
@@ -63,3 +64,27 @@ class NativeScan:
         _native.scan(self._kernels, q, k, v, decays, state, new_state, out)
         by_token: Float32Array = out.swapaxes(0, 1)
         return by_token
+
+
+class NativeChannelScan:
+    """A ChannelScanPart."""
+
+    def __init__(self, memory: HostMemory, part: ChannelScanPart[Float32Array, Angles, Routing]) -> None:
+        weights = memory.weights
+        self._kernels, self._skip = weights.kernels, weights.vector(part.skip)
+        rates = -np.exp(weights.vector(part.rates)).reshape(len(self._skip), -1)
+        self._rates = np.ascontiguousarray(rates.T)
+
+    def __call__(
+        self,
+        steps: Float32Array,
+        values: Float32Array,
+        k: Float32Array,
+        q: Float32Array,
+        projected: Float32Array,
+        state: Float32Array,
+        new_state: Float32Array,
+    ) -> Float32Array:
+        out, layer = np.empty_like(values), (self._rates, self._skip)
+        _native.channel_scan(self._kernels, steps, values, k, q, projected, *layer, state, new_state, out)
+        return out

@@ -35,6 +35,7 @@ from moeinf.models.layers.latent.mla import LatentPart
 from moeinf.models.layers.protocol import M, Part, Table
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart, ChannelDeltaRule
 from moeinf.models.layers.recurrent.delta_net import DeltaNet, DeltaNetPart
+from moeinf.models.layers.recurrent.mamba1 import ChannelScan, ChannelScanPart
 from moeinf.models.layers.recurrent.mamba2 import Mamba2, Mamba2Part, Scan, ScanPart
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.routers import SoftmaxRouterPart
@@ -58,6 +59,9 @@ PARTS = Table[DeviceMemory](
     ),
     Mamba2Part[Tensor, DevicePositions, DeviceRouting].made_by(Mamba2),
     ScanPart[Tensor, DevicePositions, DeviceRouting].made_by(lambda memory, part: Scan(memory.weights.math)),
+    ChannelScanPart[Tensor, DevicePositions, DeviceRouting].made_by(
+        lambda memory, part: ChannelScan(memory.weights, part)
+    ),
     BeamsPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceBeams),
     SoftmaxRouterPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceSoftmaxRouter),
 )

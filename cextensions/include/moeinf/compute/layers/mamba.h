@@ -55,6 +55,9 @@ struct Scan {
 // The result is the same for every number of threads.
 void scan(Kernels& kernels, const Scan& scan);
 
+// The recurrence of Mamba (arXiv 2312.00752) alone. The result is the same for every number of threads.
+void channel_scan(Kernels& kernels, const ChannelScan& scan);
+
 // What mamba takes of the workspace at most.
 std::size_t mamba_workspace_bytes(const MambaShape& shape, const PassShape& pass);
 

@@ -1,20 +1,21 @@
 """Mamba (arXiv 2312.00752) with Jamba's norms (arXiv 2403.19887): a recurrence of each channel by itself.
 
-Of a channel with value x and step d > 0, its rates A, and the key k and query q that all channels share:
+Of a channel with value x and step d > 0, its rates A < 0, and the key k and query q that all channels share:
     s <- e^(d A) s + d x k        s [state_size]
     out = s q + D x
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic
 
-from moeinf.models.layers.array_math import Array, Hidden, joined
+from moeinf.models.layers.array_math import A, Array, Hidden, joined
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes, linear_shapes
 from moeinf.models.layers.kv_cache import Span
-from moeinf.models.layers.protocol import Weights
+from moeinf.models.layers.protocol import Layers, P, Part, R, WeightsOf
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.mixer import Recurrent
 from moeinf.models.layers.recurrent.state import Piece, RecurrentState, passes
@@ -40,14 +41,44 @@ class Mamba1Config:
         return 2 * 4 * self.inner * (self.kernel - 1 + self.state_size)
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelScanPart(Part[A, P, R, Callable[[A, A, A, A, A, A, A], A]]):
+    """The recurrence alone: (steps, values, k, q, projected, state, new_state) -> out, as ChannelScan has it."""
+
+    rates: str  # the tensor [channels, state_size] of ln(-A)
+    skip: str  # and that of D, [channels]
+
+
+class ChannelScan(Generic[A]):
+    """A ChannelScanPart spelled out in the layers' math, for a GPU, and as the twin of the native one."""
+
+    def __init__(self, weights: WeightsOf[A, R], part: ChannelScanPart[A, P, R]) -> None:
+        self._math, self._skip = weights.math, weights.vector(part.skip)
+        channels = len(self._skip)
+        self._rates = -self._math.exp(weights.vector(part.rates)).reshape(channels, -1).swapaxes(0, 1)
+
+    def __call__(self, steps: A, values: A, k: A, q: A, projected: A, state: A, new_state: A) -> A:
+        """-> [tokens, channels]; fills new_state, which may be state.
+
+        steps, in front of softplus, and values [tokens, channels]; k, q [tokens, state_size]; projected ends with the
+        gates, [tokens, any + channels]; state, new_state [state_size, channels].
+        """
+        math = self._math
+        steps = math.softplus(steps)
+        weighted, out = values * steps, values * self._skip
+        new_state[...] = state
+        for t in range(len(steps)):
+            new_state *= math.exp(self._rates * steps[t : t + 1])
+            new_state += k[t : t + 1].swapaxes(0, 1) * weighted[t : t + 1]
+            out[t : t + 1] += q[t : t + 1] @ new_state
+        return out * math.silu(projected[:, -out.shape[1] :])
+
+
 class Mamba1:
-    """x += mamba(norm(x)), of the tensors that mamba1_shapes names.
+    """x += mamba(norm(x)), of the tensors that mamba1_shapes names."""
 
-    Token by token: in a model of Jamba's size that costs less than a tenth of what its products do.
-    """
-
-    def __init__(self, weights: Weights, config: Mamba1Config, site: AttentionSite) -> None:
-        c, prefix = config, site.prefix
+    def __init__(self, layers: Layers, config: Mamba1Config, site: AttentionSite) -> None:
+        c, prefix, weights = config, site.prefix, layers.weights
         self._config, self._math, self._layer = config, weights.math, site.layer
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
         self._input, self._output = (
@@ -60,12 +91,11 @@ class Mamba1:
             weights.norm(NormConfig(f"{prefix}{name}_layernorm.weight", c.norm_eps)) for name in ("dt", "b", "c")
         )
         self._convolution: Convolution[Array] = Convolution(weights, f"{prefix}conv1d.", c.inner, c.kernel)
-        self._rates = -self._math.exp(weights.vector(f"{prefix}A_log")).reshape(c.inner, c.state_size)
-        self._skip = weights.vector(f"{prefix}D")
+        self._scan = layers.make(ChannelScanPart(f"{prefix}A_log", f"{prefix}D"))
 
     def new_state(self, capacity: int) -> RecurrentState[Array]:
         c = self._config
-        return RecurrentState(self._math, (c.kernel - 1, c.inner), (c.inner, c.state_size))
+        return RecurrentState(self._math, (c.kernel - 1, c.inner), (c.state_size, c.inner))
 
     def add_rows(self, x: Hidden, spans: Sequence[Span[object]]) -> None:
         for part, pieces in passes(x, spans, self._layer, SLICE):
@@ -80,17 +110,13 @@ class Mamba1:
         values = math.silu(joined(math, convolved))
         made = self._made(values)
         ends = (c.rank, c.rank + c.state_size)
-        steps = math.softplus(self._steps(self._step_norm(made[:, : ends[0]])))
+        steps = self._steps(self._step_norm(made[:, : ends[0]]))
         k, q = self._key_norm(made[:, ends[0] : ends[1]]), self._query_norm(made[:, ends[1] :])
-        weighted, out = values * steps, values * self._skip
+        mixed = []
         for piece in pieces:
-            now = piece.new_heads
-            now[...] = piece.heads
-            for t in range(piece.rows.start, piece.rows.stop):
-                now *= math.exp(steps[t : t + 1].T * self._rates)
-                now += weighted[t : t + 1].T * k[t : t + 1]
-                out[t : t + 1] = out[t : t + 1] + (now @ q[t : t + 1].T).T
-        x += self._output(out * math.silu(projected[:, c.inner :]))
+            at, states = piece.rows, (piece.heads, piece.new_heads)
+            mixed.append(self._scan(steps[at], values[at], k[at], q[at], projected[at], *states))
+        x += self._output(joined(math, mixed))
 
 
 def mamba1_workspace(c: Mamba1Config) -> Workspace:
@@ -121,4 +147,4 @@ def mamba1_shapes(c: Mamba1Config, prefix: str) -> Shapes:
 
 def mamba1_mixer(c: Mamba1Config) -> Recurrent:
     shapes, memory = partial(mamba1_shapes, c), mamba1_workspace(c)
-    return Recurrent("mamba", shapes, memory, c.state_bytes, lambda layers, site: Mamba1(layers.weights, c, site))
+    return Recurrent("mamba", shapes, memory, c.state_bytes, lambda layers, site: Mamba1(layers, c, site))
