@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from moeinf.errors import UsageError
-from moeinf.pull.hub.settings import checked_endpoint, checked_token
+from moeinf.errors import UnreachableError, UsageError
+from moeinf.pull.hub.hub_errors import hub_errors_named, transport_error
+from moeinf.pull.hub.settings import check_certificates, checked_endpoint, checked_token
 
 
 @pytest.mark.parametrize("token", ["hf_abc", "hf_abc\n", " hf_abc\r\n", "\thf_abc "])
@@ -70,3 +71,39 @@ def test_a_variable_that_the_hub_s_library_cannot_read_is_named(variable: str) -
         [sys.executable, "-c", code], env=os.environ | {variable: "soon"}, capture_output=True, text=True, check=True
     )
     assert made.stdout == f"{variable} has a value that huggingface_hub cannot read; correct it, or unset it\n"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate\n", b"\x00\xff"])
+def test_certificates_that_are_none_are_named(
+    content: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a look at them, their error was told of the folder of models."""
+    file = tmp_path / "certificates.pem"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with pytest.raises(UsageError, match=r"SSL_CERT_FILE names .*certificates.pem.* no file of certificates"):
+        check_certificates()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path))
+    with pytest.raises(UsageError, match="SSL_CERT_FILE"):
+        check_certificates()
+
+
+def test_folders_of_certificates_are_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'none'}{os.pathsep}{tmp_path}")
+    check_certificates()
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match=r"SSL_CERT_DIR names .* no folder"):
+        check_certificates()
+    monkeypatch.delenv("SSL_CERT_DIR")
+    check_certificates()
+
+
+def test_a_certificate_that_is_not_trusted_is_told_with_the_remedy() -> None:
+    said = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)"
+    with (
+        pytest.raises(UnreachableError, match=r"not trusted here \(self-signed certificate\).*SSL_CERT_FILE"),
+        hub_errors_named("org/repo", "", "https://hub"),
+    ):
+        raise transport_error()(said)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Final
 
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -17,12 +19,14 @@ from huggingface_hub.errors import (
 
 from moeinf.errors import HubError, UnreachableError, UsageError
 
+_REFUSED: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED\] certificate verify failed: ([^(]{1,200})")
+
 
 def transport_error() -> type[Exception]:
-    """Base of what the HTTP client raises when no answer comes; the client is httpx or httpx2, as the Hub's library
-    has brought it."""
+    """Base of what the HTTP client raises when no answer comes, or none that can be decoded; the client is httpx or
+    httpx2, as the Hub's library has brought it."""
     client = HfHubHTTPError.__mro__[1].__module__.partition(".")[0]
-    error: type[Exception] = import_module(client).TransportError
+    error: type[Exception] = import_module(client).RequestError
     return error
 
 
@@ -48,6 +52,12 @@ def hub_errors_named(repo: str, revision: str, endpoint: str) -> Iterator[None]:
         remedy = "check HF_TOKEN and your access" if status in (401, 403) else "repeat the pull later"
         raise HubError(f"{endpoint} answers HTTP {status} for {repo}; {remedy}") from error
     except transport_error() as error:
+        refused = _REFUSED.search(str(error))
+        if refused is not None:
+            raise UnreachableError(
+                f"{endpoint} shows a certificate that is not trusted here ({refused[1].strip()}); where a proxy of "
+                "your network stands between, name a file with its certificate in SSL_CERT_FILE"
+            ) from error
         raise UnreachableError(
             f"{endpoint} is out of reach ({type(error).__name__}); check the connection, the proxy and HF_ENDPOINT"
         ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.hf_api import ModelInfo as RepoInfo
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
@@ -21,7 +21,7 @@ from moeinf.pull.hub.download import download, fetch_bytes, held_bytes, matches
 from moeinf.pull.hub.hub_errors import hub_errors_named, offline_error, transport_error
 from moeinf.pull.hub.proxies import check_proxies
 from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
-from moeinf.pull.hub.settings import checked_endpoint, checked_token
+from moeinf.pull.hub.settings import check_certificates, checked_endpoint, checked_token
 from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
 from moeinf.pull.steps import Steps
 from moeinf.store.files import errors_named
@@ -79,6 +79,8 @@ class HubRepository:
 
     def __init__(self, repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience) -> None:
         check_proxies()
+        check_certificates()
+        constants.HF_HUB_DISABLE_TELEMETRY = True  # it asks the Hub for a list, and stumbles where that is none
         token = checked_token(token)
         self.requested = revision
         self._repo = repo
@@ -91,7 +93,7 @@ class HubRepository:
             if key.lower() in ("authorization", "user-agent")
         }
         info = self._repo_info(HfApi(endpoint=self._endpoint, token=token or False, library_name="moeinf"))
-        if not info.sha or not _COMMIT.fullmatch(info.sha):
+        if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
             raise HubError(f"{self._endpoint} does not tell the commit of {repo}; check HF_ENDPOINT")
         self._commit = info.sha
         self._files = {sibling.rfilename: sibling for sibling in info.siblings or []}
@@ -159,9 +161,20 @@ class HubRepository:
 
     def _repo_info(self, api: HfApi) -> RepoInfo:
         def ask() -> RepoInfo:
-            return api.model_info(
-                self._repo, revision=self.requested or None, files_metadata=True, timeout=_METADATA_TIMEOUT_S
-            )
+            try:
+                info = api.model_info(
+                    self._repo, revision=self.requested or None, files_metadata=True, timeout=_METADATA_TIMEOUT_S
+                )
+                if not all(map(_is_sound, info.siblings or [])):
+                    raise ValueError("files without names or sizes")
+                return info
+            except HFValidationError:
+                raise
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # of what is read
+                raise HubError(
+                    f"{self._endpoint} answers for {self._repo} as no Hub does; check HF_ENDPOINT, and whether a login "
+                    "page of your network stands between"
+                ) from error
 
         with self._named_errors():
             return _patiently(ask, self._patience)
@@ -278,6 +291,13 @@ def _unnamed_snapshot(repo: str, revision: str) -> Path:
         commits = " or ".join(f"{repo}@{path.name[:12]}" for path in found[:4])
         raise HubError(f"the Hub's cache does not tell which commit of {repo} is meant; write {commits}")
     return found[0]
+
+
+def _is_sound(sibling: RepoSibling) -> bool:
+    """Whether what a Hub says of a file has the types that it has; the library takes any."""
+    size, sums = sibling.size, (sibling.blob_id, _sha256_of(sibling))
+    named = isinstance(sibling.rfilename, str) and all(each is None or isinstance(each, str) for each in sums)
+    return named and (size is None or (type(size) is int and size >= 0))
 
 
 def _sha256_of(sibling: RepoSibling) -> str:

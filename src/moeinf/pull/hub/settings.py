@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_token
@@ -19,6 +21,22 @@ def checked_token(token: str | None) -> str | None:
         source = "--token" if given else "HF_TOKEN, or the file that `hf auth login` wrote,"
         raise UsageError(f"{source} has characters that no access token has; copy it again from huggingface.co")
     return token or None
+
+
+def check_certificates() -> None:
+    """Raises UsageError for what SSL_CERT_FILE or SSL_CERT_DIR names, if it has no certificates: the HTTP client reads
+    these in the place of its own."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file:
+        try:
+            ssl.create_default_context(cafile=file)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"SSL_CERT_FILE names {file[:200]!r}, which is no file of certificates (PEM) that can be read; correct "
+                "it, or unset it"
+            ) from error
+    elif folder and not any(map(os.path.isdir, folder.split(os.pathsep))):
+        raise UsageError(f"SSL_CERT_DIR names {folder[:200]!r}, which is no folder; correct it, or unset it")
 
 
 def checked_endpoint() -> str:
