@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +11,7 @@ import pytest
 from moeinf.errors import HubError
 from moeinf.pull.pull import pull
 from tests.support.hub_server import point_client_at
+from tests.support.odd_server import answering
 
 COMMIT: Final = "a" * 40
 
@@ -45,32 +42,6 @@ ANSWERS: Final = {  # status, headers, body, and what is said
     "the same address again": (302, {"Location": "/again"}, b"", r"is out of reach \(TooManyRedirects\)"),
     "bytes that are not packed": (200, {"Content-Encoding": "gzip"}, b"plain", r"is out of reach \(DecodingError\)"),
 }
-
-
-@contextmanager
-def answering(status: int, headers: dict[str, str], body: bytes) -> Iterator[str]:
-    """A server that gives every request this answer; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize("name", ANSWERS)

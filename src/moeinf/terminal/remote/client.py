@@ -7,8 +7,9 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
+from typing import Final
 
 from moeinf.config.server_options import address_of
 from moeinf.errors import ContextLengthError, ModelNotFoundError, MoeinfError
@@ -19,6 +20,10 @@ ANSWER_S = 30.0  # for what the server knows without its model
 LOOK_S = 0.1  # between two looks at whether to go on
 _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # all addresses of a machine, to listen on: this machine, to ask
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_OF_MODELS: Final[Mapping[str, Mapping[str, type]]] = {  # what is told of each
+    "/api/tags": {"name": str, "digest": str},
+    "/api/ps": {"name": str, "digest": str, "moeinf": dict},
+}
 
 
 class NoServerError(MoeinfError):
@@ -44,8 +49,23 @@ class ServerClient:
                     connection.sock.settimeout(timeout_s)
                 response = self._sent(connection, method, path, body)
                 return json.loads(response.read())
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 raise self._silent(error) from None
+
+    def version(self, *, timeout_s: float) -> str:
+        """Of the server. Raises NoServerError where what answers is none."""
+        told = self.ask("GET", "/api/version", timeout_s=timeout_s)
+        if not _has({"version": str}, told):
+            raise self._other()
+        return str(told["version"])
+
+    def models(self, path: str, *, timeout_s: float = ANSWER_S) -> list[JsonObject]:
+        """Those that /api/tags or /api/ps tells of, each with a name and a digest. Raises as `version`."""
+        told = self.ask("GET", path, timeout_s=timeout_s)
+        models = told.get("models") if isinstance(told, dict) else None
+        if not isinstance(models, list) or not all(_has(_OF_MODELS[path], each) for each in models):
+            raise self._other()
+        return models
 
     def stream(self, path: str, body: object, should_stop: Callable[[], bool]) -> Generator[JsonObject, None, None]:
         """Yields the lines of a streamed answer until it ends or should_stop; hanging up ends it on the server, too."""
@@ -81,7 +101,10 @@ class ServerClient:
         last: Exception | None = None
         try:
             for line in self._sent(connection, "POST", path, body):
-                lines.put(json.loads(line))
+                told = json.loads(line)
+                if not isinstance(told, dict):
+                    raise self._other()
+                lines.put(told)
         except MoeinfError as error:
             last = error
         except BaseException as error:  # AttributeError where the connection was closed meanwhile
@@ -108,8 +131,18 @@ class ServerClient:
             raise _refused(response.status, json.loads(response.read()))
         return response
 
+    def _other(self) -> NoServerError:
+        return NoServerError(
+            f"what answers at {self.url} is no server of moeinf; set MOEINF_HOST to the address of one"
+        )
+
     def _silent(self, error: BaseException) -> NoServerError:
         return NoServerError(f"the server at {self.url} gave no answer ({error or type(error).__name__}); ask again")
+
+
+def _has(fields: Mapping[str, type], told: Json) -> bool:
+    """Whether an answer is an object with these."""
+    return isinstance(told, dict) and all(isinstance(told.get(name), kind) for name, kind in fields.items())
 
 
 def _refused(status: int, body: object) -> MoeinfError:

@@ -29,7 +29,7 @@ def server_here() -> ServerClient | None:
     if not client.loopback:  # prompts stay on this machine
         return None
     try:
-        client.ask("GET", "/api/version", timeout_s=_LOOK_S)
+        client.version(timeout_s=_LOOK_S)
     except NoServerError:
         return None
     except MoeinfError as error:
@@ -70,7 +70,7 @@ def load_there(client: ServerClient, stored: StoredModel, keep_alive: str | None
         told = line.get("moeinf", {})
         if told.get("phase") == "loading":
             loading(told["done"], told["total"])
-    models = client.ask("GET", "/api/ps")["models"]  # the last used first; the same weights may have another name there
+    models = client.models("/api/ps")  # the last used first; the same weights may have another name there
     if not models:
         raise NoServerError(f"the server at {client.url} has closed {stored.name} at once; ask again")
     loaded: JsonObject = loaded_there(client, stored) or models[0]
@@ -79,10 +79,10 @@ def load_there(client: ServerClient, stored: StoredModel, keep_alive: str | None
 
 def loaded_there(client: ServerClient, stored: StoredModel) -> JsonObject | None:
     """What /api/ps tells of the model; whatever goes with the name is in the digest."""
-    models: list[JsonObject] = client.ask("GET", "/api/ps", timeout_s=_LOOK_S)["models"]
+    models = client.models("/api/ps", timeout_s=_LOOK_S)
     return next((told for told in models if told["digest"].startswith(stored.own_id)), None)
 
 
 def _lists(client: ServerClient, stored: StoredModel) -> bool:
-    listed: list[JsonObject] = client.ask("GET", "/api/tags")["models"]
+    listed = client.models("/api/tags")
     return any(told["name"] == stored.name and told["digest"].startswith(stored.own_id) for told in listed)

@@ -17,8 +17,7 @@ _NEVER_YEAR = 9999
 
 def running_models(client: ServerClient) -> list[JsonObject]:
     """The models that are loaded, as /api/ps tells of them."""
-    models: list[JsonObject] = client.ask("GET", "/api/ps")["models"]
-    return models
+    return client.models("/api/ps")
 
 
 def running_lines(models: list[JsonObject], now: datetime | None = None) -> list[str]:
@@ -61,7 +60,7 @@ def _experts(told: JsonObject) -> str:
 
 def stop_model(client: ServerClient, name: str) -> None:
     """Has the server close a model, after what it is answering. Raises ModelNotFoundError where it is not loaded."""
-    digests = {model["name"]: model["digest"] for model in client.ask("GET", "/api/tags")["models"]}
+    digests = {model["name"]: model["digest"] for model in client.models("/api/tags")}
     loaded = {model["name"]: model["digest"] for model in running_models(client)}
     digests |= loaded  # the files of a loaded model may have gone
     if "/" not in plain_name(name) and not any(digests[each] in loaded.values() for each in meant(name, digests)):
