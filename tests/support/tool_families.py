@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests.support.text_models import byte_level_tokenizer, write_text_model
 
-_TEMPLATES = Path(__file__).with_name("tool_templates")
+TEMPLATES = Path(__file__).with_name("tool_templates")
 WEATHER = {
     "type": "function",
     "function": {
@@ -77,12 +77,12 @@ class Family:
 
     @cached_property
     def template(self) -> str:
-        return (_TEMPLATES / f"{self.name}.jinja").read_text(encoding="utf-8")
+        return (TEMPLATES / f"{self.name}.jinja").read_text(encoding="utf-8")
 
     @cached_property
     def rendered(self) -> str:
         """CHAT with TOOLS, as the template is to write them."""
-        return (_TEMPLATES / "rendered" / f"{self.name}.txt").read_text(encoding="utf-8")
+        return (TEMPLATES / "rendered" / f"{self.name}.txt").read_text(encoding="utf-8")
 
     def tokenizer(self) -> Tokenizer:
         tokenizer = byte_level_tokenizer(["<s>", "</s>", *self.specials])
