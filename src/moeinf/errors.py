@@ -30,6 +30,10 @@ LIMIT_REMEDIES: Mapping[int, str] = {
     errno.EAGAIN: "lower --threads, or raise the number of processes that a user may have (ulimit -u)",
 }
 
+# What Python raises where a value that was read is of another form or size than it should be: a number of JSON may be
+# larger than a float holds, or infinite, which is no ValueError.
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _GONE = "its device has gone: connect it and mount its file system again"
@@ -88,6 +92,11 @@ REMEDIES: Mapping[int, str] = {
     **dict.fromkeys(UNSUPPORTED, _UNKNOWN_TO_IT),
     **{getattr(errno, name): remedy for name, remedy in _OF_LINUX.items() if hasattr(errno, name)},
 }
+
+
+def in_a_line(error: BaseException) -> str:
+    """What a library says of a fault, which may be lines of what it has read."""
+    return " ".join(str(error).split())[:200]
 
 
 def is_of_content(error: OSError) -> bool:

@@ -30,7 +30,7 @@ constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
 
 struct Tables {
   std::uint32_t bytes[8][256] = {};  // [n][value]: of a byte with n bytes behind it
-  std::uint32_t powers[64] = {};     // x^(2^n)
+  std::uint32_t powers[67] = {};     // x^(2^n), up to eight times 2^63
 
   constexpr Tables() {
     for (std::uint32_t value = 0; value < 256; ++value) {
@@ -43,7 +43,7 @@ struct Tables {
         bytes[n][value] = (bytes[n - 1][value] >> 8) ^ bytes[0][bytes[n - 1][value] & 0xFF];
     }
     powers[0] = kX;
-    for (int n = 1; n < 64; ++n) powers[n] = multiply(powers[n - 1], powers[n - 1]);
+    for (int n = 1; n < 67; ++n) powers[n] = multiply(powers[n - 1], powers[n - 1]);
   }
 };
 

@@ -78,11 +78,14 @@ class Substitution {
     });
     double lost = 0;
     std::int64_t next = 0;  // of the spares
+    std::size_t kept = columns_;
     for (const std::size_t column : missing_) {
       lost += static_cast<double>(weights[column]) / total_;
-      if (!(lost <= most_lost_)) break;
       next = usable(row, next);
-      given_up_.push_back({column, next < choice_.spare_ids.cols ? next++ : -1});
+      const bool found = next < choice_.spare_ids.cols;
+      if (!found && --kept == 0) break;  // shares may round to less than the whole
+      if (!(lost <= most_lost_)) break;
+      given_up_.push_back({column, found ? next++ : -1});
     }
     missing_.erase(missing_.begin(), missing_.begin() + static_cast<std::ptrdiff_t>(given_up_.size()));
   }

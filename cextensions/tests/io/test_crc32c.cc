@@ -56,4 +56,6 @@ TEST(a_shift_by_many_bytes_is_the_shift_by_its_parts) {
   const std::uint64_t far = std::uint64_t{5} << 40;
   CHECK(crc32c_shift(0x12345678, far + 77) == crc32c_shift(crc32c_shift(0x12345678, far), 77));
   CHECK(crc32c_shift(0x12345678, 0) == 0x12345678);
+  const std::uint64_t most = ~std::uint64_t{0};  // no file is as long, and yet a number of 64 bits
+  CHECK(crc32c_shift(0x12345678, most) == crc32c_shift(crc32c_shift(0x12345678, most / 2), most / 2 + 1));
 }

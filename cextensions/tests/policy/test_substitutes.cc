@@ -62,6 +62,13 @@ TEST(weights_that_are_no_numbers_stay_as_they_are) {
       [&states] { substituted(states, {0, 4}, {0.5f, 0.5f}, {2, 3}, {0, 0}, 0.9); }));
 }
 
+TEST(a_token_keeps_one_of_its_experts_though_shares_round_to_less_than_the_whole) {
+  const States states(4, kAbsent);
+  const Weights thirds = {1.0f / 3, 1.0f / 3};
+  const Substituted made = substituted(states, {0, 1}, thirds, {2, 3}, {0, 0}, 1, false);
+  CHECK(made.ids == Ids({1, 1}) && made.left_out == 1);
+}
+
 TEST(an_expert_in_slices_is_there_only_as_a_whole) {
   const States states = {kResident, kAbsent, kResident, kResident, kResident, kLoading};  // two slices each
   const Ids ids = {0, 2};

@@ -167,5 +167,5 @@ def whole_calls(parts: Sequence[CallPart]) -> list[ToolCall]:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

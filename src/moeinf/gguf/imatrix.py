@@ -110,12 +110,13 @@ def _of_older_form(path: Path) -> Imatrix:
             raise UsageError(f"--imatrix {path} is no importance matrix; name one that llama-imatrix has written")
         sums, most = {}, 0
         for number in range(count):
-            length = cursor.number(4, f"the name of entry {number + 1}")
+            entry = f"entry {number + 1}"
+            length = cursor.number(4, entry)
             if not 0 < length <= _MOST_NAME:
-                raise UsageError(f"--imatrix {path} is no importance matrix, or damaged at entry {number + 1}")
-            name = cursor.take(length, "a name").decode("utf-8", "replace")
-            chunks, values = cursor.number(4, name), cursor.number(4, name)
-            squares = np.frombuffer(cursor.take(4 * values, name), "<f4").astype(np.float32)
+                raise UsageError(f"--imatrix {path} is no importance matrix, or damaged at {entry}")
+            name = cursor.take(length, entry).decode("utf-8", "replace")
+            chunks, values = cursor.number(4, entry), cursor.number(4, entry)
+            squares = np.frombuffer(cursor.take(4 * values, entry), "<f4").astype(np.float32)
             if not chunks or not values:
                 continue  # nothing was seen of it
             most = max(most, chunks)

@@ -373,7 +373,7 @@ def parse_undo(value: Json, where: str) -> Undo:
 
 
 def _parse_step(value: Json, where: str) -> Step:
-    kind = _STEPS.get(value.get("step", "")) if isinstance(value, dict) else None
+    kind = _STEPS.get(str(value.get("step"))) if isinstance(value, dict) else None
     names = set() if kind is None else set(kind.__dataclass_fields__)
     if kind is None or set(value) != names | {"step"}:
         raise StoreError(f"{where} has an unknown step {value!r:.100}")

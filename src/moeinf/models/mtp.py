@@ -62,7 +62,7 @@ def mtp_config(config: JsonObject) -> JsonObject:
 def one_layer(of: JsonObject, behind: int = 0) -> JsonObject:
     """The config.json of a layer that guesses. of: of a model whose only layer it would be. behind: how many layers are
     in front of it in a checkpoint. Raises UnsupportedModelError."""
-    if of.get("model_type") not in KNOWN:
+    if str(of.get("model_type")) not in KNOWN:
         raise UnsupportedModelError(
             f"moeinf does not run the layers of {of.get('model_type')!r:.100} that guess tokens, only those of "
             f"{', '.join(sorted(KNOWN))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +95,7 @@ def _biases(value: object) -> tuple[tuple[Ids, float], ...] | None:
     if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 2 for each in value):
         return None
     read = [(_ids(ids), bias) for ids, bias in value]
-    whole = all(ids and type(bias) in (int, float) and math.isfinite(bias) for ids, bias in read)
+    whole = all(ids and type(bias) in (int, float) and abs(bias) <= sys.float_info.max for ids, bias in read)
     return tuple((ids, float(bias)) for ids, bias in read if ids) if whole else None
 
 

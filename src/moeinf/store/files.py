@@ -196,6 +196,14 @@ def stands_for_another(where: str) -> str:
     )
 
 
+def is_path(text: str) -> bool:
+    """Whether a text of JSON can name a file at all: what is no path is an error of the kind of a wrong argument."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 def parse_json_object(data: bytes | bytearray, where: str, error_type: type[MoeinfError]) -> JsonObject:
     """Parses a JSON object in UTF-8 without repeated keys. Raises error_type, naming `where`."""
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 
-from moeinf.errors import StoreError, UsageError
+from moeinf.errors import MALFORMED, StoreError, UsageError
 from moeinf.store.files import errors_named, is_there, make_folders, read_small
 from moeinf.store.format import DENSE_FILE
 from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
@@ -135,7 +135,7 @@ class StoredModel:
         """What `pull` recorded of the source; empty where the record is missing or damaged."""
         try:
             value = json.loads(read_small(self.path / SOURCE_RECORD_FILE, 1 << 16))
-        except (OSError, ValueError):
+        except (OSError, *MALFORMED):
             return {}
         return value if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()) else {}
 

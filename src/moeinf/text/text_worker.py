@@ -211,6 +211,9 @@ def read_json(path: Path) -> JsonObject:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise TextError(f"{path.name} is larger than 128 MiB")
         value = json.loads(path.read_bytes())
+        text = json.dumps(value, ensure_ascii=False)
+        if not text.isascii():  # half a pair of surrogates, which JSON can say and no tokenizer takes, becomes U+FFFD
+            value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except (ValueError, RecursionError) as error:
         raise TextError(f"{path.name} is not sound JSON ({error})") from error
     if not isinstance(value, dict):

@@ -7,6 +7,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 
+from moeinf.errors import MALFORMED
 from moeinf.text.harmony_channels import is_harmony
 from moeinf.types import Json, JsonMapping, JsonObject
 
@@ -92,7 +93,7 @@ def _content(entry: Json) -> str:
 def _number(said: Json) -> int:
     try:
         return int(said)
-    except (TypeError, ValueError):
+    except MALFORMED:
         return 0
 
 

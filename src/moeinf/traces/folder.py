@@ -18,6 +18,7 @@ FACTS_FILE: Final = "trace.json"
 WHOLE_FILE: Final = "routing.npz"  # all requests in one: what was imported, or written by other tools
 FORMAT: Final = "moeinf trace"
 VERSION: Final = 1
+_MOST_LAYERS: Final = 10_000
 _REQUEST: Final = re.compile(r"request-(\d{6,12})\.(npz|tmp)")
 
 
@@ -49,11 +50,14 @@ class TraceFacts:
 
 def shape_of(num_layers: int, num_experts: int | list[int], top_k: int) -> MoeShape:
     """num_experts: how many each layer has, in one number or one for each. Raises ValueError for what is no shape."""
-    counts = tuple(num_experts) if isinstance(num_experts, list) else (num_experts,) * num_layers
-    numbers = (num_layers, top_k, *counts)
+    given = num_experts if isinstance(num_experts, list) else [num_experts]
+    numbers = (num_layers, top_k, *given)
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise ValueError("layers, experts and top_k are not whole numbers")
-    if num_layers < 1 or len(counts) != num_layers or not 1 <= top_k <= min(counts):
+    if not 1 <= num_layers <= _MOST_LAYERS:
+        raise ValueError("no model has so many layers, or so few")
+    counts = tuple(given) if isinstance(num_experts, list) else (num_experts,) * num_layers
+    if len(counts) != num_layers or not 1 <= top_k <= min(counts):
         raise ValueError("layers, experts and top_k do not fit each other")
     return MoeShape(num_layers, max(counts), top_k, counts if len(set(counts)) > 1 else ())
 

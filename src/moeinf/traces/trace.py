@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.errors import UsageError
+from moeinf.errors import UsageError, in_a_line
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.store.files import errors_named, open_regular
 from moeinf.traces.folder import WHOLE_FILE, read_facts, request_files, shape_of
@@ -187,8 +187,8 @@ def read_trace(path: Path, max_tokens: int | None = None) -> Trace:
         ):
             arrays = {name: archive[name] for name in archive.files if name in _ARRAYS}
             trace = _of_arrays(path.stem, arrays)
-    except (*DAMAGE, IndexError, TypeError, AttributeError, OverflowError, NotImplementedError) as error:
-        raise UsageError(f"{path} is not a routing trace ({' '.join(str(error).split())})") from error
+    except DAMAGE as error:
+        raise UsageError(f"{path} is not a routing trace ({in_a_line(error)})") from error
     return cut(trace, trace.num_tokens if max_tokens is None else max_tokens)
 
 

@@ -346,6 +346,7 @@ def test_what_else_has_experts_is_refused_by_what_it_would_need() -> None:
     [
         {},
         [{"step": "Nothing"}],
+        [{"step": ["Reshape"]}],
         [{"step": "Reshape"}],
         [{"step": "Reshape", "shape": ["x"]}],
         [{"step": "Reshape", "shape": 3}],

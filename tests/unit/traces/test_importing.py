@@ -339,3 +339,11 @@ def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path) -> None:
         import_trace(tmp_path / "x.csv", tmp_path / "new", "llama")
     with pytest.raises(UsageError, match="No such file"):
         import_trace(tmp_path / "nowhere", tmp_path / "new")
+
+
+@pytest.mark.parametrize("head", ["Layer ID,Batch Number,Token,Activated Expert IDs\n", BIG_HEAD])
+def test_a_row_that_is_no_csv_is_told_with_its_file(tmp_path: Path, head: str) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text(f"{head}0,0,0,{'1' * 200_000}\n")  # a field may have 131,072 letters
+    with pytest.raises(UsageError, match=r"long\.csv"):
+        import_trace(path, tmp_path / "made")

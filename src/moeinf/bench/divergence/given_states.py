@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.errors import DiskSpaceError
+from moeinf.errors import MALFORMED, DiskSpaceError
 from moeinf.runtime.experts import ExpertKernel
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.manifest import Manifest
@@ -33,7 +33,7 @@ class GivenStates:
         self._hidden = next(spec.shape[-1] for spec in first if spec.name == "up")
         self._rows = [0] * self._moe.num_layers
         self.pieces = 0  # of the text, that are in the files
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, *MALFORMED):
             record = json.loads(read_small(self.folder / _RECORD))
             rows, pieces = list(map(int, record["rows"])), int(record["pieces"])
             enough = all(

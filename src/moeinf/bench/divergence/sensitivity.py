@@ -23,6 +23,7 @@ from moeinf.bench.divergence.compare import compare
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
+from moeinf.errors import MALFORMED
 from moeinf.pull.importance import Importance, Place
 from moeinf.pull.refit import ALIKE, Weighing, recipe_of, trial
 from moeinf.store.files import errors_named, make_folders, publish, read_small
@@ -138,7 +139,7 @@ class _Record:
         key = hashlib.sha256(measured_on.encode()).hexdigest()[:16]
         self._path = measured_folder(stored.home, SENSITIVITIES, stored.id) / f"{key}.json"
         self.known: dict[str, float] = {}
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, *MALFORMED):
             value = json.loads(read_small(self._path))
             self.known = {str(name): float(each) for name, each in value.items() if math.isfinite(each)}
 

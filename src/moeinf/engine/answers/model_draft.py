@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from moeinf.engine.answers.drafting import DraftSource
-from moeinf.errors import UsageError
+from moeinf.errors import MALFORMED, UsageError
 from moeinf.models.layers.decoder import Decoder
 from moeinf.sampling.cached_tokens import CachedTokens, common_length
 from moeinf.sampling.speculation.drafts import NOTHING, Drafter, Guess
@@ -94,7 +94,7 @@ def _tokens(stored: StoredModel) -> dict[int, str]:
             found = {number: str(pair[0]) for number, pair in enumerate(vocabulary)}
         found |= {int(each["id"]): str(each["content"]) for each in added}
         return {number: token for number, token in found.items() if not _UNUSED.fullmatch(token)}
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, *MALFORMED) as error:
         raise UsageError(
             f"--draft: the tokens of {stored.name} cannot be compared ({type(error).__name__} in its tokenizer.json); "
             "leave --draft out"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, StoreError
 from moeinf.runtime.approximate import Within
 from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
@@ -40,7 +40,7 @@ def load(stored: StoredModel, measured: Measured) -> Within | None:
     """What was measured before; None where nothing was, or where it cannot be read."""
     try:
         most_lost, found = (float(each) for each in _known(stored)[measured.key])
-    except (KeyError, OSError, StoreError, TypeError, ValueError):
+    except (OSError, StoreError, *MALFORMED):
         return None
     if not (0 <= most_lost < 1 and isfinite(found) and 0 <= found <= measured.budget):
         return None

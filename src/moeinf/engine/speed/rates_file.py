@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.engine.speed.rates import Conditions, Products, Rates, Reading
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, StoreError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
 from moeinf.types import FORMAT_BLOCKS, Format, JsonObject
 
@@ -39,7 +39,7 @@ def load(path: Path) -> Rates | None:
     try:
         value = parse_json_object(read_small(path, 1 << 16), str(path), StoreError)
         return _parse(value) if value.get("version") == _VERSION else None
-    except (OSError, StoreError, KeyError, TypeError, ValueError, AttributeError):
+    except (OSError, StoreError, *MALFORMED):
         return None  # they can be measured again
 
 
@@ -80,6 +80,8 @@ def _products(value: JsonObject) -> dict[Format, Products]:
         if each := value.get(format):
             pairs = [(int(_number(n)), _number(s)) for n, s in zip(each["rows"], each["seconds"], strict=True)]
             rows, seconds = zip(*pairs, strict=True)
+            if rows[0] < 1 or list(rows) != sorted(set(rows)):
+                raise ValueError("numbers of rows that do not ascend")
             found[format] = Products(rows, seconds)
     return found
 

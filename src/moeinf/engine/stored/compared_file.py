@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Final
 
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, StoreError
 from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.processes.locks import locked
@@ -38,7 +38,7 @@ def load_compared(stored: StoredModel) -> list[ComparedBefore]:
         value = parse_json_object(read_small(path, 1 << 16), str(path), StoreError)
         found = [ComparedBefore(**each) for each in value["compared"]]
         whole = all(isfinite(n) for each in found for n in (each.kl, each.kl_error, each.more_perplexity, each.same))
-    except (OSError, StoreError, TypeError, KeyError):
+    except (OSError, StoreError, *MALFORMED):
         return []
     return found if whole else []
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, StoreError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
@@ -42,7 +42,7 @@ def load_hits(stored: StoredModel) -> dict[int, HitCount]:
     try:
         value = parse_json_object(read_small(path, 1 << 16), str(path), StoreError)
         found = {int(slots): HitCount(*(int(each) for each in counts)) for slots, counts in value.items()}
-    except (OSError, StoreError, TypeError, ValueError):
+    except (OSError, StoreError, *MALFORMED):
         return {}
     return {slots: each for slots, each in found.items() if 0 <= each.hits <= each.activations and each.bytes_read >= 0}
 

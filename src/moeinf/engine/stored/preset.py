@@ -44,7 +44,13 @@ class Preset:
         if not self.system and not self.options and not self.messages:
             return ""
         said = {"messages": self.messages} if self.messages else {}
-        return json.dumps({"system": self.system, "options": self.options, **said}, ensure_ascii=False)
+        value = {"system": self.system, "options": self.options, **said}
+        try:
+            text = json.dumps(value, ensure_ascii=False)
+            text.encode()
+        except UnicodeEncodeError:  # of half a pair of surrogates, which JSON can say and a file cannot hold
+            text = json.dumps(value)
+        return text
 
     def over(self, other: Preset) -> Preset:
         """This one, and what only the other says."""

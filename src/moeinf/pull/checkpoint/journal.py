@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, StoreError
 from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.pull.coded.blocks import Loss, Losses, added
 from moeinf.store.files import errors_named, is_there, make_folders, parse_json_object, publish, read_small
@@ -155,7 +155,7 @@ def _parsed_losses(value: Json) -> dict[str, Losses] | None:
             str(shard): {str(kind): Loss(*(float(number) for number in loss)) for kind, loss in losses.items()}
             for shard, losses in value.items()
         }
-    except (AttributeError, TypeError, ValueError):
+    except MALFORMED:
         return None
 
 

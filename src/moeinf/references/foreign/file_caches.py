@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from moeinf.errors import MoeinfError
+from moeinf.errors import MALFORMED, MoeinfError
 from moeinf.references.foreign.foreign_model import ForeignModel, Owner, first_files
 
 _CACHED = re.compile(r"(?P<org>[^_]+)_(?P<repo>.+?[-_.]gguf)_(?P<file>.+)\.gguf", re.IGNORECASE)
@@ -22,7 +22,7 @@ def lm_studio_models(environment: Mapping[str, str], home: Path) -> Iterator[For
         try:
             named = json.loads(settings.read_text(encoding="utf-8")).get("downloadsFolder")
             folders += [Path(named)] if isinstance(named, str) and named else []
-        except (OSError, ValueError, AttributeError):
+        except (OSError, *MALFORMED):
             pass  # then the usual folders are all that is known
     for folder in dict.fromkeys(each.resolve() for each in folders if each.is_dir()):
         for repository in sorted(folder.glob("*/*")):

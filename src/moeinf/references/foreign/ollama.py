@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from moeinf.errors import MoeinfError, StoreError
+from moeinf.errors import MALFORMED, MoeinfError, StoreError
 from moeinf.references.foreign.foreign_model import ForeignModel
 from moeinf.store.files import parse_json_object, read_small
 from moeinf.types import Json
@@ -70,7 +70,7 @@ def _model(path: Path, folder: Path) -> ForeignModel:
             json.loads(_text(files.get(_PARAMS)) or "{}"),
             _text(files.get(_TEMPLATE)),
         )
-    except (OSError, MoeinfError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, MoeinfError, *MALFORMED) as error:
         return faulty(f"it is not whole ({error}); `ollama pull {name}` mends it")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tokenize
 import zipfile
 import zlib
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, StoreError, in_a_line
 from moeinf.runtime.policy.policy_trace import ActivationMatrix, count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape
 
@@ -21,12 +22,13 @@ NUM_MATCHES: Final = 3  # left open by the paper; 1 .. 5 measure alike, more are
 
 # What numpy and zipfile raise on damaged bytes; RuntimeError where a flipped bit says "encrypted".
 DAMAGE: Final = (
-    ValueError,
-    KeyError,
+    *MALFORMED,
     OSError,
     EOFError,
     RuntimeError,
     MemoryError,
+    SyntaxError,  # of the head of an array, which is Python
+    tokenize.TokenError,
     struct.error,
     zipfile.BadZipFile,
     zlib.error,
@@ -106,7 +108,9 @@ class ActivationCollection:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 stored, counts = archive["shape"], archive["counts"]
         except DAMAGE as error:
-            raise StoreError(f"the activation collection is damaged ({error}); delete it to start a new one") from error
+            raise StoreError(
+                f"the activation collection is damaged ({in_a_line(error)}); delete it to start a new one"
+            ) from error
         expected = (shape.num_layers, shape.num_experts)
         same = stored.shape == (3,) and stored.tolist() == [*expected, shape.top_k]
         if not same or counts.shape[1:] != expected or counts.dtype != np.uint32:

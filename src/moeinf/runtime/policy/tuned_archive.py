@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeinf.errors import StoreError
+from moeinf.errors import StoreError, in_a_line
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.types import Float32Array, Json, JsonMapping, JsonObject, MoeShape
 
@@ -52,10 +52,8 @@ def opened(
         if facts["model_id"] != model_id or facts["shape"] != _shape_as_list(shape):
             raise StoreError("the tuned network belongs to another model; run `moeinf tune` again")
         yield facts, arrays
-    except (*DAMAGE, TypeError, AttributeError) as error:
-        raise StoreError(
-            f"the tuned network is damaged ({' '.join(str(error).split())}); run `moeinf tune` again"
-        ) from error
+    except DAMAGE as error:
+        raise StoreError(f"the tuned network is damaged ({in_a_line(error)}); run `moeinf tune` again") from error
 
 
 def checked_weights(

@@ -44,6 +44,6 @@ def _changed(block: Given, known: dict[str, Given], where: str) -> str:
         return name
     if not isinstance(tool, dict) or kind != "tool_reference":
         raise Refusal(400, f"{where}: a {block['type']} must have a tool of the request, not one of type {kind!r:.60}")
-    if tool.get("name") not in known:
+    if tool.get("name") not in list(known):
         raise Refusal(400, f"{where}: a {block['type']} names {tool.get('name')!r:.60}, which is none of the tools")
     return str(tool["name"])

@@ -43,7 +43,7 @@ def free_text(arguments: str) -> str:
     """The text that a custom tool was called with: the one text of the object, or what was written in its place."""
     try:
         found = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     texts = list(found.values()) if isinstance(found, dict) else [found]
     return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else arguments

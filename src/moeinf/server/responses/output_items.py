@@ -161,5 +161,5 @@ def _id(prefix: str) -> str:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

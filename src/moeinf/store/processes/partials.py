@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from moeinf.errors import StoreError
+from moeinf.errors import MALFORMED, MoeinfError, StoreError
 from moeinf.store.files import errors_named, make_folders, parse_json_object, read_small
 from moeinf.store.manifest import ModelSource, parse_source
 from moeinf.store.naming.names import DEFAULT_TAG, parse_name, plain_name, written
@@ -90,12 +90,12 @@ def _asked(folder: Path) -> PulledAs | None:
     try:
         values = parse_json_object(read_small(path, 1 << 24), str(path), StoreError)
         return _parse_asked(values, str(path))
-    except (OSError, StoreError, ValueError):
+    except (OSError, MoeinfError, *MALFORMED):
         return None
 
 
 def _parse_asked(values: JsonMapping, where: str) -> PulledAs:
-    """Raises ValueError or StoreError for anything but what `PulledAs.to_json` has made."""
+    """Raises one of MALFORMED or a MoeinfError for anything but what `PulledAs.to_json` has made."""
     name, source, formats = (values.get(key) for key in ("label", "source", "quantisation"))
     if not (isinstance(name, str) and isinstance(source, dict) and isinstance(formats, dict)):
         raise ValueError("not the journal of a pull")
@@ -114,7 +114,7 @@ def parse_source_record(record: Mapping[str, str]) -> PulledAs | None:
     """Returns what a stored model was pulled as; None where an older version has made it."""
     try:
         return _parse_asked(parse_json_object(record["asked"].encode(), "source record", StoreError), "source record")
-    except (KeyError, StoreError, ValueError):
+    except (MoeinfError, *MALFORMED):
         return None
 
 

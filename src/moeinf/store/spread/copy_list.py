@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.errors import StoreError
-from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
+from moeinf.store.files import errors_named, is_path, make_folders, parse_json_object, publish, read_small
 from moeinf.store.naming.name_files import ID
 from moeinf.types import BLOCK_ALIGN_BYTES, Json
 
@@ -130,7 +130,13 @@ def _parse(item: Json) -> Copy | None:
         return None
     folder, identifier, name, first = (item[each.name] for each in fields(Copy))
     texts = isinstance(folder, str) and isinstance(identifier, str) and isinstance(name, str)
-    if not texts or not Path(folder).is_absolute() or not ID.fullmatch(identifier) or not isinstance(first, list):
+    if (
+        not texts
+        or not is_path(folder)
+        or not Path(folder).is_absolute()
+        or not ID.fullmatch(identifier)
+        or not isinstance(first, list)
+    ):
         return None
     if not all(type(each) is int and each > 0 and each % BLOCK_ALIGN_BYTES == 0 for each in first):
         return None

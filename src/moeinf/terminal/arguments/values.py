@@ -163,7 +163,7 @@ def _template_variable(pair: str) -> tuple[str, object]:
         )
     try:
         return name, json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, text
 
 

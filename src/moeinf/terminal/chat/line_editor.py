@@ -178,7 +178,7 @@ class FileHistory(History):
 def _entry(line: str) -> object:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from llguidance import LLMatcher, gbnf_to_lark, regex_to_lark
 
+from moeinf.errors import in_a_line
+
 # In one place: as people indent. How much there may be in all says json_space.py.
 _SPACE = {"x-guidance": {"whitespace_pattern": r"( {1,2}|\n[ \t]{0,32})"}}
 _MOST_REMAINDERS = 30_000  # half a second
@@ -32,8 +34,6 @@ def expression(form: Mapping[str, str]) -> str:
         return _KINDS[kind](form[kind])
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
-    except gbnf_to_lark.GbnfToLarkError as error:
-        raise GrammarError(f"the grammar cannot be read: {error}") from error
 
 
 def _schema(text: str) -> str:
@@ -97,7 +97,13 @@ def _lark(text: str) -> str:
 
 
 def _gbnf(text: str) -> str:
-    return _lark(gbnf_to_lark.gbnf_to_lark(text))
+    try:
+        rules = gbnf_to_lark.gbnf_to_lark(text)
+    except RecursionError:
+        raise
+    except Exception as error:  # it raises these themselves, such as for a rule that is missing
+        raise GrammarError(f"the grammar cannot be read: {in_a_line(error)}") from error
+    return _lark(rules)
 
 
 _KINDS: Mapping[str, Callable[[str], str]] = {

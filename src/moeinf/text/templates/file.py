@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from moeinf.errors import TextError, remedy_of
+from moeinf.errors import MALFORMED, TextError, remedy_of
 from moeinf.types import JsonMapping
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -29,10 +29,10 @@ def find_template(folder: Path, tokenizer_config: JsonMapping, *, with_tools: bo
     except OSError as error:
         reason, remedy = f"{error.filename or own_file}: {error.strerror}", remedy_of(error, "pull the model again")
         raise TextError(f"the chat template cannot be read ({reason}); {remedy}") from error
-    except (ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise TextError(f"the chat template in {folder} cannot be read ({error}); pull the model again") from error
     if isinstance(template, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        named = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("tool_use" if with_tools else "default", named.get("default"))
     if template is not None and not isinstance(template, str):
         raise TextError(f"the chat template in {folder} is not text; pull the model again")

@@ -163,8 +163,8 @@ def _of_values(schema: JsonMapping) -> frozenset[str] | None:
 
 
 def _hinted(schema: JsonMapping) -> frozenset[str] | None:
-    if schema.get("format") in _NUMBER_FORMATS:
-        return _NUMBER_FORMATS[schema["format"]]
+    if (found := _NUMBER_FORMATS.get(str(schema.get("format")))) is not None:
+        return found
     return next((types for key, types in _HINTS.items() if key in schema), None)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.config.user_text import decoded
+from moeinf.errors import MALFORMED
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 from moeinf.traces.trace import ABSENT
 
@@ -60,12 +61,14 @@ def _read(path: Path) -> Foreign:
 
 
 def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
-    for number, row in enumerate(lines, start=1):
-        try:
+    number = 0  # of the last row that was read
+    try:
+        for row in lines:
+            number += 1
             turn, phase, step, layer, _, expert, weight = row[: len(_COLUMNS)]
             yield int(turn), int(phase), int(step), int(layer), int(expert), float(weight)
-        except ValueError as error:
-            raise ForeignError(f"{path.name}, row {number}: it is cut off, or no row of routing") from error
+    except (*MALFORMED, csv.Error) as error:
+        raise ForeignError(f"{path.name}, row {number}: it is cut off, or no row of routing") from error
 
 
 def _request(path: Path, rows: list[Row], top_k: int) -> ForeignRequest:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.config.user_text import decoded
+from moeinf.errors import MALFORMED
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 from moeinf.types import Json, JsonMapping
 
@@ -42,7 +43,7 @@ def _request(path: Path) -> ForeignRequest:
         num_prompt = sum(int(name.removeprefix("token_")) < int(length) for name, _ in tokens)
         layers = [[layer[f"layer_{number}"] for number in range(len(layer))] for _, layer in tokens]
         experts, weights = (_of_all(layers, name) for name in ("selected_experts", "selected_probs"))
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+    except (*MALFORMED, StopIteration) as error:
         raise ForeignError(f"{path.name} is cut off, or has no router_data as it should be") from error
     single = [1] * (len(tokens) - num_prompt)
     return ForeignRequest(experts, num_prompt, [num_prompt, *single] if num_prompt else single, weights)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from moeinf.config.user_text import decoded
+from moeinf.errors import MALFORMED
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 
 NAME: Final = "moe-beyond"
@@ -37,16 +38,18 @@ def _requests(path: Path) -> Iterator[ForeignRequest]:
     rows: dict[str, dict[int, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
     with io.StringIO(decoded(path.read_bytes()), newline="") as file:
         lines = csv.reader(file)
-        if next(lines, [])[: len(_COLUMNS)] != _COLUMNS:
+        try:
+            first = next(lines, [])
+        except csv.Error:
+            first = []
+        if first[: len(_COLUMNS)] != _COLUMNS:
             raise ForeignError(f"{path.name} does not begin with the columns {', '.join(_COLUMNS)}")
-        for row in lines:
-            try:
+        try:
+            for row in lines:
                 layer, batch, _, experts = row[: len(_COLUMNS)]
                 rows[batch][int(layer)].append([int(expert) for expert in json.loads(experts)])
-            except (ValueError, TypeError, RecursionError) as error:
-                raise ForeignError(
-                    f"{path.name}, line {lines.line_num}: it is cut off, or no row of routing"
-                ) from error
+        except (*MALFORMED, csv.Error) as error:
+            raise ForeignError(f"{path.name}, line {lines.line_num}: it is cut off, or no row of routing") from error
     for layers in rows.values():
         by_layer = [layers[layer] for layer in sorted(layers)]
         if len({len(tokens) for tokens in by_layer}) != 1:

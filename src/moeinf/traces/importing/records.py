@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf.config.user_text import decoded
+from moeinf.errors import MALFORMED, in_a_line
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.traces.importing.request import Foreign, ForeignError, ForeignRequest
 
@@ -86,7 +88,7 @@ def _npz_records(path: Path) -> Iterator[Record]:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except DAMAGE as error:
-        raise ForeignError(f"it is no npz file, or cut off ({error})") from error
+        raise ForeignError(f"it is no npz file, or cut off ({in_a_line(error)})") from error
     yield {name: array.item() if array.ndim == 0 else array for name, array in arrays.items()}
 
 
@@ -142,9 +144,12 @@ def _read(files: Iterable[tuple[Path, Iterator[Record]]]) -> Foreign:
             requests += tokens.requests()
         except ForeignError as error:
             raise ForeignError(f"{path.name}: {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise ForeignError(f"{path.name} has a record that is no routing ({error})") from error
-    return Foreign(facts.get("model", ""), int(facts.get("num_experts", 0)), requests)
+        except MALFORMED as error:
+            raise ForeignError(f"{path.name} has a record that is no routing ({in_a_line(error)})") from error
+    num_experts = facts.get("num_experts", "0")
+    if not re.fullmatch(r"\d{1,9}", num_experts):
+        raise ForeignError(f"its number of experts is {num_experts!r:.60}")
+    return Foreign(facts.get("model", ""), int(num_experts), requests)
 
 
 def _note_facts(facts: dict[str, str], record: Record) -> None:
@@ -288,5 +293,8 @@ def _array(routed: Any) -> Any:
         data = base64.b64decode(routed, validate=True)
         if not data.startswith(b"\x93NUMPY"):
             return np.frombuffer(data, np.uint8)  # without a shape
-        return np.load(io.BytesIO(data), allow_pickle=False).astype(np.int64)
+        try:
+            return np.load(io.BytesIO(data), allow_pickle=False).astype(np.int64)
+        except DAMAGE as error:
+            raise ForeignError(f"routed_experts is no npy file, or cut off ({in_a_line(error)})") from error
     return np.array(routed, np.int64)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from moeinf.errors import MALFORMED, in_a_line
 from moeinf.traces.trace import Trace, check, joined
 from moeinf.types import MoeShape
 
@@ -64,8 +65,8 @@ def trace_of(foreign: Foreign) -> Trace:
                 model=foreign.model,
             )
             check(part)
-        except (ValueError, IndexError, TypeError, OverflowError) as error:
-            reason = "tokens or layers are missing" if "inhomogeneous" in str(error) else error
+        except MALFORMED as error:
+            reason = "tokens or layers are missing" if "inhomogeneous" in str(error) else in_a_line(error)
             raise ForeignError(f"request {number + 1} does not fit ({reason})") from error
         parts.append(part)
     if not parts:

@@ -84,3 +84,9 @@ def test_a_chat_of_changes_alone_is_refused() -> None:
     )
     with pytest.raises(Refusal, match="nothing that a model reads"):
         prompt_of(asked)
+
+
+@pytest.mark.parametrize("name", ["nobody", None, ["late"], {"late": 1}])
+def test_a_change_of_what_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(Refusal, match="none of the tools"):
+        asked(USER, {"role": "system", "content": [change("tool_addition", name)]})

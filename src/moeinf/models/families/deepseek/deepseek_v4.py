@@ -156,7 +156,7 @@ def _kinds(f: Fields, num_layers: int) -> tuple[str, ...]:
     if ratios is None:
         return (_HEAVY,) * min(num_layers, 2) + tuple(_SPARSE if i % 2 else _HEAVY for i in range(num_layers - 2))
     by_ratio = {0: _WINDOW} | {rate: kind for kind, rate in _RATES.items()}
-    if not isinstance(ratios, list) or len(ratios) < num_layers or any(each not in by_ratio for each in ratios):
+    if not isinstance(ratios, list) or len(ratios) < num_layers or any(each not in list(by_ratio) for each in ratios):
         raise CheckpointError(f"{f.where}: compress_ratios must be 0, 4 or 128 for each of {num_layers} layers")
     return tuple(by_ratio[ratio] for ratio in ratios[:num_layers])
 

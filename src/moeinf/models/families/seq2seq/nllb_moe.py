@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, inf
+from math import ceil
+from sys import float_info
 
 import numpy as np
 
@@ -159,7 +160,7 @@ def _capacity(f: Fields) -> float:
     value = f.get("moe_eval_capacity_token_fraction")
     if value is None:
         return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= float_info.max:
         raise UnsupportedModelError(
             f"config.json: moe_eval_capacity_token_fraction is {value!r:.100}; must be a number above 0"
         )
