@@ -55,11 +55,12 @@ def routes_of(service: Service) -> list[Route]:
 
 
 def plain_paths(app: ASGIApp) -> ASGIApp:
-    """The application for paths of clients whose base URL ends in a slash, such as //api/chat and /v1//models."""
+    """The application for paths of clients whose base URL, or whose path, ends in a slash: //api/chat, /v1//models and
+    /v1/models/."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "path": _DOUBLED.sub(r"/\1", scope["path"])}
+            scope = {**scope, "path": _DOUBLED.sub(r"/\1", scope["path"]).rstrip("/") or "/"}
         await app(scope, receive, send)
 
     return asked

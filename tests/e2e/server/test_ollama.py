@@ -213,7 +213,7 @@ def test_probes_find_what_they_look_for(server: HttpServer) -> None:
     assert httpx.get(f"{server.url}/api/chat").status_code == 405
 
 
-UNKNOWN = ["/v1/nothing", "/v1", "/nothing", "/api/nothing", "/api/", "/v1/messages/batches"]
+UNKNOWN = ["/v1/nothing", "/v1", "/nothing", "/api/nothing", "/api", "/v1/messages/batches"]
 
 
 @pytest.mark.parametrize("path", UNKNOWN)
@@ -225,7 +225,7 @@ def test_an_unknown_route_is_told_apart_from_a_model_in_each_form(
     answer = httpx.request(method, f"{server.url}{slashes}{path}", json={"model": "demo"} if method == "POST" else None)
     told, words = answer.json(), f"no such route: {method} {path}"
     assert answer.status_code == 404
-    if path.startswith("/api/"):
+    if path.startswith("/api"):
         assert told == {"error": words}
     elif path.startswith("/v1/messages"):
         assert (told["type"], told["error"]) == ("error", {"type": "not_found_error", "message": words})
@@ -247,9 +247,11 @@ def test_a_base_url_may_end_in_a_slash(server: HttpServer) -> None:
         "/v1//completions": {"model": "demo", "prompt": "The king", "max_tokens": 1},
         "//v1/messages": {"model": "demo", "messages": QUESTION, "max_tokens": 1},
         "//v1//messages/count_tokens": {"model": "demo", "messages": QUESTION},
+        "/v1/chat/completions/": {"model": "demo", "messages": QUESTION, "max_tokens": 1},
+        "/api/chat//": {"model": "demo", "messages": QUESTION, "stream": False, "options": {"num_predict": 1}},
     }.items():
         assert httpx.post(f"{server.url}{path}", json=body, timeout=60).status_code == 200, path
-    for path in ("//api/tags", "//v1/models", "//health", "//"):
+    for path in ("//api/tags", "//v1/models", "/v1/models/", "//health", "//"):
         assert httpx.get(f"{server.url}{path}").status_code == 200, path
     missing = httpx.get(f"{server.url}//v1//models/nobody").json()["error"]
     assert (missing["code"], missing["type"]) == ("model_not_found", "not_found_error")
