@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moeinf.bench.divergence.fit_pull import divided
 from moeinf.bench.divergence.fitting import chosen, filled, fitted
-from moeinf.bench.divergence.sensitivity import Part, parts_of
+from moeinf.bench.divergence.sensitivity import Part, ends_of, parts_of
 from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
+from moeinf.config.pull_options import PullOptions
+from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import UsageError
 from moeinf.pull.events import SilentProgress
+from moeinf.pull.importance import DENSE
 from moeinf.pull.pull import pull
 from moeinf.pull.refit import store_bytes
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import FITTED
 from moeinf.store.verify import verify
 from moeinf.types import Format
+from tests.support.checkpoints import write_checkpoint
 from tests.support.cli.commands import Done
 
 Command = Callable[..., Done]
@@ -125,6 +130,23 @@ def test_parts_are_all_experts_and_sizes_are_those_of_the_files(whole: StoredMod
         (layer, name) for layer in range(moe.num_layers) for name in ("gate", "up", "down")
     }
     assert store_bytes(whole, {}) == whole.dense_bytes + sum(whole.shard_sizes)
+
+
+def test_an_embedding_that_is_no_head_has_a_format_of_its_own(tmp_path: Path) -> None:
+    """It is many bytes where experts are few; the head, and an embedding that is the head, keep 8 bits."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    whole = pull(str(checkpoint), PullOptions(name="own"), home=tmp_path / "home")
+    table = parts_of(whole)[-1]
+    assert (table.name, table.places) == ("model.embed_tokens.weight", ((DENSE, "model.embed_tokens.weight"),))
+    smallest = {place: part.formats[0] for part in parts_of(whole) for place in part.places}
+    made = fit(whole, store_bytes(whole, ends_of(whole) | smallest), "own:small")
+    blocks = made.manifest.formats.dense
+    assert blocks["model.embed_tokens.weight"].format == table.formats[0] != "q8_0"
+    assert blocks["lm_head.weight"].format == "q8_0"
+    assert f"model.embed_tokens.weight in {table.formats[0]}" in made.manifest.formats.fallbacks
+    assert verify(made) == []
+    with Model(made, RuntimeConfig.of(device="cpu", threads=1), Reporting(lambda line: None)) as model:
+        assert model.generate("a b a", model.params(num_predict=4, temperature=0)).finish_reason
 
 
 @pytest.mark.parametrize(

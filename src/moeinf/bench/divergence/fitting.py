@@ -163,7 +163,7 @@ def _costs(part: Part, loss: float) -> dict[Format, float]:
 
 
 def _recipe(parts: Sequence[Part], formats: Chosen, ends: Mapping[Place, Format]) -> dict[Place, Format]:
-    return {place: formats[part.name] for part in parts for place in part.places} | dict(ends)
+    return dict(ends) | {place: formats[part.name] for part in parts for place in part.places}
 
 
 def _lines(
@@ -180,9 +180,11 @@ def _lines(
     where = options.text or "the text that comes along"
     by_part: defaultdict[str, list[str]] = defaultdict(list)
     for part in parts:
-        layers, _, word = part.name.partition(": ")
+        layers, _, word = part.name.rpartition(": ")
         by_part[f"{word} in {formats[part.name]}"].append(layers.partition(" ")[2])
-    kinds = [f"{kind} (layers {', '.join(layers)})" for kind, layers in sorted(by_part.items())]
+    kinds = [
+        f"{kind} (layers {', '.join(layers)})" if any(layers) else kind for kind, layers in sorted(by_part.items())
+    ]
     return [
         f"{size_text(num_bytes)} of weights, {bits:.2f} bits each, chosen by the divergence that each part alone has "
         f"on {where}; {cost:.4f} nats between them, as far as they add up",

@@ -1,6 +1,6 @@
 """Measures what each part of a model may lose: the divergence when it alone is rounded, all else as it was.
 
-A part is gate, up or down of the experts of a few neighbouring layers, or all matrices beside the experts. Each is
+A part is gate, up or down of the experts of a few neighbouring layers, or an embedding that is no head. Each is
 rounded to one format and measured; what other formats would cost follows from that: for small errors the divergence
 grows with the square of the error that the weights get, which is computed for each format on a sample of them.
 """
@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,15 +25,16 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.compare_options import CompareOptions
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import MALFORMED
-from moeinf.pull.importance import Importance, Place
+from moeinf.pull.importance import DENSE, Importance, Place, plan_of
 from moeinf.pull.refit import ALIKE, Weighing, recipe_of, trial
+from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.model_folders import SENSITIVITIES, measured_folder
 from moeinf.store.numbers import floats, plain_dtype
 from moeinf.store.processes.partials import partial_folder
 from moeinf.store.quantisation import FormatPlan, Quantisation, bits_of
-from moeinf.types import FORMAT_BLOCKS, Float32Array, Format
+from moeinf.types import FORMAT_BLOCKS, Float32Array, Format, TensorSpec
 
 _BANDS: Final = 8  # of layers, so that a deep model takes no more than 25 readings of the text
 _ROWS: Final = 32  # of one expert of each layer, on which the error of formats is computed
@@ -49,7 +51,7 @@ Sample = tuple[Float32Array, Float32Array | None]  # rows of a matrix, and how m
 class Part:
     """Weights that get one format between them, the formats that they may have, and the bytes of each."""
 
-    name: str  # "layers 0-2: down"
+    name: str  # "layers 0-2: down", or that of a tensor
     places: tuple[Place, ...]
     formats: tuple[Format, ...]  # by falling error
     num_bytes: Mapping[Format, int]
@@ -85,11 +87,23 @@ def parts_of(stored: StoredModel, importance: Importance | None = None) -> list[
             where = f"layer {start}" if len(layers) == 1 else f"layers {start}-{layers[-1]}"
             places = [(layer, spec.name) for layer in layers]
             found.append(_part(f"{where}: {spec.name}", places, formats, weights, samples))
+    return [*found, *_tables(stored)]
+
+
+def _tables(stored: StoredModel) -> list[Part]:
+    """Embeddings, of which a token reads one row: where rows are short, a good part of what is beside the experts."""
+    plan, found = plan_of(stored), []
+    head = plan.head[0] if plan.head is not None else ""
+    for spec in dense_tensors(stored.dense_path, stored.manifest.formats.dense):
+        formats = _formats(spec.shape) if len(spec.shape) == 2 else ()
+        if spec.name in plan.lookups and spec.name != head and formats:
+            sample = _rows_of(stored.dense_path, spec)
+            found.append(_part(spec.name, [(DENSE, spec.name)], formats, math.prod(spec.shape), [(sample, None)]))
     return found
 
 
 def ends_of(stored: StoredModel) -> dict[Place, Format]:
-    """What every fitted model has in 8 bits: attention, shared experts, embedding and head, few bytes among experts."""
+    """What is in 8 bits where no part has it: attention, shared experts and head, few bytes among experts."""
     return recipe_of(stored, Quantisation("keep", "more"), FormatPlan())
 
 
@@ -181,12 +195,15 @@ def _error(samples: Sequence[Sample], format: Format) -> float:
 def _sample(stored: StoredModel, layer: int, part: str, importance: Importance | None) -> Sample:
     """Rows of the layer's first expert, at equal distances."""
     spec = next(each for each in stored.manifest.layout_of(layer).tensors if each.name == part)
-    path = stored.shard_paths[layer]
+    weights = None if importance is None else importance.of_expert(layer, part, 0)
+    return _rows_of(stored.shard_paths[layer], spec), weights
+
+
+def _rows_of(path: Path, spec: TensorSpec) -> Float32Array:
     rows = np.unique(np.linspace(0, spec.shape[0] - 1, _ROWS).astype(np.int64))
     with errors_named(path):
         block = np.memmap(path, np.uint8, "r", spec.offset_bytes, (spec.shape[0], spec.num_bytes // spec.shape[0]))
         data = np.ascontiguousarray(block[rows])
     dtype = plain_dtype(spec.dtype)
     assert dtype is not None, "check_whole has seen to it"
-    numbers = np.ascontiguousarray(floats(data.reshape(-1).data, dtype).reshape(len(rows), -1), np.float32)
-    return numbers, None if importance is None else importance.of_expert(layer, part, 0)
+    return np.ascontiguousarray(floats(data.reshape(-1).data, dtype).reshape(len(rows), -1), np.float32)
