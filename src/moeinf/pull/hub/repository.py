@@ -15,7 +15,7 @@ from huggingface_hub.hf_api import ModelInfo as RepoInfo
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
 
-from moeinf.errors import CheckpointError, HubError, UsageError
+from moeinf.errors import MALFORMED, CheckpointError, HubError, UsageError
 from moeinf.pull.events import PullProgress
 from moeinf.pull.hub.download import download, fetch_bytes, held_bytes, matches
 from moeinf.pull.hub.hub_errors import hub_errors_named, offline_error, transport_error
@@ -170,7 +170,7 @@ class HubRepository:
                 return info
             except HFValidationError:
                 raise
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # of what is read
+            except MALFORMED as error:
                 raise HubError(
                     f"{self._endpoint} answers for {self._repo} as no Hub does; check HF_ENDPOINT, and whether a login "
                     "page of your network stands between"
