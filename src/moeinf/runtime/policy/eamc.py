@@ -106,7 +106,7 @@ class ActivationCollection:
                 if sum(member.file_size for member in packed.infolist()) > MOST_BYTES:
                     raise ValueError(f"more than {MOST_BYTES} bytes when unpacked")
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                stored, counts = archive["shape"], archive["counts"]
+                stored, counts = (np.asarray(archive[name]) for name in ("shape", "counts"))  # or bytes
         except DAMAGE as error:
             raise StoreError(
                 f"the activation collection is damaged ({in_a_line(error)}); delete it to start a new one"
