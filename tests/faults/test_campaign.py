@@ -86,6 +86,7 @@ def test_what_runs_have_learned_is_looked_at(name: str, tmp_path: Path) -> None:
 
 def test_the_page_has_a_table_for_each_of_its_marks() -> None:
     step = {"kind": "kills", "seed": 1, "step": 0, "commit": "abc", "seconds": 3600, "faults": ["x"]}
-    page = with_tables(PAGE.read_text(encoding="utf-8"), [step | {"counts": {"kills: cp": 1234, "world: visits": 5}}])
+    counts = {"kills: cp": 1234, "world: visits": 5, "executions: native/draws": 6789}
+    page = with_tables(PAGE.read_text(encoding="utf-8"), [step | {"counts": counts}])
     assert "| kills | 1 | 1.00 | 1 | abc | 1 |" in page and "| cp | 1,234 | 0 | 0 | 0 | 0 |" in page
-    assert "| world: visits | 5 |" in page
+    assert "| world: visits | 5 |" in page and "| native/draws | 6,789 |" in page

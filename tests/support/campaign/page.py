@@ -49,7 +49,12 @@ def main() -> None:
 
 def with_tables(page: str, steps: Steps) -> str:
     """The page with each of its tables made anew. Raises KeyError for a mark that nothing is known of."""
-    tables: dict[str, Callable[[Steps], str]] = {"runs": _runs, "counts": _counts, "details": _details}
+    tables: dict[str, Callable[[Steps], str]] = {
+        "runs": _runs,
+        "counts": _counts,
+        "details": _details,
+        "executions": _executions,
+    }
     return _MARKED.sub(lambda found: f"{found[1]}{tables[found[2]](steps)}{found[3]}", page)
 
 
@@ -97,6 +102,13 @@ def _details(steps: Steps) -> str:
         cells = " | ".join(f"{groups.get(group, Counter())[scene]:,}" for group in columns)
         lines.append(f"| {scene} | {cells} |")
     return "\n".join([*lines, ""])
+
+
+def _executions(steps: Steps) -> str:
+    """Inputs by target."""
+    counts = _by_group(steps).get("executions", Counter())
+    lines = [f"| {target} | {count:,} |" for target, count in sorted(counts.items()) if count]
+    return "\n".join(["| target | inputs |", "|---|---:|", *lines, ""])
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def _held(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     multiple = schema.get("multipleOf")
-    if isinstance(multiple, int | float) and _num_remainders(multiple) > _MOST_REMAINDERS:
+    is_number = isinstance(multiple, int | float) and not isinstance(multiple, bool)
+    if is_number and _num_remainders(float(multiple or 0)) > _MOST_REMAINDERS:
         raise GrammarError(f"multipleOf cannot be {multiple}: only multiples of small numbers can be held")
     return {
         name: _held_value(name, value)

@@ -9,6 +9,7 @@ from moeinf.sampling.constraint import Language, held_to, one_of
 from moeinf.server.openai.response_format import openai_format
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, SpaceTokens, space_between
 from moeinf.text.forms.languages import GrammarError, expression
+from moeinf.text.tokenizer import whole_characters
 from moeinf.text.tool_calls.schemas import Schema
 from tests.support.campaign.targets.target import Target, as_json, refusing
 
@@ -19,7 +20,7 @@ class _Stream:
     """Reads a form as the process that holds answers to it does, up to the grammar that others compile."""
 
     def constrain(self, forms: Any) -> tuple[bytes, bool]:
-        for form in forms:
+        for form in map(whole_characters, forms):
             try:
                 assert expression(form)
             except GrammarError as error:
@@ -37,7 +38,7 @@ def _schema(data: bytes) -> None:
 
     def read() -> None:
         try:
-            schema = json.loads(data)
+            schema = whole_characters(json.loads(data))  # as of a body
         except (ValueError, RecursionError):
             return
         if isinstance(schema, dict):
