@@ -90,7 +90,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     kernels = _native.Kernels(1)
     steps, values, k, q, projected, state = drawn(2, 8, 4)
     rates, skip, out = -np.ones((4, 8), np.float32), np.ones(8, np.float32), np.empty_like(values)
-    whole = (steps, values, k, q, projected, rates, skip, state, state, out)
+    whole: list[Any] = [steps, values, k, q, projected, rates, skip, state, state, out]
     _native.channel_scan(kernels, *whole)
     for match, at, array in (
         ("no tokens", 0, steps[:0]),
@@ -104,4 +104,4 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ("a skip for each channel", 6, skip[:7]),
     ):
         with pytest.raises(ValueError, match=match):
-            _native.channel_scan(kernels, *whole[:at], array, *whole[at + 1 :])
+            _native.channel_scan(kernels, *(array if i == at else each for i, each in enumerate(whole)))
