@@ -97,6 +97,8 @@ def _check_weighing(quant: str | None, options: FitOptions) -> None:
         raise UsageError(
             f"--imatrix {options.imatrix} is there already; leave out --calibrate to use it, or name a new file"
         )
+    if not Path(options.imatrix).parent.is_dir():  # minutes before it would be written
+        raise UsageError(f"--imatrix {options.imatrix}: there is no such folder; make it, or name another file")
 
 
 def fit_tag(quant: str | None, options: FitOptions) -> str:

@@ -296,6 +296,7 @@ def test_an_expert_of_zeros_stays_one(
         (("--imatrix", "none", "--quant", "q4_k"), "--imatrix none: there is no such file"),
         (("--imatrix", "short.txt", "--quant", "q4_k"), "--imatrix short.txt is no importance matrix"),
         (("--imatrix", "short.txt", "--calibrate", "built-in", "--quant", "q4_k"), "short.txt is there already"),
+        (("--imatrix", "none/new", "--calibrate", "built-in"), "--imatrix none/new: there is no such folder; make it"),
         (("--calibrate", "built-in", "--quant", "q4_k", "--quant-dense", "q8_0"), "--quant-dense does not go with"),
         (("--calibrate", "built-in", "--quant", "q5"), "unknown --quant 'q5'; known: keep"),
     ],
