@@ -82,8 +82,9 @@ class HttpServer:
             on_end=metrics.count,
             describe=identity,
         )
-        names = () if host in ("0.0.0.0", "::") else (host,)
-        rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
+        rules = Rules(
+            (host, *options.allowed_host), options.allowed_origin, keys, any_address=host in ("0.0.0.0", "::")
+        )
         self._pools = Pools()
         service = Service(library, self.worker, self._texts, metrics, host in _LOOPBACK, bool(keys), self._pools)
         self._server = _Server(build_app(service, rules), self.worker, until_idle=options.until_idle)

@@ -1,7 +1,8 @@
 """Stands before every route: who may call, from which page, with which key, and how much at once.
 
 A browser that shows a foreign page must not reach a server on the same machine: neither by a name that resolves to
-127.0.0.1 (DNS rebinding: the Host header is then foreign) nor by a form or script (the Origin is).
+127.0.0.1 (DNS rebinding: the Host header is then foreign) nor by a form or script (the Origin is). Names that no public
+DNS has, which ICANN keeps for private use, cannot be made to resolve to anything by whoever owns a foreign page.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,13 +27,18 @@ MOST_HELD_BYTES = 256 << 20  # of all bodies that are being read or answered
 BODY_S, BODY_S_PER_MIB = 30.0, 1.0  # until a body must be here
 OPEN_TO_ALL = ("/health", "/")  # without a key: they tell nothing, and the page asks for the key itself
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_PRIVATE = ".internal"  # host.docker.internal; of a Host alone, as other machines' pages have such names, too
 _APPS = ("app", "tauri", "vscode-webview", "chrome-extension", "moz-extension", "safari-web-extension")
 _CORS_HEADERS = "Authorization, Content-Type, OpenAI-Beta, X-Api-Key, Anthropic-Version, Anthropic-Beta"
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """hosts, origins: allowed beside those of this machine. keys: of which one must be given; () where none need be."""
+    """hosts, origins: allowed beside those of this machine. keys: of which one must be given; () where none need be.
+
+    any_address: the server listens on all addresses of the machine, so it is known by each, and a container by
+    those of its host, which hands connections on. No DNS is asked for an address.
+    """
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
@@ -39,6 +46,7 @@ class Rules:
     most_body_bytes: int = MOST_BODY_BYTES
     most_held_bytes: int = MOST_HELD_BYTES
     body_s: float = BODY_S
+    any_address: bool = False
 
 
 class Guard:
@@ -47,7 +55,7 @@ class Guard:
     def __init__(self, app: ASGIApp, rules: Rules, form_of: Callable[[str], ErrorForm], page: Iterable[str]) -> None:
         """page: paths of the page's files, which need no key."""
         self._app, self._rules, self._form_of = app, rules, form_of
-        self._hosts = frozenset(name.lower().rstrip(".") for name in (*_LOOPBACK, *rules.hosts))
+        self._hosts = frozenset(name.lower().rstrip(".") for name in rules.hosts)
         self._key_sums = [hashlib.sha256(key.encode()).digest() for key in rules.keys]
         self._open = frozenset((*OPEN_TO_ALL, *page))
         self._held_bytes = 0
@@ -104,7 +112,10 @@ class Guard:
 
     def _host_allowed(self, host: str) -> bool:
         name = _host_name(host)
-        return name is not None and name in self._hosts
+        if name is None:
+            return False
+        known = name in self._hosts or _of_this_machine(name) or name.endswith(_PRIVATE)
+        return known or (self._rules.any_address and _is_address(name))
 
     def _origin_allowed(self, origin: str, host: str) -> bool:
         if origin in self._rules.origins:
@@ -114,7 +125,8 @@ class Guard:
             return bool(rest) or scheme in ("app", "tauri")
         if scheme not in ("http", "https"):
             return False
-        return rest.lower() == host.lower() or _host_name(rest) in _LOOPBACK
+        name = _host_name(rest)
+        return rest.lower() == host.lower() or (name is not None and _of_this_machine(name))
 
     def _check_key(self, headers: Headers) -> None:
         if not self._key_sums:
@@ -139,6 +151,19 @@ def _host_name(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
+
+
+def _of_this_machine(name: str) -> bool:
+    """Whether a name is loopback's; every name below localhost is (RFC 6761)."""
+    return name in _LOOPBACK or name.endswith(".localhost")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_browser(scope: Scope, headers: Headers) -> None:

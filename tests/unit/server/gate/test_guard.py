@@ -67,31 +67,34 @@ def ask(
     return (sent[0]["status"] if sent else 0), application.calls, got
 
 
-OWN_HOSTS = ["localhost", "localhost:11435", "LOCALHOST", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:11435"]
+OWN_HOSTS = [
+    *("localhost", "localhost:11435", "LOCALHOST", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:11435"),
+    *("moeinf.localhost", "a.b.localhost:11435", "Chat.LocalHost"),
+]
+PRIVATE_HOSTS = ["host.docker.internal", "host.docker.internal:11435", "HOST.docker.Internal", "db.internal"]
+FOREIGN_ADDRESSES = [
+    *("127.0.0.2", "0.0.0.0", "10.0.0.1", "192.168.1.5", "192.168.1.5:11435", "169.254.169.254"),
+    *("[::]", "[::ffff:127.0.0.1]", "[fe80::1]"),
+]
 FOREIGN_HOSTS = [
     "evil.example",
     "evil.example:11435",
     "localhost.evil.example",
     "127.0.0.1.evil.example",
-    "evil.localhost",
+    "evillocalhost",
     "localhost.",
     "127.0.0.1.",
     "localhost.localdomain",
     "printer.local",
-    "db.internal",
+    "internal",
+    "evilinternal",
+    "host.docker.internal.evil.example",
+    "host.docker.internal.",
     "2130706433",
     "0x7f000001",
     "0177.0.0.1",
     "127.1",
-    "127.0.0.2",
-    "0.0.0.0",
     "0",
-    "10.0.0.1",
-    "192.168.1.5",
-    "169.254.169.254",
-    "[::]",
-    "[::ffff:127.0.0.1]",
-    "[fe80::1]",
     "::1",
     "localhost@evil.example",
     "localhost,evil.example",
@@ -103,12 +106,14 @@ FOREIGN_HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("host", OWN_HOSTS)
+@pytest.mark.parametrize("host", [*OWN_HOSTS, *PRIVATE_HOSTS])
 def test_its_own_names(host: str) -> None:
     assert ask([("host", host)])[:2] == (200, 1)
 
 
-@pytest.mark.parametrize("host", [*FOREIGN_HOSTS, "", " localhost", "localhost evil.example", "löcalhost"])
+@pytest.mark.parametrize(
+    "host", [*FOREIGN_HOSTS, *FOREIGN_ADDRESSES, "", " localhost", "localhost evil.example", "löcalhost"]
+)
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/api/chat"])
 def test_foreign_names(host: str, path: str) -> None:
     status, calls, _ = ask([("host", host)], path=path)
@@ -126,6 +131,19 @@ def test_a_name_that_is_allowed() -> None:
     assert ask([("host", "other.example")], rules=rules)[:2] == (403, 0)
 
 
+@pytest.mark.parametrize("host", FOREIGN_ADDRESSES)
+def test_addresses_of_a_server_that_listens_on_all(host: str) -> None:
+    everywhere = Rules(any_address=True)
+    assert ask([("host", host)], rules=everywhere)[:2] == (200, 1)
+    other = [("host", host), ("origin", "http://192.168.1.6:11435"), JSON]
+    assert ask(other, method="POST", rules=everywhere, pieces=(b"{}",))[:2] == (403, 0)
+
+
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
+def test_names_are_foreign_to_a_server_that_listens_on_all(host: str) -> None:
+    assert ask([("host", host)], rules=Rules(any_address=True))[:2] == (403, 0)
+
+
 FOREIGN_ORIGINS = [
     "null",
     "http://evil.example",
@@ -138,6 +156,8 @@ FOREIGN_ORIGINS = [
     "http://",
     "ftp://localhost",
     "http://192.168.1.5",
+    "http://wiki.internal",
+    "http://evillocalhost",
     "http://[::2]",
     "blob:null",
     "http://evil.example:11435",
@@ -151,6 +171,7 @@ OWN_ORIGINS = [
     "http://127.0.0.1:3000",
     "https://localhost:8443",
     "http://[::1]:5",
+    "http://chat.localhost:3000",
     "app://obsidian.md",
     "tauri://localhost",
     "vscode-webview://1a2b",
