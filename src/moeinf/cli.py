@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -336,10 +336,10 @@ def run_command(arguments: list[str]) -> int:
             traceback.print_exc()
         if isinstance(error, OutputError):
             drop_output()
-        return _fail(error)
+        return _fail(error, options)
 
 
-def _fail(error: Exception) -> int:
+def _fail(error: Exception, options: Sequence[str] = ()) -> int:
     from moeinf.store.files import named
 
     if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
@@ -348,7 +348,7 @@ def _fail(error: Exception) -> int:
     if isinstance(error, MoeinfError):
         message, code = str(error), error.exit_code
     elif hasattr(error, "format_message"):  # click's errors: a wrong option, a missing argument
-        message, code = usage_text(error), 2
+        message, code = usage_text(error, options), 2
     else:
         message, code = f"unexpected {type(error).__name__}: {error}; run again with --debug and report it", 1
     say(f"Error: {' '.join(message.split())}")

@@ -181,6 +181,11 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("launch",), "Missing argument 'AGENT'"),
         (("run", "demo", "x", "--temp", "1"), "no such option: --temp; did you mean --temperature or --template-var?"),
         (("run", "demo", "x", "--format", "yaml"), "--format"),
+        (("run", "demo", "x", "--max-tokens", "9"), "no such option: --max-tokens; --num-predict N is the most tokens"),
+        (("run", "demo", "x", "-ngl", "99"), "no such option: -ngl; --vram SIZE bounds"),
+        (("run", "demo", "x", "-ncmoe", "9"), "no such option: -ncmoe; experts lie on the GPU, in RAM or on the disk"),
+        (("run", "demo", "-p", "x"), "no such option: -p; the prompt stands behind the name of the model"),
+        (("serve", "-m", "x"), "no such option: -m; the name of a model stands behind `run`"),
         (("run", "nowhere", "x", "-o", "num_gpu=99"), "--vram SIZE bounds what is used of a GPU"),
     ],
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from moeinf.errors import UsageError
 from moeinf.terminal.arguments.first_steps import first_steps
+from moeinf.terminal.arguments.other_tools import FORMATS, cure_of
 from moeinf.text.thinking_text import THINK_WORDS
 
 # Verbs of ollama that people type by habit, and what moeinf has instead.
@@ -20,51 +21,18 @@ _ABSENT: Mapping[str, str] = {
 }
 
 
-_FORMATS = "`moeinf pull SOURCE --quant q8_0 --name NAME` stores a model so, and FROM NAME is made of that"
-_NO_TOOLS = "the model runs no programs here: leave it out"
-_NO_EMBEDDINGS = "`moeinf serve` makes embeddings, at /v1/embeddings"
-# Options of ollama, llama.cpp and vLLM: which option the verb must have for the cure, and the cure.
-_ELSEWHERE: Mapping[str, tuple[str, str]] = {
-    "--quantize": ("", _FORMATS),
-    "--quantise": ("", _FORMATS),
-    "--quantization": ("", _FORMATS),
-    "--keep-alive": ("--keepalive", "--keepalive TIME keeps the model loaded after the answer"),
-    "--insecure": ("", "`export HF_ENDPOINT=http://HOST` has models pulled from there, with its own scheme"),
-    "--dimensions": ("", _NO_EMBEDDINGS),
-    "--truncate": ("", _NO_EMBEDDINGS),
-    "--experimental": ("", _NO_TOOLS),
-    "--experimental-yolo": ("", _NO_TOOLS),
-    "--experimental-websearch": ("", _NO_TOOLS),
-    "--n-gpu-layers": ("--vram", "--vram SIZE bounds what is used of a GPU"),
-    "--gpu-layers": ("--vram", "--vram SIZE bounds what is used of a GPU"),
-    "--gpu-memory-utilization": ("--vram", "--vram SIZE bounds what is used of a GPU, also as 90%"),
-    "--ctx-size": ("--num-ctx", "--num-ctx N is the length of the context"),
-    "--max-model-len": ("--num-ctx", "--num-ctx N is the length of the context"),
-    "--tensor-parallel-size": ("--devices", "--devices cuda:0,cuda:1 names the cards that share a model"),
-    "--speculative-config": (
-        "--speculate",
-        "--speculate auto, off or always, and --draft-max N, say what is guessed at",
-    ),
-    "--spec-draft-n-max": ("--draft-max", "--draft-max N is how many tokens a step guesses at"),
-    "--model": ("", "the name of the model stands behind the verb, without an option"),
-    "--api-key": ("--key-file", "--key-file PATH or MOEINF_API_KEY says which keys clients must give"),
-    "--served-model-name": ("", "`moeinf cp MODEL NAME` gives a model one more name"),
-    "--download-dir": ("", "MOEINF_HOME is the folder in which models are stored"),
-    "--trust-remote-code": ("", "no code of a checkpoint is ever run: leave it out"),
-}
-
-
-def usage_text(error: Any) -> str:
-    """One line for an error of the parser of the command line."""
+def usage_text(error: Any, words: Sequence[str]) -> str:
+    """One line for an error of the parser of the command line, which had these words."""
     if (option := getattr(error, "option_name", None)) is not None:
         known = _options(error.ctx)
-        needed, remedy = _ELSEWHERE.get(option, ("", ""))
-        told = remedy if needed in ("", *known) else ""
-        return f"no such option: {option}; {told or _nearest(option, known)}"
+        return f"no such option: {option}; {cure_of(option, known) or _nearest(option, known)}"
+    context = getattr(error, "ctx", None)
+    for word in words if context is not None else ():  # -ngl is read as -n with the value gl
+        if re.fullmatch("-[a-z]{2,}", word) and (cure := cure_of(word, _options(context))):
+            return f"no such option: {word}; {cure}"
     text = str(error.format_message())
     verb = re.match(r"No such command '(.*?)'", text)  # the parser's error has no field for it in every version
     if verb is None:
-        context = getattr(error, "ctx", None)
         if context is not None and context.command.name == "run" and text.startswith("Missing argument 'MODEL'"):
             return f"run needs the name of a model; {first_steps()}"
         if (
@@ -72,7 +40,7 @@ def usage_text(error: Any) -> str:
             and context.command.name == "create"
             and (extra := re.search(r"extra argument\S* \((\S+?)[) ]", text))
         ):
-            return f"{extra[1]} is one word too many; -q is --quiet here: {_FORMATS}"
+            return f"{extra[1]} is one word too many; -q is --quiet here: {FORMATS}"
         return f"{text.removesuffix('.')} (see {context.command_path if context else 'moeinf'} --help)"
     return _ABSENT.get(verb[1]) or f"no such command: {verb[1]}; {_nearest(verb[1], _verbs(error.ctx))}"
 
