@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gguf
 import numpy as np
 
 from moeinf.types import FORMAT_BLOCKS, Format
@@ -15,6 +16,7 @@ QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.item
 # What `quantise` makes; the others are only read.
 WRITTEN: list[Format] = [
     "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q4_k", "iq4_nl", "mxfp4", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_xs",
+    "iq3_s", "iq2_s",
 ]  # fmt: skip
 # Where the float16 scales (and minima) of a block lie. Those of MXFP4 and NVFP4 are single bytes, and that of IQ1_M is
 # cut into the top nibbles of its last four words.
@@ -22,6 +24,26 @@ HALVES: Mapping[Format, tuple[int, ...]] = {
     "q4_k": (0, 2), "q4_1": (0, 2), "q5_1": (0, 2), "q5_k": (0, 2), "q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,),
     "tq1_0": (52,), "tq2_0": (64,), "mxfp4": (), "nvfp4": (), "iq1_m": (),
 }  # fmt: skip
+
+
+# Weights of a point, of the formats of grids that are written.
+DIMS: Mapping[Format, int] = {"iq3_s": 4, "iq2_s": 8}
+
+
+def every_point(format: Format, block: Bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """[points of the grid, 256]: what the magnitudes of each weight become by the scales of the block."""
+    count = {"iq3_s": 512, "iq2_s": 1024}[format]
+    blocks, index = np.repeat(block[None], count, 0), np.arange(count)
+    if format == "iq3_s":
+        blocks[:, 2:66] = index[:, None] & 255
+        blocks[:, 66:74] = (index[:, None] >> 8) * 255
+        blocks[:, 74:106] = 0
+    else:
+        blocks[:, 2:34] = index[:, None] & 255
+        blocks[:, 34:66] = 0
+        blocks[:, 66:74] = (index[:, None] >> 8) * 0x55
+    found: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(blocks, gguf.GGMLQuantizationType[format.upper()])
+    return found
 
 
 def halves_of(format: Format) -> tuple[int, ...]:

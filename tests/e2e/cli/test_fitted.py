@@ -25,7 +25,7 @@ from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import FITTED
 from moeinf.store.verify import verify
 from moeinf.types import Format
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.cli.commands import Done
 
 Command = Callable[..., Done]
@@ -70,6 +70,23 @@ def test_a_size_that_cannot_be_met_is_refused_with_the_least(whole: StoredModel)
     with pytest.raises(UsageError, match="demo:small was made by measuring; pull its checkpoint again with --size"):
         pull("demo:small", home=whole.home)
     assert {model.name for model in Library(whole.home).list()} == {"demo:latest", "demo:small", "demo:again"}
+
+
+def test_formats_that_others_make_needless_are_not_chosen(tmp_path: Path) -> None:
+    """Of rows of whole blocks of 256, whose points of grids are nearer than the lines of as many bytes."""
+    config = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 512, "num_experts": 4}
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", random_tensors(config), config)
+    whole = pull(str(checkpoint), PullOptions(name="wide"), home=tmp_path / "home")
+    parts = parts_of(whole)
+    for each in parts:
+        sizes, errors = ([given[format] for format in each.formats] for given in (each.num_bytes, each.errors))
+        assert sizes == sorted(set(sizes)) and errors == sorted(set(errors), reverse=True)
+        assert each.formats[:3] == ("iq2_s", "iq3_s", "iq4_xs") and each.tried == "q3_k"
+    smallest = {place: each.formats[0] for each in parts for place in each.places}
+    made = fit(whole, store_bytes(whole, ends_of(whole) | smallest), "wide:small")
+    assert {spec.dtype for spec in made.manifest.layout.tensors} == {"iq2_s"} and verify(made) == []
+    with Model(made, RuntimeConfig.of(device="cpu", threads=1), Reporting(lambda line: None)) as model:
+        assert model.generate("a b a", model.params(num_predict=4, temperature=0)).finish_reason
 
 
 def part(name: str, errors: dict[Format, float], num_bytes: dict[Format, int]) -> Part:

@@ -15,27 +15,32 @@ from safetensors.torch import load_file
 from moeinf._native import check_scales, dequantise, quantise, repack_mxfp4
 from moeinf.store.naming.catalogue import DATA
 from moeinf.types import FORMAT_BLOCKS, Format
-from tests.support.blocks import QUANTISED, WRITTEN, Bytes, any_blocks, halves_of
+from tests.support.blocks import DIMS, QUANTISED, WRITTEN, Bytes, any_blocks, every_point, halves_of
 
 # gguf's names are those of the formats.
 GGML = {format: GGMLQuantizationType[format.upper()] for format in QUANTISED}
 # How far a weight may move, as a share of the largest of its block: half a step where values are widest apart; a whole
 # one where the range has no value at its other end (mxfp4: 8 becomes 6), one and a half where the search may also end
 # before it; where there are lines twice the step of a range of both signs, as scales are rounded too (to float16 all
-# are, which q8_0 alone feels).
+# are, which q8_0 alone feels). Of eight weights of iq2_s two may be far from zero where no point has that.
 LARGEST_MOVE = {
     "q8_0": 0.51 / 127 + 2**-11, "q5_0": 1.6 / 16, "q4_0": 1.6 / 8, "iq4_nl": 0.16, "mxfp4": 0.26,
     "q4_1": 4.2 / 15, "q5_1": 4.2 / 31, "q2_k": 2.2 / 3, "q3_k": 1.6 / 4, "q4_k": 4.2 / 15, "q5_k": 4.2 / 31,
-    "q6_k": 1.6 / 32, "iq4_xs": 0.2,
+    "q6_k": 1.6 / 32, "iq4_xs": 0.2, "iq3_s": 0.4, "iq2_s": 0.95,
 }  # fmt: skip
 # The root of the mean square error, as a part of that of the weights, with which ggml's own functions
-# (ggml_quantize_chunk of the llama.cpp in llama-cpp-python 0.3.36, without an importance matrix) write 512 super-blocks
-# of random weights, and of the embedding of the model that comes with moeinf.
+# (ggml_quantize_chunk of the llama.cpp in llama-cpp-python 0.3.36, without an importance matrix; iq3_s and iq2_s with
+# one of ones, by which they are nearer) write 512 super-blocks of random weights, and of the embedding of the model
+# that comes with moeinf.
 OF_GGML = {
     "q8_0": (0.00533, 0.00525), "q5_0": (0.04255, 0.04197), "q5_1": (0.03772, 0.03732), "q4_0": (0.08564, 0.08317),
     "q4_1": (0.07790, 0.07651), "q4_k": (0.07091, 0.06991), "iq4_nl": (0.07582, 0.07477), "mxfp4": (0.11484, 0.11741),
     "q2_k": (0.29540, 0.28078), "q3_k": (0.15008, 0.14550), "q5_k": (0.03599, 0.03560), "q6_k": (0.01769, 0.01727),
-    "iq4_xs": (0.07641, 0.07535),
+    "iq4_xs": (0.07641, 0.07535), "iq3_s": (0.13648, 0.13767), "iq2_s": (0.24839, 0.24596),
+}  # fmt: skip
+# The same with and for an importance matrix, exp(standard_normal) of seed 3.
+WEIGHED_OF_GGML = {
+    "q3_k": (0.13191, 0.12832), "iq3_s": (0.11806, 0.12059), "q2_k": (0.23179, 0.22743), "iq2_s": (0.22293, 0.21961),
 }  # fmt: skip
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -92,17 +97,58 @@ def test_the_format_that_leaves_no_choice_is_rounded_as_by_ggml() -> None:
     assert np.array_equal(quantised("q8_0", weights), wanted)
 
 
+def errors(format: Format, importance: Floats | None = None) -> list[float]:
+    """Of random and of trained weights."""
+    drawn = np.random.default_rng(5).standard_normal((512, 256)).astype(np.float32)
+    embedding = load_file(DATA / "demo" / "model.safetensors")["model.embed_tokens.weight"].float().numpy()
+    found, matters = [], np.ones(256, np.float32) if importance is None else importance
+    for weights in (drawn, embedding.reshape(-1, 256)[:512]):
+        blocks = quantised(format, weights, importance)
+        became = gguf.dequantize(blocks.reshape(512, -1), GGML[format])
+        error, energy = ((np.square(each) * matters).sum(dtype=np.float64) for each in (became - weights, weights))
+        found.append(float(np.sqrt(error / energy)))
+    return found
+
+
 @pytest.mark.parametrize("format", WRITTEN)
 def test_weights_are_as_near_as_those_that_ggml_writes(format: Format) -> None:
-    drawn = np.random.default_rng(5).standard_normal((512, 256)).astype(np.float32)
-    embedding = load_file(DATA / "demo" / "model.safetensors")["model.embed_tokens.weight"]
-    for weights, theirs in zip((drawn, embedding.float().numpy().reshape(-1, 256)[:512]), OF_GGML[format], strict=True):
-        blocks = quantised(format, weights)
-        found = gguf.dequantize(blocks.reshape(512, -1), GGML[format])
-        error = float(np.sqrt(np.square(found - weights).mean() / np.square(weights).mean()))
+    for error, theirs in zip(errors(format), OF_GGML[format], strict=True):
         assert 0.5 * theirs < error < theirs + 0.000_01, (
             "less than half would be weights that were compared with themselves"
         )
+
+
+@pytest.mark.parametrize("format", WEIGHED_OF_GGML)
+def test_weights_are_as_near_as_ggml_s_by_an_importance_matrix(format: Format) -> None:
+    importance = np.exp(np.random.default_rng(3).standard_normal(256)).astype(np.float32)
+    for error, theirs in zip(errors(format, importance), WEIGHED_OF_GGML[format], strict=True):
+        assert 0.5 * theirs < error < theirs
+
+
+@pytest.mark.parametrize(("grid", "same_size"), [("iq3_s", "q3_k"), ("iq2_s", "q2_k")])
+def test_points_of_a_grid_are_nearer_than_lines_in_as_many_bytes(grid: Format, same_size: Format) -> None:
+    """By what docs/lab/quantisation.md says of them, less what chance moves on so few weights."""
+    assert FORMAT_BLOCKS[grid][1] <= FORMAT_BLOCKS[same_size][1]
+    importance = np.exp(np.random.default_rng(3).standard_normal(256)).astype(np.float32)
+    for matters, most in ((None, 0.96), (importance, 0.92)):
+        for near, line in zip(errors(grid, matters), errors(same_size, matters), strict=True):
+            assert near < most * line
+
+
+@pytest.mark.parametrize("format", ["iq3_s", "iq2_s"])
+def test_each_point_is_the_nearest_of_its_grid(format: Format) -> None:
+    """Of blocks that are written, no point can be replaced by a nearer one, whatever the importance."""
+    rng = np.random.default_rng(11)
+    weights = rng.standard_normal((4, 256)).astype(np.float32)
+    importance = np.exp(1.5 * rng.standard_normal(256)).astype(np.float32)
+    blocks = quantised(format, weights, importance).reshape(4, -1)
+    found = gguf.dequantize(blocks, GGML[format])
+    for row, block in enumerate(blocks):
+        points = every_point(format, block)
+        losses = importance * np.square(np.abs(weights[row]) - points)
+        least = losses.reshape(len(points), -1, DIMS[format]).sum(axis=2).min(axis=0)
+        lost = (importance * np.square(found[row] - weights[row])).reshape(-1, DIMS[format]).sum(axis=1)
+        np.testing.assert_allclose(lost, least, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("format", WRITTEN)
@@ -111,7 +157,7 @@ def test_weights_that_a_block_can_hold_are_held(format: Format) -> None:
     cols = FORMAT_BLOCKS[format][0]
     zeros = np.zeros((4, cols), np.float32)
     assert not dequantised(format, quantised(format, zeros), 4, cols).any()
-    if format.startswith("iq4"):  # which have no 0 among the multiples of a scale
+    if format.startswith("iq"):  # which have no 0 among the multiples of a scale
         return
     zeros[2, 5] = 0.5
     found = dequantised(format, quantised(format, zeros), 4, cols)

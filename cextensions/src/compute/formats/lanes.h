@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "half.h"
 
@@ -24,6 +25,12 @@ struct TileOf {
   Floats x[N];  // lane g of x[i] is weight i of group g
 };
 using Tile = TileOf<kGroup>;
+
+inline Floats floats_at(const float* p) {
+  Floats floats;
+  std::memcpy(&floats, p, sizeof floats);
+  return floats;
+}
 
 inline Floats splat(float value) { return Floats{value, value, value, value}; }
 

@@ -1,4 +1,4 @@
-// Rounds weights into blocks of 32; super-blocks have a file of their own.
+// Rounds weights into blocks of 32; super-blocks have files of their own.
 #include "moeinf/compute/formats/quantise.h"
 
 #include <algorithm>
@@ -198,6 +198,10 @@ EncodeStep encoder(Format format) {
       return encode_super<encode_q6_k>;
     case Format::kIQ4_XS:
       return encode_super<encode_iq4_xs>;
+    case Format::kIQ3_S:
+      return encode_super<encode_iq3_s>;
+    case Format::kIQ2_S:
+      return encode_super<encode_iq2_s>;
     case Format::kIQ4_NL:
       return encode_step<BlockIQ4_NL>;
     case Format::kMXFP4:

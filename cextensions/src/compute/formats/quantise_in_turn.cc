@@ -6,6 +6,7 @@
 
 #include "expand.h"
 #include "fit_scale.h"
+#include "grid_forms.h"
 #include "moeinf/compute/formats/quantise.h"
 #include "put_code.h"
 
@@ -21,6 +22,8 @@ struct Coding {
   void (*put)(unsigned char* block, int i, int code);
   bool of_table = false;
 };
+
+bool of_grid(Format format) { return format == Format::kIQ3_S || format == Format::kIQ2_S; }
 
 Coding coding_of(Format format) {
   switch (format) {
@@ -93,7 +96,7 @@ class Turn {
  public:
   Turn(Format format, RowSpan<const float> upper, Span<const float> importance)
       : format_(format),
-        coding_(coding_of(format)),
+        coding_(of_grid(format) ? Coding{} : coding_of(format)),
         count_(static_cast<int>(block_weights(format))),
         upper_(upper),
         importance_(importance) {}
@@ -130,18 +133,53 @@ class Turn {
   // Rounds by the scales of the block; aims, to which what errors ask is added, end as what columns have
   // aimed at.
   double codes(const float* weights, float* aims, std::int64_t start, unsigned char* block) {
+    if (format_ == Format::kIQ3_S) return points<FormIQ3_S>(weights, aims, start, block);
+    if (format_ == Format::kIQ2_S) return points<FormIQ2_S>(weights, aims, start, block);
     const Levels levels(format_, coding_, block);
     double cost = 0;
     for (int i = 0; i < count_; ++i) {
       float became;
       coding_.put(block, i, levels.nearest(coding_, i, aims[i], &became));
-      lost_[i] = weights[i] - became;
-      const float off = aims[i] - became;
-      cost += static_cast<double>(importance_[static_cast<std::size_t>(start + i)]) * off * off;
-      const float* const owed = upper_.row(start + i) + start;
-      for (int later = i + 1; later < count_; ++later) aims[later] += lost_[i] * owed[later];
+      cost += settle(i, weights[i], became, aims, start);
     }
     return cost;
+  }
+
+  // The same with several columns at once, which become a point of a grid: the one whose columns, one after
+  // the other, cost the least together.
+  template <class Form>
+  double points(const float* weights, float* aims, std::int64_t start, unsigned char* block) {
+    using Tree = typename Form::Tree;
+    constexpr int kDims = Tree::kDims;
+    const Tree& tree = Form::tree();
+    double cost = 0;
+    for (int first = 0; first < count_; first += kDims) {
+      const float scale = scale_of<Form>(block, first / Form::kGroup), inverse = scale > 0 ? 1 / scale : 0;
+      typename Tree::Turn turn;
+      for (int k = 0; k < kDims; ++k) {
+        turn.weights[k] = weights[first + k] * inverse;
+        turn.aims[k] = aims[first + k] * inverse;
+        turn.importance[k] = importance_[static_cast<std::size_t>(start + first + k)];
+        std::copy_n(upper_.row(start + first + k) + start + first, kDims, turn.owed[k]);
+      }
+      unsigned signs;
+      const int index = tree.nearest_in_turn(turn, &signs);
+      Form::put_point(block, first / kDims, index, signs);
+      for (int k = 0; k < kDims; ++k) {
+        const float magnitude = scale * tree.point(index)[k];
+        const float became = signs >> k & 1 ? -magnitude : magnitude;
+        cost += settle(first + k, weights[first + k], became, aims, start);
+      }
+    }
+    return cost;
+  }
+
+  // Notes what column i has lost, and lets the later ones make up for it. Returns what it costs.
+  double settle(int i, float weight, float became, float* aims, std::int64_t start) {
+    lost_[i] = weight - became;
+    const float off = aims[i] - became, *const owed = upper_.row(start + i) + start;
+    for (int later = i + 1; later < count_; ++later) aims[later] += lost_[i] * owed[later];
+    return static_cast<double>(importance_[static_cast<std::size_t>(start + i)]) * off * off;
   }
 
   Format format_;

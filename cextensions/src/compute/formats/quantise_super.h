@@ -14,5 +14,7 @@ void encode_q4_k(const float* weights, const float* columns, unsigned char* out)
 void encode_q5_k(const float* weights, const float* columns, unsigned char* out);
 void encode_q6_k(const float* weights, const float* columns, unsigned char* out);
 void encode_iq4_xs(const float* weights, const float* columns, unsigned char* out);
+void encode_iq3_s(const float* weights, const float* columns, unsigned char* out);
+void encode_iq2_s(const float* weights, const float* columns, unsigned char* out);
 
 }  // namespace moeinf

@@ -38,7 +38,7 @@ from moeinf.types import FORMAT_BLOCKS, Float32Array, Format, TensorSpec
 
 _BANDS: Final = 8  # of layers, so that a deep model takes no more than 25 readings of the text
 _ROWS: Final = 32  # of one expert of each layer, on which the error of formats is computed
-_SUPER: Final[tuple[Format, ...]] = ("q2_k", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0")
+_SUPER: Final[tuple[Format, ...]] = ("iq2_s", "q2_k", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0")
 _SMALL: Final[tuple[Format, ...]] = ("iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0")
 _TOGETHER: Final = 6  # parts that are measured for one reading of the model as it is; each takes a few layers of disk
 _LEAST: Final = 1e-7  # nats: what is measured as less is noise
@@ -53,14 +53,14 @@ class Part:
 
     name: str  # "layers 0-2: down", or that of a tensor
     places: tuple[Place, ...]
-    formats: tuple[Format, ...]  # by falling error
+    formats: tuple[Format, ...]  # by falling error; none that takes as many bytes as a nearer one, or more
     num_bytes: Mapping[Format, int]
     errors: Mapping[Format, float]  # mean square error as a part of the mean square of the weights, both weighed
 
     @property
     def tried(self) -> Format:
         """The one that is measured: of about 3.5 or 4.5 bits."""
-        return "q3_k" if "q3_k" in self.formats else self.formats[0]
+        return "q3_k" if "q3_k" in self.errors else self.formats[0]
 
     def recipe(self, format: Format) -> dict[Place, Format]:
         return dict.fromkeys(self.places, format)
@@ -173,7 +173,12 @@ def _part(
 ) -> Part:
     errors = {format: _error(samples, format) for format in formats}
     num_bytes = {format: int(weights * bits_of(format)) // 8 for format in formats}
-    return Part(name, tuple(places), tuple(sorted(formats, key=errors.__getitem__, reverse=True)), num_bytes, errors)
+    nearest, kept = math.inf, []
+    for format in sorted(formats, key=lambda each: (num_bytes[each], errors[each])):
+        if errors[format] < nearest:
+            nearest = errors[format]
+            kept.append(format)
+    return Part(name, tuple(places), tuple(kept), num_bytes, errors)
 
 
 def _error(samples: Sequence[Sample], format: Format) -> float:
