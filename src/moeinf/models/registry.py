@@ -50,7 +50,7 @@ FAMILIES = (
     FamilyEntry("mimo_v2_flash", "glm"),
     FamilyEntry("mimo_v2", "glm"),
     FamilyEntry("k2_horizon", "llama"),
-    FamilyEntry("cohere2_moe", "mixtral"),
+    FamilyEntry("cohere2_moe", "mixtral", also=("cohere2_vision",)),
     FamilyEntry("step3p7", "glm", also=("step3p5",)),
     FamilyEntry("laguna", "glm"),
     FamilyEntry("granitemoeshared", "mixtral"),

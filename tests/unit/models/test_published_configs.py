@@ -47,6 +47,7 @@ def footprint_of(name: str) -> Footprint:
 @pytest.mark.parametrize(
     ("name", "billions", "active", "context"),
     [
+        ("command-a-plus", 218, 25, 200_000),
         ("dbrx-instruct", 132, 36, 32_768),
         ("deepseek-ocr-2", 3, 1, 8_192),
         ("deepseek-v3.2", 672, 38, 163_840),
@@ -67,6 +68,7 @@ def footprint_of(name: str) -> Footprint:
         ("kimi-k2.5", 1026, 33, 262_144),
         ("laguna-s-2.1", 118, 8, 262_144),
         ("laguna-xs.2", 33, 3, 262_144),
+        ("k-exaone-236b-a23b", 237, 24, 262_144),
         ("ling-lite-1.5", 17, 3, 32_768),
         ("llama-4-maverick", 401, 17, 1_048_576),
         ("llama-4-scout", 108, 17, 10_485_760),
@@ -80,6 +82,7 @@ def footprint_of(name: str) -> Footprint:
         ("nemotron-3-super", 121, 13, 262_144),
         ("nemotron-3-ultra", 549, 56, 262_144),
         ("qwen3-coder-480b", 480, 35, 262_144),
+        ("solar-open-100b", 103, 12, 131_072),
         ("smallthinker-4ba0.6b", 4, 1, 32_768),
         ("qwen3-next-80b-a3b-thinking", 80, 4, 262_144),
         ("qwen3.8-flash-next", 177, 7, 262_144),
@@ -102,6 +105,7 @@ def test_a_published_config_gives_the_sizes_of_its_model(name: str, billions: in
         ("deepseek-moe-16b", 16_375_728_128),
         ("gemma-3-27b-it", 27_432_406_640 - 423_060_336),  # less its tower
         ("granite-4.1-30b", 28_865_728_512),
+        ("k-exaone-236b-a23b", 237_099_669_632 - 528_513_280),  # less the layer that guesses a token ahead
         ("kolibri-1", 78_103_074_560),
         ("lfm2.5-8b-a1b", 8_467_856_832),
         ("mellum2-12b-a2.5b", 12_149_923_072),
@@ -168,6 +172,7 @@ def test_memory_is_divided_for_a_published_model(name: str) -> None:
         ("minimax-m1-80k", {"postnorm": False}),
         ("minimax-m1-80k", {"shared_intermediate_size": 1024}),
         ("deepseek-ocr-2", {"language_config": {"use_mla": True}}),
+        ("command-a-plus", {"text_config": {"model_type": "cohere2"}}),
         ("ling-3.0-flash", {"architectures": ["BailingMoeV2_5ForCausalLM"]}),
         ("ling-3.0-flash", {"gated_attention_proj_granularity_type": "element_wise"}),
         ("ling-3.0-flash", {"moe_shared_expert_intermediate_size": 1536}),

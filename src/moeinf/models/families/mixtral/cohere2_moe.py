@@ -1,6 +1,6 @@
 """Cohere's Command and North with experts: attention and experts side by side on one norm (Cohere2MoeForCausalLM).
 
-Every fourth layer sees all tokens and has no positions; the others have a window.
+Every fourth layer sees all tokens and has no positions; the others have a window. Command A+ also sees pictures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from moeinf.models.layers.moe import BlockSite, Moe, Scoring, Shared
 from moeinf.models.layers.moe_block import Beside, Routed, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_of, whole_heads
-from moeinf.types import Profiler
+from moeinf.models.text_part import TextIn
+from moeinf.types import JsonObject, Profiler
 
 _NORMS = LayerNorms(block=None)
 
@@ -125,3 +126,10 @@ class BesideAttention(Moe):
 class Family(DecoderFamily):
     name = "cohere2_moe"
     parse = staticmethod(_parse)
+    text = TextIn()
+    ignored = (r"model\.(vision_tower|multi_modal_projector)\..*",)
+
+    def __init__(self, config: JsonObject) -> None:
+        if config.get("model_type") == "cohere2_vision":  # whose language model may be another
+            Fields(config).within("text_config").only("model_type", "cohere2_moe")
+        super().__init__(config)
