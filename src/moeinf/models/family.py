@@ -8,7 +8,7 @@ from importlib import import_module
 
 from moeinf.errors import CheckpointError, UnsupportedModelError, UsageError
 from moeinf.models.layers.assemble import DecoderFamily, EncoderDecoderFamily
-from moeinf.models.refused import REFUSED
+from moeinf.models.refused import REFUSED, WITH_CODE
 from moeinf.models.registry import MODULES, SUPPORTED
 from moeinf.types import Json, JsonObject
 
@@ -28,7 +28,7 @@ def family_of(config: JsonObject) -> AnyFamily:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
+        raise _without_type(config)
     if model_type == "mtp":  # moeinf's own: a layer of another family
         of = config.get("of")
         layer: AnyFamily = import_module("moeinf.models.mtp").Family(
@@ -44,6 +44,18 @@ def family_of(config: JsonObject) -> AnyFamily:
         if model_type in REFUSED:
             fault += f": it needs {REFUSED[model_type]}"
     raise UnsupportedModelError(f"{model_type!r:.100} {fault}; {_what_is_run(model_type)}")
+
+
+def _without_type(config: JsonObject) -> CheckpointError:
+    said = config.get("architectures")
+    named = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    if not named:
+        return CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
+    known = next((f": {WITH_CODE[name]}" for name in named if name in WITH_CODE), "")
+    return UnsupportedModelError(
+        f"config.json has no model_type, only architectures, {named[0]!r:.100}, which this version does not "
+        f"run{known}; docs/models.md has what is run"
+    )
 
 
 def check_writer(name: str, config: JsonObject, verb: str) -> None:

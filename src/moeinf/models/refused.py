@@ -36,3 +36,9 @@ REFUSED: Final = {
     "vitpose": _NO_LANGUAGE,
     "vitpose_backbone": _NO_LANGUAGE,
 }
+
+# Of checkpoints whose config.json has no model_type, as code that comes with them reads it: by their architecture.
+WITH_CODE: Final = {
+    "LongcatCausalLM": "LongCat-Flash with tables of n-grams and attention to the tokens that an index chooses",
+    "LongcatFlashNgramForCausalLM": "LongCat-Flash with tables of n-grams beside the embedding of tokens",
+}

@@ -160,6 +160,16 @@ def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
         family_of({})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "needs"),
+    [("LongcatFlashNgramForCausalLM", ": LongCat-Flash with tables of n-grams"), ("SomeForCausalLM", "; docs")],
+)
+def test_a_config_without_a_type_is_told_by_its_architecture(architecture: str, needs: str) -> None:
+    """As LongCat-Flash-Lite was published, whose own code reads it."""
+    with pytest.raises(UnsupportedModelError, match=f"no model_type.*'{architecture}'.*does not run{needs}"):
+        family_of({"architectures": [architecture], "n_routed_experts": 256})
+
+
 MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "mllama": {"text_config": {"num_local_experts": 16}},
     "kimi_k9": {"text_config": {"n_routed_experts": 384}},
