@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from moeinf.config import RuntimeConfig, ollama_value
-from moeinf.config.environment import unknown_variables, with_environment
+from moeinf.config.environment import (
+    api_key,
+    server_address,
+    store_home,
+    unknown_variables,
+    variables_set,
+    with_environment,
+)
 from moeinf.config.option import http_options, option_of, options
 from moeinf.config.server_options import ServerOptions
 from moeinf.config.size import Bytes, Share, Size, parse_size
@@ -48,6 +55,23 @@ def test_a_small_number_alone_is_refused_with_both_of_its_readings(text: str) ->
 def test_a_size_that_cannot_be_meant_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="--expert-cache"):
         parse_size("--expert-cache", text)
+
+
+@pytest.mark.parametrize("written", ["{}", '"{}"', "'{}'", " {} ", "{}\r", "{}\n", '" {} "\r\n'])
+def test_what_files_of_variables_add_to_a_text_is_no_part_of_it(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docker --env-file, files with line ends of Windows, and mounted secrets hand them on."""
+    said = {"PORT": "81", "KEEP_ALIVE": "7m", "HOST": "[::1]", "API_KEY": "a b's", "HOME": "/models", "RAM": "2GiB"}
+    for name, text in said.items():
+        monkeypatch.setenv(f"MOEINF_{name}", written.format(text))
+    assert variables_set(ServerOptions) == {"port": 81, "keep_alive": "7m", "host": "[::1]"}
+    assert with_environment().memory.ram == Bytes(2 << 30)
+    assert (server_address(), api_key(), str(store_home())) == ("[::1]:81", "a b's", "/models")
+
+
+@pytest.mark.parametrize(("text", "meant"), [('"', '"'), ("'a\"", "'a\""), ('""', ""), ("  ", "")])
+def test_quotes_that_are_no_pair_are_letters(text: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_API_KEY", text)
+    assert (api_key() or "") == meant
 
 
 def test_what_is_given_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

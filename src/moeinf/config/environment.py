@@ -23,6 +23,16 @@ _RENAMED = {"MOEINF_CONTEXT": "MOEINF_NUM_CTX"}  # they did something once, so t
 _OF_TESTS = ("MOEINF_TEST_DATA",)
 
 
+def variable(name: str) -> str:
+    """The text of a variable, "" where it is not set, without blanks around it and without quotes that are a pair.
+
+    A shell would have taken those away. Files of variables (docker --env-file, those with line ends of Windows) and
+    mounted secrets keep them.
+    """
+    text = os.environ.get(name, "").strip()
+    return text[1:-1].strip() if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
 def with_environment(**given: object) -> RuntimeConfig:
     """RuntimeConfig from `given`, else from MOEINF_* variables, else the default. None counts as not given.
 
@@ -30,7 +40,7 @@ def with_environment(**given: object) -> RuntimeConfig:
     which one would make the other mean nothing.
     """
     for old, new in _RENAMED.items():
-        if os.environ.get(old):
+        if variable(old):
             raise UsageError(f"{old} is called {new} now, as the flag is; set that instead")
     said = variables_set(RuntimeConfig) | {name: value for name, value in given.items() if value is not None}
     config = RuntimeConfig.of(**said)
@@ -40,7 +50,7 @@ def with_environment(**given: object) -> RuntimeConfig:
 
 def variables_set(group: type) -> dict[str, object]:
     """The options of a group that variables set, by the names of their fields. Raises UsageError."""
-    texts = [(each, os.environ.get(each.variable)) for each in options(group)]
+    texts = [(each, variable(each.variable)) for each in options(group)]
     return {each.name: each.parse(each.variable, text) for each, text in texts if text}
 
 
@@ -74,7 +84,7 @@ def _refuse_what_would_mean_nothing(config: RuntimeConfig, said: Mapping[str, ob
 
 def store_home() -> Path:
     """Folder of the store: MOEINF_HOME, else ~/.moeinf. Raises UsageError for what cannot be a folder."""
-    given = os.environ.get("MOEINF_HOME") or "~/.moeinf"
+    given = variable("MOEINF_HOME") or "~/.moeinf"
     try:
         home = Path(given).expanduser()
     except RuntimeError as error:  # the system has no entry for this user, and HOME is not set
@@ -93,17 +103,17 @@ def store_home() -> Path:
 
 def debug_wanted() -> bool:
     """MOEINF_DEBUG: tracebacks instead of one-line errors."""
-    return os.environ.get("MOEINF_DEBUG", "") not in ("", "0")
+    return variable("MOEINF_DEBUG") not in ("", "0")
 
 
 def foreign_wanted() -> bool:
     """MOEINF_FOREIGN=0 leaves models of other programs alone."""
-    return os.environ.get("MOEINF_FOREIGN", "1") != "0"
+    return variable("MOEINF_FOREIGN") != "0"
 
 
 def history_wanted() -> bool:
     """MOEINF_NOHISTORY switches the history file of the chat off."""
-    return os.environ.get("MOEINF_NOHISTORY", "") in ("", "0")
+    return variable("MOEINF_NOHISTORY") in ("", "0")
 
 
 def server_address() -> str:
@@ -111,8 +121,8 @@ def server_address() -> str:
 
     Raises UsageError for a host that is no address.
     """
-    told = os.environ.get(option_of(ServerOptions, "host").variable) or ServerOptions().host
-    port = os.environ.get(option_of(ServerOptions, "port").variable)
+    told = variable(option_of(ServerOptions, "host").variable) or ServerOptions().host
+    port = variable(option_of(ServerOptions, "port").variable)
     if not port:
         return told
     host, _ = address_of(told)
@@ -121,4 +131,4 @@ def server_address() -> str:
 
 def api_key() -> str | None:
     """MOEINF_API_KEY: the key that clients of the server must give."""
-    return os.environ.get("MOEINF_API_KEY")
+    return variable("MOEINF_API_KEY") or None
