@@ -12,6 +12,7 @@ void bind_attention(nanobind::module_& m);
 void bind_heads(nanobind::module_& m);
 void bind_index_keys(nanobind::module_& m);
 void bind_streams(nanobind::module_& m);
+void bind_mixed_heads(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);
 void bind_recurrent(nanobind::module_& m);

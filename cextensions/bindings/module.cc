@@ -125,6 +125,7 @@ NB_MODULE(_native, m) {
   moeinf::bind_heads(m);
   moeinf::bind_index_keys(m);
   moeinf::bind_streams(m);
+  moeinf::bind_mixed_heads(m);
   moeinf::bind_router(m);
   moeinf::bind_latent(m);
   moeinf::bind_recurrent(m);

@@ -926,6 +926,50 @@ def mix_streams(
     As `weigh_streams`.
     """
 
+def add_scaled(
+    kernels: Kernels,
+    x: npt.NDArray[np.float32],
+    added: npt.NDArray[np.float32],
+    by: npt.NDArray[np.float32],
+    keep: npt.NDArray[np.float32],
+    shift: npt.NDArray[np.float32],
+) -> None:
+    """x <- added * by + x * keep + shift, in place: x, added [tokens, hidden]; the others [hidden].
+
+    As `weigh_streams`.
+    """
+
+def window_heads(
+    kernels: Kernels,
+    seen: npt.NDArray[np.float32],
+    taps: npt.NDArray[np.float32],
+    bias: npt.NDArray[np.float32],
+    head_dim: int,
+    by_head: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Fills out [heads * tokens, head_dim * by_head]: of each head and token, by_head results of a convolution.
+
+    seen [tokens + by_channel + by_head - 2, channels], taps [by_channel, channels], bias [channels]: every channel is
+    convolved by itself. Results lie side by side for each channel. ValueError for sizes that do not fit together.
+    """
+
+def level_heads(
+    kernels: Kernels,
+    products: npt.NDArray[np.float32],
+    bias: npt.NDArray[np.float32],
+    queries: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    lengths: npt.NDArray[np.float32],
+    out_queries: npt.NDArray[np.float32],
+    out_keys: npt.NDArray[np.float32],
+) -> None:
+    """The queries and keys of moeinf.models.layers.recurrent.compressed_heads, of what its second convolution makes.
+
+    products [heads of both * tokens, head_dim], bias [heads of both * head_dim], queries, keys and what is filled
+    [tokens, heads * head_dim], lengths [heads of both]. ValueError for sizes that do not fit together.
+    """
+
 class LatentLayer:
     """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a rotated key."""
 

@@ -1,4 +1,4 @@
-// Streams of hyper-connections, for Python. The GIL is released while anything is computed.
+// Streams of hyper-connections and scaled sums, for Python. The GIL is released while anything is computed.
 #include "moeinf/compute/layers/streams.h"
 
 #include <nanobind/nanobind.h>
@@ -21,6 +21,7 @@ using moeinf::Kernels;
 using moeinf::OptionalRows;
 using moeinf::require;
 using moeinf::Rows;
+using moeinf::Vector;
 
 // Of x [tokens, count * hidden], and numbers [tokens, count].
 moeinf::StreamsShape shape_of(std::int64_t tokens, std::int64_t width, ConstRows numbers) {
@@ -48,6 +49,15 @@ void mix(Kernels& kernels, Rows x, ConstRows added, ConstRows after, OptionalRow
                       mixing ? mixing->data() : nullptr);
 }
 
+void add(Kernels& kernels, Rows x, ConstRows added, Vector by, Vector keep, Vector shift) {
+  const std::int64_t rows = moeinf::size(x, 0), width = moeinf::size(x, 1);
+  require(has_shape(added, rows, width), "what is added is of the same size");
+  require(has_shape(by, width) && has_shape(keep, width) && has_shape(shift, width),
+          "there is a scale and a shift for each column");
+  const moeinf::GilRelease released;
+  moeinf::add_scaled(kernels, {rows, width, x.data(), added.data(), by.data(), keep.data(), shift.data()});
+}
+
 }  // namespace
 
 void moeinf::bind_streams(nb::module_& m) {
@@ -55,4 +65,6 @@ void moeinf::bind_streams(nb::module_& m) {
         nb::arg("out").noconvert(), "Writes out [tokens, hidden].");
   m.def("mix_streams", &mix, nb::arg("kernels"), nb::arg("x").noconvert(), nb::arg("added").noconvert(),
         nb::arg("after").noconvert(), nb::arg("mixing").noconvert() = nb::none(), "Writes x.");
+  m.def("add_scaled", &add, nb::arg("kernels"), nb::arg("x").noconvert(), nb::arg("added").noconvert(),
+        nb::arg("by").noconvert(), nb::arg("keep").noconvert(), nb::arg("shift").noconvert(), "Writes x.");
 }

@@ -184,6 +184,31 @@ def _mixed(world: World) -> Arguments:
             "added": world.floats(tokens, DIM), "after": world.floats(tokens, STREAMS), "mixing": mixing}  # fmt: skip
 
 
+@call("add_scaled", "sizes that do not fit together", holds=_finite("x"))
+def _scaled_sum(world: World) -> Arguments:
+    tokens = world.tokens
+    return {"kernels": world.get("Kernels"), "x": world.floats(tokens, DIM), "added": world.floats(tokens, DIM),
+            "by": world.floats(DIM), "keep": world.floats(DIM), "shift": world.floats(DIM)}  # fmt: skip
+
+
+@call("window_heads", "sizes that do not fit together, convolutions that see no token", holds=_finite("out"))
+def _windows(world: World) -> Arguments:
+    tokens, by_channel, by_head = world.tokens, world.rng.choice([1, 3]), world.rng.choice([1, 2])
+    return {"kernels": world.get("Kernels"), "seen": world.floats(tokens + by_channel + by_head - 2, HEADS * DIM),
+            "taps": world.floats(by_channel, HEADS * DIM), "bias": world.floats(HEADS * DIM), "head_dim": DIM,
+            "by_head": by_head, "out": world.floats(HEADS * tokens, DIM * by_head)}  # fmt: skip
+
+
+@call("level_heads", "sizes that do not fit together", holds=_finite("out_queries"))
+def _levelled(world: World) -> Arguments:
+    tokens, heads = world.tokens, 2 * HEADS
+    return {"kernels": world.get("Kernels"), "products": world.floats(heads * tokens, DIM),
+            "bias": world.floats(heads * DIM), "queries": world.floats(tokens, HEADS * DIM),
+            "keys": world.floats(tokens, HEADS * DIM), "lengths": world.floats(heads),
+            "out_queries": world.floats(tokens, HEADS * DIM),
+            "out_keys": world.floats(tokens, HEADS * DIM)}  # fmt: skip
+
+
 RANK, NOPE, VALUE, TURNED = 64, 32, 16, 32
 
 

@@ -50,6 +50,19 @@ def test_streams_are_mixed_as_in_numpy(tokens: int, count: int, hidden: int, thr
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("rows", "width"), [(1, 4096), (3, 1025), (70, 40), (5, 1)])
+def test_scaled_sums_are_those_of_numpy(rows: int, width: int, threads: int) -> None:
+    x, added, scales = numbers(1, rows, width), numbers(2, rows, width), numbers(3, 3, width)
+    wanted, found = x.copy(), x.copy()
+    TWIN.add_scaled(wanted, added, *scales)
+    NativeFused(_native.Kernels(threads)).add_scaled(found, added, *scales)
+    assert_close(found, wanted)
+    alone = x[-1:].copy()
+    NativeFused(_native.Kernels(1)).add_scaled(alone, added[-1:], *scales)
+    assert np.array_equal(alone, found[-1:]), "a token gets the same beside others"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
     ("heads", "dim", "at_end", "pairs"), [(1, 8, False, 4), (64, 40, True, 8), (5, 12, True, 3), (17, 4, False, 0)]
@@ -82,5 +95,9 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         _native.weigh_streams(kernels, numbers(1, 3, 65), numbers(2, 3, 65), out)
     with pytest.raises(ValueError, match="streams \\* streams"):
         _native.mix_streams(kernels, x, out, numbers(2, 3, 2), numbers(3, 3, 2))
+    with pytest.raises(ValueError, match="the same size"):
+        _native.add_scaled(kernels, x, out, *numbers(2, 3, 8))
+    with pytest.raises(ValueError, match="for each column"):
+        _native.add_scaled(kernels, x, x.copy(), *numbers(2, 3, 7))
     with pytest.raises(ValueError, match="beyond a head"):
         _native.turn_heads(kernels, x, numbers(2, 3, 2), numbers(3, 3, 2), 4, 1, False, x)

@@ -59,4 +59,14 @@ void mix_streams(Kernels& kernels, const StreamsShape& s, float* x, const float*
   });
 }
 
+void add_scaled(Kernels& kernels, const ScaledSum& sum) {
+  each_block(kernels, {sum.rows, 1, sum.width},
+             [&](std::int64_t row, std::int64_t first, std::int64_t count) {
+               float* const x = sum.x + row * sum.width + first;
+               const float *const added = sum.added + row * sum.width + first, *const by = sum.by + first;
+               const float *const keep = sum.keep + first, *const shift = sum.shift + first;
+               for (std::int64_t c = 0; c < count; ++c) x[c] = added[c] * by[c] + x[c] * keep[c] + shift[c];
+             });
+}
+
 }  // namespace moeinf

@@ -1,4 +1,5 @@
-"""Attention of heads that a family makes itself, on the CPU, in one native call; and values that experts make."""
+"""Heads that a family makes itself, on the CPU: their attention in one native call, what convolutions mix, and values
+that experts make."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from moeinf.models.layers.attention.own_heads import HeadsPart
 from moeinf.models.layers.attention.routed_values import ValueExpertsPart
 from moeinf.models.layers.attention.token_rows import KVState
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.recurrent.compressed_heads import MixedHeadsPart
 from moeinf.types import ByteArray, Float32Array, Routing
 
 
@@ -89,3 +91,22 @@ class ChosenValueExperts:
             rows, places = np.nonzero(ids == number)
             total[rows] += self._experts[number](x[rows]) * weights[rows, places, None]
         return total
+
+
+class NativeMixedHeads:
+    """A MixedHeadsPart."""
+
+    def __init__(self, memory: HostMemory, part: MixedHeadsPart[Float32Array, Angles, Routing]) -> None:
+        self._kernels, self._config = memory.weights.kernels, part.config
+        self._taps, self._tap_bias, self._bias, self._lengths = part.tensors(memory.weights)
+
+    def windows(self, seen: Float32Array) -> Float32Array:
+        c, size = self._config, self._config.attention.head_dim
+        out = np.empty(((len(seen) - c.before) * len(self._lengths), size * c.by_head), np.float32)
+        _native.window_heads(self._kernels, seen, self._taps, self._tap_bias, size, c.by_head, out)
+        return out
+
+    def level(self, products: Float32Array, q: Float32Array, k: Float32Array) -> tuple[Float32Array, Float32Array]:
+        out = np.empty_like(q), np.empty_like(k)
+        _native.level_heads(self._kernels, products, self._bias, q, k, self._lengths, *out)
+        return out

@@ -13,7 +13,7 @@ from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.compressed import NativeCompressedCore
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
-from moeinf.models.cpu.heads import ChosenValueExperts, NativeHeadsCore
+from moeinf.models.cpu.heads import ChosenValueExperts, NativeHeadsCore, NativeMixedHeads
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeChannelScan, NativeMamba2, NativeScan
@@ -34,6 +34,7 @@ from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
 from moeinf.models.layers.latent.mla import LatentPart
 from moeinf.models.layers.protocol import M, Part, Table
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart
+from moeinf.models.layers.recurrent.compressed_heads import MixedHeadsPart
 from moeinf.models.layers.recurrent.delta_net import DeltaNetPart
 from moeinf.models.layers.recurrent.mamba1 import ChannelScanPart
 from moeinf.models.layers.recurrent.mamba2 import Mamba2Part, ScanPart
@@ -57,6 +58,7 @@ PARTS = Table[HostMemory](
     Mamba2Part[Float32Array, Angles, Routing].made_by(NativeMamba2),
     ScanPart[Float32Array, Angles, Routing].made_by(NativeScan),
     ChannelScanPart[Float32Array, Angles, Routing].made_by(NativeChannelScan),
+    MixedHeadsPart[Float32Array, Angles, Routing].made_by(NativeMixedHeads),
     BeamsPart[Float32Array, Angles, Routing].made_by(HostBeams),
     SoftmaxRouterPart[Float32Array, Angles, Routing].made_by(SoftmaxRouter),
 )

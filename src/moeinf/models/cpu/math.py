@@ -115,6 +115,11 @@ class NativeFused:
     def mix(self, x: Float32Array, added: Float32Array, after: Float32Array, mixing: Float32Array | None) -> None:
         _native.mix_streams(self._kernels, x, added, _rows(after), None if mixing is None else _rows(mixing))
 
+    def add_scaled(
+        self, x: Float32Array, added: Float32Array, by: Float32Array, keep: Float32Array, shift: Float32Array
+    ) -> None:
+        _native.add_scaled(self._kernels, x, added, by, keep, shift)
+
 
 def _rows(x: Float32Array) -> Float32Array:
     """[first dimension, all others], in one piece."""

@@ -34,6 +34,7 @@ from moeinf.models.layers.latent.indexed import IndexedPart, PooledPart
 from moeinf.models.layers.latent.mla import LatentPart
 from moeinf.models.layers.protocol import M, Part, Table
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaPart, ChannelDeltaRule
+from moeinf.models.layers.recurrent.compressed_heads import MixedHeads, MixedHeadsPart
 from moeinf.models.layers.recurrent.delta_net import DeltaNet, DeltaNetPart
 from moeinf.models.layers.recurrent.mamba1 import ChannelScan, ChannelScanPart
 from moeinf.models.layers.recurrent.mamba2 import Mamba2, Mamba2Part, Scan, ScanPart
@@ -61,6 +62,9 @@ PARTS = Table[DeviceMemory](
     ScanPart[Tensor, DevicePositions, DeviceRouting].made_by(lambda memory, part: Scan(memory.weights.math)),
     ChannelScanPart[Tensor, DevicePositions, DeviceRouting].made_by(
         lambda memory, part: ChannelScan(memory.weights, part)
+    ),
+    MixedHeadsPart[Tensor, DevicePositions, DeviceRouting].made_by(
+        lambda memory, part: MixedHeads(memory.weights, part)
     ),
     BeamsPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceBeams),
     SoftmaxRouterPart[Tensor, DevicePositions, DeviceRouting].made_by(DeviceSoftmaxRouter),

@@ -131,6 +131,10 @@ class FusedOf(Protocol[A]):
         """
         ...
 
+    def add_scaled(self, x: A, added: A, by: A, keep: A, shift: A) -> None:
+        """x <- added * by + x * keep + shift: x, added [tokens, hidden]; the others [hidden]."""
+        ...
+
 
 class Spelled(Generic[A]):
     """FusedOf by the functions of a math."""
@@ -160,6 +164,9 @@ class Spelled(Generic[A]):
             for j in range(after.shape[1]):
                 out = out + mixing[:, j, :, None] * streams[:, j : j + 1]
         x[...] = out.reshape(*x.shape)
+
+    def add_scaled(self, x: A, added: A, by: A, keep: A, shift: A) -> None:
+        x[...] = added * by + x * keep + shift
 
 
 def joined(math: ArrayMathOf[A], parts: Sequence[A], axis: int = 0) -> A:

@@ -1,4 +1,5 @@
-// Hyper-connections: hidden states of several streams, which a layer is given a mixture of and writes to.
+// How what a layer adds meets hidden states: hyper-connections of several streams, and sums that are scaled
+// by number.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +24,14 @@ void weigh_streams(Kernels& kernels, const StreamsShape& shape, const float* x, 
 // [tokens, count], mixing [tokens, count, count]; null: each stream keeps what it is.
 void mix_streams(Kernels& kernels, const StreamsShape& shape, float* x, const float* added,
                  const float* after, const float* mixing);
+
+// x <- added * by + x * keep + shift, of vectors [width]; x, added [rows, width].
+struct ScaledSum {
+  std::int64_t rows, width;
+  float* x;
+  const float *added, *by, *keep, *shift;
+};
+
+void add_scaled(Kernels& kernels, const ScaledSum& sum);
 
 }  // namespace moeinf

@@ -77,10 +77,11 @@ class ScaledSum:
     """x <- (added + its bias) * its scale + (x + its bias) * its scale."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
-        self._scale, self._bias, self._of_x, self._bias_of_x = (weights.vector(f"{prefix}{name}") for name in _of_sum())
+        by, bias, keep, bias_of_x = (weights.vector(f"{prefix}{name}") for name in _of_sum())
+        self._add, self._numbers = weights.fused.add_scaled, (by, keep, bias * by + bias_of_x * keep)
 
     def put(self, x: Hidden, added: Hidden) -> None:
-        x[...] = (added + self._bias) * self._scale + (x + self._bias_of_x) * self._of_x
+        self._add(x, added, *self._numbers)
 
 
 def _of_sum() -> list[str]:
@@ -101,7 +102,7 @@ class ZayaAttention(OneByOne[Array, Positions]):
         weights, site, number = layers.weights, decoder.attention_site(layer), decoder.num_layers + layer
         a, self._number = convolutions.attention, number
         self._norm = weights.norm(NormConfig(site.front, a.norm_eps))
-        self.heads = CompressedHeads[Array](weights, convolutions, site.prefix)
+        self.heads = CompressedHeads(layers, convolutions, site.prefix)
         self._core = layers.make(HeadsPart(a, site.layer))
         self._output = weights.linear(
             f"{site.prefix}o_proj.weight", f"{site.prefix}o_proj.bias" if a.projections.bias else None
@@ -157,7 +158,7 @@ class StatefulRouter:
         self._norm = weights.norm(site.norm)
         self._down = weights.linear(f"{prefix}down_proj.weight", f"{prefix}down_proj.bias")
         self._mlp_norm = weights.norm(NormConfig(f"{mlp}norm.weight", site.norm.eps))
-        self._inner = [weights.linear(f"{mlp}{name}.weight", f"{mlp}{name}.bias") for name in ("fc1", "fc2")]
+        self._inner = [weights.linear(f"{mlp}{name}.weight", f"{mlp}{name}.bias", "gelu") for name in ("fc1", "fc2")]
         self._out = weights.linear(f"{mlp}out_proj.weight")
         self._bias = weights.vector(f"{prefix}balancing_biases")
         self._scale = weights.vector(f"{prefix}router_states_scale") if site.layer else None
@@ -184,7 +185,7 @@ class StatefulRouter:
     def _chosen(self, states: Array) -> object:
         math, inner = self._math, self._mlp_norm(states)
         for layer in self._inner:
-            inner = math.gelu(layer(inner))
+            inner = layer(inner)
         shares = math.softmax(self._out(inner))
         ids = math.top_k(shares + self._bias, 1)
         used = ids <= self._experts - 1
@@ -196,10 +197,17 @@ class ZayaBlock:
     """moeinf.models.layers.protocol.RoutedBlock."""
 
     def __init__(
-        self, moe_layer: int, router: StatefulRouter, experts: Experts, profiler: Profiler, total: ScaledSum
+        self,
+        weights: Weights,
+        moe_layer: int,
+        router: StatefulRouter,
+        experts: Experts,
+        profiler: Profiler,
+        prefix: str,
     ) -> None:
-        self.moe_layer, self._router = moe_layer, router
-        self._experts, self._profiler, self._sum = experts, profiler, total
+        """prefix: of the numbers by which its sum is scaled."""
+        self.moe_layer, self._router, self._zeros = moe_layer, router, weights.math.zeros
+        self._experts, self._profiler, self._sum = experts, profiler, ScaledSum(weights, prefix)
 
     def router(self, x: Hidden) -> tuple[Hidden, object]:
         return self._router.guess(x)
@@ -207,7 +215,7 @@ class ZayaBlock:
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self._router(x)
         self._profiler.lap("router")
-        out = x * 0
+        out = self._zeros(x.shape)
         self._experts.run(self.moe_layer, hidden, routing, out)
         self._sum.put(x, out)
 
@@ -249,8 +257,8 @@ class ZayaMoe(Moe):
             prefix = f"{decoder.module(i, 'mlp')}."
             router = StatefulRouter(layers, self, BlockSite(i, i, prefix, decoder.block_norm(i)))
             router.before, before = before, router
-            total = ScaledSum(layers.weights, f"{decoder.module(i, _SCALINGS[1])}.")
-            blocks.append(ZayaBlock(i, router, experts, profiler, total))
+            scaling = f"{decoder.module(i, _SCALINGS[1])}."
+            blocks.append(ZayaBlock(layers.weights, i, router, experts, profiler, scaling))
         return blocks
 
 
