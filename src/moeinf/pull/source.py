@@ -23,6 +23,7 @@ from moeinf.store.files import (
 )
 from moeinf.store.format import Header, read_header
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.gguf_models import join_them, whole_of
 from moeinf.store.naming.lookup import printable
 from moeinf.types import JsonObject
 
@@ -174,12 +175,25 @@ def _instead_of_shards(names: Collection[str]) -> str:
         return "is an adapter"
     if any(name.lower().endswith(".gguf") for name in names):
         return "has only GGUF files; name the one that you want"
+    cut = sorted(filter(None, map(whole_of, names)))
+    if cut:
+        return f"has {cut[0]}, but {join_them(cut[0])}"
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         return "has only PyTorch files; moeinf needs safetensors, so pull the original repository of the model"
     others = sorted(name for name in names if _SHARD_NAME.fullmatch(name))
     if others:
         return f"has {others[0]}, but no {INDEX_FILE}, which says which files belong together; fetch the index"
     return f"has neither {SINGLE_FILE} nor {INDEX_FILE}: not a checkpoint in safetensors form"
+
+
+def _instead_of_folder(path: Path) -> str:
+    if whole_of(path.name):
+        return f"is not all of {whole_of(path.name)}: {join_them(whole_of(path.name))}"
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4) == b"GGUF":
+                return "is a GGUF file by its first bytes; give it a name that ends in .gguf"
+    return "is not a folder; give the folder of a checkpoint, or org/repo"
 
 
 def parse_index(data: bytes) -> Shards:
@@ -214,7 +228,7 @@ class FolderSource:
         self.origin = origin or ModelSource("folder", str(self._path))
         with errors_named(self._path, CheckpointError):
             if not self._path.is_dir():
-                raise CheckpointError(f"{path} is not a folder; give the folder of a checkpoint, or org/repo")
+                raise CheckpointError(f"{path} {_instead_of_folder(self._path)}")
             self._folders = {entry.name: self._path for entry in os.scandir(self._path)}  # where each file lies
             if over is not None:
                 self._folders |= {entry.name: over for entry in os.scandir(over)}

@@ -14,7 +14,6 @@ from moeinf.errors import HubError, ModelNotFoundError, MoeinfError, Unreachable
 from moeinf.pull.checkpoint.checkpoint_pull import CheckpointPull
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.forms.form import Form, Found, bits_class, preference, quantisation_of
-from moeinf.pull.gguf.gguf_files import model_files
 from moeinf.pull.gguf.remote_gguf import HubFilePull
 from moeinf.pull.hub.remote import Patience
 from moeinf.pull.hub.repository import HubRepository, HubSource
@@ -23,6 +22,7 @@ from moeinf.pull.task import PullTask
 from moeinf.store.library import Library
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.catalogue import KnownModel
+from moeinf.store.naming.gguf_models import model_files
 from moeinf.store.naming.names import asked_revision, default_name, full_name
 from moeinf.store.quantisation import CHOICES, chosen
 

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from moeinf.errors import CheckpointError
+from moeinf.store.naming.gguf_models import join_them, model_files, whole_of
 
 PREFERRED = "q4_k_m"  # where no tag is given, as with ollama
-_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_OTHERS = re.compile(r"(^|[-_./])(mmproj|imatrix|mtp)[-_.]", re.IGNORECASE)  # beside a model: no models
-
-
-def model_files(names: Collection[str]) -> dict[str, str]:
-    """The first file of each GGUF model, by what tells it from the others: its name without ending, in lower case."""
-    found = {}
-    for name in sorted(names):
-        split = _SPLIT.fullmatch(name)
-        if not name.lower().endswith(".gguf") or _OTHERS.search(name) or (split and int(split[2]) != 1):
-            continue
-        found[(split[1] if split else name[: -len(".gguf")]).lower()] = name
-    return found
 
 
 def choose(names: Collection[str], tag: str, where: str) -> str:
@@ -38,6 +25,10 @@ def choose(names: Collection[str], tag: str, where: str) -> str:
         return next(iter(models.values()))
     if len(fits) == 1:
         return fits[0]
+    in_pieces = sorted({whole_of(name) for name in names} - {""})
+    cut = [name for name in in_pieces if wanted in name.lower() or len(in_pieces) == 1]
+    if cut and not fits:
+        raise CheckpointError(f"{where} has {cut[0]}, but {join_them(cut[0].rpartition('/')[2])}, and give that file")
     known = ", ".join(tags_of(models)) or "none"
     if not fits:
         fault = f"has no GGUF file of the tag {tag[:50]!r}" if tag else "has several GGUF files, none of them Q4_K_M"

@@ -27,6 +27,7 @@ from moeinf.pull.steps import Steps
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.gguf_models import whole_of
 from moeinf.store.naming.names import is_commit
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
@@ -69,7 +70,9 @@ def open_hub(
         return checkpoint(_CachedSource(repo, revision, progress))
     repository = HubRepository(repo, revision, token, progress, Patience())
     has_shards = INDEX_FILE in repository.names or SINGLE_FILE in repository.names
-    if asked.file or (not has_shards and any(name.lower().endswith(".gguf") for name in repository.names)):
+    if asked.file or (
+        not has_shards and any(name.lower().endswith(".gguf") or whole_of(name) for name in repository.names)
+    ):
         return files(repository)
     return checkpoint(HubSource(repository))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from moeinf.pull.forms.form import quantisation_of
-from moeinf.pull.gguf.gguf_files import model_files
 from moeinf.pull.origins import Origin
 from moeinf.references.foreign.go_templates import twin_of
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.catalogue import KnownModel, known_checkpoint, known_form, known_model, known_source
+from moeinf.store.naming.gguf_models import model_files
 from moeinf.store.naming.names import DEFAULT_TAG, default_name, name_from, outside_source, repository_source
 
 Owner = Literal["ollama", "lmstudio", "llama.cpp", "hub"]  # as `OWNER:NAME` has them

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from moeinf.errors import UsageError
 from moeinf.store.manifest import ModelSource
+from moeinf.store.naming.gguf_models import model_files
 
 DEFAULT_TAG = "latest"
 MTP = "mtp"  # the architecture of a layer that guesses tokens (multi-token prediction), and what --draft calls it
@@ -121,8 +122,21 @@ def outside_source(text: str) -> ModelSource | None:
     found = Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links
     if found.parent.name == "blobs" and is_gguf:  # of the Hub's cache, where the link has the file's name
         found = Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    only = _only_gguf(found)
+    if only is not None:
+        return ModelSource("file", str(only))
     is_file = (found.suffix.lower() == ".gguf" and not found.is_dir()) or _is_blob(found)
     return ModelSource("file" if is_file else "folder", str(found))
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The model of a folder that holds nothing but it, as programs that fetch GGUF files leave it."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # no folder, or one that may not be read: what opens it says so
+        return None
+    files = model_files(names)
+    return folder / next(iter(files.values())) if len(files) == 1 and "config.json" not in names else None
 
 
 def _is_blob(path: Path) -> bool:
