@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tests.support.campaign.cables import cables
 from tests.support.campaign.executions import covered
 from tests.support.campaign.fuzzers import mutations
 from tests.support.campaign.power import power_cuts
@@ -28,4 +29,5 @@ KINDS: Final = {
     "mutations": Kind(mutations, 2),
     "executions": Kind(covered, 2),
     "servers": Kind(server, 2),
+    "cables": Kind(cables, 1),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.config import RuntimeConfig
+from moeinf.distributed import listener as listener_module
 from moeinf.distributed.listener import Listener
 from moeinf.distributed.proof import stretched
 from moeinf.distributed.serving import WorkerServer
@@ -41,6 +42,8 @@ def main() -> None:
 
 def serve(asked: dict[str, Any], told: int) -> None:
     os.setpgid(0, 0)
+    if silent_s := asked["options"].pop("silent_s", None):
+        setattr(listener_module, "SILENT_S", silent_s)  # noqa: B010, it is final elsewhere
     listener, library = Listener(asked["address"], asked["port"], asked["key"].encode()), Library(Path(asked["home"]))
     os.write(told, f"{listener.address.port}\n".encode())
     try:
