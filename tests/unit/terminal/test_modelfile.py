@@ -147,7 +147,7 @@ def test_what_ollama_has_and_means_nothing_here_is_passed_over_with_a_note() -> 
     [
         ("", "Modelfile has no FROM line"),
         ("FROM", "line 1: FROM is followed by nothing"),
-        ("FROM a\nFROM b", "line 2: there is a second FROM"),
+        ("FROM a\nFROM b", "line 2: there is a second FROM; a model is made of one: of a split name one part"),
         ("FROM a\n\nTEMPLATE {{ .Prompt }}", "line 3: each checkpoint brings its own chat template"),
         ('FROM a\nTEMPLATE """{{ .System }}\n{{ .Prompt }}"""', "line 2: each checkpoint"),
         ("FROM a\nADAPTER b\nADAPTER c", "line 3: there is a second ADAPTER"),

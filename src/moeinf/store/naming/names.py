@@ -33,6 +33,8 @@ _GGUF_PAGE = re.compile(r"([^/\s@:]+/[^/\s@:]+)/(?:blob|resolve)/([^/\s]+)/(\S+\
 _COMMIT = re.compile(rf"[0-9a-f]{{{LEAST_COMMIT},40}}")
 _GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
+_WINDOWS = re.compile(r"([A-Za-z]):[\\/](.*)", re.DOTALL)
+_WSL = re.compile(r"[\\/]{2}wsl(?:\$|\.localhost)[\\/][^\\/]+[\\/](.*)", re.IGNORECASE | re.DOTALL)
 _COMMIT_DIGITS = 12  # of a commit, in a name
 
 
@@ -109,8 +111,9 @@ def word_from(text: str) -> str:
 def outside_source(text: str) -> ModelSource | None:
     """What a path or an address of the Hub means, which go before stored names; None for what is neither.
 
-    A path is told by its form, or it is the name of a checkpoint folder here.
+    A path is told by its form, or it is the name of a checkpoint folder here. Raises UsageError for one of Windows.
     """
+    _refuse_windows(text)
     address = address_source(text)
     path = os.path.expanduser(text)
     looks_so = text in (".", "..", "~") or text.startswith(("/", "./", "../", "~/"))
@@ -127,6 +130,15 @@ def outside_source(text: str) -> ModelSource | None:
         return ModelSource("file", str(only))
     is_file = (found.suffix.lower() == ".gguf" and not found.is_dir()) or _is_blob(found)
     return ModelSource("file" if is_file else "folder", str(found))
+
+
+def _refuse_windows(text: str) -> None:
+    """As it is copied from there, and as Windows calls files of Linux under WSL."""
+    drive, inside = _WINDOWS.fullmatch(text), _WSL.fullmatch(text)
+    if (drive is None and inside is None) or os.path.exists(text):
+        return
+    here = f"/mnt/{drive[1].lower()}/{drive[2]}" if drive is not None else f"/{inside[1] if inside else ''}"
+    raise UsageError(f"{text} is a path of Windows; under WSL it is {here.replace(chr(92), '/')}")
 
 
 def _only_gguf(folder: Path) -> Path | None:

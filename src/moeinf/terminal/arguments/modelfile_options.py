@@ -66,7 +66,10 @@ def parse_modelfile(text: str, where: str) -> Modelfile:
             raise UsageError(f"{at}: {word} {command.name}".rstrip() + " is followed by nothing")
         elif word in ("FROM", "ADAPTER"):
             if word in given:
-                raise UsageError(f"{at}: there is a second {word}; a model is made of one")
+                beside = (
+                    "" if word == "ADAPTER" else ": of a split name one part, and an mmproj file beside it is found"
+                )
+                raise UsageError(f"{at}: there is a second {word}; a model is made of one{beside}")
             given[word] = value
         elif word == "SYSTEM":
             system = value

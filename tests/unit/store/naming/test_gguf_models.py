@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.errors import CheckpointError
+from moeinf.errors import CheckpointError, UsageError
 from moeinf.pull.gguf.gguf_files import choose
 from moeinf.pull.source import FolderSource
 from moeinf.store.manifest import ModelSource
@@ -77,3 +77,18 @@ def test_a_repository_of_pieces_says_so_of_the_form_that_was_asked_for(names: li
 def test_a_gguf_file_of_another_name_is_known_by_its_bytes(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"give it a name that ends in \.gguf"):
         FolderSource(made(tmp_path, "model") / "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "here"),
+    [
+        (r"C:\Users\Ann Doe\x.gguf", "/mnt/c/Users/Ann Doe/x.gguf"),
+        ("d:/models", "/mnt/d/models"),
+        (r"\\wsl$\Ubuntu\home\ann\x.gguf", "/home/ann/x.gguf"),
+        (r"\\wsl.localhost\Ubuntu-24.04\home", "/home"),
+    ],
+)
+def test_a_path_of_windows_is_told_as_it_is_called_here(path: str, here: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        outside_source(path)
+    assert str(refused.value) == f"{path} is a path of Windows; under WSL it is {here}"
