@@ -16,7 +16,7 @@ QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.item
 # What `quantise` makes; the others are only read.
 WRITTEN: list[Format] = [
     "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q4_k", "iq4_nl", "mxfp4", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_xs",
-    "iq3_s", "iq2_s",
+    "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs",
 ]  # fmt: skip
 # Where the float16 scales (and minima) of a block lie. Those of MXFP4 and NVFP4 are single bytes, and that of IQ1_M is
 # cut into the top nibbles of its last four words.
@@ -27,22 +27,31 @@ HALVES: Mapping[Format, tuple[int, ...]] = {
 
 
 # Weights of a point, of the formats of grids that are written.
-DIMS: Mapping[Format, int] = {"iq3_s": 4, "iq2_s": 8}
+DIMS: Mapping[Format, int] = {"iq3_s": 4, "iq3_xxs": 4, "iq2_s": 8, "iq2_xs": 8, "iq2_xxs": 8}
+# Of these, those in which of each eight weights an even number are negative.
+EVEN: tuple[Format, ...] = ("iq3_xxs", "iq2_xs", "iq2_xxs")
 
 
 def every_point(format: Format, block: Bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
     """[points of the grid, 256]: what the magnitudes of each weight become by the scales of the block."""
-    count = {"iq3_s": 512, "iq2_s": 1024}[format]
-    blocks, index = np.repeat(block[None], count, 0), np.arange(count)
+    count = {"iq3_s": 512, "iq3_xxs": 256, "iq2_s": 1024, "iq2_xs": 512, "iq2_xxs": 256}[format]
+    blocks, index = np.repeat(block[None], count, 0), np.arange(count)[:, None]
     if format == "iq3_s":
-        blocks[:, 2:66] = index[:, None] & 255
-        blocks[:, 66:74] = (index[:, None] >> 8) * 255
-        blocks[:, 74:106] = 0
+        blocks[:, 2:66] = index & 255
+        blocks[:, 66:74] = (index >> 8) * 255
+    elif format == "iq3_xxs":
+        blocks[:, 2:66] = index
+    elif format == "iq2_s":
+        blocks[:, 2:34] = index & 255
+        blocks[:, 66:74] = (index >> 8) * 0x55
+    elif format == "iq2_xs":
+        blocks[:, 2:66:2] = index & 255
+        blocks[:, 3:66:2] = index >> 8  # without signs
     else:
-        blocks[:, 2:34] = index[:, None] & 255
-        blocks[:, 34:66] = 0
-        blocks[:, 66:74] = (index[:, None] >> 8) * 0x55
+        for word in range(2, 66, 8):
+            blocks[:, word : word + 4] = index
     found: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(blocks, gguf.GGMLQuantizationType[format.upper()])
+    np.abs(found, out=found)  # whatever signs the block has
     return found
 
 

@@ -20,7 +20,7 @@ class PullOptions:
     quant: str | None = option(
         None,
         "Store weights as keep, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl, iq4_xs, q3_k, iq3_s, "
-        "q2_k, iq2_s or mxfp4. [default: keep]",
+        "iq3_xxs, q2_k, iq2_s, iq2_xs, iq2_xxs or mxfp4. [default: keep]",
         metavar="FORMAT",
     )
     quant_experts: str | None = option(None, "Store the experts in another format.", metavar="FORMAT")

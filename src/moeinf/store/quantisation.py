@@ -11,23 +11,27 @@ from moeinf.types import FORMAT_BLOCKS, Format, TensorPlan
 
 Choice = Literal[
     "keep", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs", "q3_k", "iq3_s",
-    "q2_k", "iq2_s", "mxfp4",
+    "iq3_xxs", "q2_k", "iq2_s", "iq2_xs", "iq2_xxs", "mxfp4",
 ]  # fmt: skip
 # Of experts, which --quant means by a name.
-Mixture = Literal["q5_k_m", "q4_k_m", "q3_k_m", "iq3_s_m", "q2_k_m", "iq2_s_m"]
+Mixture = Literal[
+    "q5_k_m", "q4_k_m", "q3_k_m", "iq3_s_m", "iq3_xxs_m", "q2_k_m", "iq2_s_m", "iq2_xs_m", "iq2_xxs_m"
+]  # fmt: skip
 ExpertChoice = Literal[Choice, Mixture, "fitted"]  # fitted: each part of each layer in its own, to have a size
 DenseChoice = Literal[Choice, "more", "fitted"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 EXPERT_CHOICES: tuple[ExpertChoice, ...] = get_args(ExpertChoice)
 DENSE_CHOICES: tuple[DenseChoice, ...] = get_args(DenseChoice)
-# What --quant makes of experts: gate and up in the format of that name, down in the next one. An error there goes into
+# What --quant makes of experts: gate and up in the format of that name, down in a larger one. An error there goes into
 # the sum of all layers as it is, while one of gate and up is damped by the other. All layers alike: slots are equal.
 _MIXTURES: Mapping[Choice, Mixture] = {
-    "q5_k": "q5_k_m", "q4_k": "q4_k_m", "q3_k": "q3_k_m", "iq3_s": "iq3_s_m", "q2_k": "q2_k_m", "iq2_s": "iq2_s_m",
+    "q5_k": "q5_k_m", "q4_k": "q4_k_m", "q3_k": "q3_k_m", "iq3_s": "iq3_s_m", "iq3_xxs": "iq3_xxs_m",
+    "q2_k": "q2_k_m", "iq2_s": "iq2_s_m", "iq2_xs": "iq2_xs_m", "iq2_xxs": "iq2_xxs_m",
 }  # fmt: skip
 _PARTS: Mapping[ExpertChoice, tuple[Choice, Choice]] = {  # of gate and up, and of down
     "q5_k_m": ("q5_k", "q6_k"), "q4_k_m": ("q4_k", "q5_k"), "q3_k_m": ("q3_k", "q4_k"), "q2_k_m": ("q2_k", "q3_k"),
-    "iq3_s_m": ("iq3_s", "iq4_xs"), "iq2_s_m": ("iq2_s", "iq3_s"),
+    "iq3_s_m": ("iq3_s", "iq4_xs"), "iq3_xxs_m": ("iq3_xxs", "iq4_xs"), "iq2_s_m": ("iq2_s", "iq3_s"),
+    "iq2_xs_m": ("iq2_xs", "iq3_xxs"), "iq2_xxs_m": ("iq2_xxs", "iq2_s"),
 }  # fmt: skip
 # 8 bits for the matrix that makes logits, which are what is sampled from, and for embeddings.
 _HEAD_FORMAT: Choice = "q8_0"
@@ -35,7 +39,7 @@ _HEAD_FORMAT: Choice = "q8_0"
 # model: 8 bits. Experts are nearly all of it: the next of the formats with blocks of 32, as in llama.cpp's files.
 _FALLBACKS: Mapping[Format, Format] = {
     "q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "iq4_xs": "iq4_nl", "q3_k": "iq4_nl", "q2_k": "iq4_nl",
-    "iq3_s": "iq4_nl", "iq2_s": "iq4_nl",
+    "iq3_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq2_s": "iq4_nl", "iq2_xs": "iq4_nl", "iq2_xxs": "iq4_nl",
 }  # fmt: skip
 
 

@@ -81,10 +81,10 @@ def test_formats_that_others_make_needless_are_not_chosen(tmp_path: Path) -> Non
     for each in parts:
         sizes, errors = ([given[format] for format in each.formats] for given in (each.num_bytes, each.errors))
         assert sizes == sorted(set(sizes)) and errors == sorted(set(errors), reverse=True)
-        assert each.formats[:3] == ("iq2_s", "iq3_s", "iq4_xs") and each.tried == "q3_k"
+        assert each.formats[:6] == ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs") and each.tried == "q3_k"
     smallest = {place: each.formats[0] for each in parts for place in each.places}
     made = fit(whole, store_bytes(whole, ends_of(whole) | smallest), "wide:small")
-    assert {spec.dtype for spec in made.manifest.layout.tensors} == {"iq2_s"} and verify(made) == []
+    assert {spec.dtype for spec in made.manifest.layout.tensors} == {"iq2_xxs"} and verify(made) == []
     with Model(made, RuntimeConfig.of(device="cpu", threads=1), Reporting(lambda line: None)) as model:
         assert model.generate("a b a", model.params(num_predict=4, temperature=0)).finish_reason
 

@@ -35,11 +35,12 @@ from tests.support.tiny_models import all_configs
 # What experts become where rows are no multiple of 256; other matrices q8_0.
 INSTEAD: dict[Format, Format] = {
     "q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "iq4_xs": "iq4_nl", "q3_k": "iq4_nl", "q2_k": "iq4_nl",
-    "iq3_s": "iq4_nl", "iq2_s": "iq4_nl",
+    "iq3_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq2_s": "iq4_nl", "iq2_xs": "iq4_nl", "iq2_xxs": "iq4_nl",
 }  # fmt: skip
 # What --quant makes of `down`.
 DOWN: dict[Format, Format] = {
     "q5_k": "q6_k", "q4_k": "q5_k", "q3_k": "q4_k", "q2_k": "q3_k", "iq3_s": "iq4_xs", "iq2_s": "iq3_s",
+    "iq3_xxs": "iq4_xs", "iq2_xs": "iq3_xxs", "iq2_xxs": "iq2_s",
 }  # fmt: skip
 # Whole blocks of any format.
 WIDE = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 512, "num_experts": 4}

@@ -22,25 +22,29 @@ GGML = {format: GGMLQuantizationType[format.upper()] for format in QUANTISED}
 # How far a weight may move, as a share of the largest of its block: half a step where values are widest apart; a whole
 # one where the range has no value at its other end (mxfp4: 8 becomes 6), one and a half where the search may also end
 # before it; where there are lines twice the step of a range of both signs, as scales are rounded too (to float16 all
-# are, which q8_0 alone feels). Of eight weights of iq2_s two may be far from zero where no point has that.
+# are, which q8_0 alone feels). Of eight weights of iq2_s two may be far from zero where no point has that;
+# of iq3_xxs, iq2_xs and iq2_xxs one may get the other sign, and may be as large as the others.
 LARGEST_MOVE = {
     "q8_0": 0.51 / 127 + 2**-11, "q5_0": 1.6 / 16, "q4_0": 1.6 / 8, "iq4_nl": 0.16, "mxfp4": 0.26,
     "q4_1": 4.2 / 15, "q5_1": 4.2 / 31, "q2_k": 2.2 / 3, "q3_k": 1.6 / 4, "q4_k": 4.2 / 15, "q5_k": 4.2 / 31,
     "q6_k": 1.6 / 32, "iq4_xs": 0.2, "iq3_s": 0.4, "iq2_s": 0.95,
+    "iq3_xxs": 1.3, "iq2_xs": 1.3, "iq2_xxs": 1.3,
 }  # fmt: skip
 # The root of the mean square error, as a part of that of the weights, with which ggml's own functions
-# (ggml_quantize_chunk of the llama.cpp in llama-cpp-python 0.3.36, without an importance matrix; iq3_s and iq2_s with
-# one of ones, by which they are nearer) write 512 super-blocks of random weights, and of the embedding of the model
+# (ggml_quantize_chunk of the llama.cpp in llama-cpp-python 0.3.36, without an importance matrix; iq3_s and iq2 with one
+# of ones, by which they are nearer) write 512 super-blocks of random weights, and of the embedding of the model
 # that comes with moeinf.
 OF_GGML = {
     "q8_0": (0.00533, 0.00525), "q5_0": (0.04255, 0.04197), "q5_1": (0.03772, 0.03732), "q4_0": (0.08564, 0.08317),
     "q4_1": (0.07790, 0.07651), "q4_k": (0.07091, 0.06991), "iq4_nl": (0.07582, 0.07477), "mxfp4": (0.11484, 0.11741),
     "q2_k": (0.29540, 0.28078), "q3_k": (0.15008, 0.14550), "q5_k": (0.03599, 0.03560), "q6_k": (0.01769, 0.01727),
     "iq4_xs": (0.07641, 0.07535), "iq3_s": (0.13648, 0.13767), "iq2_s": (0.24839, 0.24596),
+    "iq3_xxs": (0.21342, 0.21227), "iq2_xs": (0.29951, 0.30156), "iq2_xxs": (0.34329, 0.35018),
 }  # fmt: skip
 # The same with and for an importance matrix, exp(standard_normal) of seed 3.
 WEIGHED_OF_GGML = {
     "q3_k": (0.13191, 0.12832), "iq3_s": (0.11806, 0.12059), "q2_k": (0.23179, 0.22743), "iq2_s": (0.22293, 0.21961),
+    "iq3_xxs": (0.15107, 0.15130), "iq2_xs": (0.25637, 0.25644), "iq2_xxs": (0.29282, 0.29418),
 }  # fmt: skip
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -135,7 +139,7 @@ def test_points_of_a_grid_are_nearer_than_lines_in_as_many_bytes(grid: Format, s
             assert near < most * line
 
 
-@pytest.mark.parametrize("format", ["iq3_s", "iq2_s"])
+@pytest.mark.parametrize("format", DIMS)
 def test_each_point_is_the_nearest_of_its_grid(format: Format) -> None:
     """Of blocks that are written, no point can be replaced by a nearer one, whatever the importance."""
     rng = np.random.default_rng(11)
@@ -145,7 +149,7 @@ def test_each_point_is_the_nearest_of_its_grid(format: Format) -> None:
     found = gguf.dequantize(blocks, GGML[format])
     for row, block in enumerate(blocks):
         points = every_point(format, block)
-        losses = importance * np.square(np.abs(weights[row]) - points)
+        losses = importance * np.square(weights[row] - np.sign(found[row]) * points)
         least = losses.reshape(len(points), -1, DIMS[format]).sum(axis=2).min(axis=0)
         lost = (importance * np.square(found[row] - weights[row])).reshape(-1, DIMS[format]).sum(axis=1)
         np.testing.assert_allclose(lost, least, rtol=1e-4, atol=1e-6)

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 
 from moeinf._native import dequantise, quantise, quantise_in_turn
 from moeinf.types import FORMAT_BLOCKS, Format
-from tests.support.blocks import DIMS, WRITTEN, every_point
+from tests.support.blocks import DIMS, EVEN, WRITTEN, every_point
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Case = tuple[Floats, Floats, Floats, Floats]
@@ -61,12 +61,14 @@ def points(format: Format, block: Bytes) -> list[Floats]:
     return [(magnitudes[:, None, k : k + dims] * signs).reshape(-1, dims) for k in range(0, magnitudes.shape[1], dims)]
 
 
-def in_turn_slowly(aims: Floats, weights: Floats, owed: Floats, importance: Floats, choices: Floats) -> Floats:
+def in_turn_slowly(
+    aims: Floats, weights: Floats, owed: Floats, importance: Floats, choices: Floats
+) -> tuple[float, Floats]:
     """Of the points, the one whose weights cost least, each of which aims at what the errors before it ask too."""
     lost = weights - choices
-    off = aims - choices + lost @ np.triu(owed, 1)
-    best: Floats = choices[(np.square(off) @ importance).argmin()]
-    return best
+    costs = np.square(aims - choices + lost @ np.triu(owed, 1)) @ importance
+    best = costs.argmin()
+    return float(costs[best]), choices[best]
 
 
 def slowly(format: Format, given: Case, row: int) -> Floats:
@@ -78,6 +80,18 @@ def slowly(format: Format, given: Case, row: int) -> Floats:
         """Of column k, by the errors of the first `known` columns."""
         return float(weights[row, k] + asked[row, k] + (weights[row] - became)[:known] @ upper[:known, k])
 
+    def become(first: int, some: list[Floats], parity: int | None) -> float:
+        """Points of the columns from `first` on. parity: of the number of negative weights of each."""
+        cost = 0.0
+        for choices in some:
+            of = slice(first, first + choices.shape[1])
+            known = np.array([aim(k, first) for k in range(of.start, of.stop)], np.float32)
+            if parity is not None:
+                choices = choices[np.signbit(choices).sum(axis=1) % 2 == parity]
+            taken, became[of] = in_turn_slowly(known, weights[row, of], upper[of, of], importance[of], choices)
+            first, cost = of.stop, cost + taken
+        return cost
+
     count, num_bytes = FORMAT_BLOCKS[format]
     for start in range(0, 256, count):
         columns, least, best = range(start, start + count), np.inf, became
@@ -86,11 +100,11 @@ def slowly(format: Format, given: Case, row: int) -> Floats:
             block = np.empty(num_bytes, np.uint8)
             quantise(format, aims.view(np.uint8), "f32", 1, count, block, importance[start : start + count])
             if format in DIMS:
-                for at, choices in enumerate(points(format, block)):
-                    first = start + at * DIMS[format]
-                    of = slice(first, first + DIMS[format])
-                    known = np.array([aim(k, first) for k in range(of.start, of.stop)], np.float32)
-                    became[of] = in_turn_slowly(known, weights[row, of], upper[of, of], importance[of], choices)
+                every, together = points(format, block), 8 // DIMS[format] if format in EVEN else 1
+                for at in range(0, len(every), together):
+                    some, first = every[at : at + together], start + at * DIMS[format]
+                    parities = (None,) if format not in EVEN else (0,) if together == 1 else (0, 1)
+                    become(first, some, min(parities, key=lambda parity: become(first, some, parity)))
             else:
                 for k, choices in zip(columns, numbers(format, block), strict=True):
                     became[k] = choices[np.abs(choices - aim(k, k)).argmin()]
@@ -131,7 +145,9 @@ def test_without_anything_to_make_up_for_it_is_plain_rounding(format: Format) ->
     found, wanted = np.empty_like(weights), np.empty_like(weights)
     dequantise(format, out, 3, 256, found)
     dequantise(format, plain, 3, 256, wanted)
-    assert np.isclose(found, wanted, atol=1e-4).mean() > 0.98, "others lie between two numbers"
+    # Where signs are chosen together, plain rounding does not try all of them.
+    alike = np.isclose(found, wanted, atol=1e-4).mean()
+    assert alike > (0.9 if format in EVEN else 0.98), "others lie between two numbers"
 
 
 @pytest.mark.parametrize("format", FORMATS)

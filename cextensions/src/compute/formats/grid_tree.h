@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "grids.h"
 #include "lanes.h"
@@ -21,6 +22,8 @@ class GridTree {
   GridTree(const Grid<Word, kCount>& grid, float unit) {
     for (int v = 0; v < kValues; ++v) values_[v] = unit * static_cast<float>(grid.values[v]);
     for (int v = 0; v + 1 < kValues; ++v) borders_[v] = (values_[v] + values_[v + 1]) / 2;
+    steps_[0] = 1;
+    for (int k = 1; k < kDims; ++k) steps_[k] = static_cast<float>(kValues) * steps_[k - 1];
     std::uint16_t sorted[kCount];
     for (int i = 0; i < kCount; ++i) {
       sorted[i] = static_cast<std::uint16_t>(i);
@@ -41,7 +44,7 @@ class GridTree {
       float middle[kDims];
       for (int k = 0, left = cell; k < kDims; ++k, left /= kValues) middle[k] = values_[left % kValues];
       near_[cell] = 0;
-      const int found = nearest(middle, 1, alike);
+      const int found = nearest(middle, 1, alike, 0);
       const bool same = std::equal(middle, middle + kDims, points_[found]);
       near_[cell] = static_cast<std::uint16_t>(same ? found | kSame : found);
     }
@@ -51,57 +54,63 @@ class GridTree {
   const float* point(int index) const { return points_[index]; }
 
   // Of magnitudes, in units of 1 / inverse, the point of the least squared error, weighed by `importance`.
-  int nearest(const float* magnitudes, float inverse, const float* importance) const {
+  // guess: a point that may be near.
+  int nearest(const float* magnitudes, float inverse, const float* importance, int guess) const {
     using namespace lanes;
     Search search;
-    Floats own[kDims / kLanes];  // the nearest values, whether they are a point or not
-    int cell = 0;
-    for (int start = kDims - kLanes; start >= 0; start -= kLanes) {
+    Floats above = splat(0);  // how many cells lie below each weight's value, as whole floats
+    for (int start = 0; start < kDims; start += kLanes) {
       const Floats x = floats_at(magnitudes + start) * inverse;
-      Ints code = {};
-      Floats value = splat(values_[0]);
-      for (int v = 0; v + 1 < kValues; ++v) {
-        const Ints beyond = x > splat(borders_[v]);
-        code -= beyond;
-        value = beyond ? splat(values_[v + 1]) : value;
-      }
-      own[start / kLanes] = value;
-      for (int lane = kLanes - 1; lane >= 0; --lane) {
-        search.x[start + lane] = x[lane];
-        search.code[start + lane] = code[lane];
-        cell = cell * kValues + code[lane];
-      }
+      const Ints step = reinterpret_cast<Ints>(floats_at(steps_ + start));
+      for (const float border : borders_) above += reinterpret_cast<Floats>((x > splat(border)) & step);
+      std::memcpy(search.x + start, &x, sizeof x);
     }
+    const int cell = static_cast<int>((above[0] + above[1]) + (above[2] + above[3]));
     if (near_[cell] & kSame) return near_[cell] & ~kSame;
-    search.importance = importance;
-    search.found = near_[cell];
-    search.least = search.rest[kDims] = 0;
-    for (int start = kDims - kLanes; start >= 0; start -= kLanes) {
-      const Floats x = floats_at(search.x + start), weight = floats_at(importance + start);
-      const Floats off = x - own[start / kLanes], near_off = x - floats_at(points_[search.found] + start);
-      const Floats cost = weight * off * off, near_cost = weight * near_off * near_off;
-      for (int lane = kLanes - 1; lane >= 0; --lane) {
-        search.rest[start + lane] = search.rest[start + lane + 1] + cost[lane];
-        search.least += near_cost[lane];
+    for (int k = 0, left = cell; k < kDims; ++k, left /= kValues) {
+      search.code[k] = left % kValues;
+      for (int v = 0; v < kPadded; v += kLanes) {
+        const Floats off = splat(search.x[k]) - floats_at(values_ + v), cost = importance[k] * off * off;
+        std::memcpy(search.cost[k] + v, &cost, sizeof cost);
       }
     }
+    search.found = near_[cell];
+    search.least = 0;
+    float guessed = 0;
+    for (int k = 0; k < kDims; ++k) {
+      search.least += search.cost[k][codes_[search.found][k]];
+      guessed += search.cost[k][codes_[guess][k]];
+    }
+    if (guessed < search.least) {
+      search.least = guessed;
+      search.found = guess;
+    }
+    search.rest[kDims] = 0;
+    for (int k = kDims - 1; k >= 0; --k) search.rest[k] = search.rest[k + 1] + search.cost[k][search.code[k]];
     descend<0>(0, 0, &search);
     return search.found;
   }
 
   // Weights that are rounded in turn, in units of the scale: weight k aims at aims[k] plus lost[j] *
   // owed[j][k] of those before it, lost being `weights` less what they become, of either sign. An error of
-  // what they aim at costs `importance`.
-  struct Turn {
+  // what they aim at costs `importance`. parity: of the number of negative ones; kAny where it may be either.
+  struct InTurn {
     float weights[kDims], aims[kDims], owed[kDims][kDims], importance[kDims];
+    int parity;
   };
+  static constexpr int kAny = -1;
 
-  // The point of the least cost, and by the bits of `signs` which of its weights are negative.
-  int nearest_in_turn(const Turn& turn, unsigned* signs) const {
-    TurnSearch search{turn, {}, 0, HUGE_VALF, 0, 0};
+  // The point of the least cost; bits of `signs` are set where its weights are negative. Where none costs
+  // less than `limit`, that is its cost.
+  struct Chosen {
+    int index = 0;
+    unsigned signs = 0;
+    float cost = 0;
+  };
+  Chosen nearest_in_turn(const InTurn& turn, float limit) const {
+    TurnSearch search{turn, {}, 0, {0, 0, limit}};
     descend_in_turn<0>(0, 0, &search);
-    *signs = search.found_signs;
-    return search.found;
+    return search.best;
   }
 
  private:
@@ -111,6 +120,7 @@ class GridTree {
     return count;
   }
   static constexpr int kCells = cells(), kSame = 0x8000;
+  static constexpr int kPadded = (kValues + lanes::kLanes - 1) / lanes::kLanes * lanes::kLanes;
 
   struct Node {
     std::uint16_t children[kValues];  // 0: none; of the last level points, plus 1
@@ -118,20 +128,18 @@ class GridTree {
 
   struct Search {
     float x[kDims];
-    const float* importance;
-    int code[kDims];        // of the nearest value to each weight
-    float rest[kDims + 1];  // the least that the weights from here on cost
+    float cost[kDims][kPadded];  // of each value
+    int code[kDims];             // of the nearest value to each weight
+    float rest[kDims + 1];       // the least that the weights from here on cost
     float least;
     int found;
   };
 
   struct TurnSearch {
-    const Turn& turn;
+    const InTurn& turn;
     float lost[kDims];
     unsigned signs;
-    float least;
-    int found;
-    unsigned found_signs;
+    Chosen best;
   };
 
   // A node of points in order, which agree in the first `level` codes, behind `count` others. Returns how
@@ -172,11 +180,7 @@ class GridTree {
       search->least = so_far;
       search->found = node - 1;
     } else {
-      const float x = search->x[kLevel], weight = search->importance[kLevel];
-      const auto cost = [&](int code) {
-        const float off = x - values_[code];
-        return so_far + weight * off * off;
-      };
+      const auto cost = [&](int code) { return so_far + search->cost[kLevel][code]; };
       outwards(0, search->code[kLevel], kValues - 1, cost, [&](int code, float sum) {
         if (!(sum + search->rest[kLevel + 1] < search->least)) return false;
         const int child = nodes_[node].children[code];
@@ -189,11 +193,9 @@ class GridTree {
   template <int kLevel>
   void descend_in_turn(int node, float so_far, TurnSearch* search) const {
     if constexpr (kLevel == kDims) {
-      search->least = so_far;
-      search->found = node - 1;
-      search->found_signs = search->signs;
+      search->best = {node - 1, search->signs, so_far};
     } else {
-      const Turn& turn = search->turn;
+      const InTurn& turn = search->turn;
       float x = turn.aims[kLevel];
       for (int k = 0; k < kLevel; ++k) x += search->lost[k] * turn.owed[k][kLevel];
       const unsigned signs = search->signs;
@@ -206,18 +208,21 @@ class GridTree {
       int code = 0;
       for (const float border : borders_) code += std::fabs(x) > border;
       outwards(-kValues, x < 0 ? -1 - code : code, kValues - 1, cost, [&](int number, float sum) {
-        if (!(sum < search->least)) return false;
+        if (!(sum < search->best.cost)) return false;
         const int child = nodes_[node].children[number < 0 ? -1 - number : number];
         if (child == 0) return true;
-        search->lost[kLevel] = turn.weights[kLevel] - value(number);
         search->signs = signs | (number < 0 ? 1u << kLevel : 0u);
+        if (kLevel == kDims - 1 && turn.parity != kAny && __builtin_parity(search->signs) != turn.parity)
+          return true;
+        search->lost[kLevel] = turn.weights[kLevel] - value(number);
         descend_in_turn<kLevel + 1>(child, sum, search);
         return true;
       });
     }
   }
 
-  float values_[kValues], borders_[kValues - 1];
+  float values_[kPadded] = {}, borders_[kValues - 1];
+  float steps_[kDims];  // between cells that differ by one value of a weight
   float points_[kCount][kDims];
   std::uint8_t codes_[kCount][kDims];
   Node nodes_[kCount * (kDims - 1) + 1] = {};

@@ -200,8 +200,14 @@ EncodeStep encoder(Format format) {
       return encode_super<encode_iq4_xs>;
     case Format::kIQ3_S:
       return encode_super<encode_iq3_s>;
+    case Format::kIQ3_XXS:
+      return encode_super<encode_iq3_xxs>;
     case Format::kIQ2_S:
       return encode_super<encode_iq2_s>;
+    case Format::kIQ2_XS:
+      return encode_super<encode_iq2_xs>;
+    case Format::kIQ2_XXS:
+      return encode_super<encode_iq2_xxs>;
     case Format::kIQ4_NL:
       return encode_step<BlockIQ4_NL>;
     case Format::kMXFP4:

@@ -26,6 +26,7 @@ class GridFit {
       top_[g] = 0;
       for (int i = g * kGroup; i < (g + 1) * kGroup; ++i) {
         magnitudes_[i] = std::fabs(weights[i]);
+        signs_[i / kDims] |= (weights[i] < 0 ? 1u : 0u) << (i % kDims);
         energy += weights[i] * weights[i];
         top_[g] = std::max(top_[g], magnitudes_[i]);
       }
@@ -33,18 +34,15 @@ class GridFit {
       for (int i = g * kGroup; i < (g + 1) * kGroup; ++i)
         importance_[i] = columns != nullptr ? columns[i] : spread + magnitudes_[i];
     }
+    for (int i = 0; Form::kEven && i < kWeights; i += Form::kSigned) make_even(i);
     fit();
   }
 
-  void encode(const float* weights, unsigned char* out) const {
+  void encode(unsigned char* out) const {
     const std::uint16_t half = half_of_float(d_);
     std::memcpy(out, &half, sizeof half);
-    for (int g = 0; g < kGroups; ++g) put_scale<Form>(out, g, scales_[g]);
-    for (int p = 0; p < kWeights / kDims; ++p) {
-      unsigned signs = 0;
-      for (int k = 0; k < kDims; ++k) signs |= (weights[p * kDims + k] < 0 ? 1u : 0u) << k;
-      Form::put_point(out, p, points_[p], signs);
-    }
+    for (int g = 0; g < kGroups; ++g) Form::put_scale(out, g, scales_[g]);
+    for (int p = 0; p < kWeights / kDims; ++p) Form::put_point(out, p, points_[p], signs_[p]);
   }
 
  private:
@@ -56,6 +54,20 @@ class GridFit {
     float ax, aa;
   };
 
+  // Where an odd number of weights are negative, the one for which it costs least gets the other sign, and is
+  // below zero as a magnitude.
+  void make_even(int first) {
+    int least = first;
+    unsigned odd = 0;
+    for (int i = first; i < first + Form::kSigned; ++i) {
+      odd ^= signs_[i / kDims] >> (i % kDims) & 1;
+      if (importance_[i] * magnitudes_[i] < importance_[least] * magnitudes_[least]) least = i;
+    }
+    if (odd == 0) return;
+    signs_[least / kDims] ^= 1u << (least % kDims);
+    magnitudes_[least] = -magnitudes_[least];
+  }
+
   void fit() {
     float sought[kGroups], top = 0;
     for (int g = 0; g < kGroups; ++g) {
@@ -66,7 +78,7 @@ class GridFit {
     if (d_ == 0) return;
     for (int g = 0; g < kGroups; ++g) choose(g, (sought[g] / d_ - 1) / 2);
     fit_unit();
-    for (int g = 0; g < kGroups; ++g) round(g, scale_of(scales_[g]));
+    for (int g = 0; g < kGroups; ++g) round(g, multiple(scales_[g]));
   }
 
   // The best scale for its points among those that bring the largest weight to one of the form's aims.
@@ -89,7 +101,7 @@ class GridFit {
     const int below = std::clamp(static_cast<int>(sought), 0, kMostScale - 1);
     float most = -HUGE_VALF;
     for (int code = below; code <= below + 1; ++code) {
-      const float scale = scale_of(code);
+      const float scale = multiple(code);
       const Sums sums = round(g, scale);
       const float gain = scale * (2 * sums.ax - scale * sums.aa);
       if (!(gain > most)) continue;
@@ -112,15 +124,15 @@ class GridFit {
     if (fitted > 0) d_ = fitted;
   }
 
-  float scale_of(int code) const { return d_ * static_cast<float>(2 * code + 1); }
+  float multiple(int code) const { return d_ * static_cast<float>(2 * code + 1); }
 
   // Finds the points of a group.
   Sums round(int g, float scale) {
-    const Tree& tree = Form::tree();
+    const Tree& tree = tree_of<Form>();
     Floats ax = splat(0), aa = splat(0);
     for (int p = g * kPoints; p < (g + 1) * kPoints; ++p) {
       const float *x = magnitudes_ + p * kDims, *importance = importance_ + p * kDims;
-      points_[p] = static_cast<std::uint16_t>(tree.nearest(x, 1 / scale, importance));
+      points_[p] = static_cast<std::uint16_t>(tree.nearest(x, 1 / scale, importance, points_[p]));
       for (int k = 0; k < kDims; k += kLanes) {
         const Floats value = floats_at(tree.point(points_[p]) + k);
         const Floats weighted = floats_at(importance + k) * value;
@@ -132,6 +144,7 @@ class GridFit {
   }
 
   float magnitudes_[kWeights], importance_[kWeights], top_[kGroups];
+  unsigned signs_[kWeights / kDims] = {};  // a bit for each weight that is negative
   float d_ = 0;
   int scales_[kGroups] = {};
   Sums sums_[kGroups] = {};
@@ -141,11 +154,23 @@ class GridFit {
 }  // namespace
 
 void encode_iq3_s(const float* weights, const float* columns, unsigned char* out) {
-  GridFit<FormIQ3_S>(weights, columns).encode(weights, out);
+  GridFit<FormIQ3_S>(weights, columns).encode(out);
+}
+
+void encode_iq3_xxs(const float* weights, const float* columns, unsigned char* out) {
+  GridFit<FormIQ3_XXS>(weights, columns).encode(out);
 }
 
 void encode_iq2_s(const float* weights, const float* columns, unsigned char* out) {
-  GridFit<FormIQ2_S>(weights, columns).encode(weights, out);
+  GridFit<FormIQ2_S>(weights, columns).encode(out);
+}
+
+void encode_iq2_xs(const float* weights, const float* columns, unsigned char* out) {
+  GridFit<FormIQ2_XS>(weights, columns).encode(out);
+}
+
+void encode_iq2_xxs(const float* weights, const float* columns, unsigned char* out) {
+  GridFit<FormIQ2_XXS>(weights, columns).encode(out);
 }
 
 }  // namespace moeinf

@@ -23,8 +23,6 @@ struct Coding {
   bool of_table = false;
 };
 
-bool of_grid(Format format) { return format == Format::kIQ3_S || format == Format::kIQ2_S; }
-
 Coding coding_of(Format format) {
   switch (format) {
     case Format::kQ8_0:
@@ -96,7 +94,7 @@ class Turn {
  public:
   Turn(Format format, RowSpan<const float> upper, Span<const float> importance)
       : format_(format),
-        coding_(of_grid(format) ? Coding{} : coding_of(format)),
+        round_(rounding_of(format)),
         count_(static_cast<int>(block_weights(format))),
         upper_(upper),
         importance_(importance) {}
@@ -119,7 +117,7 @@ class Turn {
         float* const aimed = aimed_ + r * count_;
         unsigned char* const block = blocks_ + static_cast<std::size_t>(r) * num_bytes;
         std::copy_n(aims + r * kMostColumns, count_, aimed);
-        const double cost = codes(weights + r * stride, aimed, start, block);
+        const double cost = (this->*round_)(weights + r * stride, aimed, start, block);
         ended[r] = !(cost < least[r]);
         if (ended[r]) continue;
         least[r] = cost;
@@ -131,47 +129,107 @@ class Turn {
 
  private:
   // Rounds by the scales of the block; aims, to which what errors ask is added, end as what columns have
-  // aimed at.
+  // aimed at. Returns what it costs.
+  using Rounding = double (Turn::*)(const float* weights, float* aims, std::int64_t start,
+                                    unsigned char* block);
+
+  static Rounding rounding_of(Format format) {
+    switch (format) {
+      case Format::kIQ3_S:
+        return &Turn::points<FormIQ3_S>;
+      case Format::kIQ3_XXS:
+        return &Turn::points<FormIQ3_XXS>;
+      case Format::kIQ2_S:
+        return &Turn::points<FormIQ2_S>;
+      case Format::kIQ2_XS:
+        return &Turn::points<FormIQ2_XS>;
+      case Format::kIQ2_XXS:
+        return &Turn::points<FormIQ2_XXS>;
+      default:
+        coding_of(format);  // throws where there is none
+        return &Turn::codes;
+    }
+  }
+
   double codes(const float* weights, float* aims, std::int64_t start, unsigned char* block) {
-    if (format_ == Format::kIQ3_S) return points<FormIQ3_S>(weights, aims, start, block);
-    if (format_ == Format::kIQ2_S) return points<FormIQ2_S>(weights, aims, start, block);
-    const Levels levels(format_, coding_, block);
+    const Coding coding = coding_of(format_);
+    const Levels levels(format_, coding, block);
     double cost = 0;
     for (int i = 0; i < count_; ++i) {
       float became;
-      coding_.put(block, i, levels.nearest(coding_, i, aims[i], &became));
+      coding.put(block, i, levels.nearest(coding, i, aims[i], &became));
       cost += settle(i, weights[i], became, aims, start);
     }
     return cost;
   }
 
-  // The same with several columns at once, which become a point of a grid: the one whose columns, one after
-  // the other, cost the least together.
+  // Several columns become a point of a grid, or as many points as have their signs together: that whose
+  // columns, one after the other, cost the least between them.
   template <class Form>
   double points(const float* weights, float* aims, std::int64_t start, unsigned char* block) {
-    using Tree = typename Form::Tree;
-    constexpr int kDims = Tree::kDims;
-    const Tree& tree = Form::tree();
     double cost = 0;
-    for (int first = 0; first < count_; first += kDims) {
-      const float scale = scale_of<Form>(block, first / Form::kGroup), inverse = scale > 0 ? 1 / scale : 0;
-      typename Tree::Turn turn;
+    for (int first = 0; first < count_; first += Form::kSigned) {
+      const float scale = scale_of(block, Form::scale(block, first / Form::kGroup));
+      const auto picked = [&](int parity, float limit) {
+        return pick<Form>(weights + first, aims + first, start + first, scale, parity, limit);
+      };
+      auto best = picked(Form::kEven ? 0 : Form::Tree::kAny, HUGE_VALF);
+      if (Form::kEven && Form::kSigned > Form::Tree::kDims) {  // two points with an odd number each
+        const auto odd = picked(1, best.cost);
+        if (odd.cost < best.cost) best = odd;
+      }
+      for (int p = 0; p < best.kPoints; ++p)
+        Form::put_point(block, first / Form::Tree::kDims + p, best.points[p].index, best.points[p].signs);
+      for (int k = 0; k < Form::kSigned; ++k)
+        cost += settle(first + k, weights[first + k], best.became[k], aims, start);
+    }
+    return cost;
+  }
+
+  template <class Form>
+  struct Picked {
+    static constexpr int kPoints = Form::kSigned / Form::Tree::kDims;
+    typename Form::Tree::Chosen points[kPoints];
+    float became[Form::kSigned] = {}, cost = 0;
+  };
+
+  // Of the columns from `start` on, points of which each has the least cost behind those in front of it, as
+  // far as they cost less than `limit` together.
+  template <class Form>
+  Picked<Form> pick(const float* weights, const float* aims, std::int64_t start, float scale, int parity,
+                    float limit) const {
+    constexpr int kDims = Form::Tree::kDims;
+    const auto& tree = tree_of<Form>();
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    float aimed[Form::kSigned];
+    std::copy_n(aims, Form::kSigned, aimed);
+    Picked<Form> picked;
+    for (int first = 0; first < Form::kSigned; first += kDims) {
+      typename Form::Tree::InTurn turn;
+      turn.parity = parity;
       for (int k = 0; k < kDims; ++k) {
         turn.weights[k] = weights[first + k] * inverse;
-        turn.aims[k] = aims[first + k] * inverse;
+        turn.aims[k] = aimed[first + k] * inverse;
         turn.importance[k] = importance_[static_cast<std::size_t>(start + first + k)];
         std::copy_n(upper_.row(start + first + k) + start + first, kDims, turn.owed[k]);
       }
-      unsigned signs;
-      const int index = tree.nearest_in_turn(turn, &signs);
-      Form::put_point(block, first / kDims, index, signs);
-      for (int k = 0; k < kDims; ++k) {
-        const float magnitude = scale * tree.point(index)[k];
-        const float became = signs >> k & 1 ? -magnitude : magnitude;
-        cost += settle(first + k, weights[first + k], became, aims, start);
+      const float left = limit - picked.cost;
+      const auto chosen = tree.nearest_in_turn(turn, left);
+      if (!(chosen.cost < left)) {
+        picked.cost = limit;
+        return picked;
       }
+      picked.cost += chosen.cost;
+      for (int k = 0; k < kDims; ++k) {
+        const float magnitude = scale * tree.point(chosen.index)[k];
+        const float became = chosen.signs >> k & 1 ? -magnitude : magnitude;
+        const float *const owed = upper_.row(start + first + k) + start, lost = weights[first + k] - became;
+        for (int later = first + kDims; later < Form::kSigned; ++later) aimed[later] += lost * owed[later];
+        picked.became[first + k] = became;
+      }
+      picked.points[first / kDims] = chosen;
     }
-    return cost;
+    return picked;
   }
 
   // Notes what column i has lost, and lets the later ones make up for it. Returns what it costs.
@@ -183,7 +241,7 @@ class Turn {
   }
 
   Format format_;
-  Coding coding_;
+  Rounding round_;
   int count_;
   RowSpan<const float> upper_;
   Span<const float> importance_;

@@ -15,6 +15,9 @@ void encode_q5_k(const float* weights, const float* columns, unsigned char* out)
 void encode_q6_k(const float* weights, const float* columns, unsigned char* out);
 void encode_iq4_xs(const float* weights, const float* columns, unsigned char* out);
 void encode_iq3_s(const float* weights, const float* columns, unsigned char* out);
+void encode_iq3_xxs(const float* weights, const float* columns, unsigned char* out);
 void encode_iq2_s(const float* weights, const float* columns, unsigned char* out);
+void encode_iq2_xs(const float* weights, const float* columns, unsigned char* out);
+void encode_iq2_xxs(const float* weights, const float* columns, unsigned char* out);
 
 }  // namespace moeinf

@@ -38,7 +38,9 @@ from moeinf.types import FORMAT_BLOCKS, Float32Array, Format, TensorSpec
 
 _BANDS: Final = 8  # of layers, so that a deep model takes no more than 25 readings of the text
 _ROWS: Final = 32  # of one expert of each layer, on which the error of formats is computed
-_SUPER: Final[tuple[Format, ...]] = ("iq2_s", "q2_k", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0")
+_SUPER: Final[tuple[Format, ...]] = (
+    "iq2_xxs", "iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0",
+)  # fmt: skip
 _SMALL: Final[tuple[Format, ...]] = ("iq4_nl", "q4_1", "q5_0", "q5_1", "q8_0")
 _TOGETHER: Final = 6  # parts that are measured for one reading of the model as it is; each takes a few layers of disk
 _LEAST: Final = 1e-7  # nats: what is measured as less is noise
