@@ -43,13 +43,18 @@ def with_table(page: str) -> str:
 
 
 def table() -> str:
-    results = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))["results"]
+    results = {version: recorded[version] for version in sorted(recorded, key=_numbers)}
     targets = list(dict.fromkeys(target for cells in results.values() for target in cells))
     lines = [["card", *(f"Triton {version}" for version in results)], ["---"] * (1 + len(results))]
     for target in targets:
         name = f"sm_{target}" if target.isdigit() else target
         lines.append([name, *(_shown(cells.get(target)) for cells in results.values())])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def _shown(cell: Mapping[str, Any] | None) -> str:
