@@ -127,9 +127,10 @@ def _rows(given: Arguments) -> Any:
 
 
 def _near(given: Arguments, _: Any) -> bool:
-    back = np.empty((given["rows"], given["cols"]), np.float32)
+    rows, back = _rows(given), np.empty((given["rows"], given["cols"]), np.float32)
     _native.dequantise(given["format"], given["out"], given["rows"], given["cols"], back)
-    return bool(np.abs(back - _rows(given)).max() < 1.5)
+    matters = given.get("importance", np.float32(1))
+    return float((matters * np.square(back - rows)).sum()) <= 0.3 * float((matters * np.square(rows)).sum())
 
 
 @call(
