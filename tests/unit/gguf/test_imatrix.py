@@ -70,7 +70,7 @@ CUT = b"".join(imatrix_pieces(WHOLE))
         (b"", "is truncated inside its first bytes"),
         (b"\xff" * 40, "is no importance matrix"),
         (struct.pack("<ii", 1, 10_000), "is no importance matrix, or damaged at entry 1"),
-        (older({"blk.0.attn_q.weight": (5, np.ones(8, np.float32))})[:-3], "is truncated inside blk.0.attn_q.weight"),
+        (older({"blk.0.attn_q.weight": (5, np.ones(8, np.float32))})[:-3], "is truncated inside entry 1"),
         (WRONG, "'a' has sums that are no numbers above 0"),
         (header({"general.type": "model"}), "is a GGUF file, but no importance matrix"),
         (CUT[:-40], "is truncated"),
