@@ -118,6 +118,7 @@ class LatentLayer {
   static std::size_t workspace_bytes(nb::handle sizes, nb::handle pass) {
     moeinf::LatentShape shape{};
     shape.num_heads = moeinf::number_of(sizes, "num_heads");
+    require(shape.num_heads > 0, "a layer of latents has no heads");
     shape.rank = moeinf::number_of(sizes, "rank");
     shape.qk_nope_head_dim = moeinf::number_of(sizes, "qk_nope_head_dim");
     shape.value_dim = moeinf::number_of(sizes, "value_dim");

@@ -80,6 +80,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "heads that share no keys": lambda: _native.AttentionLayer.workspace_bytes(
         AttentionSizes(64, 2, 4, 16, 0, False), PASS
     ),
+    "no heads of latents": lambda: _native.LatentLayer.workspace_bytes(LatentSizes(0, 8, 8, 8, 8, 5), PASS),
     "latents of 2^62 numbers": lambda: _native.LatentLayer.workspace_bytes(LatentSizes(2**31 - 1, 8, 8, 8, 8), LONG),
     "no key heads": lambda: _native.DeltaLayer.workspace_bytes(DeltaSizes(64, 0, 4, 16, 16), PASS),
     "no groups": lambda: _native.MambaLayer.workspace_bytes(MambaSizes(64, 4, 16, 0, 16), PASS),
