@@ -26,6 +26,7 @@ from tests.support.fake_device import COMPUTE_STREAM, LateCopier
 from tests.support.gpu.emulated_gpu import emulated
 
 CARD_BYTES = 5 << 28  # a quarter of what is free is copied to measure its rate
+_LINK_BYTES = 32 << 20  # 10 MB a second pass through Triton's interpreter
 
 
 class OnHost(TorchFunctionMode):
@@ -132,7 +133,7 @@ def emulate() -> None:
     cuda._open_driver = Driver  # type: ignore[assignment]
     cuda._open_toolkit = lambda: cuda.Toolkit("13.0", lambda: ["sm_90"], "3.9.0")
     open_gpu.open_gpu = _opened
-    for name, value in {"CudaDriver": Driver, "Copier": Copier}.items():
+    for name, value in {"CudaDriver": Driver, "Copier": Copier, "_LINK_BYTES": _LINK_BYTES}.items():
         setattr(device_rates, name, value)
 
 
