@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from moeinf.store.library import Library
 
 WHOLE = "quality:whole"
 _TOGETHER = 4  # rows that are compared with one reading of the checkpoint; so many lie on the disk at once
+_TIMED_TOGETHER = 12  # rows that are timed by turns
 _TOKENS = 32_768  # more than either text has
 _MEASURED = 512  # tokens on which each part is measured for a size
 
@@ -163,21 +165,25 @@ def forgotten(name: str, place: Place) -> None:
         ran(["moeinf", "rm", name], place)
 
 
-def timed(row: Row, found: dict[str, Any], place: Place) -> None:
-    """Adds how fast a row decodes with a third of its experts resident: the median of its warm requests."""
-    name, _ = made(row, found, place)
-    words = ["moeinf", "bench", name, "--expert-cache", "33%", "--repeats", "8", "--output", "json"]
-    rows = json.loads(ran(words, place))
-    warm = [each for each in rows if each["test"].startswith("tg") and not each["cold"]]
-    found["rows"][row.tag]["tokens_per_s"] = warm[0]["median_ts"]
-    forgotten(name, place)
+def timed(rows: Sequence[Row], found: dict[str, Any], place: Place) -> None:
+    """Adds how fast each row decodes with a third of its experts resident: the middle of its warm requests in rounds by
+    turns, one forwards and one backwards, since the rate of a disk that others use is another each minute."""
+    names = {row.tag: made(row, found, place)[0] for row in rows}
+    rates: dict[str, list[float]] = {tag: [] for tag in names}
+    for tag in (*names, *reversed(names)):
+        words = ["moeinf", "bench", names[tag], "--expert-cache", "33%", "--repeats", "4", "--output", "json"]
+        tests = json.loads(ran(words, place))
+        rates[tag] += next(each["samples_ts"] for each in tests if each["test"].startswith("tg") and not each["cold"])
+    for tag, name in names.items():
+        found["rows"][tag]["tokens_per_s"] = round(statistics.median(rates[tag]), 2)
+        forgotten(name, place)
 
 
-def batches(rows: Sequence[Row], found: dict[str, Any]) -> Iterator[list[Row]]:
-    """Rows that are made together: none that has the size of another in the same batch, or before it."""
+def batches(rows: Sequence[Row], found: dict[str, Any], most: int) -> Iterator[list[Row]]:
+    """Rows that are made together, at most so many: none with the size of another in the same batch, or before it."""
     left = list(rows)
     while left:
-        ready = [row for row in left if not row.size_of or row.size_of in found["rows"]][:_TOGETHER]
+        ready = [row for row in left if not row.size_of or row.size_of in found["rows"]][:most]
         if not ready:
             raise SystemExit(f"{', '.join(row.tag for row in left)}: what they have the size of is not there")
         yield ready
@@ -208,12 +214,8 @@ def main() -> None:
     else:
         rows = [row for row in rows if given.rows or row.tag not in found["rows"]]
         ran(["moeinf", "pull", place.checkpoint, "--name", WHOLE, "--quiet", "--yes"], place)
-    for batch in batches(rows, found):
-        if given.speed:
-            for row in batch:
-                timed(row, found, place)
-        else:
-            measured(batch, found, place)
+    for batch in batches(rows, found, _TIMED_TOGETHER if given.speed else _TOGETHER):
+        (timed if given.speed else measured)(batch, found, place)
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ def _peer_of(tag: str, rows: dict[str, Any]) -> str | None:
     found = re.fullmatch(r"size-of-(.+?)(-calibrated)?", tag)
     if found is None:
         return None
-    peer = next(each for each in rows if each.lower() == found[1])
+    peer = next(each for each in rows if each.lower() == found[1] and each != found[1])  # llama.cpp's are in capitals
     return f"{peer}-imatrix" if found[2] and f"{peer}-imatrix" in rows else peer
 
 
