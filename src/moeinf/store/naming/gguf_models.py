@@ -29,4 +29,6 @@ def whole_of(piece: str) -> str:
 
 def join_them(whole: str) -> str:
     """What is to be done with pieces of a file of this name."""
-    return f"it was cut into pieces, which no program reads: join them in order, as in `cat {whole}?* > {whole}`"
+    return (
+        f"it was cut into pieces, which no program reads: join them in order, as in `cat $(ls -v {whole}?*) > {whole}`"
+    )

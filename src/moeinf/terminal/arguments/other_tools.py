@@ -13,6 +13,7 @@ _EXPERTS = "experts lie on the GPU, in RAM or on the disk as there is room: leav
 _MAPPED = "experts are read into a cache, and all else is held in memory: leave it out, or bound both by --ram SIZE"
 _ITSELF = "that is found in the model itself: leave it out"
 _ALWAYS = "that is always done where it is possible: leave it out"
+_CHUNK = "--prefill-chunk N is how many tokens of a prompt run together"
 _CACHE = "--kv-cache q8_0 keeps keys and values in 8 bits"
 _SERVED = "`moeinf serve` always offers that: leave it out"
 _PROMPT = "the prompt stands behind the name of the model, without an option"
@@ -41,7 +42,7 @@ _CURES: tuple[tuple[str, str, str], ...] = (
     ("--ctx-size --context-length --context-size --max-model-len --max-seq-len --max-kv-size", "--num-ctx", _CONTEXT),
     ("--max-tokens --max-new-tokens --max-completion-tokens --n-predict", "--num-predict", _LENGTH),
     ("--cache-type-k --cache-type-v --kv-cache-dtype --kv-bits -ctk -ctv", "--kv-cache", _CACHE),
-    ("--batch-size --ubatch-size --prefill-step-size", "--prefill-chunk", "--prefill-chunk N is how many go together"),
+    ("--batch-size --ubatch-size --prefill-step-size", "--prefill-chunk", _CHUNK),
     ("--flash-attn --enable-prefix-caching --cont-batching", "", _ALWAYS),
     ("--jinja --chat-template --chat-template-file --enable-auto-tool-choice", "", _ITSELF),
     ("--tool-call-parser --reasoning-parser --reasoning-format", "", _ITSELF),

@@ -60,7 +60,7 @@ def test_pieces_are_known_by_their_names(name: str, whole: str) -> None:
 def test_who_has_pieces_is_told_how_they_are_joined(asked: str, tmp_path: Path) -> None:
     path = made(tmp_path, *PIECES) / ("" if asked == "folder" else asked)
     with pytest.raises(
-        CheckpointError, match=r"join them in order, as in `cat Big\.Q4_K_M\.gguf\?\* > Big\.Q4_K_M\.gguf`"
+        CheckpointError, match=r"join them in order, as in `cat \$\(ls -v Big\.Q4_K_M\.gguf\?\*\) > Big\.Q4_K_M\.gguf`"
     ):
         FolderSource(path)
 
