@@ -32,6 +32,7 @@ from moeinf.models.layers.vision.image_processor import (
     settings_of,
 )
 from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.of_families.filled_pictures import FilledPictures
 from moeinf.models.layers.vision.of_families.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
 from moeinf.types import PictureStep
@@ -87,6 +88,21 @@ def test_merged_patches_of_a_film_are_those_of_the_reference(size: tuple[int, in
     assert form.most_tokens == most
     values, grid = prepared(form, data)
     assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
+    assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("size", [*SIZES, (28, 28), (112, 112), (113, 112)], ids=str)
+@pytest.mark.parametrize(("least", "most"), [(16, 900), (40, 41), (1, 6)])
+def test_filled_pictures_are_those_of_the_reference(size: tuple[int, int], least: int, most: int) -> None:
+    from transformers.models.glm5_next.image_processing_pil_glm5_next import Glm5NextImageProcessorPil
+
+    image, data = png(*size)
+    settings = {"min_image_tokens": least, "max_image_tokens": most}
+    theirs = Glm5NextImageProcessorPil(**settings)([image], return_tensors="pt")
+    form = FilledPictures.parse(Fields(settings), 14, 2, 2, None)
+    values, grid = prepared(form, data)
+    assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
+    assert math.prod(grid) <= 4 * form.most_tokens
     assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6
 
 

@@ -31,6 +31,7 @@ _RENAMED = (
     (r"model\.visual\.deepstack_merger_list\.(\d+)\.(?:linear_)?", r"v.deepstack.\1."),
     (r"model\.visual\.embeddings\.position_embedding", "v.position_embd"),
     (r"model\.visual\.blocks\.(\d+)\.mlp\.(\w+)_proj", r"v.blk.\1.ffn_\2"),
+    (r"model\.visual\.blocks\.(\d+)\.attn\.([qk])_norm", r"v.blk.\1.attn_\2_norm"),
     (r"model\.visual\.post_conv_layernorm", "v.norm_embd"),
     (r"model\.visual\.post_layernorm", "v.post_ln"),
     (r"model\.visual\.downsample", "mm.patch_merger"),
@@ -163,6 +164,17 @@ def _of_glm(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _of_bounded_glm(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": v.get("image_size", 336),
+        "projector_type": "glm5v",
+        "use_silu": True,
+        "vision.attention.layer_norm_epsilon": v.get("rms_norm_eps", 1e-5),
+        "vision.spatial_merge_size": v.get("spatial_merge_size", 2),
+        "vision.swiglu_clamp": v["swiglu_limit"],
+    }
+
+
 def _of_kimi(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     patch = v["patch_size"]
     return {
@@ -211,6 +223,7 @@ def _of_pixtral(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]
 _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
     "gemma4": _of_gemma,
     "glm4v_moe": _of_glm,
+    "glm5_next": _of_bounded_glm,
     "kimi_k25": _of_kimi,
     "llama4": _of_llama,
     "mistral3": _of_pixtral,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,12 @@ _OF_QWEN = Marks(
     ("<|vision_start|>", "vision_start_token_id"),
     ("<|vision_end|>", "vision_end_token_id"),
 )
+_OF_GLM = Marks(
+    ("<|image|>", "image_token_id"),
+    ("<|begin_of_image|>", "image_start_token_id"),
+    ("<|end_of_image|>", "image_end_token_id"),
+    settings={**_BOUNDS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+)
 MARKS = {
     "qwen3_5_moe": _OF_QWEN,
     "qwen3_vl_moe": _OF_QWEN,
@@ -100,12 +106,8 @@ MARKS = {
         unnamed=("image", "<|media_content|>"),
         settings={"media_proc_cfg": {"in_patch_limit": 256}},
     ),
-    "glm4v_moe": Marks(
-        ("<|image|>", "image_token_id"),
-        ("<|begin_of_image|>", "image_start_token_id"),
-        ("<|end_of_image|>", "image_end_token_id"),
-        settings={**_BOUNDS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-    ),
+    "glm4v_moe": _OF_GLM,
+    "glm5_next": replace(_OF_GLM, settings={"max_image_tokens": 30}),
 }
 FAMILIES = ("qwen3_5_moe", "gemma4")
 _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}

@@ -1,4 +1,4 @@
-"""Tiny configs of GLM-5.3-Flash: whole checkpoints, whose model of images is left out."""
+"""Tiny configs of GLM-5.3-Flash: whole checkpoints, and those of which the tower is read."""
 
 from typing import Any
 
@@ -55,6 +55,18 @@ _IDS = {
     for i, name in enumerate(("image", "video", "image_start", "image_end", "video_start", "video_end"))
 }
 GLM5_NEXT: dict[str, Any] = {"model_type": "glm5_next", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
+SEEING: dict[str, dict[str, Any]] = {
+    "glm5_next": GLM5_NEXT
+    | {
+        "vision_config": _VISION
+        | {"depth": 2, "patch_size": 8, "intermediate_size": 24, "swiglu_limit": 0.3, "initializer_range": 0.3}
+    },
+    "glm5_next unbiased, three patches a side": GLM5_NEXT
+    | {
+        "vision_config": _VISION
+        | {"patch_size": 4, "spatial_merge_size": 3, "attention_bias": False, "initializer_range": 0.2}
+    },
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "glm5_next": GLM5_NEXT,
     "glm5_next more than the context, unbounded decays, biased": GLM5_NEXT

@@ -29,6 +29,7 @@ NAMES = (
     "gemma4",
     "gemma4 standardised, no bidirectional attention",
     "glm4v_moe",
+    "glm5_next",
     "kimi_k25",
     "qwen4_exp",
     "mistral4",

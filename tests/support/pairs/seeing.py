@@ -249,10 +249,18 @@ def _ernie(config: Mapping[str, Any], tokens: int) -> Any:
     )
 
 
+def _filled(config: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.glm5_next.image_processing_pil_glm5_next import Glm5NextImageProcessorPil
+
+    vision = config["vision_config"]
+    return Glm5NextImageProcessorPil(patch_size=vision["patch_size"], merge_size=vision.get("spatial_merge_size", 2))
+
+
 REFERENCES: Mapping[str, Reference] = {
     "ernie4_5_vl_moe": Reference("Ernie4_5_VLMoe", _ernie),
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
+    "glm5_next": Reference("Glm5Next", _filled, settings={"min_image_tokens": 1}),
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),

@@ -107,6 +107,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_vl_moe", {"clip.vision.is_deepstack_layers": [False] * 4}, r"tensor 'v\.deepstack\..*' is none of a tower"),
     ("glm4v_moe", {"clip.projector_type": "glm5v"}, "takes 'glm4v'"),
     ("glm4v_moe", {"clip.use_silu": False}, "use_silu"),
+    ("glm5_next", {"clip.projector_type": "glm4v"}, "takes 'glm5v'"),
+    ("glm5_next", {"clip.vision.swiglu_clamp": None}, "swiglu_clamp"),
     ("kimi_k25", {"clip.vision.projector.scale_factor": 1}, "which the metadata mean"),
     ("mistral4", {"clip.vision.attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
     ("mistral4", {"clip.use_silu": True}, "use_silu"),

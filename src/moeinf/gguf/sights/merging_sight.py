@@ -85,8 +85,18 @@ def _qwen(family: str) -> Sight:
 
 
 def _glm(m: Metadata) -> JsonObject:
-    refuse_unless(m, m.flag("use_silu", False), "use_silu")
     patch = m.count("vision.patch_size")
+    return _bounded_or_not(m) | {"image_size": isqrt(m.rows("v.position_embd.weight")) * patch}
+
+
+def _bounded_glm(m: Metadata) -> JsonObject:
+    """Of which files call the size of blocks' MLPs feed_forward_length, not that of the merger's."""
+    bounds = {"projection_intermediate_size": m.rows("mm.gate.weight"), "swiglu_limit": m.number("vision.swiglu_clamp")}
+    return _bounded_or_not(m) | bounds
+
+
+def _bounded_or_not(m: Metadata) -> JsonObject:
+    refuse_unless(m, m.flag("use_silu", False), "use_silu")
     return {
         "depth": m.count("vision.block_count"),
         "hidden_size": m.count("vision.embedding_length"),
@@ -95,8 +105,7 @@ def _glm(m: Metadata) -> JsonObject:
         "intermediate_size": m.count("vision.feed_forward_length"),
         "num_heads": m.count("vision.attention.head_count"),
         "out_hidden_size": m.count("vision.projection_dim"),
-        "image_size": isqrt(m.rows("v.position_embd.weight")) * patch,
-        "patch_size": patch,
+        "patch_size": m.count("vision.patch_size"),
         "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
         "temporal_patch_size": 2,
         "rms_norm_eps": m.number("vision.attention.layer_norm_epsilon"),
@@ -106,7 +115,8 @@ def _glm(m: Metadata) -> JsonObject:
 _OF_GLM = (
     *(each for each in _OF_MERGING if "merge" not in each[0] and "pos_embed" not in each[0]),
     (r"model\.visual\.embeddings\.position_embedding\.weight", "v.position_embd.weight"),
-    (r"model\.visual\.blocks\.(\d+)\.mlp\.(\w+)_proj\.weight", r"v.blk.\1.ffn_\2.weight"),
+    (r"model\.visual\.blocks\.(\d+)\.mlp\.(\w+)_proj\.(\w+)", r"v.blk.\1.ffn_\2.\3"),
+    (r"model\.visual\.blocks\.(\d+)\.attn\.([qk])_norm\.weight", r"v.blk.\1.attn_\2_norm.weight"),
     (r"model\.visual\.post_conv_layernorm\.weight", "v.norm_embd.weight"),
     (r"model\.visual\.post_layernorm\.weight", "v.post_ln.weight"),
     (r"model\.visual\.downsample\.(\w+)", r"mm.patch_merger.\1"),
@@ -114,6 +124,20 @@ _OF_GLM = (
     (r"model\.visual\.merger\.post_projection_norm\.(\w+)", r"mm.post_norm.\1"),
     (r"model\.visual\.merger\.(\w+)_proj\.weight", r"mm.\1.weight"),
 )
+
+
+def _filled_pictures(m: Metadata) -> JsonObject:
+    """What files say of bounds is in pixels."""
+    token = (m.count("vision.patch_size") * m.count("vision.spatial_merge_size", 2)) ** 2
+    bounds = {f"{name}_image_tokens": m.count(f"vision.image_{name}_pixels", 0) // token for name in ("min", "max")}
+    return normalised(m) | {name: count for name, count in bounds.items() if count}
+
+
+_IDS_OF_GLM = {
+    "image_token_id": "<|image|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+}
 MERGING = {
     "qwen35moe": _qwen("qwen3_5_moe"),
     "qwen3vlmoe": _qwen("qwen3_vl_moe"),
@@ -124,13 +148,12 @@ MERGING = {
         _glm,
         partial(three_positions, interleaved=False),
         _merged_pictures,
-        {
-            "image_token_id": "<|image|>",
-            "image_start_token_id": "<|begin_of_image|>",
-            "image_end_token_id": "<|end_of_image|>",
-        },
+        _IDS_OF_GLM,
         _OF_GLM,
         of_film,
         of_text="glm4_moe",
+    ),
+    "glm5-next": Sight(
+        "glm5_next", "glm5v", _bounded_glm, lambda gguf, text: {}, _filled_pictures, _IDS_OF_GLM, _OF_GLM, of_film
     ),
 }

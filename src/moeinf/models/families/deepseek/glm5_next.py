@@ -1,7 +1,6 @@
-"""GLM-5.3-Flash, the language model of it: Kimi Linear's layers with an indexer, between DeepSeek-V4's streams.
+"""GLM-5.3-Flash: Kimi Linear's layers with an indexer, between DeepSeek-V4's streams, and a tower that sees pictures.
 
-Neither kind of layer has positions; the indexer chooses pools of tokens. Checkpoints hold a model of images beside it
-(`model.visual.*`), which is left out.
+Neither kind of layer has positions; the indexer chooses pools of tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ from moeinf.models.layers.recurrent.kda import KdaConfig, below_zero, kda_mixer
 from moeinf.models.layers.routers import sigmoid_moe
 from moeinf.models.layers.streams.mixed_decoder import MixedConnections, StreamNames
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
+from moeinf.models.layers.vision.of_families.glm_vision import glm_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import VISION, TextIn
-from moeinf.types import ExpertForm
+from moeinf.types import ExpertForm, JsonObject
 
 _LINEAR = "linear_attention"
 _STREAMS = StreamNames("hc_attn_", "hc_ffn_", None)
@@ -100,3 +101,7 @@ class Family(deepseek_v2.Family):
     ignored = (VISION,)
     parse = staticmethod(_parse)
     text = TextIn()
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        self.vision, self.no_vision = seeing(lambda: glm_vision(config, self.decoder.attention.hidden_size))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import NormConfig, Shapes, linear_shapes
-from moeinf.models.layers.vision.tower_modules import linear, norm_shapes, normed
+from moeinf.models.layers.vision.tower_modules import gated, linear, norm_shapes, normed
 from moeinf.models.layers.vision.vision import Part
 
 
@@ -31,6 +31,7 @@ class ConvolvedMerger:
     convolution: str
     size: int  # of the MLP
     before: NormConfig
+    limit: float = 0.0  # of a TowerMlp
 
     def shapes(self, hidden: int, patches: int, out: int) -> Shapes:
         side = round(patches**0.5)
@@ -51,6 +52,6 @@ class ConvolvedMerger:
         x = linear(part, f"{self.prefix}proj", biased=False)(linear(part, self.convolution)(squares))
         norm = part(f"{self.prefix}post_projection_norm.").weights
         x = norm.math.gelu(norm.norm(self._behind)(x))
-        gate = linear(part, f"{self.prefix}gate_proj", biased=False, activation="silu")(x)
-        inner = gate * linear(part, f"{self.prefix}up_proj", biased=False)(x)
+        gate = linear(part, f"{self.prefix}gate_proj", biased=False, activation=None if self.limit else "silu")(x)
+        inner = gated(norm.math, gate, linear(part, f"{self.prefix}up_proj", biased=False)(x), self.limit)
         return linear(part, f"{self.prefix}down_proj", biased=False)(inner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.vision.vision import Part
 from moeinf.types import Activation
@@ -27,3 +27,11 @@ def norm_shapes(norm: NormConfig | None, size: int) -> Shapes:
         return {}
     kinds = ("weight", "bias") if norm.kind == "layer" else ("weight",)
     return {norm.name.removesuffix("weight") + kind: (size,) for kind in kinds}
+
+
+def gated(math: ArrayMath, gate: Array, up: Array, limit: float) -> Array:
+    """gate * up, of a gate that has gone through its function; with a limit silu(at most limit) * up, which lies within
+    it, of one that has not."""
+    if not limit:
+        return gate * up
+    return math.silu(math.clip(gate, -float("inf"), limit)) * math.clip(up, -limit, limit)

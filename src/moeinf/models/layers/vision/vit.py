@@ -17,6 +17,7 @@ from moeinf.models.layers.attention.grouped import attention_shapes
 from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
+    HeadNorms,
     NormConfig,
     NormKind,
     Projections,
@@ -31,7 +32,7 @@ from moeinf.models.layers.vision.halving import halved, halving_shapes
 from moeinf.models.layers.vision.image_processor import Patches
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
 from moeinf.models.layers.vision.mergers import Merger
-from moeinf.models.layers.vision.tower_modules import norm_shapes, normed
+from moeinf.models.layers.vision.tower_modules import gated, norm_shapes, normed
 from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Activation, Float32Array, IntArray
@@ -59,6 +60,7 @@ class TowerMlp:
     size: int
     activation: Activation = "gelu_tanh"
     biased: bool = True
+    limit: float = 0.0  # of three names: silu takes at most this of the gate, and up(x) lies within it; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def tower_attention(
     biases: tuple[bool, bool] = (True, True),
     names: tuple[str | None, str] = ("qkv", "proj"),
     by_turns: bool = False,
+    head_norms: HeadNorms | None = None,
 ) -> AttentionConfig:
     """biases: of queries, keys and values, and of the output; names: of their matrices, None for one each.
 
@@ -123,6 +126,7 @@ def tower_attention(
         projections=Projections(bias=biases[0], output_bias=biases[1], fused=names[0], output=names[1]),
         sight=Sight(sees="all"),
         norm=norm,
+        head_norms=head_norms,
     )
 
 
@@ -256,13 +260,14 @@ class MergingTower(Tower):
         inside = [f"{name}{each}" for each in mlp.names]
         first, *rest = (
             part.weights.linear(f"{each}.weight", f"{each}.bias" if mlp.biased else None, function)
-            for each, function in zip(inside, (mlp.activation, None, None), strict=False)
+            for each, function in zip(inside, (None if mlp.limit else mlp.activation, None, None), strict=False)
         )
-        norm, down = part.weights.norm(behind), rest[-1]
+        norm, down, math = part.weights.norm(behind), rest[-1], part.weights.math
 
         def block(rows: Array) -> Array:
             given = norm(rows)
-            found = down(first(given) * rest[0](given) if len(rest) > 1 else first(given))
+            inner = first(given) if len(rest) == 1 else gated(math, first(given), rest[0](given), mlp.limit)
+            found = down(inner)
             return found if scales is None else found * scales[1]
 
         by_blocks(x, block)
