@@ -30,6 +30,7 @@ from moeinf.store.verify import verify
 from moeinf.types import Float32Array, Format, TensorSpec
 from tests.oracles import coded_weights as oracle
 from tests.oracles.coded_weights import Coded
+from tests.support.adapters import Q, factors, write_adapter
 from tests.support.checkpoints import CONFIG, Checkpoint, content, random_tensors, write_checkpoint
 from tests.support.configs.kimi_k3 import KIMI_K3
 from tests.support.kimi_k3_gguf import published_k3
@@ -299,6 +300,86 @@ def test_biases_of_zeros_that_gptq_adds_are_left_out_and_others_refused(tmp_path
     one = write_checkpoint(tmp_path / "one", shipped | {bias: torch.ones(128, dtype=torch.float16)}, config)
     with pytest.raises(CheckpointError, match=f"'{bias}': does not belong to this architecture, and is not zero"):
         pull(str(one), home=tmp_path / "home")
+
+
+DOWN = "model.layers.1.mlp.experts.2.down_proj"
+
+
+@pytest.mark.parametrize("order", [str, lambda name: name[::-1]], ids=["beside", "apart"])  # where scales lie
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_adapter_is_added_to_the_weights_that_the_codes_stand_for(
+    scheme: str, order: Callable[[str], str], tmp_path: Path
+) -> None:
+    make, quantization, format, _ = SCHEMES[scheme]
+    shipped, meant = coded(make)
+    config = TINY | {"quantization_config": quantization}
+    changes = {Q: factors(Q, 128, 128), DOWN: factors(DOWN, 128, 256)}
+    lora = str(write_adapter(tmp_path / "a", {name: each for pair in changes.values() for name, each in pair.items()}))
+    checkpoint = write_checkpoint(tmp_path / "c", shipped, config, order=order)
+    model = pull(str(checkpoint), PullOptions(lora=lora), home=tmp_path / "home")
+    assert verify(model) == [] and list((tmp_path / "home" / "partial").iterdir()) == []
+    plain = stored(pull(str(checkpoint), home=tmp_path / "home"))
+    for name, (kind, weights) in stored(model).items():
+        module = name.removesuffix(".weight")
+        widened = name.endswith("down_proj.weight") or module in changes  # a part is of one form in all experts
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}.get(kind)
+        if not widened:
+            assert kind == plain[name][0] and torch.equal(weights, plain[name][1]), name
+            continue
+        assert dtype is not None, name
+        wanted = meant[name].to(dtype).float()
+        if module in changes:
+            a, b = changes[module].values()
+            wanted = (wanted + 2 * (b @ a)).to(dtype).float()
+        assert torch.equal(weights, wanted), name
+    lines = [line for line in model.manifest.formats.fallbacks if "decoded for the adapter" in line]
+    assert len(lines) == (0 if format == "bf16" else 1) and all("9 tensors from" in line for line in lines)
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "nvfp4", "fp8 rows"])
+def test_a_format_is_made_of_the_sums(scheme: str, tmp_path: Path) -> None:
+    make, quantization, _, _ = SCHEMES[scheme]
+    shipped, meant = coded(make)
+    half = torch.float16 if scheme == "gptq" else torch.bfloat16
+    plain = {name: tensor.to(half if "_proj" in name else tensor.dtype) for name, tensor in meant.items()}
+    lora = str(write_adapter(tmp_path / "a", factors(Q, 128, 128) | factors(DOWN, 128, 256)))
+    options = PullOptions(lora=lora, quant_experts="q4_k", quant_dense="q8_0")
+    first, second = (
+        pull(str(write_checkpoint(tmp_path / name, tensors, each)), options, home=tmp_path / "home")
+        for name, tensors, each in (
+            ("coded", shipped, TINY | {"quantization_config": quantization}),
+            ("plain", plain, TINY),
+        )
+    )
+    ours, theirs = stored(first), stored(second)
+    assert all(torch.equal(ours[f"{name}.weight"][1], theirs[f"{name}.weight"][1]) for name in (Q, DOWN))
+    assert first.manifest.layout == second.manifest.layout
+
+
+def test_space_is_asked_for_of_what_is_decoded(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", *shipped_in("w4 group 32"), num_shards=0)
+    lora = str(write_adapter(tmp_path / "a", factors(DOWN, 128, 256)))
+    plain, adapted = (
+        plan_pull(str(checkpoint), PullOptions(lora=each), home=tmp_path / "home") for each in (None, lora)
+    )
+    shard = (checkpoint / "model.safetensors").stat().st_size
+    wider = adapted.store_bytes - plain.store_bytes
+    assert wider > 0 and adapted.needed_bytes - plain.needed_bytes == pytest.approx(2 * wider + shard, rel=0.1)
+
+
+def test_zeros_that_gptq_adds_to_what_is_decoded(tmp_path: Path) -> None:
+    shipped, config = shipped_in("gptq")
+    lora = str(write_adapter(tmp_path / "a", factors(Q, 128, 128)))
+    models = []
+    for value in (0, 1):
+        bias = {f"{Q}.bias": torch.full((128,), value, dtype=torch.float16)}
+        checkpoint = write_checkpoint(tmp_path / f"c{value}", shipped | bias, config, order=lambda name: name[::-1])
+        if value:
+            with pytest.raises(CheckpointError, match="does not belong to this architecture, and is not zero"):
+                pull(str(checkpoint), PullOptions(lora=lora), home=tmp_path / "home")
+        else:
+            models.append(pull(str(checkpoint), PullOptions(lora=lora), home=tmp_path / "home"))
+    assert stored(models[0])[f"{Q}.weight"][0] == "f16"
 
 
 UP = "model.layers.1.mlp.experts.2.up_proj."

@@ -30,6 +30,7 @@ from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Format
 from tests.oracles import coded_weights as oracle
+from tests.support.adapters import Q, factors, write_adapter
 from tests.support.checkpoints import (
     CONFIG,
     Checkpoint,
@@ -91,6 +92,23 @@ def test_fp8_is_the_bf16_that_its_scales_make_of_it(quant: str | None, layout: s
     first, second = (pull(str(folder), PullOptions(quant=quant), home=tmp_path / "home") for folder in (fp8, bf16))
     assert weights(first) == weights(second) and verify(first) == []
     assert first.manifest.info == second.manifest.info
+
+
+@pytest.mark.parametrize("quant", [None, "q8_0"])
+@pytest.mark.parametrize("layout", ["separate", "fused"])
+def test_an_adapter_beside_fp8_is_one_beside_the_bf16_that_it_stands_for(
+    quant: str | None, layout: str, tmp_path: Path
+) -> None:
+    tensors = random_tensors(CUT_TILES)
+    shipped, meant = in_fp8(tensors if layout == "separate" else fused(tensors, CUT_TILES))
+    fp8 = write_checkpoint(tmp_path / "fp8", shipped, CUT_TILES | FP8, order=scattered)
+    bf16 = write_checkpoint(tmp_path / "bf16", meant, CUT_TILES)
+    changes = factors(Q, 160, 192) | factors("model.layers.1.mlp.experts.3.down_proj", 192, 320)
+    options = PullOptions(quant=quant, lora=str(write_adapter(tmp_path / "a", changes)))
+    first, second = (pull(str(folder), options, home=tmp_path / "home") for folder in (fp8, bf16))
+    assert weights(first) == weights(second) and verify(first) == []
+    assert weights(first) != weights(pull(str(fp8), PullOptions(quant=quant), home=tmp_path / "home"))
+    assert not any("decoded" in line for line in first.manifest.formats.fallbacks), "it is stored as ever"
 
 
 def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(tmp_path: Path) -> None:
@@ -304,6 +322,35 @@ def test_mxfp4_experts_are_kept_bit_for_bit_with_rows_and_biases_sorted_out(quan
         if quant == "q4_k"
         else []
     )
+
+
+@pytest.mark.parametrize("quant", [None, "q8_0", "mxfp4"])
+@pytest.mark.parametrize("parameter", ["gate_up_proj", "down_proj", None])
+def test_an_adapter_beside_mxfp4_experts(parameter: str | None, quant: str | None, tmp_path: Path) -> None:
+    """Of experts in one layer all experts become bf16; of attention they stay what they are."""
+    shipped, meant = gpt_oss_as_shipped()
+    coded = write_checkpoint(tmp_path / "c", shipped, GPT_OSS | MXFP4, order=scattered)
+    unsigned = {name: (tensor + 0.0).bfloat16() for name, tensor in meant.items()}  # -0 is 0
+    plain = write_checkpoint(tmp_path / "p", unsigned, GPT_OSS)
+    sizes = {"gate_up_proj": (128, 96), "down_proj": (96, 64)}
+    experts = factors("model.layers.1.mlp.experts", *sizes[parameter], rank=4 * 2) if parameter else {}
+    changes = factors(Q, 64, 96) | experts
+    targets = [f"mlp.experts.{parameter}"] if parameter else []
+    adapter = write_adapter(tmp_path / "a", changes, target_parameters=targets)
+    options = PullOptions(quant=quant, lora=str(adapter))
+    first, second = (pull(str(folder), options, home=tmp_path / "home") for folder in (coded, plain))
+    told = [line for line in first.manifest.formats.fallbacks if "decoded for the adapter" in line]
+    assert verify(first) == []
+    if parameter:
+        assert weights(first) == weights(second) and first.manifest.layout == second.manifest.layout
+        assert told == [
+            "decoded for the adapter, as the sums have no place in their blocks: 4 tensors from MXFP4 in bf16"
+        ]
+    else:
+        without = pull(str(coded), PullOptions(quant=quant), home=tmp_path / "home")
+        assert told == [] and first.manifest.layout == without.manifest.layout
+        changed = {name for name, _ in weights(first).items() - weights(without).items()}
+        assert changed == {"dense.safetensors", "checksums.bin"}
 
 
 @pytest.mark.parametrize(("quant", "format"), [(None, "bf16"), ("mxfp4", "mxfp4"), ("q8_0", "q8_0")])

@@ -17,7 +17,7 @@ from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.store.library import Library, StoredModel
 from tests.support.adapters import PREFIX, Q, factors, write_adapter
-from tests.support.checkpoints import CONFIG, content, in_fp8, random_tensors, write_checkpoint
+from tests.support.checkpoints import CONFIG, content, random_tensors, write_checkpoint
 from tests.support.hub_server import REPO, point_client_at, serving
 
 V = "model.layers.1.self_attn.v_proj"
@@ -202,14 +202,6 @@ def test_an_embedding_that_is_the_head_too(home: Path, tmp_path: Path) -> None:
         adapter = write_adapter(tmp_path / name, {f"{PREFIX}{name}.weight": torch.zeros(97, 64)})
         with pytest.raises(UnsupportedModelError, match="is one matrix with"):
             pull(str(checkpoint), PullOptions(lora=str(adapter)), home=home)
-
-
-def test_quantised_bases(home: Path, tmp_path: Path) -> None:
-    shipped, _ = in_fp8(random_tensors())
-    config = CONFIG | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    checkpoint = write_checkpoint(tmp_path / "coded", shipped, config)
-    with pytest.raises(UnsupportedModelError, match="F8_E4M3; an adapter is merged into weights in bf16"):
-        pull(str(checkpoint), PullOptions(lora=str(write_adapter(tmp_path / "a"))), home=home)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def plan_conversion(
     Raises CheckpointError naming the first tensor that does not fit the plan.
     """
     tensors = Tensors(shards, headers, plan, declared)
-    experts = _shared_out(_expert_names(plan, tensors), tensors)
+    experts = _shared_out(expert_names(plan, tensors), tensors)
     zero = _check_all(plan, experts, tensors)
     formats = FormatPlan()
     parts = expert_formats(plan, quantisation.experts, _part_formats(experts, tensors), formats)
@@ -278,7 +278,7 @@ def _kinds(
     }
 
 
-def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
+def expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
     """Returns the first layout that is complete; else the error names what the most complete one lacks.
 
     Where several have the same names, as one transposes what the other has, the shapes tell.

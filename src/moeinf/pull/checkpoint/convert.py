@@ -143,6 +143,21 @@ def convert_shard(
     return added(losses)
 
 
+def converted(
+    source: Path, moves: Sequence[Move], scales: Mapping[str, Path], segment_bytes: int = PORTIONS.segment_bytes
+) -> Iterator[tuple[Move, memoryview]]:
+    """Yields parts of moves (in order of source_offset), one after the other, and what is to be written for each.
+
+    What is yielded is overwritten by the next one. scales, and what is raised: as of `convert_shard`.
+    """
+    with _Shard(source, scales) as shard, errors_named(source, CheckpointError):
+        buffer = memoryview(bytearray(max((each.num_bytes for each in segments(moves, segment_bytes)), default=0)))
+        for segment in segments(moves, segment_bytes):
+            others = shard.read(segment, buffer)
+            made = _prepare(source, segment, buffer, others)
+            yield from ((piece, data) for piece, (data, _) in zip(segment.pieces, made, strict=True))
+
+
 def num_threads() -> int:
     """Returns how many threads quantise: as many as this process has physical cores."""
     return min(machine().cores, _MAX_THREADS)

@@ -161,7 +161,7 @@ def _run(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: i
     """Moves neighbouring elements of a tensor."""
     scheme = tensors.scheme(source)
     if scheme is not None:
-        return _coded_rows(tensors, scheme, span, spec, target, offset)
+        return coded_rows(tensors, scheme, span, spec, target, offset)
     entry = tensors.entry(source)
     dtype = tensors.dtype(source)
     width = DTYPE_BYTES[dtype]
@@ -171,7 +171,7 @@ def _run(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: i
     return Move(entry.offset_bytes + span.start * width, len(span) * width, target, offset, transform)
 
 
-def _coded_rows(tensors: Tensors, scheme: Scheme, span: range, spec: TensorSpec, target: int, offset: int) -> Move:
+def coded_rows(tensors: Tensors, scheme: Scheme, span: range, spec: TensorSpec, target: int, offset: int) -> Move:
     """Moves whole rows of a matrix that is made of several tensors."""
     entry, rows, cols = tensors.entry(scheme.codes), scheme.rows, scheme.cols
     first_row, count = span.start // cols % rows, len(span) // cols
@@ -198,7 +198,7 @@ def _strided(
             "between columns; pull the unquantised original"
         )
     if tensors.is_mxfp4(source):
-        return _mxfp4_blocks(tensors, source, span, view, spec, target, offset)
+        return mxfp4_blocks(tensors, source, span, view, spec, target, offset)
     entry, dtype = tensors.entry(source), tensors.dtype(source)
     width = DTYPE_BYTES[dtype]
     assert span.stop * width <= entry.num_bytes, "the plan cuts beyond its tensor"
@@ -207,7 +207,7 @@ def _strided(
     return Move(entry.offset_bytes + span.start * width, num_bytes, target, offset, transform)
 
 
-def _mxfp4_blocks(
+def mxfp4_blocks(
     tensors: Tensors, source: str, span: range, view: View, spec: TensorSpec, target: int, offset: int
 ) -> Move:
     """Moves MXFP4 blocks, in which a byte holds two weights, together with their scales."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,26 +15,47 @@ from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.events import PullProgress
 from moeinf.pull.lora.adapter import Adapter
+from moeinf.pull.lora.decoded import (
+    DecodedMatrix,
+    decoded_matrices,
+    in_their_place,
+    line_of,
+    read_beside,
+    with_companions,
+    write_decoded,
+)
 from moeinf.pull.lora.merging import Weights, merge
 from moeinf.pull.lora.placed import Placed, placed
-from moeinf.pull.source import Source, read_config
+from moeinf.pull.source import Shards, Source, read_config
 from moeinf.store.files import errors_named, sync_folder
-from moeinf.store.format import Header
+from moeinf.store.format import Header, raw_header
 
 
 class MergedSource:
     """As another source, but for the numbers that an adapter changes: shards that have any are copied, and changed.
 
-    The copies lie beside what the other source downloads, one at a time as shards are converted.
+    Coded matrices that it changes are plain tensors in the copies, of the type that programs compute with. The copies
+    lie beside what the other source downloads, one at a time as shards are converted.
     """
 
     def __init__(self, base: Source, adapter: Adapter, progress: PullProgress) -> None:
         self._base, self._adapter, self._progress = base, adapter, progress
-        self.origin, self.requested, self.shards = base.origin, base.requested, base.shards
-        self.told = (*base.told, adapter.line())
+        self.origin, self.requested = base.origin, base.requested
         self.fingerprint = f"{base.fingerprint} with {adapter.files.fingerprint}"
+        self._before: Mapping[str, Header] = {}
         self._headers: Mapping[str, Header] = {}
+        self._shards = base.shards
         self._placed = Placed({}, {})
+        self._decoded: Sequence[DecodedMatrix] = ()
+
+    @property
+    def shards(self) -> Shards:
+        return self._shards
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        line = line_of(self._decoded)
+        return (*self._base.told, self._adapter.line(), *([line] if line else []))
 
     def kept_files(self) -> list[str]:
         return self._base.kept_files()
@@ -49,17 +70,23 @@ class MergedSource:
         return 0 if self._copy(shard, folder).exists() else self._base.fetch_bytes(shard, folder)
 
     def copied_bytes(self, shard: str, folder: Path) -> int:
-        there = self._copy(shard, folder).exists() or not self._changed(shard)
-        return self._base.copied_bytes(shard, folder) + (0 if there else self.shard_bytes(shard))
+        copied = self._base.copied_bytes(shard, folder)
+        if self._copy(shard, folder).exists() or not self._changed(shard):
+            return copied
+        beside = sum(self._base.fetch_bytes(other, folder) for other in read_beside(shard, self._decoded))
+        return copied + beside + self._copy_bytes(shard)
 
     def headers(self) -> Mapping[str, Header]:
         """Raises UnsupportedModelError where the adapter changes what the checkpoint does not have."""
         if not self._headers:
-            headers = self._base.headers()
+            self._before, shards = self._base.headers(), self._base.shards
             config = read_config(self._base)
-            plan = family_of(config).tensors
-            tensors = Tensors(self.shards, headers, plan, declared_by(config))
-            self._placed, self._headers = placed(self._adapter, tensors, plan), headers
+            plan, declared = family_of(config).tensors, declared_by(config)
+            found = decoded_matrices(Tensors(shards, self._before, plan, declared), plan)
+            every = Tensors(*in_their_place(shards, self._before, found.values()), plan, declared)
+            self._placed = placed(self._adapter, every, plan)
+            self._decoded = with_companions({*self._placed.updates, *self._placed.replaced}, found)
+            self._shards, self._headers = in_their_place(shards, self._before, self._decoded)
         return self._headers
 
     def open_shard(self, shard: str, folder: Path) -> Path:
@@ -68,12 +95,16 @@ class MergedSource:
         copy = self._copy(shard, folder)
         if not copy.exists():
             part = copy.with_suffix(".part")
-            source = self._base.open_shard(shard, folder)
+            paths = {each: self._base.open_shard(each, folder) for each in (shard, *read_beside(shard, self._decoded))}
             self._progress.stage(f"merging the adapter into {shard}")
             with closing(Weights(self._adapter.files.weights(folder))) as weights, errors_named(part):
-                shutil.copyfile(source, part)
+                before, after = self._before[shard], self.headers()[shard]
+                if after == before:
+                    shutil.copyfile(paths[shard], part)
+                else:
+                    write_decoded(part, shard, before, after, self._decoded, paths)
                 self._base.check_unchanged()
-                merge(part, self.headers()[shard], self._placed, weights)
+                merge(part, after, self._placed, weights)
                 os.replace(part, copy)
                 sync_folder(folder)
         return copy
@@ -89,7 +120,14 @@ class MergedSource:
             raise CheckpointError(f"{self._adapter.where} changed while it was merged; repeat the pull")
 
     def _changed(self, shard: str) -> bool:
-        return any(name in self._placed for name in self.headers()[shard])
+        header = self.headers()[shard]
+        return header != self._before[shard] or any(name in self._placed for name in header)
+
+    def _copy_bytes(self, shard: str) -> int:
+        header = self.headers()[shard]
+        if header == self._before[shard]:
+            return self.shard_bytes(shard)
+        return len(raw_header(header)[0]) + sum(entry.num_bytes for entry in header.values())
 
     def _copy(self, shard: str, folder: Path) -> Path:
         """Of this very checkpoint with this very adapter."""
