@@ -93,7 +93,11 @@ class Case:
     def run(self) -> None:
         """Raises AssertionError for what no call may end in."""
         names = GROUPS[self.rng.choice(self.groups)]
-        world = World(self.rng, self.folder)
+        with World(self.rng, self.folder) as world:
+            self._called(names, world)
+            self._sound(names, world)
+
+    def _called(self, names: list[str], world: World) -> None:
         calls: list[str] = []
         for _ in range(CALLS_OF_CASE):
             row = ROWS[self.rng.choice(names)]
@@ -110,7 +114,6 @@ class Case:
             calls.append(f"{row.name}({', '.join(f'{name}={_shown(each)}' for name, each in given.items())})")
             self.note.write(f"{self.told}: {' | '.join(calls)}")
             self._call(row, on, given, world)
-        self._sound(names, world)
 
     def _hit(self, row: Row, given: dict[str, Any]) -> list[str]:
         names = [name for name in given if row.tried.get(name) != ()]
@@ -132,15 +135,15 @@ class Case:
         known = [ROWS[name] for name in names if ROWS[name].holds]
         if not known:
             return
-        world = World(self.rng, self.folder)
-        if "Kernels" in before.made:
-            world.made["Kernels"] = before.made["Kernels"]
-        row = self.rng.choice(known)
-        self.note.write(f"{self.told}: sound {row.name} behind {self.note.read()}")
-        given = row.arguments(world)
-        result = _run(row, world.get(row.of_class) if row.of_class else None, given)
-        self.note.ended(row, returned=True)
-        assert row.holds and row.holds(given, result), f"{row.name} gave what is wrong: {result!r}"
+        with World(self.rng, self.folder) as world:
+            if "Kernels" in before.made:
+                world.made["Kernels"] = before.made["Kernels"]
+            row = self.rng.choice(known)
+            self.note.write(f"{self.told}: sound {row.name} behind {self.note.read()}")
+            given = row.arguments(world)
+            result = _run(row, world.get(row.of_class) if row.of_class else None, given)
+            self.note.ended(row, returned=True)
+            assert row.holds and row.holds(given, result), f"{row.name} gave what is wrong: {result!r}"
 
 
 def _run(row: Row, on: Any, given: dict[str, Any]) -> Any:

@@ -64,7 +64,11 @@ def plain(of_class: str, *names: str, refuses: str = "", errors: Errors = ()) ->
 
 @dataclass
 class World:
-    """What the calls of a case share: random sizes, and one object of each class, made when it is asked for."""
+    """What the calls of a case share: random sizes, and one object of each class, made when it is asked for.
+
+    It lets go of them at its end: a callback that knows the world is held by objects of the world, and Python's
+    collector does not look into native ones.
+    """
 
     rng: random.Random
     folder: Path  # of its own
@@ -75,6 +79,13 @@ class World:
         self.tokens = self.rng.choice([1, 1, 2, 3, 9, 17])
         self.hidden = self.rng.choice([32, 64])
         self.memory: dict[str, Any] = {}  # arrays that objects share
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.made.clear()
+        self.memory.clear()
 
     def get(self, name: str) -> Any:
         """The object of this class."""
