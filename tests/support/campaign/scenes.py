@@ -48,8 +48,8 @@ class Scene:
     keeps: bool = True
     extra: Callable[[Path, Outcome], Any] = field(default=lambda folder, outcome: None)
 
-    def case(self, folder: Path, strike: Sequence[int] = ()) -> Case:
-        return Case(self.words, str(folder / "home"), strike=strike)
+    def case(self, folder: Path, strike: Sequence[int] = (), *, quick: bool = False) -> Case:
+        return Case(self.words, str(folder / "home"), strike=strike, quick=quick)
 
 
 def _said(folder: Path, outcome: Outcome) -> str:
@@ -111,9 +111,9 @@ def _listing(folder: Path) -> list[str]:
 class Stage:
     """A folder in which scenes are played, with one process that runs their commands."""
 
-    def __init__(self, folder: Path, forks: Forks, place: Path) -> None:
-        """place: where scenes are played."""
-        self._forks, self._templates, self._place = forks, folder / "templates", place
+    def __init__(self, folder: Path, forks: Forks, place: Path, *, quick: bool = False) -> None:
+        """place: where scenes are played. quick: as of Case."""
+        self._forks, self._templates, self._place, self._quick = forks, folder / "templates", place, quick
 
     def set_up(self, scene: Scene) -> Path:
         """A fresh copy of what the scene begins with; it lies where the last one lay."""
@@ -129,7 +129,7 @@ class Stage:
         return self._place
 
     def run(self, scene: Scene, strike: Sequence[int] = ()) -> Outcome:
-        return self._forks.run(scene.case(self._place, strike))
+        return self._forks.run(scene.case(self._place, strike, quick=self._quick))
 
     def whole(self, scene: Scene) -> State:
         """What the scene leaves where nothing happens to it."""
@@ -154,13 +154,15 @@ class Stage:
         """What each name holds; raises AssertionError for one that cannot be read, and a model that is not sound."""
         library = Library(home)
         assert library.faults() == [], library.faults()
-        held = {}
+        held, contents = dict[str, Any](), dict[Path, dict[str, str]]()
         for model in library.list():
-            found = verify(model)
-            assert found == [], f"{model.name} is damaged: {found[:2]}"
-            named = {name: sha256 for name, sha256 in content(model.path).items() if not name.startswith(".")}
-            held[model.name] = [named, model.preset_text]
-            check_learned(model)
+            if model.path not in contents:  # which several names may have
+                found = verify(model)
+                assert found == [], f"{model.name} is damaged: {found[:2]}"
+                named = {name: sha256 for name, sha256 in content(model.path).items() if not name.startswith(".")}
+                check_learned(model)
+                contents[model.path] = named
+            held[model.name] = [contents[model.path], model.preset_text]
         _whole_traces(home.parent)
         return held
 
@@ -198,16 +200,16 @@ def _lasts(name: str) -> bool:
 
 
 @contextmanager
-def stage(folder: Path, library: Path, place: Path | None = None) -> Iterator[Stage]:
+def stage(folder: Path, library: Path, place: Path | None = None, *, quick: bool = False) -> Iterator[Stage]:
     """A stage whose commands have this library preloaded, and a Hub of their own with one model.
 
-    place: where scenes are played, if not in the folder.
+    place: where scenes are played, if not in the folder. quick: as of Case.
     """
     write_checkpoint(folder / "hub")
     with serving(folder / "hub") as hub:
         environment = {"LD_PRELOAD": str(library), "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf")}
         forks = Forks(environment | {"HF_HUB_DISABLE_XET": "1", "MOEINF_FOREIGN": "0"})
         try:
-            yield Stage(folder, forks, place or folder / "place")
+            yield Stage(folder, forks, place or folder / "place", quick=quick)
         finally:
             forks.close()

@@ -6,6 +6,7 @@ became of it.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import http.client
@@ -17,8 +18,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +34,7 @@ _BODY = {"model": "demo", "prompt": "The king said", "stream": False, "options":
 # With all that they import, what the commands load late.
 _IMPORTED = (
     *("cli", "engine.cpu", "engine.model", "terminal.conversation_loop", "terminal.oneshot"),
-    *("terminal.session_opening", "pull.pull", "pull.checkpoint.checkpoint_pull", "server.serve"),
+    *("terminal.session_opening", "pull.pull", "pull.checkpoint.checkpoint_pull", "server.serve", "text.text_worker"),
     *("bench.forecast.forecast_verbs", "forecast.measure"),
 )
 
@@ -46,6 +49,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     fault: Sequence[int] = ()  # of faulty_calls.cc: kind, first call, number of calls, errno
     strike: Sequence[int] = ()  # of struck_calls.cc: kind, which of its calls, what becomes of it, errno or ms
+    quick: bool = False  # its text workers are forks as well, and it ends without taking its objects apart
 
     @property
     def serves(self) -> bool:
@@ -144,8 +148,32 @@ def _become(case: Case, out: int, err: int) -> NoReturn:
         strike_calls(folder.encode(), kind, ctypes.c_long(which), what, value)
     if case.denied:
         deny(case.denied, case.errno)
+    if case.quick:
+        _end_at_once(cli.main)
     cli.main()
     raise SystemExit(0)
+
+
+def _end_at_once(command: Callable[[], object]) -> NoReturn:
+    """As Python ends, but for what it does with its own memory, which a fork would have to copy for that."""
+    from tests.support.faults.text_forks import fork_workers
+
+    fork_workers()
+    code = 1
+    try:
+        command()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 def _ask(child: int, err: int) -> tuple[int, str]:

@@ -125,6 +125,9 @@ ssize_t strike_vectors(bool concerned, const iovec* buffers, int count, const Ca
 
 extern "C" {
 
+// For a process that was forked from the one whose calls are struck.
+void strike_no_calls() { kind = kNone; }
+
 void strike_calls(const char* folder, int struck, long first, int what, int value) {
   std::snprintf(root, sizeof(root), "%s", folder);
   root_length = std::strlen(root);
